@@ -1,4 +1,4 @@
-"""What deciding in Python costs: the embedded broker under the load generator of `benches/`, and its memory while idle.
+"""Cost of deciding in Python: the embedded broker under the load generator of `benches/`, and its memory while idle.
 
     cargo build --release -p mqcore-bench --bin load
     maturin develop --release

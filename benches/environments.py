@@ -16,7 +16,7 @@ PACKAGES = {
     ),
     "celery": (("celery[redis]==5.*",),),
 }
-"""What is installed, one step after the other."""
+"""Installed packages, in steps."""
 
 PLACE = Path(__file__).resolve().parent.parent
 

@@ -40,7 +40,7 @@ def nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What came of a run."""
+    """Result of a run."""
 
     rate: float
     """Jobs a second."""

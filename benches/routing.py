@@ -1,4 +1,4 @@
-"""What a router in Python costs: one producer, a router whose every message is asked about, one consumer.
+"""Cost of a router in Python: one producer, a router whose every message is asked about, one consumer.
 
     maturin develop --release
     python benches/routing.py

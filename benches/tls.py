@@ -1,4 +1,4 @@
-"""What TLS costs: handshakes a second, and the throughput of one producer and one consumer, encrypted and plain.
+"""Cost of TLS: handshakes a second, and the throughput of one producer and one consumer, encrypted and plain.
 
     maturin develop --release
     python benches/tls.py
@@ -26,7 +26,7 @@ from loops import BODY_BYTES, PREAMBLE, QUEUE, Address, publication, throughput
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """Resources used by a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

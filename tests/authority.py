@@ -47,7 +47,7 @@ class Authority:
         return path
 
     def context(self, cert: Path | None = None) -> ssl.SSLContext:
-        """What the standard library needs to trust this authority, and to show `cert`."""
+        """TLS context of the standard library that trusts this authority and presents `cert`."""
         context = ssl.create_default_context(cafile=str(self.ca))
         if cert is not None:
             context.load_cert_chain(str(cert))

@@ -1,4 +1,4 @@
-"""What tests of clients wait for: the next message, a connection, a condition. Never for luck, and never for ever."""
+"""Waiting in tests of clients: for the next message, a connection or a condition, always with a timeout."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ async def loss(client: Client) -> str:
 
 
 async def until(condition: Callable[[], bool], what: str = "the condition") -> None:
-    """Let the event loop go on until `condition()` is true."""
+    """Let the event loop continue until `condition()` is true."""
     await asyncio.to_thread(wait_until, condition, limit=LIMIT, what=what)

@@ -46,9 +46,9 @@ class Seen:
 
     title: str
     complaints: list[str] = field(default_factory=list)
-    """What stands in the console as an error, uncaught exceptions among it."""
+    """Errors in the console, including uncaught exceptions."""
     requests: list[str] = field(default_factory=list)
-    """What the page fetched beside itself."""
+    """Further resources that the page fetched."""
 
 
 class Browser:

@@ -19,7 +19,7 @@ import pytest
 from served import ROOT, clean_environment
 
 CACHE = ROOT / ".pytest_cache" / "eventmq"
-"""Where environments are kept from run to run."""
+"""Directory of environments, kept between runs."""
 
 ORIGINAL = (("--no-deps", "--require-hashes", "-r", str(ROOT / "requirements" / "eventmq.lock")),)
 """The package with what it needs today; its own pins are of 2019."""
@@ -68,7 +68,7 @@ JOBS = textwrap.dedent(
         return "slept"
     """
 )
-"""What the jobs of the tests do."""
+"""Functions of the jobs in the tests."""
 
 
 @dataclass

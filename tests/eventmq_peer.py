@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""What both sides send first."""
+"""First bytes in both directions."""
 
 MORE, LONG, COMMAND = 1, 2, 4
 
@@ -115,7 +115,7 @@ class EventmqPeer:
                 return parts
 
     def receive(self) -> Message:
-        """The next message that is no heartbeat. Raises `EOFError` if the other side closes before."""
+        """The next message that is not a heartbeat. Raises `EOFError` if the other side closes before."""
         while True:
             found = self.kept.pop(0) if self.kept else self._next()
             if isinstance(found, list) and found[2:3] != [b"HEARTBEAT"]:

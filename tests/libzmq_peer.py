@@ -1,4 +1,4 @@
-"""What programs do with libzmq's sockets at a broker's listeners, run by interpreters with different versions of it:
+"""Programs with libzmq's sockets at a broker's listeners, run by interpreters with different versions of it:
 
     python libzmq_peer.py SCENARIO '{"backend": "tcp://...", ...}'
 
@@ -33,7 +33,7 @@ def connected(kind: int, url: str, identity: bytes = b"", **options: int) -> Any
 
 
 def hear(peer: Any) -> list[bytes]:
-    """The next message that is no heartbeat."""
+    """The next message that is not a heartbeat."""
     while True:
         assert peer.poll(LIMIT_MS), "nothing comes"
         said: list[bytes] = peer.recv_multipart()
@@ -184,7 +184,7 @@ def many(urls: dict[str, str]) -> None:
 
 
 def reconnect(urls: dict[str, str]) -> None:
-    """The broker goes and comes again; the test is told by a line when, and tells by one that it has."""
+    """The broker goes and comes again; the test gets a line when, and tells by one that it has."""
     worker, client = join(urls, 1), connected(zmq.DEALER, urls["frontend"])
     request(client, b"before", b"job")
     assert hear(worker)[3] == b"before"

@@ -251,13 +251,13 @@ class MM2Peer:
         self.send(command(text))
 
     def ask(self, text: str) -> str:
-        """Send a command with an id, and receive its answer. What comes before it is received later."""
+        """Send a command with an id, and receive its answer. Earlier frames are received later."""
         self.command(text)
         arguments = dict(pair.split("=") for pair in text.partition(";")[2].split(","))
         return self.answer(arguments["id"])
 
     def answer(self, name: str) -> str:
-        """Receive the answer to the command of this id. What comes before it is received later."""
+        """Receive the answer to the command of this id. Earlier frames are received later."""
         early: list[Frame] = []
         while True:
             frame = self.frame()

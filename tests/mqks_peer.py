@@ -108,5 +108,5 @@ class MqksPeer:
 
 
 def comparable(lines: Iterable[bytes]) -> list[bytes]:
-    """What two servers can agree on: error ids differ each time, lines to several consumers come in any order."""
+    """Comparable parts of two transcripts: error ids differ each time, lines to several consumers come in any order."""
     return sorted(ERROR.sub(rb"\1 error {ERROR_ID}", line) for line in lines)

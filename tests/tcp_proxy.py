@@ -43,7 +43,7 @@ class TcpProxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
-        """Accept no more connections; those that stand go on."""
+        """Accept no more connections; those that stand continue."""
         if self._server is not None:
             self._server.close()
             self._server = None

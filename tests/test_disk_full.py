@@ -1,4 +1,4 @@
-"""A disk that is full, or breaks its word: publishers are refused, consumers go on, what was confirmed stays."""
+"""Full or faulty disks: publishes are rejected, consumers continue, confirmed messages stay."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on(directory: Path) -> tuple[str, ...]:
 
 
 def refusing(broker: ServedBroker) -> int:
-    """What the metrics say: how many journals take no messages."""
+    """Number of journals that accept no messages, from the metrics."""
     with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=5) as page:
         for line in page.read().decode().splitlines():
             if line.startswith("mqcore_journal_refusing "):
@@ -186,7 +186,7 @@ def strace() -> str:
 async def test_after_a_sync_failed_nothing_is_called_saved_until_a_restart(tmp_path: Path, strace: str) -> None:
     trace = tmp_path / "trace"
     fault = "inject=fdatasync:error=EIO:when=20+"
-    # -D: the tracer is no parent, so that the process that is killed is the broker's.
+    # -D: the tracer is not a parent, so that the process that is killed is the broker's.
     under = (strace, "-D", "-f", "-o", str(trace), "-e", "trace=fdatasync", "-e", fault)
     with serving(*on(tmp_path), environment=ONE_SHARD, under=under) as broker:
         async with mqcore.connect(broker.url) as mq:

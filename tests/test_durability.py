@@ -1,4 +1,4 @@
-"""What survives: a broker that is killed at random moments under load loses nothing that it called saved."""
+"""Durability: a broker that is killed at random moments under load loses nothing that it confirmed as saved."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FENCE = "work/2"
 
 @dataclass
 class Ledger:
-    """What the clients were told, over all rounds."""
+    """Confirmations that clients received, over all rounds."""
 
     saved: set[str] = field(default_factory=set)
-    """A receipt said so."""
+    """Confirmed."""
     acked: set[str] = field(default_factory=set)
-    """A consumer said so; the broker may not have heard it."""
+    """Acknowledged by a consumer; the broker may not have received it."""
     settled: set[str] = field(default_factory=set)
-    """A consumer said so, and then got a receipt for a later message of the same connection and channel."""
+    """Acknowledged by a consumer before a confirmed message of the same connection and channel."""
     next_number: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 

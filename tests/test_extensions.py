@@ -62,7 +62,7 @@ class AsyncNote(Extension):
 
 
 class Nonsense(Extension):
-    """Returns what is no payload."""
+    """Returns what is not a payload."""
 
     name = "x-nonsense"
 

@@ -140,7 +140,7 @@ def spoilt(draw: st.DrawFn, parts: list[bytes]) -> bytes:
 
 
 NOT_QUITE = b"mqt_0123456789ab_" + b"x" * 43
-"""What a token looks like."""
+"""Pattern of tokens."""
 
 
 def tmqp_parts() -> list[bytes]:
@@ -422,7 +422,7 @@ HTTP_PARTS = [
 ]
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 HEALTH = re.compile(rb"GET /(health|ready|livez|readyz)", re.IGNORECASE)
-"""What everybody may ask."""
+"""Requests that need no credentials."""
 
 
 @EXAMPLES
@@ -452,7 +452,7 @@ def test_a_stranger_who_speaks_anything_like_http_gets_refusals_and_changes_noth
 def test_same_bytes_with_valid_credentials_are_accepted(
     place: Place, scheme: str, said: Callable[[bytes], bytes], let_in: Callable[[bytes], bool]
 ) -> None:
-    """What is refused above is refused for its credentials, and not because it is no conversation at all."""
+    """The requests above are rejected for their credentials, not because they are invalid."""
     assert place.answers(place.address(scheme), said(place.token.encode()), let_in)
     assert not let_in(place.say(place.address(scheme), said(NOT_QUITE)))
 

@@ -341,7 +341,7 @@ def test_a_step_that_raises_loses_no_message(
         delivery = first.next()
         assert delivery.id == message
         if step in {"consumer_receive_failed", "acknowledge_timed_out"}:
-            # It comes again, although what should have decided that raised.
+            # It is redelivered, although what should have decided that raised.
             second = connect(mq.listeners[0])
             if step == "consumer_receive_failed":
                 first.close()

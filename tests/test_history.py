@@ -29,7 +29,7 @@ LIMIT = 15.0
 
 
 class Account:
-    """What clients saw and did, by the body of the message; bodies are unique."""
+    """Events that clients saw or caused, by the unique body of the message."""
 
     def __init__(self) -> None:
         self.published: dict[str, str] = {}
@@ -162,7 +162,7 @@ async def refuse_some(mq: mqcore.Client, account: Account) -> set[str]:
 
 
 async def be_late(mq: mqcore.Client, account: Account) -> set[str]:
-    """Let some messages time out, and acknowledge them when they come again."""
+    """Let some messages time out, and acknowledge them when they are redelivered."""
     late = {message.body for message in await account.pull(mq, "work/2", 5)}
     assert len(late) == 5
     done: set[str] = set()
@@ -305,7 +305,7 @@ def fill_up(path: Path) -> None:
 
 async def test_a_full_disk_stops_only_the_archive_until_there_is_space_again(tmp_path: Path, small_disk: Path) -> None:
     directory, archive, filler = tmp_path / "data", small_disk / "archive", small_disk / "filler"
-    # Of its own disk, so that the journal goes on while this one is full.
+    # Of its own disk, so that the journal continues while this one is full.
     archive.mkdir()
     directory.mkdir()
     (directory / "archive").symlink_to(archive)

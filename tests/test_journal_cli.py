@@ -73,14 +73,14 @@ async def fill(directory: Path, *, kill: bool) -> None:
 
 @pytest.fixture(params=["stopped", "killed"])
 async def data_dir(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """What a broker left."""
+    """Data directory of a stopped broker."""
     await fill(tmp_path / "data", kill=request.param == "killed")
     return tmp_path / "data"
 
 
 @pytest.fixture
 async def killed_dir(tmp_path: Path) -> Path:
-    """What a broker left that was killed."""
+    """Data directory of a killed broker."""
     await fill(tmp_path / "data", kill=True)
     return tmp_path / "data"
 

@@ -75,7 +75,7 @@ def fill(broker: ServedBroker) -> None:
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What that broker left; to be copied."""
+    """Data directory of that broker, for copies."""
     directory = tmp_path_factory.mktemp("pristine") / "data"
     half_dead(directory)
     return directory

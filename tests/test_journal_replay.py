@@ -1,4 +1,4 @@
-"""`mqcore journal replay`: what one broker saved comes to another one, in order, once, and goes on where it stopped."""
+"""`mqcore journal replay`: publishes saved messages to another broker in order, once, and resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a killed broker left: numbered messages, some of other queues, one of high priority, two of one id."""
+    """Data directory of a killed broker: numbered messages, other queues, one high priority, two with one id."""
     directory = tmp_path_factory.mktemp("source") / "data"
 
     async def fill(broker: ServedBroker) -> None:

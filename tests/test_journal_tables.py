@@ -55,14 +55,14 @@ async def fill(directory: Path, *, kill: bool = False) -> None:
 
 @pytest.fixture
 async def stopped(tmp_path: Path) -> Path:
-    """What a broker left that was stopped."""
+    """Data directory of a stopped broker."""
     await fill(tmp_path / "data")
     return tmp_path / "data"
 
 
 @pytest.fixture
 async def killed(tmp_path: Path) -> Path:
-    """What a broker left that was killed."""
+    """Data directory of a killed broker."""
     await fill(tmp_path / "data", kill=True)
     return tmp_path / "data"
 

@@ -34,7 +34,7 @@ class Pair:
     master: mqcore.Broker
 
     async def bodies(self, queue: str, number: int) -> list[str]:
-        """What the master has in a queue, once there is so much."""
+        """Messages of a queue at the master, once it has this many."""
 
         async def there() -> bool:
             try:
@@ -163,7 +163,7 @@ async def test_a_function_that_sleeps_is_waited_for_no_longer_than_its_time_and_
         async with pair(send=NodeFilter(decide=decide, timeout=0.3, fallback=True)) as nodes:
             began = time.monotonic()
             slow = asyncio.create_task(nodes.down.publish("news", "slow"))
-            # A client of the master is no producer here.
+            # A client of the master is not a producer here.
             await nodes.up.publish("elsewhere", "x")
             assert not slow.done()
             await slow

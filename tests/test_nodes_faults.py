@@ -41,7 +41,7 @@ class Node:
     ways: dict[str, Proxy] = field(default_factory=dict)
     """The way to each of its masters, by the master's name."""
     taken: list[str] = field(default_factory=list)
-    """What was acknowledged to the client as saved, in order."""
+    """Messages acknowledged to the client as saved, in order."""
     broker: ServedBroker | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _loading: asyncio.Task[None] | None = None

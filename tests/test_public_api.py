@@ -1,4 +1,4 @@
-"""What `import mqcore` gives, and what it costs."""
+"""Public names of mqcore, and the cost of importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate limits from Python: in this process and through a broker, decorator, slot, and when nobody answers."""
+"""Rate limits from Python: in this process and through a broker, decorator, slot, and unreachable brokers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_limit_is_never_exceeded(limiter: LocalRateLimiter | SyncRateLimiter, 
     assert [verdict.allowed for verdict in verdicts] == [True] * 10 + [False] * 5
     assert [verdict.remaining for verdict in verdicts[:10]] == list(range(9, -1, -1))
     assert verdicts[-1].limit == 10
-    # What a sliding window has spent goes on counting, less and less, in the period behind it.
+    # The cost in a sliding window counts in the next period as well, less and less.
     assert 0 < verdicts[-1].retry_after <= 7200
     assert verdicts[0].retry_after == 0
     assert not verdicts[-1]

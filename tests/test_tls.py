@@ -1,4 +1,4 @@
-"""TLS: who is let in, who is refused and told why, and what happens around a handshake."""
+"""TLS: accepted and rejected clients, reasons of rejections, and handshakes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> str:
     return found()[0]
 
 
-# --- who is let in --------------------------------------------------------------------------------------------
+# --- accepted clients --------------------------------------------------------------------------------------------
 
 
 def test_messages_go_through_tls(authority: Authority, start: StartTls) -> None:
@@ -306,7 +306,7 @@ def test_tls_on_a_plaintext_port_is_rejected_and_reported(
 
 
 def hello_of(version: bytes) -> bytes:
-    """A ClientHello that offers nothing newer than `version`, made by hand: OpenSSL may not offer it any more."""
+    """A ClientHello that offers nothing newer than `version`, made manually: OpenSSL may not offer it any more."""
     ciphers = bytes.fromhex("c009c013002f0035")
     groups = struct.pack(">HHHH", 10, 4, 2, 23)
     points = struct.pack(">HHBB", 11, 2, 1, 0)

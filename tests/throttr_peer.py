@@ -220,7 +220,7 @@ def _named(name: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a dialogue: something sent, something expected, or both."""
+    """One step of a dialog: something sent, something expected, or both."""
 
     conn: str
     send: str = ""
@@ -238,7 +238,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What was said to a fresh server, and what it answered."""
+    """Requests to a fresh server, and its answers."""
 
     id: str
     name: str
@@ -351,11 +351,11 @@ Part = tuple[bytes, bytes, bool]
 
 
 class Inexpressible(Exception):
-    """The dialogue has a value that the width cannot hold."""
+    """The dialog has a value that the width cannot hold."""
 
 
 def derive(dialogue: Dialogue, width: str) -> Dialogue:
-    """The same dialogue in another width. Raises `Inexpressible`."""
+    """The same dialog in another width. Raises `Inexpressible`."""
     size = WIDTHS[width]
     asked: dict[str, list[bytes]] = {}
     pending: dict[str, bytes] = {}
@@ -435,7 +435,7 @@ def _request_size(octets: bytes, family: str) -> int | None:
     if code == PUBLISH or (code == EVENT and family == "7.3"):
         return None if len(octets) < 4 else 4 + octets[1] + int.from_bytes(octets[2:4], "little")
     if code not in heads or len(octets) < heads[code]:
-        # An unknown code ends the dialogue: it is sent as it is.
+        # An unknown code ends the dialog: it is sent as it is.
         return None if code in heads or code in (PUBLISH,) else len(octets)
     if code == SET:
         return 7 + octets[4] + int.from_bytes(octets[5:7], "little")

@@ -4,7 +4,7 @@
 
 `--keep` makes the archive in DIR and leaves it there; where one is already, it is read. Of a thousand messages 985
 are acknowledged, ten are dropped, five are still there. The archive has 20 queues and files of half a million rows.
-What is found is compared with what was made.
+The findings are compared with the generated faults.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Bench:
-    """What all measurements need."""
+    """Environment of all measurements."""
 
     spark: Any
     place: Path

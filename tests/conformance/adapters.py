@@ -19,7 +19,7 @@ from throttr_peer import SUBSCRIBE, UNSUBSCRIBE, WHOAMI, ThrottrPeer
 
 @dataclass(frozen=True)
 class Place:
-    """Where messages meet. A queue is bound to the topic of its name, for those who can publish to topics only."""
+    """A destination. Queues are bound to the topic of their name, for clients that can publish to topics only."""
 
     name: str
     is_queue: bool
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A message as it was handed out, and what its receiver needs to settle it."""
+    """A message as it was delivered, and what its receiver needs to settle it."""
 
     body: bytes
     handle: Any = None
@@ -41,7 +41,7 @@ class Party(ABC):
     consumes_queues: ClassVar[bool] = True
     """Whether it can be handed messages of a queue, and settle them."""
     settles_in_order: ClassVar[bool] = False
-    """Whether an acknowledgement covers everything that was handed out before."""
+    """Whether an acknowledgement covers everything that was delivered before."""
     octets: ClassVar[frozenset[int]] = frozenset(range(256))
     """Octets that a body may have that comes or goes this way."""
 
@@ -67,14 +67,14 @@ class Party(ABC):
 
     @abstractmethod
     def take(self) -> list[Delivery]:
-        """All that was handed out to this connection and not taken yet. What it has asked for is read by then."""
+        """All that was delivered to this connection and not taken yet. What it has asked for is read by then."""
 
     def ack(self, delivery: Delivery) -> None:
         """The message was processed."""
         raise TypeError(f"{type(self).__name__} has nothing to settle: {delivery}")
 
     def nack(self, delivery: Delivery) -> None:
-        """The message was not processed, and is to come again."""
+        """The message was not processed, and is to be redelivered."""
         raise TypeError(f"{type(self).__name__} has nothing to settle: {delivery}")
 
 
@@ -210,7 +210,7 @@ class Throttr(Party):
 
 
 class MicroMessage(Party):
-    """MicroMessage2: `topic/NAME` is a topic, else it is a queue; what is handed out is acknowledged up to a number."""
+    """MicroMessage2: `topic/NAME` is a topic, else it is a queue; what is delivered is acknowledged up to a number."""
 
     listener = "mm2://127.0.0.1:0"
     settles_in_order = True

@@ -41,12 +41,12 @@ class World:
             self.settle()
 
     def close(self) -> None:
-        """Everybody leaves."""
+        """Disconnect all clients."""
         for party in self._parties:
             party.close()
 
     def settle(self) -> None:
-        """Wait until nothing is under way in the broker."""
+        """Wait until nothing is in flight in the broker."""
         asyncio.run(self.broker.settle())
 
     def pass_time(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class World:
         asyncio.run(self.broker.clock.advance(seconds=seconds))
 
     def queue(self, **options: Any) -> Place:
-        """A queue that is bound to the topic of its name; what is handed out of it must be acknowledged."""
+        """A queue that is bound to the topic of its name; what is delivered of it must be acknowledged."""
         place = Place("orders", is_queue=True)
         host, _, port = self._urls["tmqp"][0].partition("://")[2].rpartition(":")
         with Client(host, int(port)) as maker:
@@ -76,7 +76,7 @@ class World:
         self.settle()
 
     def received(self, party: Party) -> list[Delivery]:
-        """All that was handed out to a party by now."""
+        """All that was delivered to a party by now."""
         early = party.take()
         self.settle()
         return early + party.take()

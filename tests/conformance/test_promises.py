@@ -27,7 +27,7 @@ def receiver_of(world: World, protocol: str, place: Place) -> Party:
 
 
 def once(world: World, sender: str, receiver: str) -> None:
-    """Two receivers of a queue share its messages: each is handed out once, to one of them."""
+    """Two receivers of a queue share its messages: each is delivered once, to one of them."""
     place = world.queue()
     two = [receiver_of(world, receiver, place) for _ in range(2)]
     world.publish(world.connect(sender), place, *bodies(20))
@@ -37,7 +37,7 @@ def once(world: World, sender: str, receiver: str) -> None:
 
 
 def stored(world: World, sender: str, receiver: str) -> None:
-    """A queue keeps its messages until somebody comes, in their order."""
+    """A queue keeps its messages until a receiver connects, in order."""
     place = world.queue()
     world.publish(world.connect(sender), place, *bodies(50))
     late = receiver_of(world, receiver, place)
@@ -45,7 +45,7 @@ def stored(world: World, sender: str, receiver: str) -> None:
 
 
 def ack(world: World, sender: str, receiver: str) -> None:
-    """What was acknowledged is not handed out again; what was not, is."""
+    """Acknowledged messages are not redelivered; others are."""
     place = world.queue()
     first = receiver_of(world, receiver, place)
     world.publish(world.connect(sender), place, b"a", b"b", b"c")
@@ -61,7 +61,7 @@ def ack(world: World, sender: str, receiver: str) -> None:
 
 
 def nack(world: World, sender: str, receiver: str) -> None:
-    """What was refused comes again, until it is acknowledged."""
+    """A nacked message is redelivered until it is acknowledged."""
     place = world.queue()
     party = receiver_of(world, receiver, place)
     world.publish(world.connect(sender), place, b"again and again")
@@ -76,7 +76,7 @@ def nack(world: World, sender: str, receiver: str) -> None:
 
 
 def redeliver(world: World, sender: str, receiver: str) -> None:
-    """What a receiver had in its hands when it was lost goes to another one."""
+    """Unsettled messages of a lost receiver go to another one."""
     place = world.queue()
     lost = receiver_of(world, receiver, place)
     world.publish(world.connect(sender), place, *bodies(5))
@@ -88,7 +88,7 @@ def redeliver(world: World, sender: str, receiver: str) -> None:
 
 
 def expire(world: World, sender: str, receiver: str) -> None:
-    """What waits longer than its queue allows is gone, and counted."""
+    """Messages that wait longer than their queue allows expire, and are counted."""
     place = world.queue(MessageTimeout=5)
     producer = world.connect(sender)
     world.publish(producer, place, b"old")
@@ -108,7 +108,7 @@ def limit(world: World, sender: str, receiver: str) -> None:
 
 
 def leave_queue(world: World, sender: str, receiver: str) -> None:
-    """Who ends its subscription is handed nothing more; the queue keeps it for who comes."""
+    """A receiver that unsubscribes gets no more messages; the queue keeps them for others."""
     place = world.queue()
     party, producer = receiver_of(world, receiver, place), world.connect(sender)
     world.publish(producer, place, b"before")
@@ -123,7 +123,7 @@ def leave_queue(world: World, sender: str, receiver: str) -> None:
 
 
 def reconnect(world: World, sender: str, receiver: str) -> None:
-    """Who comes back gets what came meanwhile."""
+    """A receiver that reconnects gets messages published meanwhile."""
     place = world.queue()
     party, producer = receiver_of(world, receiver, place), world.connect(sender)
     world.leave(party)
@@ -157,7 +157,7 @@ def untouched(world: World, sender: str, receiver: str) -> None:
 
 
 def leave_topic(world: World, sender: str, receiver: str) -> None:
-    """Who ends its subscription to a topic is handed nothing more."""
+    """A receiver that unsubscribes from a topic gets no more messages."""
     place = world.topic()
     party, producer = receiver_of(world, receiver, place), world.connect(sender)
     world.publish(producer, place, b"before")

@@ -1,4 +1,4 @@
-"""What tests of jobs start from: brokers, the original's among them, and the tasks."""
+"""Fixtures of the job tests: brokers, the original's among them, and the tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.path.insert(0, str(SAMPLES))
 
 @pytest.fixture(scope="session")
 def original_programs(original_python: Path) -> Path:
-    """Where the original's programs are."""
+    """Path of the original's programs."""
     return original_python.parent
 
 

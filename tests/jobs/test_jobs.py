@@ -290,7 +290,7 @@ def test_jobs_of_a_broker_that_keeps_them_survive_its_death(tasks: Tasks, tmp_pa
             assert worker.terminate() == 0
         sample = tasks(url)
         jobs = [sample.write.enqueue(str(trace), f"line {number}") for number in range(20)]
-        # Nobody works, so that it says so at all means that it has them on its disk.
+        # Without workers, its confirmation means that the jobs are on its disk.
         wait_until(lambda: all(job.is_dispatched for job in jobs), what="the broker's word for all of them")
         served.process.kill()
         served.process.wait()

@@ -1,4 +1,4 @@
-"""Jobs where the broker wants to know who somebody is: tokens and passwords let in, everything else says why not."""
+"""Jobs on a broker with authentication: it accepts tokens and passwords, and rejects the rest with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SENDS = ("push:mail", "push:default", "create:default", "subscribe:mqcore.jobs.p
 
 
 class Guarded:
-    """A broker with users, and what shows who somebody is."""
+    """A broker with users, and credentials for it."""
 
     def __init__(self, store: AuthorityStore) -> None:
         self.url = ""

@@ -116,7 +116,7 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
         watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
         try:
             job = sender.send("sample_jobs.tell_progress_again", [str(end)])
-            # Whoever begins to watch sees what is told from then on.
+            # A watcher sees reports from its start on.
             told = next(sender.watch(job, "20s"))
             assert (told.id, told.task, told.attempt) == (job.id, "sample_jobs.tell_progress_again", 1)
             assert 0 < told.fraction < 1

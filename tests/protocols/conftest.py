@@ -1,4 +1,4 @@
-"""What the protocol tests start from: brokers with sockets, and raw clients of them."""
+"""Fixtures of the protocol tests: brokers with sockets, and raw clients of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A raw TMQP client for conformance tests: it keeps the bytes of what it reads, and knows when all has arrived.
 
 Nothing here waits for a time to pass. `Client.arrived` asks the broker a question about the channel instead: its answer
-comes from the part of the broker that hands out the channel's messages, behind everything that was said before.
+comes from the part of the broker that delivers the channel's messages, behind everything that was said before.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Client(TmqpPeer):
         return frame.id
 
     def routed(self, router: str, body: bytes = b"", **fields: Any) -> RawFrame:
-        """Send a message to a router, and wait for the acknowledgement; all receivers have been told by then."""
+        """Send a message to a router, and wait for the acknowledgement; all receivers have it by then."""
         message = self.route(router, body, pending_acknowledge=True, **fields)
         return self.answer(message, (ACKNOWLEDGE,))
 

@@ -194,7 +194,7 @@ def test_removed_schedule_stays_removed_after_kill_9(tmp_path: Path) -> None:
         admin.unschedule(broker.admin_url, ids["by-http"], token=token)
         ended = unschedule(ids["by-program"], "--json")
         assert json.loads(ended.stdout) == {"schema": "mqcore.jobs.unschedule/1", "id": ids["by-program"]}
-        # It was told so: nothing may bring them back, whenever the broker dies.
+        # It was confirmed: nothing may bring them back, whenever the broker dies.
         broker.process.kill()
         broker.process.wait()
     with serve(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""Everything recorded between the original and its peers, said again over sockets: by hand, and through libzmq.
+"""Everything recorded between the original and its peers, repeated over plain sockets and through libzmq.
 
 What the broker has read is known from its own counter of bytes, because libzmq does not tell when it has written.
 """
@@ -37,13 +37,13 @@ class Peer(Protocol):
     def send(self, *parts: bytes) -> None: ...
 
     def heard_so_far(self, expected: int) -> list[Message]:
-        """What has come, heartbeats left out; waits until so many have."""
+        """Received messages without heartbeats; waits until this many have arrived."""
 
     def close(self) -> None: ...
 
 
 class OctetPeer:
-    """Bytes by hand."""
+    """A peer that writes bytes itself, without libzmq."""
 
     def __init__(self, url: str, kind: str, identity: bytes) -> None:
         self._peer = EventmqPeer(url, kind.encode(), identity)
@@ -225,7 +225,7 @@ def test_stopping_broker_sends_goodbye_to_the_peers_of_the_original(world: World
 
 
 def last_words(peer: Peer) -> list[Message]:
-    """What a peer is told before its connection is closed; heartbeats left out."""
+    """Messages that a peer receives before its connection is closed, without heartbeats."""
     if isinstance(peer, LibraryPeer):
         return [said for said in peer.heard_so_far(1) if said[2] != b"ACK" or len(said) == 5]
     assert isinstance(peer, OctetPeer)
@@ -255,7 +255,7 @@ def test_a_topic_reaches_its_subscribers_as_it_did(world: World) -> None:
 
 
 UNDERSTOOD = {"P09", "P10", "P16", "P17", "P23", "P25", "P26", "P27", "P30", "P31"}
-"""Probes that are no mistakes here. The job of P10 is no text, that of P27 names nothing: workers may judge."""
+"""Probes that are valid here. Workers reject the job of P10, which is not text, and of P27, which names no task."""
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=[probe["name"] for probe in PROBES])
@@ -282,7 +282,7 @@ def test_probe_is_counted_and_harmless(world: World, probe: dict[str, Any]) -> N
     if taken:
         assert worker.heard_so_far(1)[0][4:] == frames(probe)[4:]
         world.say(worker, [b"", b"eMQP/1.0", b"READY", b"r"])
-    # Everybody else goes on.
+    # All other peers continue.
     assert world.broker.is_running
     world.say(client, [b"", b"eMQP/1.0", b"REQUEST", b"after", b"default", b"", b"job"])
     assert [said[3] for said in worker.heard_so_far(1)] == [b"after"]

@@ -1,4 +1,4 @@
-"""What an MM2 listener does with bytes that nobody should send, and with peers that do not acknowledge or read."""
+"""MM2 listeners with invalid bytes, and with peers that do not acknowledge or read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def peer(connect: Connect) -> MM2Peer:
 
 @pytest.fixture
 def bystander(connect: Connect) -> Iterator[MM2Peer]:
-    """Another client, which is served before and after whatever happens to its neighbour."""
+    """Another client, which is served before and after whatever happens to its neighbor."""
     bystander = connect().open("pub-sub;x-mqcore")
     assert bystander.ask("ping;id=before") == "ok"
     yield bystander
@@ -255,7 +255,7 @@ def test_more_unacknowledged_messages_than_agreed_end_the_connection(peer: MM2Pe
 
 
 def test_a_subscriber_that_does_not_acknowledge_misses_messages_and_is_let_go() -> None:
-    """What a topic has for it waits up to a limit; others get everything."""
+    """Messages of a topic wait for it up to a limit; others receive all of them."""
     with mqcore.Broker(
         listen=["mm2://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=0.3, shards=1
     ) as broker:

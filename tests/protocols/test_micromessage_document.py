@@ -39,7 +39,7 @@ def connect(broker: TestBroker) -> Iterator[Connect]:
 
 
 def settle(broker: TestBroker, *peers: MM2Peer) -> list[list[Frame]]:
-    """What has come to each peer, once nothing is under way any more. They need `x-mqcore`."""
+    """What has come to each peer, once nothing is in flight any more. They need `x-mqcore`."""
     early = [peer.until_now() for peer in peers]
     asyncio.run(broker.settle())
     return [frames + peer.until_now() for frames, peer in zip(early, peers, strict=True)]
@@ -128,7 +128,7 @@ def test_client_must_know_extensions_that_the_server_requires() -> None:
     listen = "mm2://127.0.0.1:0?require=batch-ack"
     with TestBroker(listen=[listen]) as broker, MM2Peer(broker.listeners[0]) as peer:
         assert peer.shake("json").required == "batch-ack"
-        # A client that does not know it says so, and leaves.
+        # A client that does not know it reports it and disconnects.
         peer.send(b"\x04\x20extension: unsupported batch-ack")
         assert peer.rest() == []
 

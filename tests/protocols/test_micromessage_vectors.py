@@ -104,7 +104,7 @@ def test_a_frame_of_an_extension_is_read(url: str, octets: bytes, name: str, way
         elif name == "X2":
             assert peer.error() == "malformed: json has no frames"
         else:
-            # Nothing was handed out that could be acknowledged.
+            # Nothing was delivered that could be acknowledged.
             assert peer.error().startswith("ack: ")
 
 

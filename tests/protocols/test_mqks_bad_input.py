@@ -1,4 +1,4 @@
-"""What an MQKS listener does with bytes and requests that nobody should send, and with peers that do not read."""
+"""MQKS listeners with invalid bytes and requests, and with peers that do not read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def peer(connect: Connect) -> MqksPeer:
 
 @pytest.fixture
 def bystander(connect: Connect) -> Iterator[MqksPeer]:
-    """Another client, which is served before and after whatever happens to its neighbour."""
+    """Another client, which is served before and after whatever happens to its neighbor."""
     bystander = connect()
     assert bystander.ask("b1 ping before") == b"b1 ok before"
     yield bystander
@@ -185,7 +185,7 @@ def test_a_consume_that_fails_changes_nothing(peer: MqksPeer) -> None:
 
 
 def test_a_rebind_of_a_missing_queue_is_kept_for_it(peer: MqksPeer) -> None:
-    """As the original: messages are lost until somebody consumes, and the bindings are there then."""
+    """As the original: messages are lost until a consumer connects, and the bindings are there then."""
     assert peer.ask("rb1 rebind --confirm q1 e1") == b"rb1 ok "
     assert peer.ask("m1 publish --confirm e1 lost") == b"m1 ok "
     assert peer.ask("c1 consume --confirm q1") == b"c1 ok "
@@ -245,7 +245,7 @@ def test_a_broker_that_starts_again_has_forgotten_what_was_in_memory() -> None:
 
 
 def test_a_consumer_that_does_not_read_is_closed_and_loses_nothing() -> None:
-    """What it has not acknowledged goes to another consumer, and nobody else waits for it."""
+    """Its unacknowledged messages go to another consumer, and no other consumer is delayed."""
     count, body = 1000, "x" * 16_384
     with mqcore.Broker(
         listen=["mqks://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=0.2, shards=1

@@ -38,7 +38,7 @@ def other(connect: Connect) -> MqksPeer:
 
 
 def settle(broker: TestBroker, *peers: MqksPeer) -> list[list[bytes]]:
-    """What has come to each peer, once nothing is under way any more."""
+    """What has come to each peer, once nothing is in flight any more."""
     early = [peer.until_now() for peer in peers]
     asyncio.run(broker.settle())
     return [lines + peer.until_now() for lines, peer in zip(early, peers, strict=True)]

@@ -1,4 +1,4 @@
-"""The first dialogue of the MQKS document, typed by hand: through a real `nc`."""
+"""The first dialog of the MQKS document, typed manually: through a real `nc`."""
 
 from __future__ import annotations
 

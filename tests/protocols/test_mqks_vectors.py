@@ -1,4 +1,4 @@
-"""Every recorded dialogue of the original, said again to a listener of the broker."""
+"""Every recorded dialog of the original, said again to a listener of the broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END = b"<EOF>"
 
 
 class Replay:
-    """One dialogue with a broker of its own. The broker's clock is turned where time passes."""
+    """One dialog with a broker of its own. The broker's clock is turned where time passes."""
 
     def __init__(self, broker: TestBroker) -> None:
         self.broker = broker
@@ -72,7 +72,7 @@ class Replay:
         asyncio.run(self.broker.settle())
 
     def heard(self, name: str) -> list[bytes]:
-        """What has come to a peer, once nothing more is under way."""
+        """What has come to a peer, once nothing more is in flight."""
         peer = self.peer(name)
         if name in self.ended:
             return [*peer.rest(), END]

@@ -239,7 +239,7 @@ def test_long_list_is_complete_and_does_not_block_other_clients(connect: Connect
     peer.send(bytes([LIST]))
     assert peer.read(1) == b"\x01"
     fragments = int.from_bytes(peer.read(8), "little")
-    # It is under way, and larger than the sockets hold.
+    # It is in flight, and larger than the sockets hold.
     for number in range(0, 30_000, 10):
         assert other.status(other.keyed(PURGE, keys[number]))
         assert other.status(other.insert(b"later-%d" % number, 1, 600))

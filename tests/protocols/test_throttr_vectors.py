@@ -1,4 +1,4 @@
-"""Every recorded dialogue of Throttr, said again to the real listener: at its own width, and derived for the others.
+"""Every recorded dialog of Throttr, said again to the real listener: at its own width, and derived for the others.
 
 Where the original is odd, `CHOICES` says what is answered here instead; docs/protocols/throttr.md says why.
 """

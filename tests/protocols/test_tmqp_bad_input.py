@@ -219,7 +219,7 @@ def test_header_text_that_is_announced_and_does_not_come_keeps_only_its_sender_w
     confused = connect("confused")
     confused.socket.sendall(head(flags=0x30) + b"mch" + struct.pack("<H", announced))
     assert bystander.lives()
-    # When it comes after all, the conversation goes on.
+    # When it comes after all, the conversation continues.
     confused.socket.sendall(b"x" * announced)
     assert confused.lives()
 

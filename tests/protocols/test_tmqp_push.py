@@ -144,7 +144,7 @@ def test_every_joined_client_gets_the_message(producer: Client, connect: Connect
 
 
 def test_messages_wait_for_the_first_client_that_joins(producer: Client, connect: Connect) -> None:
-    """Twino cases 41 and 45: stored, handed out on joining, and gone from the queue then."""
+    """Twino cases 41 and 45: stored, delivered on joining, and gone from the queue then."""
     producer.create_queue()
     producer.publish_all([b"1", b"2"])
     assert producer.stored() == (0, 2)
@@ -248,7 +248,7 @@ def test_message_without_consumers_is_delivered_later_and_not_acknowledged(produ
 def test_the_first_word_of_several_consumers_reaches_the_producer_once(
     producer: Client, connect: Connect, count: int
 ) -> None:
-    """Twino cases 54, 55 and 56: acknowledged by hand."""
+    """Twino cases 54, 55 and 56: acknowledged manually."""
     producer.create_queue("ch", 1, RequestAcknowledge=True, MessageDeliveryHandler="ack-on-consume")
     consumers = [connect(f"c{number}") for number in range(count)]
     for consumer in consumers:

@@ -1,6 +1,6 @@
-"""Pictures of reports for the docs: `make pictures` lets a small shop work for a while, and looks at what it did.
+"""Pictures of reports for the docs: `make pictures` runs a small shop for a while and renders the reports about it.
 
-What is seen in docs/images is what pipelines found in the history of a broker that ran; nothing in it is drawn by hand.
+The pictures in docs/images show real reports: pipelines make them from the history of a broker that ran.
 """
 
 from __future__ import annotations

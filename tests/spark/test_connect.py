@@ -1,4 +1,4 @@
-"""Spark Connect: batches and streams in both directions, with nothing registered by hand."""
+"""Spark Connect: batches and streams in both directions, with nothing registered manually."""
 
 from __future__ import annotations
 
