@@ -70,7 +70,7 @@ async def test_a_client_makes_routers_and_sends_to_them(served: ServedBroker) ->
         (binding,) = await mq.bindings("r")
         assert (binding.target, binding.priority, binding.interaction) == ("@name:worker", 3, "response")
         told = await mq.test_router("r", b"x")
-        assert (told.taken, [step.why for step in told.steps]) == (True, ["one client gets it"])
+        assert (told.taken, [step.why for step in told.steps]) == (True, ["one client receives it"])
         assert [router.name for router in await mq.routers("r")] == ["r"]
         await mq.unbind("r", "@name:worker")
         await mq.bind("r", "@topic:none")

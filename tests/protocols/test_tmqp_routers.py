@@ -332,7 +332,7 @@ def test_a_test_says_where_a_message_would_go_and_sends_nothing(producer: Client
     told = json.loads(answer.payload)
     assert (told["Method"], told["Taken"], told["Refusal"], told["Skipped"]) == ("only-first", True, None, [])
     assert [(step["Target"], step["Takes"], step["Why"]) for step in told["Steps"]] == [
-        ("none/1", False, "there is no such channel"),
+        ("none/1", False, "the channel does not exist"),
         ("@client:gone", False, "no such client is connected"),
         ("a/1", True, "the queue takes it"),
     ]

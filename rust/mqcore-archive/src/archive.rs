@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
+use mqcore_broker::history::LifecycleStep;
 use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::{LifecycleStep, each_step};
+use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::record::RecordError;
 use mqcore_journal::notes::{self, NoteInventory, SealedNotes};
 use mqcore_journal::storage::Storage;

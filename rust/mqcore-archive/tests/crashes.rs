@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use mqcore_archive::archive::{Archive, ArchiveError};
-use mqcore_broker::history::{Block, each_step};
+use mqcore_broker::history::Block;
+use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;

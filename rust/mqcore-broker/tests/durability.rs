@@ -10,16 +10,16 @@ use std::time::Duration;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::definition::{
+    NUMBERS_KEY, channel_key, decode_definition, encode_channel, encode_intake, encode_numbers, encode_queue,
+    encode_router, encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
+};
 use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
-use mqcore_broker::model::record::{
-    DeliveryProgress, NUMBERS_KEY, Record, channel_key, decode_definition, decode_put, decode_put_head,
-    encode_channel, encode_intake, encode_numbers, encode_put, encode_queue, encode_router,
-    encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
-};
+use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;

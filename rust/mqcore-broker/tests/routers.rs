@@ -300,7 +300,7 @@ fn whoever_tests_a_router_sees_where_a_message_would_go_and_nothing_is_sent() {
     let steps: Vec<_> = test.steps.iter().map(|step| (&*step.binding, step.takes, &*step.why)).collect();
     assert_eq!(
         steps,
-        [("missing/1", false, "there is no such channel"), ("q/1", true, "the queue takes it")]
+        [("missing/1", false, "the channel does not exist"), ("q/1", true, "the queue takes it")]
     );
     assert_eq!((&test.skipped[..], &test.refusal), (&["@client:c1".into()][..], &None));
     assert_eq!(shards.stored("q/1"), 0);

@@ -462,7 +462,7 @@ fn push_returns_a_message_once_and_only_if_no_consumer_took_it() {
     assert!(w.delivered().is_empty(), "the other consumer still has it");
     w.nack(&b, "ch/1", "2", "no");
     assert_eq!(w.delivered(), ["a:2", "b:2"]);
-    assert_eq!(w.information("ch/1").stats.put_back, 1);
+    assert_eq!(w.information("ch/1").stats.requeued, 1);
 }
 
 #[test]
@@ -740,7 +740,7 @@ fn a_message_that_every_consumer_is_refused_is_dropped_unless_one_decision_puts_
     w.answer(Step::CanConsumerReceive, Decision { put_back: PutBack::End, ..Decision::REFUSE });
     w.answer(Step::CanConsumerReceive, Decision::REFUSE);
     assert_eq!(w.steps(), [Step::CanConsumerReceive], "it is tried again");
-    assert_eq!(w.information("ch/1").stats.put_back, 1);
+    assert_eq!(w.information("ch/1").stats.requeued, 1);
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
     dict.set_item("saved", stats.saved)?;
     dict.set_item("save_failed", stats.save_failed)?;
     dict.set_item("removed", stats.removed)?;
-    dict.set_item("put_back", stats.put_back)?;
+    dict.set_item("put_back", stats.requeued)?;
     dict.set_item("dead_lettered", stats.dead_lettered)?;
     dict.set_item("errors", stats.errors)?;
     let dropped = PyDict::new(dict.py());

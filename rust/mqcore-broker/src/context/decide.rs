@@ -15,17 +15,17 @@ use crate::model::metadata::QueueMetadata;
 use crate::model::options::Durability;
 use crate::model::record::Record;
 
-/// A decision, and whether a handler made it itself or its policy did.
+/// A decision, and whether a handler made it or its policy did.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepDecision {
     pub(crate) decision: Decision,
     pub(crate) own: bool,
 }
 
-/// What is asked, beside the queue and the message.
+/// What a handler or policy has to decide, apart from the queue and the message.
 pub(crate) struct StepRequest<'a> {
     pub(crate) step: Step,
-    /// For acknowledgements: whether it is a positive one.
+    /// For acknowledgements: whether the acknowledgement is positive.
     pub(crate) positive: bool,
     pub(crate) consumer: Option<&'a Arc<Client>>,
     pub(crate) acknowledgement: Option<Box<AcknowledgementView>>,
@@ -42,22 +42,23 @@ impl<'a> StepRequest<'a> {
     }
 }
 
-/// Where a message stands with its handler: at most one question is out for it at any time.
+/// The open decision about a message. At most one question about it is open at any time.
 #[derive(Debug, Default)]
 pub(crate) struct DecisionState {
-    /// The answer that came and is not used yet.
+    /// The answer that has arrived and is not used yet.
     answer: Option<StepDecision>,
-    /// The verdict that waits until its wish to save is fulfilled.
+    /// The decision that waits until its message is saved, as it asks for.
     saving: Option<StepDecision>,
-    /// Saving was tried for the verdict at hand.
+    /// Whether saving was tried for the current decision.
     save_tried: bool,
-    /// What the question that is out was about; it tells what holds if the answer fails.
+    /// The step that the open question is about, and whether it is positive. They select the fallback
+    /// if the answer fails.
     step: Option<(Step, bool)>,
 }
 
-/// Gets the verdict of a step: at once from the policy, or from the handler, and then `None` means that the
-/// question is out and the caller has to park what it does until [`DecisionState::answered`]. The verdict's wish to
-/// save is carried out before it is returned.
+/// Returns the decision for a step. A policy decides at once. `None` means that a handler was asked:
+/// the caller parks its work until [`DecisionState::answered`]. If the decision asks to save the
+/// message, the message is saved first.
 pub(crate) fn decide(
     metadata: &mut QueueMetadata,
     decision_state: &mut DecisionState,
@@ -67,8 +68,8 @@ pub(crate) fn decide(
 ) -> Option<StepDecision> {
     let (step, positive) = (step_request.step, step_request.positive);
     let suspended = step_request.suspended;
-    let verdict = match decision_state.answer.take() {
-        Some(verdict) => verdict,
+    let step_decision = match decision_state.answer.take() {
+        Some(step_decision) => step_decision,
         None if metadata.overrides.contains(step) => {
             decision_state.step = Some((step, positive));
             ask(metadata, entry, step_request, context);
@@ -79,25 +80,25 @@ pub(crate) fn decide(
             StepDecision { decision, own: false }
         }
     };
-    if verdict.decision.save && !entry.saved && !decision_state.save_tried {
+    if step_decision.decision.save && !entry.saved && !decision_state.save_tried {
         decision_state.save_tried = true;
         if metadata.overrides.contains(Step::SaveMessage) {
-            decision_state.saving = Some(verdict);
+            decision_state.saving = Some(step_decision);
             decision_state.step = Some((Step::SaveMessage, true));
             ask(metadata, entry, StepRequest::new(Step::SaveMessage, suspended), context);
             return None;
         }
         if save(metadata, entry, suspended, context) {
-            decision_state.saving = Some(verdict);
+            decision_state.saving = Some(step_decision);
             decision_state.step = Some((Step::SaveMessage, true));
             return None;
         }
     }
     decision_state.save_tried = false;
-    Some(verdict)
+    Some(step_decision)
 }
 
-/// Has a message saved by the journal. True if the verdict has to wait for that.
+/// Saves a message in the journal. Returns true if the decision must wait for the commit.
 fn save(
     metadata: &mut QueueMetadata,
     entry: &mut Entry,
@@ -123,7 +124,7 @@ fn save(
 }
 
 impl DecisionState {
-    /// The answer to the question that is out; `None` if it failed or is late.
+    /// Takes the answer to the open question; `None` if it failed or missed its deadline.
     pub(crate) fn answered(
         &mut self,
         metadata: &mut QueueMetadata,
@@ -135,7 +136,7 @@ impl DecisionState {
         if answer.is_none() {
             metadata.stats.errors += 1;
         }
-        if let Some(verdict) = self.saving.take() {
+        if let Some(step_decision) = self.saving.take() {
             entry.saved = answer.is_some_and(|saved| saved.allow);
             if entry.saved {
                 metadata.stats.saved += 1;
@@ -143,7 +144,7 @@ impl DecisionState {
             } else {
                 metadata.stats.save_failed += 1;
             }
-            self.answer = Some(verdict);
+            self.answer = Some(step_decision);
             return;
         }
         let decision =
@@ -152,8 +153,8 @@ impl DecisionState {
     }
 }
 
-/// What a handler's fallback means at `step`. Where a message is on its way, putting it back would deliver it
-/// twice; where it already failed, not putting it back would lose it. So "put back" counts only there.
+/// Adapts a handler's fallback to `step`. Requeueing a message that is being delivered would deliver it
+/// twice; not requeueing a failed message would lose it. So the fallback requeues only after a failure.
 fn fallback(decision: Decision, step: Step, positive: bool) -> Decision {
     let failed = match step {
         Step::AcknowledgeReceived => !positive,
@@ -164,16 +165,17 @@ fn fallback(decision: Decision, step: Step, positive: bool) -> Decision {
 }
 
 fn ask(metadata: &QueueMetadata, entry: &Entry, step_request: StepRequest<'_>, context: &mut Context<'_>) {
-    let asked = OpenQuestion {
+    let open_question = OpenQuestion {
         queue_ref: metadata.queue_ref,
         suspended: step_request.suspended,
         handler: metadata.handler,
     };
-    let id = context.state.ask(asked, context.now);
-    context.effects.push(Effect::Ask(question(id, metadata, entry, step_request, true)));
+    let id = context.state.ask(open_question, context.now);
+    context.effects.push(Effect::Ask(question_about(id, metadata, entry, step_request, true)));
 }
 
-/// Tells a handler that overrides `message_dequeued` that a message left for good whose body is not here.
+/// Notifies a handler that overrides `message_dequeued` that a paged-out message left its queue for
+/// good.
 pub(crate) fn notify_paged_out_dequeued(
     metadata: &QueueMetadata,
     sequence: Sequence,
@@ -197,15 +199,21 @@ pub(crate) fn notify_paged_out_dequeued(
     }
 }
 
-/// Tells a handler that overrides `message_dequeued` that a message left for good.
+/// Notifies a handler that overrides `message_dequeued` that a message left its queue for good.
 pub(crate) fn notify_dequeued(metadata: &QueueMetadata, entry: &Entry, context: &mut Context<'_>) {
     if metadata.overrides.contains(Step::MessageDequeued) {
         let step_request = StepRequest::new(Step::MessageDequeued, Suspended::Admission(0));
-        context.effects.push(Effect::Ask(question(QuestionId(0), metadata, entry, step_request, false)));
+        context.effects.push(Effect::Ask(question_about(
+            QuestionId(0),
+            metadata,
+            entry,
+            step_request,
+            false,
+        )));
     }
 }
 
-fn question(
+fn question_about(
     id: QuestionId,
     metadata: &QueueMetadata,
     entry: &Entry,

@@ -20,7 +20,7 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 
-/// One call into the shard.
+/// What one call into the shard works on.
 pub(crate) struct Context<'a> {
     pub(crate) now: Timestamp,
     pub(crate) state: &'a mut ShardState,
@@ -28,13 +28,13 @@ pub(crate) struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Has a record written, if there is a journal; tells its sequence.
+    /// Appends a record if there is a journal, and returns its sequence.
     pub(crate) fn record(&mut self, record: Record) -> Option<Sequence> {
         if self.state.commits.storage == Storage::Absent {
             return None;
         }
         if self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {
-            // The record that may go now could be the only one that says which message of another broker it was.
+            // The settled record may be the only one that identifies the downstream broker's message.
             self.write_intake();
         }
         self.state.commits.sequence.0 += 1;
@@ -43,14 +43,15 @@ impl Context<'_> {
         Some(sequence)
     }
 
-    /// A message that another broker passed on is where it belongs, or was dropped for good.
+    /// Notes that a message from a downstream broker reached its queue, or was dropped for good.
     pub(crate) fn finish_passed_on(&mut self, message: &Message) {
         if let Some(ticket) = message.ticket() {
             self.state.intake.done(ticket);
         }
     }
 
-    /// A message that another broker passed on was refused: for good, or, if there is only no room for it, for now.
+    /// Notes that a message from a downstream broker was rejected: for good, or only for now if the
+    /// queue is busy.
     pub(crate) fn reject_passed_on(&mut self, message: &Message, rejection: &Rejection) {
         let Some(ticket) = message.ticket() else { return };
         if rejection.kind != RejectionKind::Busy {
@@ -62,7 +63,8 @@ impl Context<'_> {
         }
     }
 
-    /// Writes down what is done of other brokers since the last time, and has them told once that is safe.
+    /// Records which messages of downstream brokers are done, and confirms them once the record is
+    /// safe.
     pub(crate) fn write_intake(&mut self) {
         for node in self.state.intake.take_forgotten() {
             self.record(Record::RemoveIntake(node));
@@ -79,7 +81,7 @@ impl Context<'_> {
         }
     }
 
-    /// Writes down what happened to a message, if there is a history.
+    /// Records a lifecycle event of a message, if there is a history.
     pub(crate) fn record_event(
         &mut self,
         queue: &Arc<QueueAddress>,
@@ -91,7 +93,7 @@ impl Context<'_> {
         }
     }
 
-    /// The same of a message whose body is not in memory: neither its id nor its sizes can be told.
+    /// Records a lifecycle event of a paged-out message, whose id and sizes are unknown here.
     pub(crate) fn record_paged_out_event(
         &mut self,
         queue: &Arc<QueueAddress>,
@@ -103,14 +105,14 @@ impl Context<'_> {
         }
     }
 
-    /// Writes down that a message whose body is not in memory left for good.
+    /// Records that a paged-out message left its queue for good.
     pub(crate) fn record_paged_out_end(&mut self, queue: &Arc<QueueAddress>, paged_out: &PagedOut) {
         if self.state.history.is_some() {
             self.record_end(queue, &paged_out.bare());
         }
     }
 
-    /// Writes down that a message came to a queue that is not there or has no room for it, and was dropped at once.
+    /// Records that a message was dropped on arrival, because its queue does not exist or has no room.
     pub(crate) fn record_undeliverable(
         &mut self,
         queue: &QueueAddress,
@@ -127,14 +129,15 @@ impl Context<'_> {
         }
     }
 
-    /// Writes down that a message left its queue for good, if there is a history.
+    /// Records that a message left its queue for good, if there is a history.
     pub(crate) fn record_end(&mut self, queue: &Arc<QueueAddress>, entry: &Entry) {
         if let Some(history) = &mut self.state.history {
             history.end(self.now, queue, entry);
         }
     }
 
-    /// A number for a new message, if there is a history. Numbers are reserved in the journal before they are used.
+    /// The number of a new message, or 0 without a history. The journal reserves numbers before they
+    /// are used.
     pub(crate) fn number(&mut self) -> MessageNumber {
         let Some(history) = &mut self.state.history else { return MessageNumber(0) };
         let number = history.number();
@@ -144,7 +147,7 @@ impl Context<'_> {
         number
     }
 
-    /// Hands something to the shard of this number, which may be this one.
+    /// Forwards something to the shard with this number, which may be this shard.
     pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
         self.state.counters.forwards += 1;
         self.effects.push(Effect::Forward(shard, what));

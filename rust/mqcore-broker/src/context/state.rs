@@ -7,7 +7,7 @@ use foldhash::HashMap;
 
 use crate::context::commits::Commits;
 use crate::context::questions::{OpenQuestion, Questions};
-use crate::history::HistoryLog;
+use crate::history::log::HistoryLog;
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueRef};
 use crate::model::intake::Intake;

@@ -1,82 +1,82 @@
-//! The life of every message, written down step by step for whoever looks at it later.
+//! The lifecycle of every message, recorded event by event.
 //!
-//! Steps are encoded where they happen, into one block for all that a turn of the shard does: nothing is allocated, sent
-//! or locked for a single step. A block names a queue or a client once and points at it from then on, and can be read
-//! without any other block.
+//! Events are encoded where they happen, into one block for all events of a call: no event costs an
+//! allocation, a lock or a message to another task. A block names a queue or a client once and refers
+//! to it by number from then on. Every block can be read on its own.
 //!
 //! ```text
 //! block:  version u8, milliseconds since 1970 varint, operations
-//! time    0x01  milliseconds since the last one varint
-//! queue   0x02  length varint, "channel/id"                          the next queue's number, from 0
-//! client  0x03  id, name, type, protocol: each length varint, text   the next client's number, from 0
+//! time    0x01  milliseconds since the last time varint
+//! queue   0x02  length varint, "channel/id"                          gets the next queue number, from 0
+//! client  0x03  id, name, type, protocol: each length varint, text   gets the next client number, from 0
 //! started 0x04                                                       the shard has just started
-//! gap     0x05  steps varint                                         so many steps were not written down
+//! gap     0x05  steps varint                                         this many steps were not recorded
 //! step    0x20 + kind, flags u8, queue varint, number (difference, zigzag) varint, attempt varint,
-//!         header octets varint, body octets varint,
+//!         header bytes varint, body bytes varint,
 //!         [producer varint] [consumer varint] [reason: length varint, text] [target queue varint]
-//!         [id: length varint, octets] [properties u8, content type u16, headers, body]
+//!         [id: length varint, bytes] [properties u8, content type u16, headers, body]
 //! ```
 //!
-//! Names that are missing have length 0. What is in brackets is there if a flag says so.
+//! A missing name has length 0. A flag tells whether a part in brackets is present.
 
+mod format;
+pub(crate) mod log;
 pub mod packing;
+pub mod reader;
 
 use std::sync::Arc;
 
-use foldhash::{HashMap, HashMapExt};
-
 use crate::model::client::Client;
-use crate::model::config::HistoryOptions;
 use crate::model::decision::PutBack;
-use crate::model::entry::Entry;
-use crate::model::id::{ConnectionId, MessageNumber, QueueAddress};
-use crate::model::message::Message;
-use crate::model::record::RecordError;
+use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 
-/// A step of a message's life. The numbers are on the disk: never change one, never use one again.
+/// The kind of a lifecycle step. The numbers are stored on disk: never change or reuse one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LifecycleKind {
-    /// A producer brought it and it passed the limits. Its content is told here.
+    /// A producer published the message and it passed the limits. This step carries the content.
     Produced = 0,
-    /// It came from another queue, as a dead letter. Its content is told here.
+    /// The message arrived from another queue as a dead letter. This step carries the content.
     Arrived = 1,
-    /// The journal had it when the shard started.
+    /// The shard restored the message from its journal at start.
     Restored = 2,
-    /// It is durable, as its queue understands that, or its handler saved it.
+    /// The message is durable at its queue's level, or its handler saved it.
     Saved = 3,
-    /// It was handed to one consumer.
+    /// The message was delivered to one consumer.
     Delivered = 4,
-    /// A consumer acknowledged it.
+    /// A consumer acknowledged the message.
     Acked = 5,
-    /// A consumer refused it; the reason is the consumer's.
+    /// A consumer negatively acknowledged the message and gave the reason.
     Nacked = 6,
-    /// A consumer did not acknowledge it in time.
+    /// A consumer did not acknowledge the message in time.
     TimedOut = 7,
-    /// A consumer's connection ended while it had the message.
+    /// A consumer's connection ended while the message was in flight.
     ConsumerLost = 8,
-    /// It waited too long in its queue.
+    /// The message waited in its queue for longer than its timeout.
     Expired = 9,
-    /// It returned to its queue; the reason says where: `start` or `end`.
+    /// The message was requeued; the reason is the position: `start` or `end`.
     Requeued = 10,
-    /// It moved to its queue's dead-letter queue, the target; the reason is that of a drop.
+    /// The message moved to the dead-letter queue, which is the target; the reason is that of a drop.
     DeadLettered = 11,
-    /// It was dropped; the reason is one of [`DropReason`]. Not final: only one consumer missed it.
+    /// The message was dropped; the reason is a [`DropReason`]. If the step is not final, only one
+    /// consumer missed the message.
     Dropped = 12,
-    /// A newer message took its place in a cache.
+    /// A newer message replaced this one in a cache queue.
     Replaced = 13,
-    /// It left its queue as it should; a step of its own only where none of the others was the last one.
+    /// The message left its queue normally. Recorded as a step of its own only if no other step was
+    /// final.
     Done = 14,
-    /// The shard started. What was not restored from then on, and had not left its queue, was in memory only.
+    /// The shard started. Messages that were not restored after this step and had not left their queues
+    /// were in memory only.
     Started = 30,
-    /// Steps are missing here: so many could not be written down.
+    /// Some steps could not be recorded here; `missing` counts them.
     Gap = 31,
 }
 
 impl LifecycleKind {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 17] = [
         Self::Produced,
         Self::Arrived,
@@ -97,7 +97,7 @@ impl LifecycleKind {
         Self::Gap,
     ];
 
-    /// As tables spell it.
+    /// The name used in tables and on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Produced => "produced",
@@ -120,65 +120,28 @@ impl LifecycleKind {
         }
     }
 
-    fn from_code(code: u8) -> Option<Self> {
+    pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == code && !kind.is_of_a_shard())
     }
 
-    /// About a shard, not about a message: such a step has no queue and no number.
+    /// Whether the step is about a shard, not about a message. Such a step has no queue and no number.
     pub fn is_of_a_shard(self) -> bool {
         matches!(self, Self::Started | Self::Gap)
     }
 }
 
-/// Steps of one turn, or a part of them, encoded.
+/// Encoded steps of one call, or of a part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// What [`steps`] reads.
+    /// The encoded steps; [`each_step`](crate::history::reader::each_step) reads them.
     pub bytes: Vec<u8>,
-    /// How many steps are in it.
+    /// Number of steps in the block.
     pub steps: u64,
-    /// When the first of them happened.
+    /// Time of the first step.
     pub time: Timestamp,
 }
 
-const VERSION: u8 = 1;
-const HISTORY: &str = "block of history";
-/// A block that has grown beyond this is closed, in octets.
-const BLOCK_BYTES: usize = 256 * 1024;
-/// Message numbers are reserved in stretches of so many, so that reserving costs nothing.
-const NUMBERS_RESERVED: u64 = 1 << 32;
-
-const TIME: u8 = 0x01;
-const QUEUE: u8 = 0x02;
-const CLIENT: u8 = 0x03;
-const STARTED: u8 = 0x04;
-const GAP: u8 = 0x05;
-const STEP: u8 = 0x20;
-
-const FINAL: u8 = 1;
-const PRODUCER: u8 = 1 << 1;
-const CONSUMER: u8 = 1 << 2;
-const REASON: u8 = 1 << 3;
-const TARGET: u8 = 1 << 4;
-const ID: u8 = 1 << 5;
-const CONTENT: u8 = 1 << 6;
-/// With `CONTENT`: the body was left out.
-const NO_BODY: u8 = 1 << 7;
-
-// ---- Writing ---------------------------------------------------------------------------------------------
-
-impl Block {
-    /// The block that stands for steps that could not be written down.
-    pub fn gap(now: Timestamp, steps: u64) -> Self {
-        let mut bytes = vec![VERSION];
-        push(&mut bytes, now.0);
-        bytes.push(GAP);
-        push(&mut bytes, steps);
-        Self { bytes, steps: 1, time: now }
-    }
-}
-
-/// What happened to a message, beside what its queue knows of it.
+/// What happened to a message, apart from what its queue knows about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LifecycleEvent<'a> {
     Produced,
@@ -194,575 +157,84 @@ pub(crate) enum LifecycleEvent<'a> {
     Requeued(PutBack),
     DeadLettered(DropReason, &'a Arc<QueueAddress>),
     Dropped(DropReason),
-    /// A consumer that did not keep up went without it.
+    /// One consumer was too slow and missed the message.
     Missed(&'a Client),
     Replaced,
 }
 
-/// The history of a shard, as it is being written.
-#[derive(Debug)]
-pub(crate) struct HistoryLog {
-    options: HistoryOptions,
-    next: MessageNumber,
-    /// Numbers below this are known to the journal as used.
-    reserved: u64,
-    bytes: Vec<u8>,
-    steps: u64,
-    begun: Timestamp,
-    now: Timestamp,
-    /// The number of the last step, and where its flags are.
-    last: (MessageNumber, usize),
-    /// Held, so that no other queue gets the address in memory of one that this block names.
-    queues: Vec<Arc<QueueAddress>>,
-    queue_numbers: HashMap<usize, u64>,
-    clients: HashMap<ConnectionId, u64>,
-    /// The queue and the clients used last, as most steps are about the same ones.
-    last_queue: (usize, u64),
-    last_producer: (ConnectionId, u64),
-    last_consumer: (ConnectionId, u64),
-    full: Vec<Block>,
-    /// Octets of the last block: the next one is as large as a rule, and then needs not grow step by step.
-    expected_bytes: usize,
-}
-
-/// Where no queue's address can be in memory.
-const NOWHERE: usize = 0;
-const NOBODY: ConnectionId = ConnectionId(u64::MAX);
-
-impl HistoryLog {
-    pub(crate) fn new(options: HistoryOptions) -> Self {
-        Self {
-            options,
-            next: MessageNumber(1),
-            reserved: 0,
-            bytes: Vec::new(),
-            steps: 0,
-            begun: Timestamp(0),
-            now: Timestamp(0),
-            last: (MessageNumber(0), 0),
-            queues: Vec::new(),
-            queue_numbers: HashMap::new(),
-            clients: HashMap::new(),
-            last_queue: (NOWHERE, 0),
-            last_producer: (NOBODY, 0),
-            last_consumer: (NOBODY, 0),
-            full: Vec::new(),
-            expected_bytes: 0,
-        }
-    }
-
-    /// A number that no other message of this shard has had.
-    pub(crate) fn number(&mut self) -> MessageNumber {
-        let number = self.next;
-        self.next.0 += 1;
-        number
-    }
-
-    /// Numbers below this one are used.
-    pub(crate) fn skip(&mut self, to: MessageNumber) {
-        self.next = self.next.max(to);
-    }
-
-    /// Numbers up to this one have to be reserved now, if any.
-    pub(crate) fn reserve(&mut self) -> Option<MessageNumber> {
-        if self.next.0.saturating_add(NUMBERS_RESERVED / 2) < self.reserved {
-            return None;
-        }
-        self.reserved = self.next.0.saturating_add(NUMBERS_RESERVED);
-        Some(MessageNumber(self.reserved))
-    }
-
-    /// What is reserved, to be said again.
-    pub(crate) fn reserved(&self) -> MessageNumber {
-        MessageNumber(self.reserved)
-    }
-
-    /// The shard has started.
-    pub(crate) fn started(&mut self, now: Timestamp) {
-        self.at(now);
-        self.bytes.push(STARTED);
-        self.steps += 1;
-    }
-
-    /// Takes what was written since the last time.
-    pub(crate) fn take(&mut self, into: &mut Vec<Block>) {
-        self.close();
-        into.append(&mut self.full);
-    }
-
-    /// A message left for good: the step before says so, if it was about the same message.
-    pub(crate) fn end(&mut self, now: Timestamp, queue: &Arc<QueueAddress>, entry: &Entry) {
-        let (number, flags) = self.last;
-        if number == entry.number && !self.bytes.is_empty() {
-            self.bytes[flags] |= FINAL;
-        } else {
-            self.step(now, queue, entry, LifecycleKind::Done, Details { flags: FINAL, ..Details::default() });
-        }
-    }
-
-    pub(crate) fn write(
-        &mut self,
-        now: Timestamp,
-        queue: &Arc<QueueAddress>,
-        entry: &Entry,
-        what: LifecycleEvent<'_>,
-    ) {
-        let by = |consumer| Details { consumer: Some(consumer), ..Details::default() };
-        let content = Details { flags: ID | CONTENT, ..Details::default() };
-        let (kind, details) = match what {
-            LifecycleEvent::Produced => (LifecycleKind::Produced, content),
-            LifecycleEvent::Arrived => (LifecycleKind::Arrived, content),
-            LifecycleEvent::Restored => {
-                (LifecycleKind::Restored, Details { flags: ID, ..Details::default() })
-            }
-            LifecycleEvent::Saved => (LifecycleKind::Saved, Details::default()),
-            LifecycleEvent::Delivered(consumer) => (LifecycleKind::Delivered, by(consumer)),
-            LifecycleEvent::Acked(consumer) => (LifecycleKind::Acked, by(consumer)),
-            LifecycleEvent::Nacked(consumer, reason) => {
-                (LifecycleKind::Nacked, Details { reason, flags: ID, ..by(consumer) })
-            }
-            LifecycleEvent::TimedOut(consumer) => {
-                (LifecycleKind::TimedOut, Details { flags: ID, ..by(consumer) })
-            }
-            LifecycleEvent::ConsumerLost(consumer) => {
-                (LifecycleKind::ConsumerLost, Details { flags: ID, ..by(consumer) })
-            }
-            LifecycleEvent::Expired => (LifecycleKind::Expired, Details { flags: ID, ..Details::default() }),
-            LifecycleEvent::Requeued(position) => {
-                let reason = if position == PutBack::Start { "start" } else { "end" };
-                (LifecycleKind::Requeued, Details { reason, ..Details::default() })
-            }
-            LifecycleEvent::DeadLettered(reason, target) => (
-                LifecycleKind::DeadLettered,
-                Details { reason: reason.as_str(), target: Some(target), flags: ID, ..Details::default() },
-            ),
-            LifecycleEvent::Dropped(reason) => {
-                (LifecycleKind::Dropped, Details { reason: reason.as_str(), flags: ID, ..Details::default() })
-            }
-            LifecycleEvent::Missed(consumer) => (
-                LifecycleKind::Dropped,
-                Details { reason: DropReason::Slow.as_str(), flags: ID, ..by(consumer) },
-            ),
-            LifecycleEvent::Replaced => (LifecycleKind::Replaced, Details::default()),
-        };
-        self.step(now, queue, entry, kind, details);
-    }
-
-    fn step(
-        &mut self,
-        now: Timestamp,
-        queue: &Arc<QueueAddress>,
-        entry: &Entry,
-        kind: LifecycleKind,
-        details: Details<'_>,
-    ) {
-        self.at(now);
-        let message = &entry.message;
-        let queue = self.queue(queue);
-        let producer = message.producer().map(|producer| self.producer(producer));
-        let consumer = details.consumer.map(|consumer| self.consumer(consumer));
-        let target = details.target.map(|target| self.queue(target));
-        let left_out = details.flags & CONTENT != 0 && !self.options.bodies;
-        let mut flags = details.flags;
-        for (flag, on) in [
-            (PRODUCER, producer.is_some()),
-            (CONSUMER, consumer.is_some()),
-            (REASON, !details.reason.is_empty()),
-            (TARGET, target.is_some()),
-            (NO_BODY, left_out),
-        ] {
-            flags |= if on { flag } else { 0 };
-        }
-        let bytes = &mut self.bytes;
-        bytes.push(STEP + kind as u8);
-        let flags_at = bytes.len();
-        bytes.push(flags);
-        push(bytes, queue);
-        push(bytes, zigzag(entry.number.0.wrapping_sub(self.last.0.0)));
-        push(bytes, u64::from(entry.attempts));
-        push(bytes, message.headers().len() as u64);
-        push(bytes, message.body().len() as u64);
-        for reference in [producer, consumer].into_iter().flatten() {
-            push(bytes, reference);
-        }
-        if flags & REASON != 0 {
-            push_text(bytes, details.reason.as_bytes());
-        }
-        if let Some(target) = target {
-            push(bytes, target);
-        }
-        if flags & ID != 0 {
-            push_text(bytes, message.id());
-        }
-        if flags & CONTENT != 0 {
-            push_content(bytes, message, left_out);
-        }
-        self.last = (entry.number, flags_at);
-        self.steps += 1;
-    }
-
-    /// Begins a block if none is begun, closes one that is full, and sets its time.
-    fn at(&mut self, now: Timestamp) {
-        if self.bytes.len() >= BLOCK_BYTES {
-            self.close();
-        }
-        if self.bytes.is_empty() {
-            self.bytes.reserve(self.expected_bytes);
-            self.bytes.push(VERSION);
-            push(&mut self.bytes, now.0);
-            (self.begun, self.now) = (now, now);
-        } else if now != self.now {
-            self.bytes.push(TIME);
-            push(&mut self.bytes, now.0.saturating_sub(self.now.0));
-            self.now = self.now.max(now);
-        }
-    }
-
-    fn close(&mut self) {
-        if self.bytes.is_empty() {
-            return;
-        }
-        let bytes = std::mem::take(&mut self.bytes);
-        // A single large body says nothing of the next block.
-        self.expected_bytes = bytes.len().min(BLOCK_BYTES);
-        self.full.push(Block { bytes, steps: std::mem::take(&mut self.steps), time: self.begun });
-        self.last = (MessageNumber(0), 0);
-        self.queues.clear();
-        self.queue_numbers.clear();
-        self.clients.clear();
-        self.last_queue = (NOWHERE, 0);
-        (self.last_producer, self.last_consumer) = ((NOBODY, 0), (NOBODY, 0));
-    }
-
-    fn queue(&mut self, queue: &Arc<QueueAddress>) -> u64 {
-        let pointer = Arc::as_ptr(queue).addr();
-        if self.last_queue.0 == pointer {
-            return self.last_queue.1;
-        }
-        let number = self.queue_numbers.get(&pointer).copied().unwrap_or_else(|| {
-            let number = self.queues.len() as u64;
-            self.queues.push(Arc::clone(queue));
-            self.queue_numbers.insert(pointer, number);
-            self.bytes.push(QUEUE);
-            push_text(&mut self.bytes, queue.to_string().as_bytes());
-            number
-        });
-        self.last_queue = (pointer, number);
-        number
-    }
-
-    fn producer(&mut self, client: &Client) -> u64 {
-        if self.last_producer.0 != client.connection {
-            self.last_producer = (client.connection, self.client(client));
-        }
-        self.last_producer.1
-    }
-
-    fn consumer(&mut self, client: &Client) -> u64 {
-        if self.last_consumer.0 != client.connection {
-            self.last_consumer = (client.connection, self.client(client));
-        }
-        self.last_consumer.1
-    }
-
-    fn client(&mut self, client: &Client) -> u64 {
-        if let Some(number) = self.clients.get(&client.connection) {
-            return *number;
-        }
-        let number = self.clients.len() as u64;
-        self.clients.insert(client.connection, number);
-        self.bytes.push(CLIENT);
-        let (name, kind) = (client.name.as_deref(), client.kind.as_deref());
-        for text in [&*client.id, name.unwrap_or_default(), kind.unwrap_or_default(), client.protocol] {
-            push_text(&mut self.bytes, text.as_bytes());
-        }
-        number
-    }
-}
-
-/// What a step says beside what all say.
-#[derive(Debug, Clone, Copy, Default)]
-struct Details<'a> {
-    flags: u8,
-    consumer: Option<&'a Client>,
-    reason: &'a str,
-    target: Option<&'a Arc<QueueAddress>>,
-}
-
-fn push_content(bytes: &mut Vec<u8>, message: &Message, left_out: bool) {
-    let properties = message.properties();
-    bytes.push(u8::from(properties.high_priority));
-    bytes.extend_from_slice(&properties.content_type.to_le_bytes());
-    bytes.extend_from_slice(message.headers());
-    if !left_out {
-        bytes.extend_from_slice(message.body());
-    }
-}
-
-fn push_text(bytes: &mut Vec<u8>, text: &[u8]) {
-    push(bytes, text.len() as u64);
-    bytes.extend_from_slice(text);
-}
-
-/// Seven bits an octet, the lowest first; the highest bit says that more follow.
-pub(crate) fn push(bytes: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-}
-
-/// Small differences in either direction become small numbers.
-fn zigzag(difference: u64) -> u64 {
-    let signed = difference.cast_signed();
-    ((signed << 1) ^ (signed >> 63)).cast_unsigned()
-}
-
-fn unzigzag(value: u64) -> u64 {
-    (value >> 1) ^ (value & 1).wrapping_neg()
-}
-
-// ---- Reading ---------------------------------------------------------------------------------------------
-
-/// One step, read back. Borrows from its block.
+/// One step, read from a block and borrowing from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LifecycleStep<'a> {
     /// What happened.
     pub kind: LifecycleKind,
-    /// When, Unix milliseconds.
+    /// When it happened, in Unix milliseconds.
     pub time: Timestamp,
-    /// Where, `channel/id`; empty for a step of the shard.
+    /// The queue, `channel/id`; empty for a step of the shard.
     pub queue: &'a str,
-    /// To which message; unique within the shard, 0 for a step of the shard.
+    /// The message; unique within the shard, 0 for a step of the shard.
     pub number: MessageNumber,
-    /// How often the message had been handed out, this time included.
+    /// Deliveries of the message so far, this one included.
     pub attempt: u16,
-    /// Whether the message left its queue with this step.
+    /// Whether the message left its queue for good with this step.
     pub last: bool,
-    /// Octets of the message's headers.
+    /// Size of the headers in bytes.
     pub header_bytes: u64,
-    /// Octets of its body.
+    /// Size of the body in bytes.
     pub body_bytes: u64,
-    /// Who published it, if that client is known in this run of the broker.
+    /// The producer, if that client is known in this run of the broker.
     pub producer: Option<ClientView<'a>>,
-    /// Which consumer it is about.
+    /// The consumer that the step concerns.
     pub consumer: Option<ClientView<'a>>,
-    /// Why, in the words of [`LifecycleKind`].
+    /// The reason, as described at [`LifecycleKind`].
     pub reason: Option<&'a str>,
-    /// To which queue it went.
+    /// The queue that the message moved to.
     pub target: Option<&'a str>,
-    /// The message's id. Not told by the frequent steps: saved, delivered, acknowledged, put back, done.
+    /// The message id. Frequent steps leave it out: saved, delivered, acknowledged, requeued, done.
     pub id: Option<&'a [u8]>,
-    /// What was published.
+    /// The published content.
     pub content: Option<ContentView<'a>>,
-    /// For a gap: how many steps are missing.
+    /// For a gap: the number of missing steps.
     pub missing: u64,
 }
 
-/// A client as a block names it.
+/// A client as a block describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClientView<'a> {
-    /// Its id.
+    /// Client id.
     pub id: &'a str,
-    /// Its name; empty if it has none.
+    /// Client name; empty if the client has none.
     pub name: &'a str,
-    /// Its type; empty if it has none.
+    /// Client type; empty if the client has none.
     pub kind: &'a str,
-    /// What it speaks.
+    /// Protocol name.
     pub protocol: &'a str,
 }
 
-/// What was published.
+/// The published content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentView<'a> {
-    /// Before all that are not.
+    /// Whether the message goes ahead of messages of normal priority.
     pub high_priority: bool,
-    /// As sender and receiver agreed.
+    /// Content type, agreed on by sender and receiver.
     pub content_type: u16,
-    /// Header text, `key:value` lines ended by CR LF.
+    /// Header text: `key:value` lines, each ended by CR LF.
     pub headers: &'a [u8],
-    /// `None`: it was left out, as the options say.
+    /// The body; `None` if the history options leave bodies out.
     pub body: Option<&'a [u8]>,
-}
-
-/// Shows every step of a block in its order. What was shown before an error is sound. A block that comes from a disk may
-/// be packed: [`unpack`](crate::history::packing::unpack) it first.
-///
-/// # Errors
-/// [`RecordError`] for a later version's block, and for what is none.
-pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -> Result<(), RecordError> {
-    let mut reader = Reader { rest: block };
-    match reader.octet()? {
-        VERSION => {}
-        version => return Err(RecordError::Version { what: HISTORY, version }),
-    }
-    let mut now = Timestamp(reader.varint()?);
-    let mut number = MessageNumber(0);
-    let (mut queues, mut clients) = (Vec::new(), Vec::new());
-    while !reader.rest.is_empty() {
-        let of_shard = |kind, missing| LifecycleStep { missing, ..LifecycleStep::of(kind, now) };
-        match reader.octet()? {
-            TIME => now = Timestamp(now.0.saturating_add(reader.varint()?)),
-            QUEUE => queues.push(reader.text()?),
-            CLIENT => {
-                let (id, name) = (reader.text()?, reader.text()?);
-                clients.push(ClientView { id, name, kind: reader.text()?, protocol: reader.text()? });
-            }
-            STARTED => show(of_shard(LifecycleKind::Started, 0)),
-            GAP => show(of_shard(LifecycleKind::Gap, reader.varint()?)),
-            code => {
-                let kind = code.checked_sub(STEP).and_then(LifecycleKind::from_code);
-                let kind = kind.ok_or(malformed("a step of no known kind"))?;
-                let step = reader.step(
-                    LifecycleStep { number, ..LifecycleStep::of(kind, now) },
-                    &queues,
-                    &clients,
-                )?;
-                number = step.number;
-                show(step);
-            }
-        }
-    }
-    Ok(())
-}
-
-impl LifecycleStep<'_> {
-    fn of(kind: LifecycleKind, time: Timestamp) -> Self {
-        Self {
-            kind,
-            time,
-            queue: "",
-            number: MessageNumber(0),
-            attempt: 0,
-            last: false,
-            header_bytes: 0,
-            body_bytes: 0,
-            producer: None,
-            consumer: None,
-            reason: None,
-            target: None,
-            id: None,
-            content: None,
-            missing: 0,
-        }
-    }
-}
-
-pub(crate) fn malformed(why: &'static str) -> RecordError {
-    RecordError::Malformed { what: HISTORY, why }
-}
-
-/// A number as [`push`] writes it, and what stands behind it.
-pub(crate) fn varint(bytes: &[u8]) -> Result<(u64, &[u8]), RecordError> {
-    let mut reader = Reader { rest: bytes };
-    Ok((reader.varint()?, reader.rest))
-}
-
-struct Reader<'a> {
-    rest: &'a [u8],
-}
-
-impl<'a> Reader<'a> {
-    /// The rest of a step; `before` has the kind, the time, and the number of the step before.
-    fn step(
-        &mut self,
-        before: LifecycleStep<'a>,
-        queues: &[&'a str],
-        clients: &[ClientView<'a>],
-    ) -> Result<LifecycleStep<'a>, RecordError> {
-        let flags = self.octet()?;
-        let queue = look_up(queues, self.varint()?)?;
-        let number = MessageNumber(before.number.0.wrapping_add(unzigzag(self.varint()?)));
-        let attempt = u16::try_from(self.varint()?).map_err(|_| malformed("an attempt beyond 65535"))?;
-        let (header_bytes, body_bytes) = (self.varint()?, self.varint()?);
-        let mut client = |flag| -> Result<Option<ClientView<'a>>, RecordError> {
-            (flags & flag != 0).then(|| look_up(clients, self.varint()?)).transpose()
-        };
-        let (producer, consumer) = (client(PRODUCER)?, client(CONSUMER)?);
-        let reason = (flags & REASON != 0).then(|| self.text()).transpose()?;
-        let target = (flags & TARGET != 0).then(|| look_up(queues, self.varint()?)).transpose()?;
-        let id = (flags & ID != 0).then(|| self.bytes()).transpose()?;
-        let content =
-            (flags & CONTENT != 0).then(|| self.content(flags, header_bytes, body_bytes)).transpose()?;
-        Ok(LifecycleStep {
-            queue,
-            number,
-            attempt,
-            last: flags & FINAL != 0,
-            header_bytes,
-            body_bytes,
-            producer,
-            consumer,
-            reason,
-            target,
-            id,
-            content,
-            ..before
-        })
-    }
-
-    fn content(
-        &mut self,
-        flags: u8,
-        header_bytes: u64,
-        body_bytes: u64,
-    ) -> Result<ContentView<'a>, RecordError> {
-        let properties = self.octet()?;
-        let content_type = u16::from_le_bytes([self.octet()?, self.octet()?]);
-        let headers = self.take(header_bytes)?;
-        let body = (flags & NO_BODY == 0).then(|| self.take(body_bytes)).transpose()?;
-        Ok(ContentView { high_priority: properties & 1 != 0, content_type, headers, body })
-    }
-
-    fn octet(&mut self) -> Result<u8, RecordError> {
-        let (octet, rest) = self.rest.split_first().ok_or(malformed("it ends too early"))?;
-        self.rest = rest;
-        Ok(*octet)
-    }
-
-    fn varint(&mut self) -> Result<u64, RecordError> {
-        let mut value = 0;
-        for shift in (0..64).step_by(7) {
-            let octet = self.octet()?;
-            let bits = u64::from(octet & 0x7f);
-            if shift == 63 && bits > 1 {
-                break;
-            }
-            value |= bits << shift;
-            if octet & 0x80 == 0 {
-                return Ok(value);
-            }
-        }
-        Err(malformed("a number of more than 64 bits"))
-    }
-
-    fn take(&mut self, length: u64) -> Result<&'a [u8], RecordError> {
-        let length = usize::try_from(length).map_err(|_| malformed("it ends too early"))?;
-        let (taken, rest) = self.rest.split_at_checked(length).ok_or(malformed("it ends too early"))?;
-        self.rest = rest;
-        Ok(taken)
-    }
-
-    fn bytes(&mut self) -> Result<&'a [u8], RecordError> {
-        let length = self.varint()?;
-        self.take(length)
-    }
-
-    fn text(&mut self) -> Result<&'a str, RecordError> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| malformed("a name is not UTF-8"))
-    }
-}
-
-fn look_up<T: Copy>(names: &[T], number: u64) -> Result<T, RecordError> {
-    let index = usize::try_from(number).ok();
-    index.and_then(|index| names.get(index)).copied().ok_or(malformed("it names what it did not define"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::history::format::HISTORY;
+    use crate::history::log::*;
+    use crate::history::reader::*;
+    use crate::model::config::HistoryOptions;
+    use crate::model::entry::Entry;
+    use crate::model::id::ConnectionId;
+    use crate::model::message::Message;
     use crate::model::message::Properties;
+    use crate::model::record::RecordError;
 
     fn client(number: u64) -> Arc<Client> {
         Arc::new(Client {

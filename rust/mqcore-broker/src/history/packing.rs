@@ -1,24 +1,27 @@
-//! Blocks of history in fewer octets, for the disk: names, headers and bodies of one turn resemble each other, and what is
-//! not written costs neither the disk nor the processor, who copies every octet into memory it has not touched before.
+//! Compressed blocks of history for the disk. Names, headers and bodies of one call resemble each
+//! other.
 //!
 //! ```text
-//! packed:  version 2 u8, octets of the block varint, the block as LZ4 writes a block
+//! packed:  version 2 u8, size of the block in bytes varint, the block in LZ4's block format
 //! ```
 //!
-//! A block that would not become smaller stays as it is. Its own version, 1, tells the two apart.
+//! A block that would not become smaller is stored as it is. The version byte, 1 or 2, tells them
+//! apart.
 
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
-use crate::history::{malformed, push, varint};
+use crate::history::format::push;
+use crate::history::reader::{malformed, varint};
 use crate::model::record::RecordError;
 
 const VERSION: u8 = 2;
-/// Shorter blocks have too little that repeats.
+/// Shorter blocks repeat too little.
 const SHORTEST: usize = 256;
-/// No octet of LZ4's stands for more octets than this; a block that claims more is none, and asks for no memory.
+/// One byte of LZ4 stands for at most this many bytes. A block that claims more is malformed and gets
+/// no memory.
 const RATIO_MAX: u64 = 255;
 
-/// Packs blocks. Keeps its memory from one to the next.
+/// Packs blocks. Reuses its memory from block to block.
 pub struct Packer {
     table: CompressTable,
     packed: Vec<u8>,
@@ -37,7 +40,7 @@ impl std::fmt::Debug for Packer {
 }
 
 impl Packer {
-    /// The octets to store for a block.
+    /// Returns the bytes to store for a block.
     pub fn pack<'a>(&'a mut self, block: &'a [u8]) -> &'a [u8] {
         if block.len() < SHORTEST {
             return block;
@@ -54,24 +57,25 @@ impl Packer {
     }
 }
 
-/// The block of which these octets were stored; one that was packed is put into `memory`.
+/// Returns the block that was stored as these bytes. A packed block is unpacked into `memory`.
 ///
 /// # Errors
-/// [`RecordError::Malformed`] for what no [`Packer`] wrote. What is not packed is not looked at.
+/// [`RecordError::Malformed`] if no [`Packer`] wrote these bytes. The contents of unpacked blocks are
+/// not checked.
 pub fn unpack<'a>(stored: &'a [u8], memory: &'a mut Vec<u8>) -> Result<&'a [u8], RecordError> {
     let Some((&VERSION, rest)) = stored.split_first() else { return Ok(stored) };
     let (octets, packed) = varint(rest)?;
     if octets > packed.len() as u64 * RATIO_MAX {
-        return Err(malformed("a packed block claims more octets than it can have"));
+        return Err(malformed("a packed block claims an impossible size"));
     }
-    // What an earlier block left in there is written over, so it needs no clearing.
+    // Decompression overwrites what an earlier block left there, so it needs no clearing.
     if memory.len() < octets as usize {
         memory.resize(octets as usize, 0);
     }
     let block = &mut memory[..octets as usize];
     match decompress_into(packed, block) {
         Ok(found) if found as u64 == octets => Ok(block),
-        _ => Err(malformed("a packed block is not what was packed")),
+        _ => Err(malformed("a packed block has another size than it claims")),
     }
 }
 
@@ -91,7 +95,8 @@ mod tests {
     proptest! {
         #[test]
         fn every_block_comes_back_as_it_was(words in prop::collection::vec(any::<[u8; 3]>(), 1..9), count in 0_usize..3000) {
-            // Of few words, so that there is something to gain; the first octet is that of every block.
+            // Few different words, so that packing gains something; the first byte is the version of
+            // every block.
             let block: Vec<u8> = [1].into_iter().chain(words.iter().cycle().take(count).flatten().copied()).collect();
             there_and_back(&mut Packer::default(), &block);
         }

@@ -1,44 +1,44 @@
-//! Topics that queues are bound to, and when a queue without consumers goes.
+//! Topics that queues are bound to, and when an unused queue is removed.
 
 use std::time::Duration;
 
 use crate::model::id::{QueueAddress, TopicName};
 use crate::model::topic::TopicPattern;
 
-/// When a queue goes that has no subscription any more.
+/// When the broker removes a queue that has no subscription any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnusedPolicy {
-    /// Never by itself.
+    /// Never.
     #[default]
     Keep,
-    /// With its last subscription.
+    /// When its last subscription ends.
     Delete,
-    /// So long after its last subscription, unless another one comes.
+    /// This long after its last subscription ended, unless another one begins.
     DeleteAfter(Duration),
 }
 
-/// A change of a queue's list, done in the order of the fields.
+/// A change of a queue's topics. The fields are applied in this order.
 #[derive(Debug, Clone, Default)]
 pub struct QueueBinding {
-    /// `Some`: these instead of all it has.
+    /// `Some`: replaces all topics.
     pub replace: Option<Vec<TopicName>>,
-    /// No longer these.
+    /// Topics to remove.
     pub remove: Vec<TopicName>,
-    /// No longer those that fit.
+    /// Patterns: topics that match one of them are removed.
     pub remove_matching: Vec<TopicPattern>,
-    /// These too.
+    /// Topics to add.
     pub add: Vec<TopicName>,
-    /// `Some`: when it goes from now on.
+    /// `Some`: the new policy for the unused queue.
     pub unused: Option<UnusedPolicy>,
 }
 
-/// A queue's list, as its subscriptions are told.
+/// The topics of a queue, as its subscriptions are notified.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueBindings {
     /// The queue.
     pub queue: QueueAddress,
-    /// Its topics, in the order of their octets.
+    /// Its topics in byte order.
     pub topics: Vec<TopicName>,
-    /// When it goes.
+    /// When the unused queue is removed.
     pub unused: UnusedPolicy,
 }

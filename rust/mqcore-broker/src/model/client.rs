@@ -5,67 +5,66 @@ use std::sync::Arc;
 use crate::model::id::ConnectionId;
 use crate::model::time::Timestamp;
 
-/// What is known of a peer before it has said anything: seen by the listener, not claimed by the peer.
+/// What the listener knows about a peer before the handshake; nothing of it is the peer's claim.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peer {
-    /// Where it connects from, `192.0.2.7:50312`; `None` if it needs no network: inside this process, or through a
-    /// Unix socket.
+    /// Remote address, `192.0.2.7:50312`; `None` for in-process and Unix-socket connections.
     pub address: Option<Box<str>>,
-    /// Whether what it says cannot be read on the way.
+    /// Whether the connection is encrypted.
     pub encrypted: bool,
-    /// What it proved to be, if the listener asks for certificates and it has one.
+    /// The verified client certificate, if the listener asks for one and the peer has one.
     pub certificate: Option<Arc<PeerCertificate>>,
 }
 
-/// What a peer's certificate says, after the listener has checked it: it was issued by an authority that the
-/// listener was told, it is valid now, and the peer has its key.
+/// A verified client certificate: a trusted authority issued it, it is valid now, and the peer has its
+/// key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerCertificate {
-    /// The common name of its subject; empty if it has none.
+    /// Common name of the subject; empty if it has none.
     pub subject: Box<str>,
-    /// Its alternative names, each with its kind in front, so that none is taken for another:
-    /// `dns:worker.example`, `email:ann@example.org`, `uri:spiffe://shop/worker`, `ip:192.0.2.7`.
+    /// Alternative names, each prefixed by its kind: `dns:worker.example`, `email:ann@example.org`,
+    /// `uri:spiffe://shop/worker`, `ip:192.0.2.7`.
     pub names: Box<[Box<str>]>,
-    /// SHA-256 of the whole certificate, 64 lower-case hexadecimal digits.
+    /// SHA-256 of the certificate: 64 lower-case hexadecimal digits.
     pub fingerprint: Box<str>,
-    /// The last moment at which it is valid.
+    /// The last moment at which the certificate is valid.
     pub not_after: Timestamp,
 }
 
-/// Who is connected. Made once, at the handshake, and shared from then on.
+/// A connected client. Created once, at the handshake, and shared from then on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Client {
-    /// The connection that it speaks through.
+    /// The client's connection.
     pub connection: ConnectionId,
-    /// Unique among those connected.
+    /// Client id, unique among connected clients.
     pub id: Box<str>,
-    /// Not unique; `None` if the client gave none.
+    /// Client name, not unique; `None` if the client gave none.
     pub name: Option<Box<str>>,
-    /// What sort of program it is; `None` if the client gave none. (Twino's Client-Type.)
+    /// Client type (Twino's Client-Type); `None` if the client gave none.
     pub kind: Option<Box<str>>,
-    /// What it speaks, as listeners spell it; for the history and for people.
+    /// Protocol, as listeners spell it; for the history and for people.
     pub protocol: &'static str,
-    /// Whether it may list clients, remove channels and the like.
+    /// Whether the client may use administrators' requests.
     pub admin: bool,
-    /// When the handshake was finished.
+    /// When the handshake finished.
     pub connected_at: Timestamp,
 }
 
-/// What a peer says of itself when it connects.
+/// What a peer claims when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Introduction {
-    /// The id it wants; `None` or empty: the broker makes one.
+    /// Requested client id; `None` or empty: the broker generates one.
     pub id: Option<String>,
-    /// Its name.
+    /// Client name.
     pub name: Option<String>,
-    /// Its type.
+    /// Client type.
     pub kind: Option<String>,
-    /// Its token, for an authenticator.
+    /// Token for the authenticator.
     pub token: Option<String>,
-    /// Everything else it sent.
+    /// All other properties that the peer sent.
     pub properties: Vec<(String, String)>,
-    /// `Some`: the peer is another broker, which passes on what its clients produce; its host, if it told one. It is no
-    /// client: it counts to no limit of clients, is listed with the nodes, and its id belongs to it even while an
-    /// older connection of it seems to be there.
+    /// `Some`: the peer is a downstream broker that passes on what its clients produce; its host, if it
+    /// sent one. It is not a client: it does not count toward the client limit, it is listed with the
+    /// nodes, and it keeps its id even while an older connection of it still seems open.
     pub node: Option<String>,
 }

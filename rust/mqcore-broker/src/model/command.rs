@@ -1,4 +1,4 @@
-//! What a peer may ask of the broker, in the core's own words.
+//! Commands and requests: what peers ask of the broker.
 
 use smallvec::SmallVec;
 
@@ -13,132 +13,145 @@ use crate::model::subscription::{QueueSubscription, Remote};
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
 
-/// A message id as it was read, kept inline when it is short.
+/// A message id, stored inline when it is short.
 pub type MessageId = SmallVec<[u8; 36]>;
 
-/// What a peer asks. Those with a [`RequestId`] are answered by exactly one `Event::Answered` (or, for a pull,
-/// by the events of the pull).
+/// A command of a peer. The broker answers each [`RequestId`] with exactly one `Event::Answered`, or
+/// with the events of a pull.
+///
+/// ```
+/// use mqcore_broker::model::command::{Command, Destination};
+/// use mqcore_broker::model::id::QueueAddress;
+/// use mqcore_broker::model::message::{Message, Properties};
+///
+/// let queue = QueueAddress::parse("orders/1")?;
+/// let message = Message::from_parts(b"m-1", b"", b"hello", Properties::default(), None);
+/// let publish = Command::Publish { queue: queue.clone(), message };
+/// assert_eq!(publish.destination(4), Destination::Shard(queue.channel.shard(4)));
+/// # Ok::<(), mqcore_broker::model::id::NameError>(())
+/// ```
 #[derive(Debug, Clone)]
 pub enum Command {
-    /// Put a message into a queue. Refusals come as `Event::PublishRefused`.
+    /// Publish a message to a queue. A rejection arrives as `Event::PublishRefused`.
     Publish {
-        /// Where.
+        /// The queue.
         queue: QueueAddress,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Give a message to whoever subscribed to a topic, and a copy to each queue bound to it. It is never refused.
+    /// Publish a message to a topic: to its subscribers, and a copy to each bound queue. It is never
+    /// rejected.
     PublishTopic {
         /// The topic.
         topic: TopicName,
-        /// What.
+        /// The message.
         message: Message,
-        /// Whether its producer gets it too, if that has subscribed.
+        /// Whether the producer receives it too, if it has subscribed.
         to_producer: bool,
-        /// `Some`: answered by `Event::Answered` with `Reply::Published`.
+        /// `Some`: the broker answers with `Event::Answered` and `Reply::Published`.
         answer: Option<RequestId>,
     },
-    /// Give a message to a router. If its producer waits for something and no receiver answers it, the router does, by
-    /// `Event::Routed`.
+    /// Publish a message to a router. If the producer waits for an answer and no receiver answers, the
+    /// router does, with `Event::Routed`.
     Route {
         /// The router.
         router: RouterName,
-        /// What. It has an id.
+        /// The message, which has an id.
         message: Message,
     },
-    /// A consumer acknowledges a delivery of a queue.
+    /// Acknowledge a delivery.
     Acknowledge(Acknowledgement),
-    /// A subscription settles all its deliveries of a queue.
+    /// Settle all deliveries of one subscription.
     AcknowledgeAll {
-        /// Of which queue.
+        /// The queue.
         queue: QueueAddress,
-        /// Which of the connection's subscriptions.
+        /// The subscription.
         tag: Tag,
-        /// `None`: they were processed. `Some`: they were not; why.
+        /// `None`: acknowledge. `Some`: acknowledge negatively, with this reason.
         negative: Option<Box<str>>,
     },
-    /// A consumer whose subscriptions share slots has some again: this queue may have something for it. Never answered.
+    /// Slots of a consumer are free again, so this queue may have a message for it. Never answered.
     RoomFor {
-        /// Which queue.
+        /// The queue.
         queue: QueueAddress,
     },
-    /// A consumer asks for messages of a pull or cache queue.
+    /// Pull messages from a pull queue or a cache queue.
     Pull(Box<Pull>),
-    /// Hello: the peer says who it is. Answered by `Event::Welcomed` or `Event::Refused`.
+    /// Introduce the peer. The broker answers with `Event::Welcomed` or `Event::Refused`.
     Introduce(Box<Introduction>),
-    /// A message to other clients.
+    /// Send a message to other clients.
     Direct {
-        /// To whom.
+        /// The receivers.
         to: ClientPattern,
-        /// What; its `first_acquirer` property means "only the oldest match".
+        /// The message; its `first_acquirer` property means "only the oldest match".
         message: Message,
     },
-    /// An acknowledgement of a direct message, for its sender.
+    /// Acknowledge a direct message to its sender.
     AcknowledgeDirect {
-        /// The sender's client id.
+        /// Client id of the sender.
         to: Box<str>,
         /// The acknowledgement: id of the acknowledged message, headers, hops.
         message: Message,
     },
-    /// A response to a direct message, for its sender.
+    /// Respond to a direct message.
     Respond {
-        /// The sender's client id.
+        /// Client id of the sender.
         to: Box<str>,
         /// The response; `content_type` is the status.
         message: Message,
     },
-    /// Another broker passes on what a client of its own asked for. Nobody is answered but that broker, by
-    /// `Event::Confirmed` or `Event::Deferred`.
+    /// A downstream broker passes on a command of one of its clients. The broker answers only the
+    /// downstream broker, with `Event::Confirmed` or `Event::Deferred`.
     PassedOn(Box<PassedOn>),
-    /// Anything that is rare enough to be boxed.
+    /// A request: rare enough to be boxed.
     Request(RequestId, Box<Request>),
 }
 
-/// What another broker passes on.
+/// A command that a downstream broker passes on.
 #[derive(Debug, Clone)]
 pub struct PassedOn {
-    /// Which of its messages this is.
+    /// Identifies the message at the downstream broker.
     pub ticket: Ticket,
-    /// What it asks for: to publish, or one of the commands between clients. A message that is published carries the ticket too.
+    /// A publish or a command between clients. A published message carries the ticket too.
     pub command: Command,
 }
 
-/// A consumer's word about a delivery.
+/// A consumer's acknowledgement of a delivery, positive or negative.
 #[derive(Debug, Clone)]
 pub struct Acknowledgement {
-    /// Which of the consumer's subscriptions had the delivery; [`Tag::CHANNEL`] if it joined the channel.
+    /// The subscription that had the delivery; [`Tag::CHANNEL`] if the consumer joined the channel.
     pub tag: Tag,
-    /// The queue that the message came from.
+    /// The queue of the message.
     pub queue: QueueAddress,
-    /// The message.
+    /// The message id.
     pub message_id: MessageId,
     /// `None`: positive. `Some`: negative.
     pub refusal: Option<Box<Nack>>,
-    /// All header text of the acknowledgement, to be relayed; empty as a rule.
+    /// Header text to relay; usually empty.
     pub headers: Box<[u8]>,
-    /// Hops left, to be relayed.
+    /// Remaining hops, to relay.
     pub hops: u8,
-    /// The frame's first-acquirer bit, to be relayed.
+    /// The frame's first-acquirer bit, to relay.
     pub first_acquirer: bool,
 }
 
-/// A consumer's word about a delivery that it does not want. Boxed, so that the many acknowledgements that are positive are small.
+/// A negative acknowledgement. Boxed, so that the far more frequent positive ones stay small.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Nack {
-    /// Why.
+    /// The reason.
     pub reason: Box<str>,
-    /// What the consumer wishes for the message.
+    /// Whether and when the consumer wants the message redelivered.
     pub retry: Retry,
 }
 
 impl Nack {
-    /// A refusal with a wish, as acknowledgements have it.
+    /// A boxed negative acknowledgement.
     #[must_use]
     pub fn new(reason: &str, retry: Retry) -> Box<Self> {
         Box::new(Self { reason: reason.into(), retry })
     }
 
-    /// One for this reason, if there is one, without a wish of its own.
+    /// A negative acknowledgement if there is a reason, retried as the queue decides.
     #[must_use]
     pub fn of(reason: Option<&str>) -> Option<Box<Self>> {
         reason.map(|reason| Self::new(reason, Retry::AsDecided))
@@ -146,63 +159,65 @@ impl Nack {
 }
 
 impl Acknowledgement {
-    /// Why the message is refused; `None`: it is not.
+    /// The reason if the acknowledgement is negative.
     #[must_use]
     pub fn negative(&self) -> Option<&str> {
         self.refusal.as_deref().map(|refusal| &*refusal.reason)
     }
 }
 
-/// When a message is to be handed out again that its consumer refused.
+/// When to redeliver a negatively acknowledged message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Retry {
-    /// As its queue's policy or handler decides: at once, if at all.
+    /// As the queue's policy or handler decides.
     #[default]
     AsDecided,
-    /// Not before this time, if it is put back.
+    /// Not before this time, if it is requeued.
     NotBefore(Timestamp),
-    /// Never: it has failed for good, and goes to the dead-letter queue. Only a handler of its queue may still put it back.
+    /// Never: the message has failed for good and goes to the dead-letter queue. Only a handler of the
+    /// queue may still requeue it.
     Never,
 }
 
-/// Which clients a direct message is for.
+/// The receivers of a direct message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientPattern {
-    /// The one with this id.
+    /// The client with this id.
     Id(Box<str>),
-    /// All with this name, or the oldest of them.
+    /// All clients with this name, or the oldest of them.
     Name(Box<str>),
-    /// All of this type, or the oldest of them.
+    /// All clients of this type, or the oldest of them.
     Kind(Box<str>),
 }
 
-/// Which stored messages are cleared.
+/// Which stored messages to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clear {
-    /// Those of high priority.
+    /// Messages of high priority.
     pub high_priority: bool,
-    /// The others.
+    /// All other messages.
     pub normal: bool,
 }
 
 /// A pull request.
 #[derive(Debug, Clone)]
 pub struct Pull {
-    /// The session's number for it.
+    /// Request number, chosen by the session.
     pub request: RequestId,
-    /// From where.
+    /// The queue.
     pub queue: QueueAddress,
-    /// How many at most. Zero is unacceptable, unless the queue is a cache, which has one message for whoever asks.
+    /// Maximum number of messages. Zero is unacceptable, except for a cache queue, which has one
+    /// message for everyone.
     pub count: u32,
-    /// Newest first.
+    /// Whether the newest messages come first.
     pub lifo: bool,
-    /// What is removed afterwards.
+    /// What to remove afterwards.
     pub clear: Clear,
-    /// Whether each message tells how many are left.
+    /// Whether each message carries the number of messages left.
     pub info: bool,
 }
 
-/// The names of the events that one can subscribe to.
+/// Events that clients can subscribe to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names say it; the document lists them under Event Types")]
 #[repr(u8)]
@@ -222,7 +237,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 12] = [
         Self::ClientConnected,
         Self::ClientDisconnected,
@@ -256,12 +271,12 @@ impl EventKind {
         }
     }
 
-    /// The event of this name.
+    /// The event with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// What a subscription has to name: nothing, a channel, or a channel and a queue.
+    /// What a subscription must name: nothing, a channel, or a channel and a queue.
     pub fn scope(self) -> EventScope {
         match self {
             Self::ClientConnected
@@ -280,7 +295,7 @@ impl EventKind {
     }
 }
 
-/// What an event is about.
+/// The scope of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventScope {
     /// The server as a whole.
@@ -291,117 +306,124 @@ pub enum EventScope {
     Queue,
 }
 
-/// Subscribing to, or unsubscribing from, an event.
+/// Subscribes to an event, or ends that subscription.
 #[derive(Debug, Clone)]
 pub struct EventSubscription {
-    /// Which event.
+    /// The event.
     pub kind: EventKind,
-    /// The channel, where the event's scope needs one.
+    /// The channel, if the event's scope needs one.
     pub channel: Option<ChannelName>,
-    /// The queue, where the event's scope needs one.
+    /// The queue, if the event's scope needs one.
     pub queue: Option<u16>,
     /// `true` subscribes, `false` unsubscribes.
     pub on: bool,
 }
 
-/// Operations: rare, and answered each.
+/// Requests: rare operations that are answered one by one.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the fields are what the operation is about")]
 pub enum Request {
-    /// Become a consumer of all queues of a channel. Twice is fine.
+    /// Consume all queues of a channel. Joining twice has no effect.
     Join { channel: ChannelName },
-    /// Stop being one.
+    /// Leave a channel.
     Leave { channel: ChannelName },
-    /// Say whether the client may publish to a queue; `NotFound` if there is none and publishing would not make one.
+    /// Check whether the client may publish to a queue; `NotFound` if the queue does not exist and
+    /// publishing would not create it.
     MayPublish { queue: QueueAddress },
-    /// Create a channel; `AlreadyExists` if there is one.
+    /// Create a channel; `AlreadyExists` if it exists.
     CreateChannel { channel: ChannelName, changes: ChannelChanges },
     /// Remove a channel with its queues and their messages. For administrators.
     RemoveChannel { channel: ChannelName },
     /// One channel's information. For administrators.
     ChannelInformation { channel: ChannelName },
-    /// Channels whose name matches (see [`crate::model::filter`]). Asked of every shard. For administrators.
+    /// List channels whose name matches (see [`crate::model::filter`]). Sent to every shard. For
+    /// administrators.
     ListChannels { filter: Option<Box<str>> },
-    /// The clients joined to a channel. For administrators.
+    /// List the clients that joined a channel. For administrators.
     ListConsumers { channel: ChannelName },
-    /// Create a queue, and its channel if it is missing; `AlreadyExists` if there is one.
+    /// Create a queue, and its channel if it does not exist; `AlreadyExists` if the queue exists.
     CreateQueue { queue: QueueAddress, changes: QueueChanges },
-    /// Change options of a queue, its status among them. For administrators.
+    /// Change options of a queue, including its status. For administrators.
     UpdateQueue { queue: QueueAddress, changes: QueueChanges },
     /// Remove a queue with its messages. For administrators.
     RemoveQueue { queue: QueueAddress },
-    /// Remove stored messages. For administrators.
+    /// Remove stored messages of a queue. For administrators.
     ClearQueue { queue: QueueAddress, clear: Clear },
     /// One queue's information. For administrators.
     QueueInformation { queue: QueueAddress },
     /// All queues of a channel. For administrators.
     ListQueues { channel: ChannelName },
-    /// Connected clients whose type matches. Asked of the home shard. For administrators.
+    /// List connected clients whose type matches. Sent to the home shard. For administrators.
     ListClients { kind: Option<Box<str>> },
-    /// Nodes. Asked of the home shard. For administrators.
+    /// List nodes. Sent to the home shard. For administrators.
     ListNodes,
-    /// Event subscriptions. Those of scope `Server` about channels are asked of every shard.
+    /// Subscribe to events. Subscriptions to server-wide channel events are sent to every shard.
     Subscribe(EventSubscription),
-    /// Consume a queue on one's own terms.
+    /// Subscribe to a queue.
     SubscribeQueue(Box<QueueSubscription>),
-    /// End that; what is not settled goes back.
+    /// End a subscription; its unsettled deliveries are requeued.
     UnsubscribeQueue { queue: QueueAddress, tag: Tag },
-    /// Do something to the subscriptions of a name, whoever has them. `NotFound` from every shard that has none. Asked of
-    /// every shard.
+    /// Act on all subscriptions with a name, whichever connection has them. Every shard without one
+    /// answers `NotFound`. Sent to every shard.
     ToSubscriptions { name: Box<[u8]>, what: Remote },
-    /// Change what a queue is bound to, whether or not it exists yet. Answered when no message can be missed any more.
+    /// Change the topics of a queue, which need not exist yet. Answered once no message can be missed
+    /// any more.
     RebindQueue { queue: QueueAddress, binding: Box<QueueBinding> },
-    /// How much there is of what. Asked of every shard.
+    /// Count clients, queues, messages and so on. Sent to every shard.
     ObjectCounts,
-    /// Remove a queue that its consumers made, and what it is bound to, whether or not it exists. Who consumes it is told of
-    /// its bindings once more.
+    /// Remove a queue that its consumers created, with its topics, whether or not it exists. Its
+    /// subscriptions are notified of their bindings one last time.
     DropQueue { queue: QueueAddress },
-    /// Get the messages of topics from now on; each once, however many subscriptions match. Twice is fine. `told`: each
-    /// as an `Event::Published` of its own, for sessions that number, filter or acknowledge; else encoded once for all.
-    /// Patterns are asked of every shard.
+    /// Subscribe to topics. The client gets each message once, however many of its subscriptions match.
+    /// Subscribing twice has no effect. `told`: each message is an `Event::Published` of its own, for
+    /// sessions that number, filter or acknowledge messages; otherwise a message is encoded once for
+    /// all subscribers. Patterns are sent to every shard.
     SubscribeTopic { pattern: TopicPattern, told: bool },
-    /// No longer; `NotFound` without such a subscription. Patterns are asked of every shard.
+    /// End a subscription to topics; `NotFound` if there is none. Patterns are sent to every shard.
     UnsubscribeTopic { pattern: TopicPattern },
-    /// A queue gets copies of the messages of topics from now on, once it exists. Twice is fine. Patterns are asked of
-    /// every shard.
+    /// Bind a queue to topics: it gets copies of their messages from now on, once it exists. Binding
+    /// twice has no effect. Patterns are sent to every shard.
     BindTopic { pattern: TopicPattern, queue: QueueAddress },
-    /// No longer; `NotFound` without such a binding. Patterns are asked of every shard.
+    /// Unbind a queue from topics; `NotFound` if it is not bound. Patterns are sent to every shard.
     UnbindTopic { pattern: TopicPattern, queue: QueueAddress },
-    /// The topics and patterns that a queue is bound to. Asked of every shard.
+    /// List the topics and patterns that a queue is bound to. Sent to every shard.
     ListTopicBindings { queue: QueueAddress },
-    /// Topics that have a subscriber or a queue, or were published to lately. Asked of every shard.
+    /// List topics that have a subscriber or a queue, or were published to recently. Sent to every
+    /// shard.
     ListTopics,
-    /// Who gets the messages of a topic.
+    /// List the subscribers of a topic.
     ListSubscribers { topic: TopicName },
-    /// Create a router; fine if there is one of this name and method. For administrators.
+    /// Create a router; no effect if a router with this name and method exists. For administrators.
     CreateRouter { router: RouterName, method: RouterMethod },
-    /// Remove a router with its bindings; fine if there is none. For administrators.
+    /// Remove a router with its bindings; no effect if it does not exist. For administrators.
     RemoveRouter { router: RouterName },
-    /// Routers whose name matches (see [`crate::model::filter`]). Asked of every shard. For administrators.
+    /// List routers whose name matches (see [`crate::model::filter`]). Sent to every shard. For
+    /// administrators.
     ListRouters { filter: Option<Box<str>> },
-    /// The bindings of a router. For administrators.
+    /// List the bindings of a router. For administrators.
     ListBindings { router: RouterName },
     /// Add a binding to a router. For administrators.
     AddBinding { router: RouterName, binding: Binding },
-    /// Remove a binding of a router; fine if there is none. For administrators.
+    /// Remove a binding of a router; no effect if it does not exist. For administrators.
     RemoveBinding { router: RouterName, binding: Box<str> },
-    /// Say where a message would go, and why; nothing is sent, but handlers are asked. For administrators.
+    /// Show where a message would go, and why. Nothing is delivered, but handlers are asked. For
+    /// administrators.
     TestRoute { router: RouterName, message: Message },
 }
 
-/// Which shard or shards a command is for.
+/// The shard or shards that a command is sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Destination {
-    /// The shard with this number, which owns the channel concerned.
+    /// The shard with this number, which owns the channel.
     Shard(usize),
-    /// The shard that knows all clients: number 0.
+    /// The home shard, number 0, which knows all clients.
     Home,
-    /// Every shard; each gives its part of the answer.
+    /// Every shard; each answers with its part.
     Every,
 }
 
 impl Command {
-    /// The queue that it is about, if it is one of the commands that come by the thousand.
+    /// The queue of a frequent command.
     fn queue(&self) -> Option<&QueueAddress> {
         match self {
             Self::Publish { queue, .. } => Some(queue),
@@ -410,14 +432,15 @@ impl Command {
         }
     }
 
-    /// Whether this command goes where `other` does for the very same name, which is cheaper to see than where that is. May
-    /// say no to what goes there all the same.
+    /// Whether this command goes to the same shard as `other`, judged by pointer equality of the
+    /// channel name, which is cheaper than hashing. May return false for commands that go to the same
+    /// shard.
     pub fn goes_with(&self, other: &Self) -> bool {
         let queues = self.queue().zip(other.queue());
         queues.is_some_and(|(mine, its)| mine.channel.is_same(&its.channel))
     }
 
-    /// Where this command has to go in a broker of `shards` shards.
+    /// Where this command goes in a broker with `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {
@@ -438,7 +461,7 @@ impl Command {
 }
 
 impl Request {
-    /// Where this request has to go in a broker of `shards` shards.
+    /// Where this request goes in a broker with `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {
@@ -494,7 +517,7 @@ mod tests {
 
     #[test]
     fn a_command_is_as_large_as_an_acknowledgement_without_a_refusal() {
-        // Each is written by its session and read by its shard, by the thousand; what is rare in one is boxed.
+        // Sessions write and shards read thousands of commands at a time, so rare parts are boxed.
         assert_eq!(size_of::<Acknowledgement>(), 104);
         assert_eq!(size_of::<Command>(), size_of::<Acknowledgement>());
     }

@@ -1,4 +1,4 @@
-//! What a shard, its handlers and its history start with.
+//! Configuration of a shard, its handlers and its history.
 
 use std::time::Duration;
 
@@ -6,35 +6,40 @@ use crate::model::decision::{Acknowledge, Decision, PutBack, Steps};
 use crate::model::options::ChannelOptions;
 use crate::model::policy::Policy;
 
-/// What a shard is told when it starts.
+/// Configuration of one shard.
 #[derive(Debug, Clone)]
 pub struct BrokerConfig {
-    /// This shard's number, below `shards`. Number 0 is home to all clients.
+    /// Number of this shard, below `shards`. Shard 0 is the home shard of all clients.
     pub shard: usize,
-    /// How many shards there are.
+    /// Number of shards.
     pub shards: usize,
-    /// What channels, and through them queues, start with.
+    /// Default options of channels, and through them of queues.
     pub channel: ChannelOptions,
-    /// Publishing to, or joining, a missing channel creates it. Default no.
+    /// Whether publishing to, or joining, a missing channel creates it. Default: false.
     pub auto_create_channels: bool,
-    /// Publishing to a missing queue creates it. Default no.
+    /// Whether publishing to a missing queue creates it. Default: false.
     pub auto_create_queues: bool,
-    /// Clients connected at most; zero: no limit. Default zero.
+    /// Maximum number of connected clients; 0: no limit. Default: 0.
     pub client_limit: u32,
-    /// Channels of this shard at most; zero: no limit. Default zero.
+    /// Maximum number of channels on this shard; 0: no limit. Default: 0.
     pub channel_limit: u32,
-    /// The key of the handler or policy of queues whose channel names none. Default `memory`.
+    /// Key of the handler or policy of queues whose channel names none. Default: `memory`.
     pub delivery_handler: Box<str>,
-    /// How long a consumer may be unable to take more before its connection is closed. Default 30 s.
+    /// How long a consumer's output buffer may stay full before its connection is closed. Default: 30
+    /// s.
     pub slow_consumer_timeout: Duration,
-    /// Messages of one queue that may wait for a handler's decision; more are refused as busy. Default 100,000.
+    /// Maximum number of messages of one queue that wait for a handler's decision; further ones are
+    /// rejected as busy. Default: 100,000.
     pub undecided_max: usize,
-    /// Octets of saved messages that may wait in the memory of this shard. Above it, the bodies that are furthest from
-    /// being handed out leave memory, and are asked for before they are needed. Default 256 MiB.
+    /// Bytes of saved messages that may wait in the memory of this shard. Above this watermark, the
+    /// bodies that will be delivered last leave memory; they are loaded again before they are needed.
+    /// Default: 256 MiB.
     pub memory_watermark: u64,
-    /// Whether, and how, what happens to each message is written down: [`Broker::take_history`]. Default no.
+    /// Whether and how the lifecycle of messages is recorded, for
+    /// [`Broker::take_history`](crate::shard::Broker::take_history). Default: not recorded.
     pub history: Option<HistoryOptions>,
-    /// Makes generated ids unguessable and unique: random, different for each start and shard.
+    /// Makes generated ids unguessable and unique. Use a random value, different for each start and
+    /// shard.
     pub seed: u64,
 }
 
@@ -58,23 +63,24 @@ impl Default for BrokerConfig {
     }
 }
 
-/// A delivery handler as the broker knows it: which steps it wants to decide, and what holds for the others.
+/// A delivery handler: the steps that it decides itself, and the policy for the others.
 #[derive(Debug, Clone)]
 pub struct HandlerSpec {
-    /// The key by which queues name it.
+    /// The key that queue options use.
     pub key: Box<str>,
-    /// The steps it decides itself; only these are asked.
+    /// The steps that the handler decides itself; the broker asks it about these only.
     pub overrides: Steps,
-    /// Decides all other steps.
+    /// The policy for all other steps.
     pub base: Policy,
-    /// How long an answer may take. Default 10 s.
+    /// Time to answer. Default: 10 s.
     pub timeout: Duration,
-    /// Holds when an answer failed or is late. Default: keep the message (allow, or put back at the end).
+    /// The decision if an answer fails or is late. Default: keep the message (allow, or requeue at the
+    /// end).
     pub fallback: Decision,
 }
 
 impl HandlerSpec {
-    /// A ready-made policy as a handler: it decides everything and asks nobody.
+    /// Makes a handler from a ready-made policy, which decides every step itself.
     pub fn of_policy(policy: Policy) -> Self {
         Self {
             key: policy.key.into(),
@@ -85,15 +91,15 @@ impl HandlerSpec {
         }
     }
 
-    /// The fallback that loses nothing: go on, and put back what failed.
+    /// The fallback that loses nothing: allow, and requeue what failed.
     pub const KEEP: Decision =
         Decision { allow: true, save: false, put_back: PutBack::End, acknowledge: Acknowledge::None };
 }
 
-/// What of the history is kept.
+/// What the history contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryOptions {
-    /// Whether the bodies of messages are kept too, and not only their sizes. Default yes.
+    /// Whether the history contains message bodies, not only their sizes. Default: true.
     pub bodies: bool,
 }
 

@@ -1,54 +1,64 @@
-//! What a delivery handler answers at each step of a message's way, and how answers combine.
+//! Decisions of delivery handlers at each step of a message, and how decisions combine.
 
-/// Whether and where a message returns to its queue.
+/// Whether and where a message is requeued (`put_back` on the wire and in handlers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PutBack {
-    /// It does not.
+    /// Not requeued.
     #[default]
     No,
-    /// In front: consumed next.
+    /// At the start: delivered next.
     Start,
-    /// Behind all others.
+    /// At the end, behind all others.
     End,
 }
 
-/// Whether the producer is told, right after the step.
+/// Which acknowledgement the producer gets after the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Acknowledge {
-    /// Nothing is sent.
+    /// None.
     #[default]
     None,
-    /// A positive acknowledgement.
+    /// A positive one.
     Always,
-    /// A positive acknowledgement if the message is saved by now; else nothing.
+    /// A positive one if the message is saved by now; otherwise none.
     IfSaved,
-    /// A negative acknowledgement.
+    /// A negative one.
     Negative,
 }
 
-/// One answer of a handler (Twino's Decision).
+/// The answer of a handler (Twino's Decision).
+///
+/// ```
+/// use mqcore_broker::model::decision::{Decision, PutBack};
+///
+/// let requeue = Decision { put_back: PutBack::End, ..Decision::REFUSE };
+/// let save = Decision { save: true, ..Decision::ALLOW };
+/// let combined = requeue.combine(save);
+/// assert!(combined.allow && combined.save);
+/// assert_eq!(combined.put_back, PutBack::End);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Decision {
-    /// Go on to the next step; `false` ends the message's way here.
+    /// Whether to continue with the next step; `false` stops the message here.
     pub allow: bool,
-    /// Save the message if it is not saved yet.
+    /// Whether to save the message if it is not saved yet.
     pub save: bool,
-    /// Return it to its queue.
+    /// Whether and where to requeue the message.
     pub put_back: PutBack,
-    /// Tell its producer.
+    /// Which acknowledgement to send to the producer.
     pub acknowledge: Acknowledge,
 }
 
 impl Decision {
-    /// Go on, nothing else.
+    /// Continue, nothing else.
     pub const ALLOW: Self =
         Self { allow: true, save: false, put_back: PutBack::No, acknowledge: Acknowledge::None };
     /// Stop here, nothing else.
     pub const REFUSE: Self = Self { allow: false, ..Self::ALLOW };
 
-    /// Joins the decisions of several consumers about one message, as the document means it: what one of
-    /// them wants saved is saved, what one of them puts back is put back (start wins over end, it is the
-    /// sooner), a negative acknowledgement is never lost, and the way goes on if any of them allows it.
+    /// Combines the decisions of several consumers about one message, as the document defines it. The
+    /// result saves, requeues (start wins over end) and allows if any of them does, and keeps a
+    /// negative acknowledgement.
     #[must_use]
     pub fn combine(self, other: Self) -> Self {
         use {Acknowledge as A, PutBack as P};
@@ -76,41 +86,45 @@ impl Default for Decision {
     }
 }
 
-/// A step of a message's way at which a handler may be asked. Names are Twino's, in snake case in Python.
+/// A step at which a handler may be asked about a message. The names are Twino's, in snake case in
+/// Python.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Step {
-    /// It arrived and is not stored yet.
+    /// A message arrived and is not stored yet.
     ReceivedFromProducer,
-    /// It is about to be offered to the first consumer.
+    /// The message is about to be offered to the first consumer.
     BeginSend,
-    /// It is about to be given to one consumer.
+    /// The message is about to be delivered to one consumer.
     CanConsumerReceive,
-    /// It was given to one consumer.
+    /// The message was delivered to one consumer.
     ConsumerReceived,
-    /// It could not be given to one consumer, or that consumer's connection ended before it settled.
+    /// Delivery to one consumer failed, or the consumer's connection ended before it settled the
+    /// message.
     ConsumerReceiveFailed,
     /// All consumers were tried.
     EndSend,
-    /// A consumer acknowledged it, positively or negatively.
+    /// A consumer acknowledged the message, positively or negatively.
     AcknowledgeReceived,
-    /// A consumer did not acknowledge it in time.
+    /// A consumer did not acknowledge the message in time.
     AcknowledgeTimedOut,
-    /// It waited in its queue for longer than it may.
+    /// The message exceeded its timeout in the queue.
     MessageTimedOut,
-    /// It left its queue for good. Told, not asked.
+    /// The message left its queue for good. A notification, not a question.
     MessageDequeued,
-    /// Another step raised an exception. Called by whoever runs the handler; listed to be overridable.
+    /// Another step raised an exception. Called by whatever runs the handler; listed so that it can be
+    /// overridden.
     ExceptionThrown,
-    /// A decision says save: the answer's `allow` tells whether the handler saved it.
+    /// A decision asks to save the message: the answer's `allow` tells whether the handler saved it.
     SaveMessage,
-    /// A message came through a router: the answer's targets tell where it goes, or, without any, `allow` whether the
-    /// handler took it itself. Asked of handlers that routers name, never for a queue.
+    /// A message arrived through a router: the answer's targets are its next queues, clients or topics.
+    /// Without targets, `allow` tells whether the handler took the message itself. Asked of handlers
+    /// that routers name, never for a queue.
     Route,
 }
 
 impl Step {
-    /// All steps, in the order of their numbers.
+    /// All steps in numeric order.
     pub const ALL: [Self; 13] = [
         Self::ReceivedFromProducer,
         Self::BeginSend,
@@ -127,7 +141,7 @@ impl Step {
         Self::Route,
     ];
 
-    /// The method of `mqcore.DeliveryHandler` (of `mqcore.Router` for the last) for this step.
+    /// The method of `mqcore.DeliveryHandler` for this step (`mqcore.Router` for the last one).
     pub fn method(self) -> &'static str {
         match self {
             Self::ReceivedFromProducer => "received_from_producer",
@@ -155,7 +169,7 @@ impl Steps {
     /// No step.
     pub const NONE: Self = Self(0);
 
-    /// This set and `step`.
+    /// This set plus `step`.
     #[must_use]
     pub const fn with(self, step: Step) -> Self {
         Self(self.0 | 1 << step as u8)

@@ -1,4 +1,4 @@
-//! What the broker wants done: its only way to touch the world.
+//! Effects: what the broker asks its caller to do.
 
 use std::sync::Arc;
 
@@ -22,64 +22,68 @@ use crate::model::stats::{
 };
 use crate::model::topic::TopicPattern;
 
-/// One thing to do. Effects are carried out in their order.
+/// One thing to do. The caller carries out effects in their order.
 #[derive(Debug, Clone)]
 pub enum Effect {
-    /// Tell a connection's session something.
+    /// Send an event to a connection's session.
     Notify(ConnectionId, Event),
-    /// Give a message to consumers. Kept apart from `Tell`, so that it can be encoded once for many.
+    /// Deliver a message to consumers. Separate from `Notify`, so that the message can be encoded once
+    /// for many consumers.
     Deliver(Deliver),
-    /// Give a topic's message to subscribers. Encoded once for many, as `Deliver` is.
+    /// Deliver a topic's message to subscribers, encoded once for many as with `Deliver`.
     Publication(Publication),
-    /// Ask a delivery handler. Answered by `Broker::answer`, in any order, or never.
+    /// Ask a delivery handler. The caller answers with `Broker::answer`, in any order, or never.
     Ask(Question),
-    /// End a connection; the rejection says why.
+    /// Close a connection for the given reason.
     Close(ConnectionId, Rejection),
-    /// Write a record down. Answered by `Broker::committed` where somebody waits for it.
+    /// Write a record. The caller reports the commit with `Broker::committed` if something waits for
+    /// it.
     Record(Sequence, Record),
-    /// Read messages back from the journal. Answered by `Broker::loaded`, in any order; every one of them.
+    /// Load message bodies from the journal. The caller returns every one of them with
+    /// `Broker::loaded`, in any order.
     Load(Load),
-    /// Tell a handler that a message left for good whose body only the journal has: read it, put it into the question,
-    /// and ask. It stands before the record that settles the message, so it can still be read.
+    /// Notify a handler that a paged-out message left its queue for good: load the message, put it into
+    /// the question, and ask. This effect precedes the record that settles the message, so the message
+    /// can still be loaded.
     Dequeued(Sequence, Question),
-    /// A dead-lettered message is safe in its new queue: tell its old shard, by `Broker::transferred`.
+    /// A dead letter is safe in its new queue: notify its old shard with `Broker::transferred`.
     Transferred(Origin),
-    /// Hand a dead-lettered message to the queue of another shard (or of this one), by `Broker::transfer`.
+    /// Transfer a dead letter to a queue of a shard, possibly this one, with `Broker::transfer`.
     Transfer(Transfer),
-    /// Hand something to another shard, by `Broker::forwarded`; what is handed to one shard keeps its order.
+    /// Forward something to a shard with `Broker::forwarded`. What goes to one shard keeps its order.
     Forward(usize, Forwarded),
 }
 
-/// What one shard asks another to do with a message.
+/// What one shard forwards to another.
 #[derive(Debug, Clone)]
 pub enum Forwarded {
-    /// Put a copy into a queue, of whose fate nobody hears.
+    /// Put a copy of a message into a queue. Its producer gets no confirmation.
     Copy {
-        /// Where.
+        /// The queue.
         to: QueueAddress,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// Go on with a message's trip through a router.
+    /// Continue the route of a message.
     Route(Box<Route>),
-    /// Forget what was counted about a router, or one of its bindings.
+    /// Discard the counters of a router, or of one of its bindings.
     ForgetRouter(RouterName, Option<Box<str>>),
-    /// Bind a queue to topics and unbind it from others, and say so.
+    /// Bind a queue to topics, unbind it from others, and confirm.
     Bind {
         /// The queue.
         queue: QueueAddress,
-        /// Topics of the shard that is asked.
+        /// Topics of the shard that receives this.
         bind: Vec<TopicName>,
-        /// Topics of the shard that is asked.
+        /// Topics of the shard that receives this.
         unbind: Vec<TopicName>,
-        /// Who wants to know when it is done.
+        /// The shard to confirm to.
         from: usize,
-        /// Under which number.
+        /// The number to confirm.
         ticket: u64,
     },
-    /// That was done.
+    /// The bindings were changed.
     Bound {
-        /// Under this number.
+        /// The number of the change.
         ticket: u64,
     },
 }
@@ -89,29 +93,29 @@ pub enum Forwarded {
 pub struct Publication {
     /// The topic.
     pub topic: TopicName,
-    /// What.
+    /// The message.
     pub message: Message,
-    /// To whom. Many publications in a row share one list.
+    /// The subscribers. Consecutive publications share one list.
     pub to: Recipients,
 }
 
-/// Messages of one queue that are to be read back, the one that is needed first at the front.
+/// Messages of one queue to load, in the order in which they are needed.
 #[derive(Debug, Clone)]
 pub struct Load {
     pub(crate) queue_ref: QueueRef,
-    /// Under which numbers they were put.
+    /// The sequences of their records.
     pub sequences: Vec<Sequence>,
 }
 
 impl Load {
-    /// What a part of it brought: each message, or `None` for one that cannot be read. All parts together must name
-    /// each number once.
+    /// The result of a part of the request: each message, or `None` if it cannot be read. All parts
+    /// together must name each sequence once.
     pub fn loaded(&self, messages: Vec<(Sequence, Option<Message>)>) -> Loaded {
         Loaded { queue_ref: self.queue_ref, messages }
     }
 }
 
-/// What [`Load::brought`].
+/// The result of a [`Load`].
 #[derive(Debug, Clone)]
 pub struct Loaded {
     pub(crate) queue_ref: QueueRef,
@@ -121,27 +125,35 @@ pub struct Loaded {
 /// A message for one or many consumers.
 #[derive(Debug, Clone)]
 pub struct Deliver {
-    /// The queue it comes from. Shared by all deliveries of that queue.
+    /// The queue of the message, shared by all its deliveries.
     pub queue: Arc<QueueAddress>,
-    /// What.
+    /// The message.
     pub message: Message,
-    /// To whom, in join order. Many deliveries in a row share one list.
+    /// The consumers in the order in which they joined. Consecutive deliveries share one list.
     pub to: Recipients,
     /// Whether consumers must acknowledge.
     pub acknowledge: bool,
-    /// Whether the producer stays unknown to consumers.
+    /// Whether the producer is hidden from consumers.
     pub hide_source: bool,
-    /// Whether the first of the recipients is the message's first acquirer: `false` once it was sent before.
+    /// Whether the first consumer is the message's first acquirer: `false` if the message was delivered
+    /// before.
     pub first: bool,
-    /// Which subscription of the one recipient it is for; [`Tag::CHANNEL`] for those who joined the channel.
+    /// The subscription of the one consumer; [`Tag::CHANNEL`] for those who joined the channel.
     pub tag: Tag,
-    /// How often the message was put back before.
+    /// How often the message was requeued before.
     pub requeues: u16,
-    /// The name of that subscription, if it has one.
+    /// The name of the subscription, if it has one.
     pub name: Option<Arc<[u8]>>,
 }
 
-/// Who gets a delivery.
+/// Who receives a delivery.
+///
+/// ```
+/// use mqcore_broker::model::effect::Recipients;
+/// use mqcore_broker::model::id::ConnectionId;
+///
+/// assert_eq!(Recipients::One(ConnectionId(1)).as_slice(), [ConnectionId(1)]);
+/// ```
 #[derive(Debug, Clone)]
 pub enum Recipients {
     /// One consumer.
@@ -151,7 +163,7 @@ pub enum Recipients {
 }
 
 impl Recipients {
-    /// All of them, in order.
+    /// All connections, in order.
     pub fn as_slice(&self) -> &[ConnectionId] {
         match self {
             Self::One(connection) => std::slice::from_ref(connection),
@@ -160,155 +172,159 @@ impl Recipients {
     }
 }
 
-/// What a session is told.
+/// What a session is notified of.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// The peer is a client now.
+    /// The peer is now a client.
     Welcomed(Arc<Client>),
-    /// The peer is refused; its connection is closed after this.
+    /// The peer is rejected; its connection is closed after this.
     Refused(Rejection),
-    /// The answer, or one shard's part of the answer, to a request.
+    /// The answer to a request, or one shard's part of it.
     Answered(RequestId, Result<Reply, Rejection>),
-    /// A message was not taken. Sent whether or not the producer asked for anything.
+    /// A message was rejected. Sent whether or not the producer asked for a confirmation.
     PublishRefused {
-        /// Where it should have gone.
+        /// The queue that it was published to.
         queue: QueueAddress,
-        /// The message.
+        /// The message id.
         message: Message,
-        /// Why not.
+        /// The reason.
         rejection: Rejection,
     },
-    /// A message for a topic was not taken, and its producer waits for no answer. With one, that says it.
+    /// A message for a topic was rejected and its producer waits for no answer.
     TopicRefused {
-        /// The message.
+        /// The message id.
         message: Message,
-        /// Why not.
+        /// The reason.
         rejection: Rejection,
     },
-    /// A message's fate, for its producer.
+    /// The confirmation of a message for its producer.
     Acknowledged {
         /// The queue it was published to.
         queue: Arc<QueueAddress>,
-        /// The message.
+        /// The message id.
         message: Message,
-        /// `None`: positive; else the reason (`none`, `timeout`, `not-saved`, a consumer's own).
+        /// `None`: positive; otherwise the reason (`none`, `timeout`, `not-saved`, or a consumer's
+        /// own).
         negative: Option<Box<str>>,
-        /// The consumer's own word, if this relays one, with that consumer's id (`None` if names are hidden).
+        /// The consumer's acknowledgement if this relays one, with the consumer's id (`None` if names
+        /// are hidden).
         relayed: Option<Box<(Acknowledgement, Option<Box<str>>)>>,
     },
-    /// What the queue of a subscription is bound to changed, or when that queue goes.
+    /// The topics of a subscription's queue changed, or when the queue is removed.
     BindingsChanged {
-        /// Which subscription.
+        /// The subscription.
         tag: Tag,
-        /// How it is now.
+        /// The new state.
         bindings: Arc<QueueBindings>,
     },
-    /// A subscription ended without its session having asked: its queue was removed.
+    /// A subscription ended because its queue was removed.
     SubscriptionEnded {
         /// The queue.
         queue: QueueAddress,
-        /// Which subscription.
+        /// The subscription.
         tag: Tag,
     },
-    /// A message for a subscription whose terms want its session told of each.
+    /// A message for a subscription whose terms want an event for each delivery.
     Delivered(Deliver),
     /// One message of a pull.
     Pulled {
         /// The pull.
         request: RequestId,
-        /// What.
+        /// The message.
         message: Message,
         /// Whether the consumer must acknowledge.
         acknowledge: bool,
-        /// Whether the producer stays unknown.
+        /// Whether the producer is hidden.
         hide_source: bool,
-        /// Whether it was never sent before.
+        /// Whether the message was never delivered before.
         first: bool,
-        /// One-based.
+        /// Position of the message, from 1.
         index: u32,
-        /// How many come in all.
+        /// Number of messages in all.
         count: u32,
-        /// Messages left, (high priority, others), if asked for.
+        /// Messages left, of high priority and others, if the pull asked for them.
         left: Option<(u64, u64)>,
     },
-    /// The pull is over.
+    /// The pull is complete.
     PullEnded {
         /// The pull.
         request: RequestId,
-        /// How it went.
+        /// The outcome.
         outcome: PullOutcome,
     },
-    /// The message of a cache queue. Ends the pull.
+    /// The message of a cache queue. Completes the pull.
     Cached {
         /// The pull.
         request: RequestId,
-        /// What.
+        /// The message.
         message: Message,
-        /// Whether the producer stays unknown.
+        /// Whether the producer is hidden.
         hide_source: bool,
     },
     /// A direct message.
     Direct {
-        /// As the sender addressed it.
-        to: crate::model::command::ClientPattern,
-        /// What.
-        message: Message,
-    },
-    /// A direct message found nobody.
-    DirectRefused {
-        /// As the sender addressed it.
+        /// The receivers as the sender addressed them.
         to: crate::model::command::ClientPattern,
         /// The message.
         message: Message,
-        /// Why not.
+    },
+    /// A direct message found no receiver.
+    DirectRefused {
+        /// The receivers as the sender addressed them.
+        to: crate::model::command::ClientPattern,
+        /// The message id.
+        message: Message,
+        /// The reason.
         rejection: Rejection,
     },
     /// An acknowledgement of a direct message that this peer sent.
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
-    /// To a broker that passes on: what came under these numbers is done, as safe as its queue keeps it.
+    /// For a downstream broker: the messages with these numbers are done, at the durability of their
+    /// queues.
     Confirmed(Vec<u64>),
-    /// To a broker that passes on: what came under this number cannot be taken now, and must come again later.
+    /// For a downstream broker: the message with this number cannot be taken now and must be sent again
+    /// later.
     Deferred(u64, Rejection),
-    /// A message of a topic, for a subscriber that wants to be told of each.
+    /// A message of a topic, for a subscriber that wants an event for each.
     Published {
         /// The topic.
         topic: TopicName,
-        /// What.
+        /// The message.
         message: Message,
     },
-    /// What a router did with a message whose producer waits, and whom no receiver will answer.
+    /// What a router did with a message whose producer waits and that no receiver will answer.
     Routed {
         /// The router.
         router: RouterName,
         /// The message as it was published.
         message: Message,
-        /// `None`: it was taken. `NotFound`: nobody took it, or there is no such router.
+        /// `None`: a binding took it. `NotFound`: no binding took it, or the router does not exist.
         refusal: Option<Rejection>,
     },
-    /// Something happened that this peer subscribed to. Shared by all subscribers.
+    /// An event that this peer subscribed to. Shared by all subscribers.
     Notified(Arc<Notification>),
 }
 
-/// How a pull ended.
+/// The outcome of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullOutcome {
-    /// All messages that could be given were given.
+    /// All available messages were delivered.
     Complete,
-    /// There was none.
+    /// The queue was empty.
     Empty,
-    /// The request is wrong, or the queue is not one to pull from.
+    /// The request is invalid, or the queue is not a pull queue.
     Unacceptable,
     /// The client has not joined the channel or may not pull.
     Unauthorized,
-    /// No such channel.
+    /// The channel does not exist.
     NoChannel,
-    /// No such queue.
+    /// The queue does not exist.
     NoQueue,
 }
 
-/// What a request brings.
+/// The result of a request.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the variants are lists of what they name")]
 pub enum Reply {
@@ -325,25 +341,25 @@ pub enum Reply {
     Routers(Vec<RouterDefinition>),
     Bindings(Vec<Binding>),
     RouteTest(Box<RouteTest>),
-    /// Subscribers and queues that a topic's message was handed to.
+    /// Subscribers and queues that received the message.
     Published(u32),
     ObjectCounts(ObjectCounts),
 }
 
-/// Something that happened, for those who subscribed to it.
+/// An event for its subscribers.
 #[derive(Debug, Clone)]
 pub struct Notification {
-    /// Which event.
+    /// The event.
     pub kind: EventKind,
-    /// The channel, if it is about one.
+    /// The channel, if the event is about one.
     pub channel: Option<ChannelName>,
-    /// The queue, if it is about one.
+    /// The queue, if the event is about one.
     pub queue: Option<u16>,
-    /// The rest.
+    /// The details.
     pub subject: Subject,
 }
 
-/// What an event tells, by kind.
+/// The details of an event, by kind.
 #[derive(Debug, Clone)]
 #[allow(missing_docs, reason = "the models of the document's chapter Event Types")]
 pub enum Subject {
@@ -358,34 +374,34 @@ pub enum Subject {
 /// A question to a delivery handler.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// To be repeated in the answer.
+    /// To repeat in the answer.
     pub id: QuestionId,
-    /// Who is asked.
+    /// The handler.
     pub handler: HandlerId,
-    /// At which step.
+    /// The step.
     pub step: Step,
-    /// About which queue. At `Step::Route`: queue 0 of a channel that is called as the router is.
+    /// The queue. At `Step::Route`: queue 0 of a channel with the name of the router.
     pub queue: Arc<QueueAddress>,
-    /// The queue's status when it was asked.
+    /// The status of the queue when the question was asked.
     pub status: crate::model::options::Status,
-    /// About which message; `None` only for an acknowledgement of something unknown.
+    /// The message; `None` only for an acknowledgement of an unknown message.
     pub message: Option<Message>,
-    /// Deliveries of this message so far, this one included where there is one.
+    /// Deliveries of this message so far, including the current one.
     pub attempt: u16,
-    /// The consumer concerned, for steps that concern one.
+    /// The consumer, for steps that concern one.
     pub consumer: Option<Arc<Client>>,
-    /// The consumer's word, for `AcknowledgeReceived`.
+    /// The consumer's acknowledgement, for `AcknowledgeReceived`.
     pub acknowledgement: Option<Box<AcknowledgementView>>,
-    /// `false` for steps that are told, not asked: no answer is waited for.
+    /// `false` for notifications, which need no answer.
     pub wants_answer: bool,
 }
 
-/// A consumer's word as a handler sees it.
+/// A consumer's acknowledgement as a handler sees it.
 #[derive(Debug, Clone)]
 pub struct AcknowledgementView {
     /// The acknowledged message.
     pub message_id: MessageId,
-    /// `None`: positive; else the reason.
+    /// `None`: positive; otherwise the reason.
     pub negative: Option<Box<str>>,
 }
 
@@ -394,45 +410,46 @@ pub struct AcknowledgementView {
 pub struct Answer {
     /// The question.
     pub id: QuestionId,
-    /// What it decided; `Err` if it raised and `exception_thrown` did not decide either.
+    /// The decision; `Err` if the handler raised and its `exception_thrown` did not decide either.
     pub result: Result<Decision, HandlerFailure>,
-    /// At `Step::Route`: where the message goes, if the handler says so instead of taking it. `None` elsewhere.
+    /// At `Step::Route`: the targets, if the handler names some instead of taking the message. `None`
+    /// elsewhere.
     pub targets: Option<Box<[Binding]>>,
 }
 
 impl Answer {
-    /// An answer that is a decision, or none at all.
+    /// An answer with a decision or a failure.
     pub fn new(id: QuestionId, result: Result<Decision, HandlerFailure>) -> Self {
         Self { id, result, targets: None }
     }
 }
 
-/// Why a handler gave no decision. Its registered fallback applies.
+/// Why a handler made no decision. Its registered fallback applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandlerFailure {
-    /// It raised an exception or returned something that is no decision.
+    /// It raised an exception or returned an invalid decision.
     Raised,
-    /// It is not running any more.
+    /// It is no longer running.
     Gone,
 }
 
-/// A message on its way to another queue.
+/// A message that moves to another queue.
 #[derive(Debug, Clone)]
 pub struct Transfer {
-    /// Where to.
+    /// The new queue.
     pub to: QueueAddress,
-    /// What; its headers already tell origin, reason and attempts.
+    /// The message; its headers contain origin, reason and attempts.
     pub message: Message,
-    /// Where it is saved until the new queue has saved it; `None` if it never was.
+    /// Where it stays saved until the new queue has saved it; `None` if it was never saved.
     pub origin: Option<Origin>,
 }
 
-/// A saved message of some shard.
+/// A saved message of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// The shard whose journal has it.
     pub shard: usize,
-    /// Under which number.
+    /// The number to confirm.
     pub sequence: Sequence,
 }
 
@@ -442,7 +459,7 @@ mod tests {
 
     #[test]
     fn effects_and_deliveries_stay_small() {
-        // A turn makes thousands of them before any is carried out.
+        // One call appends thousands of them before the caller carries out the first.
         assert_eq!((size_of::<Deliver>(), size_of::<Effect>()), (64, 104));
     }
 }

@@ -1,26 +1,26 @@
-//! A message with what its queue remembers of it.
+//! A message and what its queue knows about it.
 
 use crate::model::id::{MessageNumber, Sequence};
 use crate::model::message::{Message, Properties};
 use crate::model::time::Timestamp;
 
-/// A message with what its queue remembers of it.
+/// A message and what its queue knows about it.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) message: Message,
-    /// When it has waited too long; [`Timestamp::NEVER`] if it may wait for ever.
+    /// When it expires; [`Timestamp::NEVER`] if it does not.
     pub(crate) deadline: Timestamp,
-    /// How often it was handed out.
+    /// Number of deliveries.
     pub(crate) attempts: u16,
-    /// How often it was put back.
+    /// How often it was requeued.
     pub(crate) requeues: u16,
-    /// Under which number the journal has it; 0 if it does not.
+    /// The sequence of its record in the journal; 0 if it has none.
     pub(crate) sequence: Sequence,
-    /// Under which number the history knows it; 0 without a history.
+    /// Its number in the history; 0 without a history.
     pub(crate) number: MessageNumber,
-    /// It is durable, as its queue understands that.
+    /// Whether it is durable at its queue's level.
     pub(crate) saved: bool,
-    /// Its producer was told its fate: that happens once.
+    /// Whether its producer got its confirmation, which is sent once.
     pub(crate) answered: bool,
 }
 
@@ -43,7 +43,7 @@ impl Entry {
     }
 }
 
-/// A saved message whose body only the journal has: what its queue remembers of it.
+/// A saved message whose body is only in the journal: what its queue knows about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PagedOut {
     pub(crate) deadline: Timestamp,
@@ -52,7 +52,7 @@ pub(crate) struct PagedOut {
     pub(crate) sequence: Sequence,
     pub(crate) answered: bool,
     pub(crate) number: MessageNumber,
-    /// About how much memory it takes once it is read, in octets.
+    /// Approximate size in memory once it is loaded, in bytes.
     pub(crate) bytes: u64,
 }
 
@@ -62,7 +62,7 @@ impl PagedOut {
         Entry { message, deadline, attempts, requeues, sequence, saved: true, answered, number }
     }
 
-    /// For the history: what there is of it, without a message.
+    /// The entry without its message, for the history.
     pub(crate) fn bare(self) -> Entry {
         self.with(Message::from_parts(b"", b"", b"", Properties::default(), None))
     }

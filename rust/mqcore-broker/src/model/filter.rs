@@ -1,8 +1,8 @@
-//! Name filters with `*`, as lists of channels and clients take them.
+//! Name filters with `*`, for lists of channels, clients and routers.
 
-/// Whether `name` passes `filter`. As the original has it: `*x*` contains (without respect to case), `*x` ends
-/// with, `x*` starts with (both with respect to case), anything else is equality (without respect to case);
-/// an empty filter and `*` let everything pass.
+/// Whether `name` passes `filter`, by the rules of the original server. `*x*`: contains, ignoring case.
+/// `*x`: ends with, respecting case. `x*`: starts with, respecting case. Anything else: equal, ignoring
+/// case. An empty filter and `*` match everything.
 pub fn matches(filter: &str, name: &str) -> bool {
     match (filter.strip_prefix('*'), filter.strip_suffix('*')) {
         _ if filter.is_empty() || filter == "*" => true,

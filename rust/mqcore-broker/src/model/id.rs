@@ -1,19 +1,19 @@
-//! Names and numbers that identify things. Newtypes, so that one cannot be passed for another.
+//! Names and numbers of things. Newtypes keep one from being passed for another.
 
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
-/// One socket, or one in-memory transport. Given by the server, never reused within a process.
+/// One socket or in-memory transport. The server assigns it and never reuses it within a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// A session's own number for something it asked and wants answered.
+/// A number that a session gives to a request that it wants answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u32);
 
-/// Which of a connection's subscriptions to a queue. Sessions choose them; a connection that consumes because it joined the
-/// channel has [`Tag::CHANNEL`] in all of its queues.
+/// One of a connection's subscriptions to a queue. Sessions choose the number. A connection that joined
+/// the channel has [`Tag::CHANNEL`] in all its queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Tag(pub u32);
 
@@ -26,41 +26,41 @@ impl Tag {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QuestionId(pub u64);
 
-/// A number that the broker gives each durable record: ascending within a shard, never used again. "Committed up to a sequence"
-/// is all that the broker knows of durability.
+/// The number of a durable record: ascending within a shard and never reused. The broker's only notion
+/// of durability is "committed up to this sequence".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Sequence(pub u64);
 
-/// A number that the history gives each message: unique within a shard, never used again. 0: none, as there is no history.
+/// The number of a message in the history: unique within a shard and never reused. 0 without a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct MessageNumber(pub u64);
 
-/// A registered delivery handler: its place in the broker's table of handlers.
+/// A registered delivery handler, by its index in the broker's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HandlerId(pub u16);
 
-/// A channel's name as its creator wrote it. Cheap to clone; compared with respect to case here,
-/// without respect to case by the table of channels.
+/// A channel's name as its creator wrote it. Cheap to clone. `==` respects case; the table of channels
+/// ignores it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelName(Arc<str>);
 
-/// Why a name cannot be a channel's (or a router's) name.
+/// Why a text is not a valid name of a channel or router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
-    /// Nothing was given.
+    /// It is empty.
     #[error("the name is empty")]
     Empty,
-    /// More than 255 octets.
-    #[error("the name has {0} octets, at most 255 are allowed")]
+    /// It is longer than 255 bytes.
+    #[error("the name has {0} bytes; the limit is 255")]
     TooLong(usize),
-    /// A character that means something elsewhere in a protocol.
+    /// It contains a character with a meaning in some protocol.
     #[error("the name contains {0:?}; names must not contain '@', ' ', ';', '*' or control characters")]
     Forbidden(char),
 }
 
 impl ChannelName {
-    /// Checks and takes a name: 1 to 255 octets of UTF-8, none of `@`, space, `;`, `*`, no control character.
+    /// Validates a name: 1 to 255 bytes of UTF-8, without `@`, space, `;`, `*` and control characters.
     pub fn new(name: &str) -> Result<Self, NameError> {
         if name.is_empty() {
             return Err(NameError::Empty);
@@ -79,12 +79,13 @@ impl ChannelName {
         &self.0
     }
 
-    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    /// Whether this is the same allocation, not only an equal name. Cheap; never true for different
+    /// names.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Which of `shards` owns this channel. Without respect to case, as channels are looked up.
+    /// The shard, of `shards`, that owns this channel. Ignores case, as the lookup of channels does.
     pub fn shard(&self, shards: usize) -> usize {
         debug_assert!(shards > 0);
         let hash = fnv(self.0.bytes().map(|octet| octet.to_ascii_lowercase()));
@@ -98,12 +99,12 @@ impl fmt::Display for ChannelName {
     }
 }
 
-/// A router's name, under the same rules as a channel's, but compared with respect to case. Cheap to clone.
+/// A router's name. The rules are those of a channel's name, but case matters. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouterName(ChannelName);
 
 impl RouterName {
-    /// Checks and takes a name; see [`ChannelName::new`].
+    /// Validates a name as [`ChannelName::new`] does.
     ///
     /// # Errors
     /// [`NameError`].
@@ -116,17 +117,18 @@ impl RouterName {
         self.0.as_str()
     }
 
-    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    /// Whether this is the same allocation, not only an equal name. Cheap; never true for different
+    /// names.
     pub fn is_same(&self, other: &Self) -> bool {
         self.0.is_same(&other.0)
     }
 
-    /// The channel's name that is written the same.
+    /// The channel name with the same text.
     pub(crate) fn as_channel(&self) -> &ChannelName {
         &self.0
     }
 
-    /// Which of `shards` this router lives on.
+    /// The shard, of `shards`, that owns this router.
     pub fn shard(&self, shards: usize) -> usize {
         self.0.shard(shards)
     }
@@ -138,16 +140,16 @@ impl fmt::Display for RouterName {
     }
 }
 
-/// A topic's name: up to 255 octets of any kind, since every protocol that has topics writes them its own way. Compared
-/// octet by octet. Cheap to clone.
+/// A topic's name: up to 255 bytes of any kind, since every protocol writes topics in its own way.
+/// Compared byte by byte. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TopicName(Arc<[u8]>);
 
 impl TopicName {
-    /// Checks and takes a name. Empty is fine.
+    /// Validates a name, which may be empty.
     ///
     /// # Errors
-    /// [`NameError::TooLong`] for more than 255 octets.
+    /// [`NameError::TooLong`] for more than 255 bytes.
     pub fn new(name: &[u8]) -> Result<Self, NameError> {
         if name.len() > 255 {
             return Err(NameError::TooLong(name.len()));
@@ -160,12 +162,13 @@ impl TopicName {
         &self.0
     }
 
-    /// Whether this is the very same name, not only an equal one. Cheap, and never wrong when it says yes.
+    /// Whether this is the same allocation, not only an equal name. Cheap; never true for different
+    /// names.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Which of `shards` this topic lives on.
+    /// The shard, of `shards`, that owns this topic.
     pub fn shard(&self, shards: usize) -> usize {
         debug_assert!(shards > 0);
         ((fnv(self.0.iter().copied()) >> 32) as usize) % shards
@@ -179,13 +182,13 @@ impl Borrow<[u8]> for TopicName {
 }
 
 impl fmt::Display for TopicName {
-    /// As text, whatever octets it has.
+    /// As text, with replacement characters for invalid UTF-8.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&String::from_utf8_lossy(&self.0))
     }
 }
 
-/// FNV-1a: stable across runs and versions, so that a journal written per shard can be found again.
+/// FNV-1a: stable across runs and versions, because journals are kept per shard.
 fn fnv(octets: impl Iterator<Item = u8>) -> u64 {
     octets.fold(0xcbf2_9ce4_8422_2325_u64, |hash, octet| {
         (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
@@ -193,6 +196,15 @@ fn fnv(octets: impl Iterator<Item = u8>) -> u64 {
 }
 
 /// A queue's address: channel and 16-bit id, written `orders/1001`.
+///
+/// ```
+/// use mqcore_broker::model::id::QueueAddress;
+///
+/// let queue = QueueAddress::parse("orders/1001")?;
+/// assert_eq!((queue.channel.as_str(), queue.id), ("orders", 1001));
+/// assert_eq!(QueueAddress::parse("logs/eu")?.id, 0);
+/// # Ok::<(), mqcore_broker::model::id::NameError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueAddress {
     /// The channel that the queue belongs to.
@@ -202,8 +214,8 @@ pub struct QueueAddress {
 }
 
 impl QueueAddress {
-    /// Reads `channel/id`, or a plain name for queue 0 of that channel. The last `/` separates, and only if
-    /// digits follow it that fit 16 bits; so `logs/eu` is queue 0 of the channel `logs/eu`.
+    /// Parses `channel/id`, or a plain name for queue 0 of that channel. The last `/` separates only if
+    /// digits that fit 16 bits follow; so `logs/eu` is queue 0 of the channel `logs/eu`.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if let Some((channel, id)) = text.rsplit_once('/')
             && let Ok(id) = id.parse::<u16>()
@@ -220,7 +232,7 @@ impl fmt::Display for QueueAddress {
     }
 }
 
-/// Which queue something is about. The serial makes sure that it is still the same queue.
+/// A reference to a queue. The serial tells whether the queue is still the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct QueueRef {
     pub(crate) channel: usize,
@@ -229,6 +241,6 @@ pub(crate) struct QueueRef {
 }
 
 impl QueueRef {
-    /// Where what is at no queue is.
-    pub(crate) const NOWHERE: Self = Self { channel: usize::MAX, queue: 0, serial: 0 };
+    /// For things that belong to no queue.
+    pub(crate) const NONE: Self = Self { channel: usize::MAX, queue: 0, serial: 0 };
 }

@@ -1,48 +1,49 @@
-//! Messages that another broker passes on: numbered there, so that one that comes twice is taken once.
+//! Messages that downstream brokers pass on: numbered by the sender, so that a message that arrives
+//! twice is taken once.
 //!
-//! A sender numbers what it sends, ascending, and sends again what was not confirmed. Of each number it holds: never seen, being
-//! decided, or done. What is done is written down with the messages themselves: a saved message carries its number in its own record, and
-//! before that record may go, the sender's [`IntakeProgress`] is written behind it. So after a crash a number is known exactly if what
-//! came of it is.
+//! A sender numbers its messages in ascending order and sends unconfirmed ones again. Each number is
+//! new, pending, or done. Done numbers are recorded with the messages: a saved message carries its
+//! number in its own record, and before that record may be removed, the sender's [`IntakeProgress`] is
+//! recorded behind it. So after a crash a number is known exactly if the effects of its message are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The sender that is this broker itself: its schedules. No other broker may be called so.
+/// The sender id of this broker's own schedules. No other broker may use it.
 pub const SCHEDULES: &str = "*schedules*";
 
-/// Where a message came from: which number of which sender.
+/// Identifies a message of a downstream broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// The sender's id.
+    /// Id of the sender.
     pub node: Arc<str>,
-    /// Which of the sender's countings. It begins anew, with an epoch larger than all before, when a sender forgets what it sent.
+    /// The sender's count. A sender that forgets what it sent begins a new count with a larger epoch.
     pub epoch: u64,
-    /// The number.
+    /// Number of the message.
     pub number: u64,
 }
 
-/// What is known of a number that comes.
+/// What is known about an arriving number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Never seen: go on.
+    /// Never seen: process it.
     New,
-    /// It came before and is not decided yet: it will be confirmed then.
+    /// Seen before and not decided yet: it will be confirmed later.
     Pending,
-    /// It came before and is done: confirm it again.
+    /// Seen before and done: confirm it again.
     Done,
-    /// One before it was put off: it must come again behind that one.
+    /// An earlier number was deferred: this one must arrive again after that one.
     Later,
 }
 
 /// Which numbers of a sender are done.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct IntakeProgress {
-    /// The counting that the numbers belong to.
+    /// The sender's count.
     pub epoch: u64,
-    /// All numbers up to this one that will ever come here are done.
+    /// All numbers up to this one that will ever arrive are done.
     pub through: u64,
-    /// Larger ones that are.
+    /// Larger numbers that are done.
     pub above: BTreeSet<u64>,
 }
 
@@ -56,14 +57,15 @@ impl IntakeProgress {
 #[derive(Debug, Default)]
 struct Sender {
     done: IntakeProgress,
-    /// Being decided.
+    /// Numbers that are not decided yet.
     pending: BTreeSet<u64>,
-    /// Sent back for now: they will come again.
+    /// Deferred numbers, which will arrive again.
     owed: BTreeSet<u64>,
-    /// The highest number that came since this process started. Senders go through their numbers in order, so whatever will
-    /// come here came up to it; of higher ones that are known to be done, those between may still be missing.
+    /// The highest number that arrived since this process started. Senders send in ascending order, so
+    /// every number that will arrive here was seen up to this one; above it, numbers between those
+    /// known to be done may still be missing.
     highest: u64,
-    /// Done since the progress was written down last.
+    /// Numbers that became done since the progress was last recorded.
     fresh: Vec<u64>,
 }
 
@@ -75,33 +77,36 @@ impl Sender {
     }
 }
 
-/// All senders.
+/// Progress of all senders.
 #[derive(Debug, Default)]
 pub struct Intake {
     senders: BTreeMap<Arc<str>, Sender>,
-    /// Senders with something fresh.
+    /// Senders with new progress.
     dirty: Vec<Arc<str>>,
-    /// Senders that are not remembered any more, and whose progress is to be forgotten where it was written down.
+    /// Senders that were forgotten and whose recorded progress must be removed.
     forgotten: Vec<Arc<str>>,
 }
 
-/// Senders remembered at most. Beyond it the one with the smallest epoch, which is the one that began to count first, is forgotten.
+/// Maximum number of senders. Beyond it, the sender with the smallest epoch, which began to count
+/// first, is forgotten.
 pub const SENDERS_MAX: usize = 1024;
 
 impl Intake {
-    /// Nobody sent anything yet.
+    /// No senders.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A number comes. If it is [`Arrival::New`], [`Intake::done`] or [`Intake::put_off`] must follow some day.
+    /// Registers an arriving number. After [`Arrival::New`], the caller must call [`Intake::done`] or
+    /// [`Intake::defer`] eventually.
     pub fn arrive(&mut self, ticket: &Ticket) -> Arrival {
         if self.senders.len() >= SENDERS_MAX && !self.senders.contains_key(&ticket.node) {
             self.forget_oldest();
         }
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
-        // Not only a later one: a clock may have been turned back. Whoever calls knows which connection is the latest.
+        // A smaller epoch counts too, since a clock may have been set back. The caller knows which
+        // connection is the latest.
         if ticket.epoch != sender.done.epoch {
             *sender = Sender {
                 done: IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() },
@@ -140,7 +145,7 @@ impl Intake {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// What a number brought is where it belongs, or was dropped for good.
+    /// Marks a number as done: its message reached its queue, or was dropped for good.
     pub fn done(&mut self, ticket: &Ticket) {
         let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
         if sender.done.epoch != ticket.epoch || !sender.pending.remove(&ticket.number) {
@@ -151,7 +156,7 @@ impl Intake {
         self.refresh(&ticket.node, ticket.number);
     }
 
-    /// A number that was done before came again: it is to be confirmed again.
+    /// Confirms a number again that was done before.
     pub fn again(&mut self, ticket: &Ticket) {
         self.refresh(&Arc::clone(&ticket.node), ticket.number);
     }
@@ -164,7 +169,7 @@ impl Intake {
         sender.fresh.push(number);
     }
 
-    /// A number could not be taken now; it has to come again.
+    /// Marks a number as deferred: it must arrive again.
     pub fn defer(&mut self, ticket: &Ticket) {
         let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
         if sender.done.epoch == ticket.epoch && sender.pending.remove(&ticket.number) {
@@ -172,13 +177,14 @@ impl Intake {
         }
     }
 
-    /// Whether [`Intake::flush`] has anything.
+    /// Whether [`Intake::flush`] would return anything.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// The senders of which numbers are done since the last call: what to write down, and the numbers to confirm once it is.
+    /// Senders with new progress since the last call: what to record, and which numbers to confirm once
+    /// it is recorded.
     pub fn flush(&mut self) -> Vec<(Arc<str>, IntakeProgress, Vec<u64>)> {
         let dirty = std::mem::take(&mut self.dirty);
         let fresh = dirty.into_iter().filter_map(|node| {
@@ -189,13 +195,13 @@ impl Intake {
         fresh.collect()
     }
 
-    /// What was written down of a sender, when the broker starts.
+    /// Restores a sender's recorded progress at start.
     pub fn restore(&mut self, node: Arc<str>, done: IntakeProgress) {
         let highest = done.through;
         self.senders.insert(node, Sender { done, highest, ..Sender::default() });
     }
 
-    /// A saved message carried this ticket, when the broker starts. Behind all [`Intake::restore`].
+    /// Restores the ticket of a saved message at start. Call it after all [`Intake::restore`].
     pub fn restore_saved(&mut self, ticket: &Ticket) {
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
         if ticket.epoch > sender.done.epoch {
@@ -206,7 +212,8 @@ impl Intake {
         }
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
-            // So far only the message's own record says so, and that may go before the number comes again.
+            // So far only the message's own record says so, and that record may be removed before the
+            // number arrives again.
             if !self.dirty.contains(&ticket.node) {
                 self.dirty.push(Arc::clone(&ticket.node));
             }
@@ -219,7 +226,7 @@ impl Intake {
         self.senders.get(node).map(|sender| &sender.done)
     }
 
-    /// All senders and which of their numbers are done.
+    /// All senders and their progress.
     pub fn all(&self) -> impl Iterator<Item = (&Arc<str>, &IntakeProgress)> {
         self.senders.iter().map(|(node, sender)| (node, &sender.done))
     }

@@ -1,4 +1,4 @@
-//! Where a message is at this moment.
+//! Where a message is now.
 
 use std::sync::Arc;
 
@@ -6,14 +6,15 @@ use crate::model::client::Client;
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::time::Timestamp;
 
-/// The message that is looked for.
+/// The message to look for.
 #[derive(Debug, Clone, Default)]
 pub struct MessageQuery {
-    /// Its id.
+    /// Client id.
     pub id: Box<[u8]>,
-    /// Its numbers in the history of this shard. By them it is found also while its body, and with it its id, is not in memory.
+    /// Its numbers in the history of this shard. They also find paged-out messages, whose ids are not
+    /// in memory.
     pub numbers: Vec<MessageNumber>,
-    /// How often it is to be found at most: several messages may have one id.
+    /// Maximum number of results: several messages may have the same id.
     pub max: usize,
 }
 
@@ -26,40 +27,40 @@ impl MessageQuery {
 /// A message that was found.
 #[derive(Debug, Clone)]
 pub struct Location {
-    /// Where.
+    /// The queue.
     pub queue: QueueAddress,
-    /// In which state.
+    /// Its state in the queue.
     pub state: LocationState,
-    /// How often it was handed out.
+    /// Number of deliveries.
     pub attempts: u16,
-    /// How often it was put back.
+    /// How often it was requeued.
     pub requeues: u16,
     /// Whether it is durable.
     pub saved: bool,
-    /// Its number in the history; 0 without one.
+    /// Its number in the history; 0 without a history.
     pub number: MessageNumber,
-    /// Who brought it; `None` if that is not known any more.
+    /// Its producer; `None` if the producer is unknown by now.
     pub producer: Option<Arc<Client>>,
 }
 
-/// What a message in a queue is waiting for.
+/// What a queued message is waiting for.
 #[derive(Debug, Clone)]
 pub enum LocationState {
-    /// Its handler decides whether it is taken.
+    /// The decision of its handler.
     Undecided,
     /// A consumer.
     Waiting,
-    /// A time.
+    /// The end of its delay.
     Delayed(Timestamp),
-    /// Those who have it.
+    /// Acknowledgements of these consumers.
     Delivered(Vec<Arc<Client>>),
 }
 
-/// What a shard found.
+/// The result of a search on one shard.
 #[derive(Debug, Clone, Default)]
 pub struct Locations {
-    /// The messages.
+    /// Messages that were found.
     pub found: Vec<Location>,
-    /// There was more to look at than a shard looks at.
+    /// Whether the search stopped before it had looked at all messages.
     pub more: bool,
 }

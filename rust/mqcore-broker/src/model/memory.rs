@@ -1,10 +1,10 @@
-//! How much memory waiting messages take.
+//! Memory of waiting messages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Octets of saved messages that wait in memory, of all queues of a shard. Only the shard writes, so plain loads and
-/// stores will do; atomic because a shard moves between threads.
+/// Bytes of saved messages that wait in memory, over all queues of a shard. Only the shard writes, so
+/// plain loads and stores are enough; atomic because a shard moves between threads.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MemoryGauge(Arc<AtomicU64>);
 
@@ -21,9 +21,9 @@ impl MemoryGauge {
         self.0.store(self.get().saturating_sub(bytes), Ordering::Relaxed);
     }
 
-    /// About how many queues share it.
+    /// Approximate number of queues that share this gauge.
     pub(crate) fn queues(&self) -> u64 {
-        // Each has one for its lists and one for its shelf.
+        // Each queue has one clone for its lists and one for its pending loads.
         (Arc::strong_count(&self.0) as u64).div_ceil(2)
     }
 }

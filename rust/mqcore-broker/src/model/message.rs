@@ -1,4 +1,4 @@
-//! A message as it was published: one allocation, shared by everybody who handles it.
+//! A published message: one allocation, shared by everything that handles it.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,38 +9,38 @@ use triomphe::ThinArc;
 use crate::model::client::Client;
 use crate::model::intake::Ticket;
 
-/// Where the parts of a message lie in its block, and what was said about it.
+/// Where the parts of a message are in its block.
 ///
-/// Invariant, checked by [`Message::new`]: `id`, `source`, `headers` and `body` lie inside the block, in
-/// this order, and do not overlap. Gaps are allowed, so that a codec can hand over a piece of its buffer.
+/// Invariant, checked by [`Message::new`]: `id`, `source`, `headers` and `body` lie inside the block,
+/// in this order, without overlap. Gaps are allowed, so that a codec can pass a part of its buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
-    /// The message id; empty: it has none.
+    /// Message id; empty if the message has none.
     pub id: Range<usize>,
-    /// The client that produced it, where the block says so (messages that other nodes relay); else empty.
+    /// Id of the producer if the block contains it (messages relayed by other nodes); otherwise empty.
     pub source: Range<usize>,
-    /// Header text, `key:value` lines ended by CR LF.
+    /// Header text: `key:value` lines, each ended by CR LF.
     pub headers: Range<usize>,
     /// The body.
     pub body: Range<usize>,
 }
 
-/// What a message says of itself beside its bytes.
+/// Properties of a message apart from its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Properties {
-    /// Before all messages that are not, in any queue.
+    /// Whether it goes ahead of messages of normal priority.
     pub high_priority: bool,
-    /// Direct messages to a name or a type: only the oldest match receives it.
+    /// For direct messages to a name or a type: only the oldest match receives it.
     pub first_acquirer: bool,
-    /// The sender waits for a response.
+    /// Whether the sender waits for a response.
     pub pending_response: bool,
-    /// The sender waits for an acknowledgement.
+    /// Whether the sender waits for an acknowledgement.
     pub pending_acknowledge: bool,
-    /// Its header `Unique-Key` has a key of which a queue has one message at a time.
+    /// Whether its header `Unique-Key` has a key that only one message of a queue may have.
     pub unique: bool,
-    /// How many more hops it may take (already lessened by this one).
+    /// Remaining hops, after this one.
     pub hops: u8,
-    /// Meaning agreed between sender and receiver; for queue messages the queue's id.
+    /// Content type, agreed on by sender and receiver; for queue messages the queue id.
     pub content_type: u16,
 }
 
@@ -59,26 +59,27 @@ struct Head {
     body_len: u32,
 }
 
-/// A published message. Cloning shares it.
+/// A published message. Cloning shares the allocation.
 #[derive(Clone)]
 pub struct Message(ThinArc<Head, u8>);
 
-/// The largest block a message can have, in octets.
+/// Maximum size of a message's block in bytes.
 pub const BLOCK_BYTES_MAX: usize = u32::MAX as usize;
 
 impl Message {
-    /// Copies `block` once and remembers where its parts lie.
+    /// Copies `block` once and keeps its layout.
     ///
     /// # Panics
-    /// If the layout breaks its invariant: that is a fault of the session that made it, never of a peer.
+    /// If the layout violates its invariant, which is a defect of the session, never of a peer.
     pub fn new(block: &[u8], layout: &Layout, properties: Properties, producer: Option<Arc<Client>>) -> Self {
         Self::build(block, layout, properties, producer, None)
     }
 
-    /// A message that another broker passes on: nobody here produced it, and `ticket` says which of the other's it is.
+    /// A message from a downstream broker: it has no local producer, and `ticket` identifies it at that
+    /// broker.
     ///
     /// # Panics
-    /// As [`Message::new`].
+    /// See [`Message::new`].
     pub fn passed_on(block: &[u8], layout: &Layout, properties: Properties, ticket: Ticket) -> Self {
         Self::build(block, layout, properties, None, Some(Box::new(ticket)))
     }
@@ -103,9 +104,9 @@ impl Message {
             producer,
             ticket,
             properties,
-            id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 octets"),
-            source_len: u8::try_from(layout.source.len()).expect("sources have at most 255 octets"),
-            headers_len: u16::try_from(layout.headers.len()).expect("headers have at most 65535 octets"),
+            id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 bytes"),
+            source_len: u8::try_from(layout.source.len()).expect("sources have at most 255 bytes"),
+            headers_len: u16::try_from(layout.headers.len()).expect("headers have at most 65535 bytes"),
             id_at: layout.id.start as u32,
             source_at: layout.source.start as u32,
             headers_at: layout.headers.start as u32,
@@ -115,7 +116,7 @@ impl Message {
         Self(ThinArc::from_header_and_slice(head, block))
     }
 
-    /// Makes a message of separate parts.
+    /// Builds a message from separate parts.
     pub fn from_parts(
         id: &[u8],
         headers: &[u8],
@@ -138,7 +139,7 @@ impl Message {
         Self::new(&block, &layout, properties, producer)
     }
 
-    /// The same message under another id.
+    /// The same message with another id.
     pub fn with_id(&self, id: &[u8]) -> Self {
         let (source, headers, body) = (self.own_source(), self.headers(), self.body());
         let mut block = Vec::with_capacity(id.len() + source.len() + headers.len() + body.len());
@@ -162,12 +163,12 @@ impl Message {
         &self.0.slice[at as usize..at as usize + len]
     }
 
-    /// The message id; empty if it has none.
+    /// Message id; empty if it has none.
     pub fn id(&self) -> &[u8] {
         self.part(self.0.header.header.id_at, self.0.header.header.id_len.into())
     }
 
-    /// The id of the client that produced it; empty if nobody knows.
+    /// Id of the producing client; empty if it is unknown.
     pub fn source(&self) -> &[u8] {
         let head = &self.0.header.header;
         match &head.producer {
@@ -177,17 +178,17 @@ impl Message {
         }
     }
 
-    /// The source as far as the block says it.
+    /// The source in the block.
     fn own_source(&self) -> &[u8] {
         self.part(self.0.header.header.source_at, self.0.header.header.source_len.into())
     }
 
-    /// Which message of another broker this is, if one passed it on.
+    /// The ticket of a message from a downstream broker.
     pub fn ticket(&self) -> Option<&Ticket> {
         self.0.header.header.ticket.as_deref()
     }
 
-    /// Header text, `key:value` lines ended by CR LF; empty if there is none.
+    /// Header text, `key:value` lines each ended by CR LF; empty if there is none.
     pub fn headers(&self) -> &[u8] {
         self.part(self.0.header.header.headers_at, self.0.header.header.headers_len.into())
     }
@@ -202,12 +203,13 @@ impl Message {
         self.0.header.header.properties
     }
 
-    /// The connected client that published it here; `None` for what came from elsewhere.
+    /// The producer if it is connected to this broker.
     pub fn producer(&self) -> Option<&Arc<Client>> {
         self.0.header.header.producer.as_ref()
     }
 
-    /// The same message of this producer, who may be there still although the message was read back.
+    /// The same message with this producer, which may still be connected although the message was
+    /// loaded from the journal.
     #[must_use]
     pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
         let head = &self.0.header.header;
@@ -215,12 +217,12 @@ impl Message {
         Self(ThinArc::from_header_and_slice(head, &self.0.slice))
     }
 
-    /// Octets that a message with parts of this length in all keeps in memory.
+    /// Memory, in bytes, of a message whose parts have this total length.
     pub fn memory_bytes_of(parts: usize) -> u64 {
         (size_of::<Head>() + 2 * size_of::<usize>() + parts) as u64
     }
 
-    /// Octets that this message keeps in memory.
+    /// Memory of this message in bytes.
     pub fn memory_bytes(&self) -> usize {
         size_of::<Head>() + 2 * size_of::<usize>() + self.0.slice.len()
     }

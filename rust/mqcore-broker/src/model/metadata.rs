@@ -1,4 +1,4 @@
-//! What a queue is, apart from the messages in it.
+//! Metadata of a queue: everything but its messages.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::model::id::{HandlerId, QueueAddress, QueueRef};
 use crate::model::options::QueueOptions;
 use crate::model::stats::QueueStats;
 
-/// What a queue is, apart from the messages in it.
+/// Metadata of a queue: everything but its messages.
 #[derive(Debug)]
 pub(crate) struct QueueMetadata {
     pub(crate) address: Arc<QueueAddress>,

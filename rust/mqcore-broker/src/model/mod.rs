@@ -1,10 +1,11 @@
-//! Plain values: what comes in, what goes out, and what both are about. Nothing here knows a queue.
+//! Plain values: commands, effects, messages, names, options and records. Nothing here knows queues.
 
 pub mod bindings;
 pub mod client;
 pub mod command;
 pub mod config;
 pub mod decision;
+pub mod definition;
 pub mod effect;
 pub(crate) mod entry;
 pub mod filter;

@@ -1,19 +1,19 @@
-//! Other brokers, as this one knows them.
+//! Upstream and downstream brokers.
 
 use crate::model::time::Timestamp;
 
-/// A broker that this one passes on to, as the server last told.
+/// An upstream broker, as the server last reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Upstream {
-    /// Its place in the configuration.
+    /// Index in the configuration.
     pub index: usize,
-    /// Its id; empty while it never answered, or if it tells none.
+    /// Id; empty until it answers, or if it sends none.
     pub id: String,
-    /// Its name, or the address that is dialled where it told none.
+    /// Name, or the dialed address if it sends none.
     pub name: String,
-    /// The address that is dialled.
+    /// The dialed address.
     pub host: String,
-    /// Since when it is connected; `None`: it is not.
+    /// Since when it is connected; `None` if it is not.
     pub connected_since: Option<Timestamp>,
 }
 
@@ -30,7 +30,7 @@ impl Upstream {
     }
 }
 
-/// A node, as `Reply::Nodes` lists it.
+/// A node in `Reply::Nodes`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "Node Information of the document")]
 pub struct NodeInformation {

@@ -1,43 +1,44 @@
-//! Options of queues and channels, and partial changes to them as clients send them.
+//! Options of queues and channels, and partial changes to them.
 //!
-//! Inheritance is by copy at creation: the server's defaults become the channel's options, the channel's
-//! queue options become the queue's, each with the creator's [`QueueChanges`] or [`ChannelChanges`] applied.
+//! Options are inherited by copy at creation: the server's defaults become the channel's options, and
+//! the channel's queue options become the queue's, each with the creator's [`QueueChanges`] or
+//! [`ChannelChanges`] applied.
 
 use std::time::Duration;
 
 use crate::model::id::QueueAddress;
 use crate::model::rate::Rate;
 
-/// How a queue hands its messages out. The numbers are those of the document.
+/// How a queue delivers messages. The numbers are those of the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Status {
-    /// To all consumers that are there now; nothing is stored.
+    /// To all current consumers; nothing is stored.
     Broadcast = 0,
-    /// To all consumers; stored until there is at least one.
+    /// To all consumers; stored until there is one.
     #[default]
     Push = 1,
     /// To one consumer after the other; stored until there is one.
     RoundRobin = 2,
-    /// To whoever asks.
+    /// To consumers that pull.
     Pull = 3,
-    /// The latest message, to whoever asks; it stays.
+    /// The latest message, to consumers that pull; it stays in the queue.
     Cache = 4,
-    /// Stored, handed to nobody.
+    /// Stored, not delivered.
     Paused = 5,
-    /// Refused; entering this status erases the queue.
+    /// Rejected. Setting this status removes all messages of the queue.
     Stopped = 6,
 }
 
 impl Status {
-    /// The status with this number, if there is one.
+    /// The status with this number.
     pub fn from_number(number: u64) -> Option<Self> {
         [Self::Broadcast, Self::Push, Self::RoundRobin, Self::Pull, Self::Cache, Self::Paused, Self::Stopped]
             .into_iter()
             .find(|status| *status as u64 == number)
     }
 
-    /// Lower-case text as queue information shows it: `broadcast`, `push`, `roundrobin`, `pull`, `cache`,
+    /// Lower-case name as in queue information: `broadcast`, `push`, `roundrobin`, `pull`, `cache`,
     /// `paused`, `stopped`.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -51,8 +52,8 @@ impl Status {
         }
     }
 
-    /// Reads any of the spellings in use: those of [`Status::as_str`], and `round-robin`, `round`, `pause`,
-    /// `stop`, without respect to case.
+    /// Parses the names of [`Status::as_str`], and `round-robin`, `round`, `pause`, `stop`, ignoring
+    /// case.
     pub fn from_text(text: &str) -> Option<Self> {
         Some(match text.to_ascii_lowercase().as_str() {
             "broadcast" => Self::Broadcast,
@@ -70,9 +71,9 @@ impl Status {
 /// When a saved message counts as saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Durability {
-    /// At once; it is written behind. A crash may lose the latest.
+    /// At once; the journal writes it later. A crash may lose the latest messages.
     None,
-    /// When the operating system has it: survives the end of the process, not of the machine.
+    /// When the operating system has it: it survives the end of the process, but not of the machine.
     Os,
     /// When the disk has it.
     #[default]
@@ -89,7 +90,7 @@ impl Durability {
         }
     }
 
-    /// Reads what [`Durability::as_str`] gives, without respect to case.
+    /// Parses the names of [`Durability::as_str`], ignoring case.
     pub fn from_text(text: &str) -> Option<Self> {
         [Self::None, Self::Os, Self::Fsync].into_iter().find(|mode| mode.as_str().eq_ignore_ascii_case(text))
     }
@@ -98,37 +99,40 @@ impl Durability {
 /// Options of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// How it hands out. Default push.
+    /// How the queue delivers. Default: push.
     pub status: Status,
-    /// Only the first consumer (in join order) that may receive gets each message. Default no.
+    /// Whether only the first free consumer, in join order, gets each message. Default: false.
     pub only_first_acquirer: bool,
-    /// Consumers must acknowledge. Default no.
+    /// Whether consumers must acknowledge. Default: false.
     pub request_acknowledge: bool,
-    /// How long a consumer may take to acknowledge. Default 15 s.
+    /// Time to acknowledge a delivery. Default: 15 s.
     pub acknowledge_timeout: Duration,
-    /// How long a message may wait in the queue; zero: for ever. Default zero.
+    /// How long a message may wait in the queue; 0: no limit. Default: 0.
     pub message_timeout: Duration,
-    /// Messages without an id get one. Default yes.
+    /// Whether messages without an id get one. Default: true.
     pub use_message_id: bool,
-    /// The next message waits until the previous one is acknowledged or timed out. Default no.
+    /// Whether the next message waits until the previous one is acknowledged or times out. Default:
+    /// false.
     pub wait_for_acknowledge: bool,
-    /// Consumers do not learn who produced a message. Default no.
+    /// Whether producers are hidden from consumers. Default: false.
     pub hide_client_names: bool,
-    /// Messages stored at most; zero: no limit. Default zero.
+    /// Maximum number of stored messages; 0: no limit. Default: 0.
     pub message_limit: u64,
-    /// Octets of a body at most; zero: no limit but the listener's. Default zero.
+    /// Maximum body size in bytes; 0: only the listener's limit. Default: 0.
     pub message_size_limit: u64,
-    /// How often one message may be put back before it is dead-lettered or dropped. Default 16.
+    /// How often a message may be requeued before it is dead-lettered or dropped. Default: 16.
     pub put_back_limit: u16,
-    /// Where messages go that were put back too often or timed out there; `None`: they are dropped and counted.
+    /// The queue for messages that were requeued too often or timed out; `None`: they are dropped and
+    /// counted.
     pub dead_letter: Option<QueueAddress>,
-    /// The key of the delivery handler or ready-made policy; `None`: the channel's, then the server's.
+    /// Key of the delivery handler or policy; `None`: the channel's, then the server's.
     pub delivery_handler: Option<Box<str>>,
-    /// A word for people and for routers. `None` by default.
+    /// A label for people and routers. Default: `None`.
     pub tag: Option<Box<str>>,
-    /// When a message that a decision saves counts as saved. Default fsync.
+    /// When a message that a decision saves counts as saved. Default: fsync.
     pub durability: Durability,
-    /// How much may be published to it, by everybody together; more is refused. `None`: no limit, the default.
+    /// Rate limit of all producers together; further messages are rejected. `None`, the default: no
+    /// limit.
     pub publish_limit: Option<Rate>,
 }
 
@@ -155,7 +159,7 @@ impl Default for QueueOptions {
     }
 }
 
-/// A change to some options of a queue; `None` leaves the option as it is.
+/// A change of some options of a queue; `None` keeps the option.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "each field changes the option of the same name in QueueOptions")]
 pub struct QueueChanges {
@@ -186,7 +190,7 @@ macro_rules! take {
 }
 
 impl QueueChanges {
-    /// Writes what is to change into `options`.
+    /// Applies the changes to `options`.
     pub fn apply_to(&self, options: &mut QueueOptions) {
         take!(self => options: status, only_first_acquirer, request_acknowledge, acknowledge_timeout,
             message_timeout, use_message_id, wait_for_acknowledge, hide_client_names, message_limit,
@@ -203,17 +207,18 @@ impl QueueChanges {
 /// Options of one channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelOptions {
-    /// What a queue created in it starts with.
+    /// Default options of the channel's queues.
     pub queue: QueueOptions,
-    /// May it have more than one queue? Default yes.
+    /// Whether it may have more than one queue. Default: true.
     pub allow_multiple_queues: bool,
-    /// Which queue ids it may have; `None`: all.
+    /// Allowed queue ids; `None`: all.
     pub allowed_queues: Option<Vec<u16>>,
-    /// Clients joined at most; zero: no limit. Default zero.
+    /// Maximum number of joined clients; 0: no limit. Default: 0.
     pub client_limit: u32,
-    /// Queues at most; zero: no limit. Default zero.
+    /// Maximum number of queues; 0: no limit. Default: 0.
     pub queue_limit: u32,
-    /// The channel goes when its last client leaves and all its queues are empty. Default no.
+    /// Whether the channel is removed when its last client leaves and its queues are empty. Default:
+    /// false.
     pub destroy_when_empty: bool,
 }
 
@@ -230,13 +235,13 @@ impl Default for ChannelOptions {
     }
 }
 
-/// A change to some options of a channel; `None` leaves the option as it is.
+/// A change of some options of a channel; `None` keeps the option.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "each field changes the option of the same name in ChannelOptions")]
 pub struct ChannelChanges {
     pub queue: QueueChanges,
     pub allow_multiple_queues: Option<bool>,
-    /// `Some(None)` allows all.
+    /// `Some(None)` allows all ids.
     pub allowed_queues: Option<Option<Vec<u16>>>,
     pub client_limit: Option<u32>,
     pub queue_limit: Option<u32>,
@@ -244,7 +249,7 @@ pub struct ChannelChanges {
 }
 
 impl ChannelChanges {
-    /// Writes what is to change into `options`.
+    /// Applies the changes to `options`.
     pub fn apply_to(&self, options: &mut ChannelOptions) {
         self.queue.apply_to(&mut options.queue);
         take!(self => options: allow_multiple_queues, allowed_queues, client_limit, queue_limit,

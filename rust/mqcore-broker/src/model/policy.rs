@@ -1,29 +1,37 @@
-//! Ready-made delivery handlers. A policy is data: what to decide at each step, without asking anybody.
+//! Ready-made delivery policies. A policy is data: the decision at each step, without asking a handler.
 //!
-//! A Python handler stands on a policy too: the steps that it does not override are decided by it.
+//! A Python handler has a policy too, which decides the steps that it does not override.
 
 use crate::model::decision::{Acknowledge, Decision, PutBack, Step};
 
-/// What a policy decides at each step. Acknowledgements of a policy go only to producers that asked for one.
+/// The decisions of a policy at each step. A policy acknowledges only to producers that asked for it.
+///
+/// ```
+/// use mqcore_broker::model::decision::Step;
+/// use mqcore_broker::model::policy::{AT_LEAST_ONCE, MEMORY};
+///
+/// assert!(AT_LEAST_ONCE.decide(Step::ReceivedFromProducer, true).save);
+/// assert!(!MEMORY.decide(Step::ReceivedFromProducer, true).save);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// The key under which queues name it.
+    /// The key that queue options use.
     pub key: &'static str,
     /// When a message arrives.
     pub received: Decision,
-    /// When it is handed out: joined over begin, each consumer, and end.
+    /// When a message is delivered: the combination of begin, each consumer, and end.
     pub sent: Decision,
-    /// When a consumer acknowledged.
+    /// When a consumer acknowledges.
     pub acknowledged: Decision,
-    /// When a consumer refused.
+    /// When a consumer acknowledges negatively.
     pub refused: Decision,
-    /// When a consumer did not acknowledge in time.
+    /// When a consumer does not acknowledge in time.
     pub timed_out: Decision,
-    /// When a consumer was lost while it had the message.
+    /// When a consumer is lost while the message is in flight.
     pub consumer_lost: Decision,
-    /// When a message waited too long in its queue.
+    /// When a message exceeds its timeout in the queue.
     pub expired: Decision,
-    /// Whether a producer that asked is told "not saved" when saving failed, instead of nothing.
+    /// Whether a failed save rejects the message with "not saved" instead of staying silent.
     pub refuse_unsaved: bool,
 }
 
@@ -47,22 +55,22 @@ pub const MEMORY: Policy = Policy {
     refuse_unsaved: false,
 };
 
-/// Handed out once; what a consumer refuses or loses is gone.
+/// Delivered once; a message that a consumer rejects or loses is dropped.
 pub const AT_MOST_ONCE: Policy =
     Policy { key: "at-most-once", refused: ALLOW, timed_out: ALLOW, consumer_lost: ALLOW, ..MEMORY };
 
-/// Saved, acknowledged to the producer once saved, redelivered until a consumer acknowledges.
+/// Saved, then confirmed to the producer, and redelivered until a consumer acknowledges.
 pub const AT_LEAST_ONCE: Policy =
     Policy { key: "at-least-once", received: SAVE_AND_TELL, refuse_unsaved: true, ..MEMORY };
 
-/// Saved, acknowledged to the producer once saved, handed out once.
+/// Saved, then confirmed to the producer, and delivered once.
 pub const ACK_ON_SAVE: Policy =
     Policy { key: "ack-on-save", received: SAVE_AND_TELL, refuse_unsaved: true, ..AT_MOST_ONCE };
 
-/// Kept in memory; the producer is acknowledged when all consumers were tried.
+/// Kept in memory; confirmed to the producer when all consumers were tried.
 pub const ACK_ON_SEND: Policy = Policy { key: "ack-on-send", received: ALLOW, sent: TELL, ..MEMORY };
 
-/// Kept in memory; the producer hears what the consumer said, and "timeout" if it said nothing.
+/// Kept in memory; the producer gets the consumer's acknowledgement, or "timeout" if there is none.
 pub const ACK_ON_CONSUME: Policy = Policy {
     key: "ack-on-consume",
     received: ALLOW,
@@ -76,7 +84,7 @@ pub const ACK_ON_CONSUME: Policy = Policy {
 pub const ALL: [Policy; 6] = [MEMORY, AT_MOST_ONCE, AT_LEAST_ONCE, ACK_ON_SAVE, ACK_ON_SEND, ACK_ON_CONSUME];
 
 impl Policy {
-    /// The decision at `step`. `positive` tells acknowledgements apart and is ignored elsewhere.
+    /// The decision at `step`. `positive` distinguishes acknowledgements and is ignored elsewhere.
     pub fn decide(&self, step: Step, positive: bool) -> Decision {
         match step {
             Step::ReceivedFromProducer => self.received,

@@ -1,4 +1,4 @@
-//! How much may be done in which time, and a meter of how much was.
+//! Rates and token buckets.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,36 +6,46 @@ use std::time::Duration;
 
 use crate::model::time::Timestamp;
 
-/// How much may be done in which time: `100/s`, `6000/1m`, `20/10s`. A bucket: all of it at once, then evenly.
+/// A rate: `100/s`, `6000/1m`, `20/10s`. A token bucket: the whole count at once, then evenly.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use mqcore_broker::model::rate::Rate;
+///
+/// let rate: Rate = "6000/1m".parse()?;
+/// assert_eq!((rate.count(), rate.period()), (6000, Duration::from_secs(60)));
+/// # Ok::<(), mqcore_broker::model::rate::RateError>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rate {
     count: u64,
-    /// Not 0.
+    /// Never 0.
     period_ms: u64,
 }
 
-/// A text that is no rate.
+/// A text that is not a rate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no limit; write a number and a time, such as 100/s, 6000/1m or 20/10s")]
+#[error("{text:?} is not a rate; write a number and a time, such as 100/s, 6000/1m or 20/10s")]
 pub struct RateError {
-    /// What was given.
+    /// The text.
     pub text: String,
 }
 
 impl Rate {
-    /// How much.
+    /// How many per period.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// In which time.
+    /// The period.
     #[must_use]
     pub const fn period(&self) -> Duration {
         Duration::from_millis(self.period_ms)
     }
 
-    /// What a change of an option means: empty text and `none` remove the rate.
+    /// Parses a change of an option: empty text and `none` remove the rate.
     ///
     /// # Errors
     /// [`RateError`].
@@ -61,7 +71,7 @@ impl FromStr for Rate {
     }
 }
 
-/// Units of time and their milliseconds, the largest first.
+/// Units of time in milliseconds, the largest first.
 const UNITS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 impl fmt::Display for Rate {
@@ -79,7 +89,7 @@ impl fmt::Display for Rate {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TokenBucket {
     rate: Rate,
-    /// What was missing in the bucket at `at`, times the period: so that refilling is exact in whole numbers.
+    /// Missing tokens at `at`, times the period, so that refilling is exact in integers.
     missing: u128,
     at: Timestamp,
 }
@@ -95,8 +105,8 @@ impl TokenBucket {
         self.missing.saturating_sub(u128::from(elapsed) * u128::from(self.rate.count))
     }
 
-    /// How long to wait until one can be taken of `rate`: nothing if it can. A rate that has changed begins anew. `None`:
-    /// for ever.
+    /// Time until a token is available; zero if one is. After a change of the rate, the bucket starts
+    /// full. `None`: never.
     pub(crate) fn wait(bucket: Option<&Self>, rate: Rate, now: Timestamp) -> Option<Duration> {
         if rate.count == 0 {
             return None;
@@ -107,7 +117,7 @@ impl TokenBucket {
         Some(Duration::from_millis(u64::try_from(beyond.div_ceil(count)).unwrap_or(u64::MAX)))
     }
 
-    /// Takes one.
+    /// Takes a token.
     pub(crate) fn take(&mut self, rate: Rate, now: Timestamp) {
         if self.rate != rate {
             *self = Self::new(rate);
@@ -154,13 +164,13 @@ mod tests {
         assert_eq!(wait(&bucket, 1334), 0);
         bucket.take(rate, Timestamp(1334));
         assert_eq!(wait(&bucket, 1334), 333);
-        // Whatever was left, there is never more than the bucket holds.
+        // However much was left, the bucket never holds more than its count.
         for _ in 0..3 {
             assert_eq!(wait(&bucket, 90_000), 0);
             bucket.take(rate, Timestamp(90_000));
         }
         assert!(wait(&bucket, 90_000) > 0);
-        // Another rate is another bucket; one of nothing never gives anything.
+        // Another rate has another bucket; a rate of zero never allows anything.
         let other: Rate = "1/h".parse().unwrap();
         assert_eq!(TokenBucket::wait(Some(&bucket), other, Timestamp(90_000)), Some(Duration::ZERO));
         assert_eq!(TokenBucket::wait(None, "0/s".parse().unwrap(), Timestamp(5)), None);

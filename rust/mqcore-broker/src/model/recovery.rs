@@ -1,39 +1,41 @@
-//! What a journal had when the broker starts.
+//! What the journal contained when the broker started.
 
+use crate::model::definition::Definition;
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
-use crate::model::record::{Definition, DeliveryProgress};
+use crate::model::record::DeliveryProgress;
 
-/// What a journal had when the broker starts. Messages stay there until they are wanted: millions of them may wait.
+/// What the journal contained when the broker started. Bodies stay in the journal until they are
+/// needed, since millions of messages may wait.
 #[derive(Debug, Clone, Default)]
 pub struct RecoveredState {
-    /// Channels and queues.
+    /// Channels, queues, routers and other definitions.
     pub definitions: Vec<Definition>,
-    /// The queues that messages name by their place here.
+    /// The queues, to which messages refer by index.
     pub queues: Vec<QueueAddress>,
-    /// Messages that are not settled, by ascending sequence.
+    /// Unsettled messages by ascending sequence.
     pub messages: Vec<RecoveredMessage>,
-    /// How far those got of which something was written about that, by ascending sequence.
+    /// Progress of messages that have some, by ascending sequence.
     pub progress: Vec<(Sequence, DeliveryProgress)>,
-    /// Of the messages that other brokers passed on: which of theirs they are.
+    /// Tickets of messages from downstream brokers.
     pub tickets: Vec<Ticket>,
-    /// Keys of messages of which their queues have one at a time.
+    /// Unique keys of messages.
     pub unique_keys: Vec<(Sequence, Box<[u8]>)>,
-    /// The highest sequence that was ever given.
+    /// The highest sequence ever used.
     pub sequence: Sequence,
 }
 
-/// A message that the journal had.
+/// A message in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecoveredMessage {
-    /// The sequence under which it was put.
+    /// The sequence of its record.
     pub sequence: Sequence,
-    /// Its queue's place in [`RecoveredState::queues`].
+    /// Index of its queue in [`RecoveredState::queues`].
     pub queue: u32,
-    /// About how much memory it takes once it is read, in octets; at most 4 GiB - 1.
+    /// Approximate size in memory once it is loaded, in bytes; at most 4 GiB - 1.
     pub bytes: u32,
     /// Its number in the history; 0 if there was none.
     pub number: MessageNumber,
-    /// Whether it goes before all messages that have this not.
+    /// Whether it goes ahead of messages of normal priority.
     pub high_priority: bool,
 }

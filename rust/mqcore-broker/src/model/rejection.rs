@@ -1,36 +1,36 @@
-//! Why the broker says no, in the core's words; each session turns it into its protocol's form.
+//! Why the broker rejects something; each session translates it to its protocol.
 
 use std::borrow::Cow;
 
-/// A refusal: its kind, and a sentence that says what was wrong and what to do.
+/// A rejection: its kind, and a sentence that says what is wrong and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Rejection {
-    /// What sort of refusal this is.
+    /// The kind of rejection.
     pub kind: RejectionKind,
-    /// For people. Names the thing asked for; never holds a secret.
+    /// Text for people. It names what was asked for and never contains a secret.
     pub reason: Cow<'static, str>,
 }
 
-/// The kinds of refusal, with the status codes that Twino gave them.
+/// Kinds of rejections, with Twino's status codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectionKind {
-    /// It failed, and nothing more is known.
+    /// It failed for an unknown reason.
     Failed = 1,
-    /// The request itself is wrong.
+    /// The request is invalid.
     BadRequest = 400,
-    /// The client may not do this.
+    /// The client is not allowed to do this.
     Unauthorized = 401,
-    /// No such channel, queue, client, ...
+    /// The channel, queue, client or the like does not exist.
     NotFound = 404,
-    /// Understood, but impossible in the present state.
+    /// The request is valid, but impossible in the current state.
     Unacceptable = 406,
-    /// There is one of that name already.
+    /// Something with this name exists already.
     AlreadyExists = 481,
     /// A limit would be exceeded.
     LimitExceeded = 482,
-    /// The broker cannot take it now; later it may.
+    /// The broker cannot do this now, but may be able to later.
     Busy = 503,
 }
 
@@ -42,7 +42,7 @@ impl RejectionKind {
 }
 
 impl Rejection {
-    /// A refusal of `kind` with its reason.
+    /// A rejection with its reason.
     pub fn new(kind: RejectionKind, reason: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, reason: reason.into() }
     }

@@ -1,4 +1,4 @@
-//! The way of a message through a router.
+//! The route of a message through a router.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use crate::model::message::Message;
 use crate::model::rejection::Rejection;
 use crate::model::router::{Binding, RouterMethod, Target};
 
-/// The bindings of a router as messages follow them.
+/// The bindings of a router in the order in which messages visit them.
 #[derive(Debug)]
 pub(crate) struct RoutePlan {
     pub(crate) method: RouterMethod,
     pub(crate) bindings: Vec<Binding>,
-    /// Where each of them lives.
+    /// The shard of each binding.
     pub(crate) shards: Vec<usize>,
-    /// In which order a message visits them that is for all: those of the router's own shard first, then shard by shard,
-    /// and handlers last, so that nobody waits for them.
+    /// The order in which a message for all bindings visits them: first those on the router's own
+    /// shard, then shard by shard, and handlers last, so that no other binding waits for them.
     pub(crate) visits: Vec<usize>,
 }
 
 impl RoutePlan {
-    /// The plan for `bindings` of a router that lives on shard `home`.
+    /// The plan for `bindings` of a router on shard `home`.
     pub(crate) fn new(method: RouterMethod, bindings: Vec<Binding>, home: usize, shards: usize) -> Arc<Self> {
         let places: Vec<_> = bindings.iter().map(|binding| shard_of(&binding.target, home, shards)).collect();
         let mut visits: Vec<_> = (0..bindings.len()).collect();
@@ -35,7 +35,7 @@ impl RoutePlan {
 fn shard_of(target: &Target, home: usize, shards: usize) -> usize {
     match target {
         Target::Queue(queue) => queue.channel.shard(shards),
-        // All clients are known to the first shard.
+        // The first shard knows all clients.
         Target::Client(_) => 0,
         Target::Topic(topic) => topic.shard(shards),
         Target::Handler(_) => home,
@@ -46,10 +46,10 @@ fn shard_of(target: &Target, home: usize, shards: usize) -> usize {
 #[derive(Debug, Clone)]
 pub(crate) struct RouteProgress {
     pub(crate) plan: Arc<RoutePlan>,
-    /// The binding whose turn it is in round robin.
+    /// The binding that is next in round robin.
     pub(crate) start: usize,
     pub(crate) done: usize,
-    /// A binding took the message.
+    /// Whether a binding took the message.
     pub(crate) taken: bool,
 }
 
@@ -58,7 +58,7 @@ impl RouteProgress {
         Self { plan, start, done: 0, taken: false }
     }
 
-    /// The next step: which plan and which of its bindings. `None`: it is over.
+    /// The next step: the plan and the index of its binding. `None`: the plan is finished.
     pub(crate) fn next(&self) -> Option<(Arc<RoutePlan>, usize)> {
         let plan = &self.plan;
         let count = plan.bindings.len();
@@ -88,25 +88,25 @@ impl RoutePlan {
     }
 }
 
-/// A message on its way through a router.
+/// A message on its route through a router.
 #[derive(Debug, Clone)]
 pub struct Route {
     pub(crate) router: RouterName,
-    /// The router's shard.
+    /// The shard of the router.
     pub(crate) home: usize,
     pub(crate) message: Message,
     pub(crate) progress: RouteProgress,
-    /// What goes on once the targets that a handler named are done.
+    /// What to continue once the targets that a handler named are done.
     pub(crate) outer: Option<Box<RouteProgress>>,
-    /// A receiver took it that answers the producer itself.
+    /// Whether a receiver that took the message answers the producer itself.
     pub(crate) answered: bool,
-    /// Why a binding could not even decide.
+    /// Why a binding could not decide.
     pub(crate) refusal: Option<Rejection>,
-    /// It is only looked at where it would go.
+    /// `Some`: the route is only tested and nothing is delivered.
     pub(crate) test: Option<Box<RouteTrace>>,
 }
 
-/// A trip that somebody wants to see, while nothing is sent.
+/// A tested route.
 #[derive(Debug, Clone)]
 pub(crate) struct RouteTrace {
     pub(crate) to: ConnectionId,
@@ -114,28 +114,28 @@ pub(crate) struct RouteTrace {
     pub(crate) steps: Vec<RouteStep>,
 }
 
-/// What a trip would do at one binding.
+/// A tested step of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteStep {
-    /// The binding; empty for a target that a handler named.
+    /// Name of the binding; empty for a target that a handler named.
     pub binding: Box<str>,
-    /// Where it leads.
+    /// The target.
     pub target: Target,
-    /// Whether it would take the message.
+    /// Whether the target would take the message.
     pub takes: bool,
-    /// Why, or why not.
+    /// The explanation.
     pub why: String,
 }
 
-/// Where a message would go.
+/// The result of testing a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteTest {
-    /// How the router chooses.
+    /// How the router chooses bindings.
     pub method: RouterMethod,
-    /// What it would do, step by step.
+    /// The steps in order.
     pub steps: Vec<RouteStep>,
-    /// Bindings that it would not come to, because another one takes the message.
+    /// Bindings that the route would not reach, because another one takes the message.
     pub skipped: Vec<Box<str>>,
-    /// Why nobody would take it, where nobody would.
+    /// The rejection if no binding would take the message.
     pub refusal: Option<Rejection>,
 }

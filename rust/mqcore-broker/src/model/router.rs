@@ -1,4 +1,4 @@
-//! What a router is: a name, a method, and bindings that say where messages may go.
+//! Routers: a name, a method, and bindings to targets.
 
 use std::fmt;
 
@@ -6,30 +6,30 @@ use crate::model::command::ClientPattern;
 use crate::model::id::{QueueAddress, RouterName, TopicName};
 use crate::model::rejection::{Rejection, RejectionKind};
 
-/// Bindings of one router at most.
+/// Maximum number of bindings of a router.
 pub const ROUTER_BINDINGS_MAX: usize = 4_096;
-/// Routers of one shard at most.
+/// Maximum number of routers of a shard.
 pub const ROUTERS_MAX: usize = 65_536;
-/// Octets of a binding's name at most.
+/// Maximum length of a binding's name in bytes.
 const BINDING_NAME_BYTES_MAX: usize = 255;
 
-/// Which bindings get a message. The numbers are those of the original.
+/// Which bindings get a message. The numbers are those of the original server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum RouterMethod {
-    /// All of them.
+    /// All variants.
     #[default]
     Distribute = 0,
-    /// One after the other; one that does not take it is passed over.
+    /// One after the other; a binding that does not take the message is skipped.
     RoundRobin = 1,
-    /// The one of the highest priority; the next one if it does not take it.
+    /// The binding with the highest priority; the next one if it does not take the message.
     OnlyFirst = 2,
 }
 
 impl RouterMethod {
     const ALL: [Self; 3] = [Self::Distribute, Self::RoundRobin, Self::OnlyFirst];
 
-    /// The method of this number.
+    /// The method with this number.
     pub fn from_number(number: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|method| *method as u64 == number)
     }
@@ -43,29 +43,30 @@ impl RouterMethod {
         }
     }
 
-    /// Reads what [`RouterMethod::as_str`] gives, without respect to case, `-` and `_`.
+    /// Parses the names of [`RouterMethod::as_str`], ignoring case, `-` and `_`.
     pub fn from_text(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|method| same_word(method.as_str(), text))
     }
 }
 
-/// What a binding's receiver is asked for, and so who answers the producer. The numbers are those of the original.
+/// Which answer a binding asks its receiver for, and so what answers the producer. The numbers are
+/// those of the original server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Interaction {
-    /// Nothing: the receiver's copy has an id of its own, and the router answers.
+    /// None: the receiver's copy has its own id, and the router answers.
     #[default]
     None = 0,
-    /// An acknowledgement, which the producer gets.
+    /// An acknowledgement, which goes to the producer.
     Acknowledge = 1,
-    /// A response, which the producer gets.
+    /// A response, which goes to the producer.
     Response = 2,
 }
 
 impl Interaction {
     const ALL: [Self; 3] = [Self::None, Self::Acknowledge, Self::Response];
 
-    /// The interaction of this number.
+    /// The interaction with this number.
     pub fn from_number(number: u64) -> Option<Self> {
         Self::ALL.into_iter().find(|interaction| *interaction as u64 == number)
     }
@@ -79,13 +80,13 @@ impl Interaction {
         }
     }
 
-    /// Reads what [`Interaction::as_str`] gives, without respect to case.
+    /// Parses the names of [`Interaction::as_str`], ignoring case.
     pub fn from_text(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|interaction| same_word(interaction.as_str(), text))
     }
 }
 
-/// Whether two words are the same but for case, `-` and `_`.
+/// Whether two words are equal apart from case, `-` and `_`.
 fn same_word(one: &str, other: &str) -> bool {
     let letters = |word: &str| -> String {
         word.chars().filter(|letter| !matches!(letter, '-' | '_')).flat_map(char::to_lowercase).collect()
@@ -93,16 +94,16 @@ fn same_word(one: &str, other: &str) -> bool {
     letters(one) == letters(other)
 }
 
-/// Where a binding leads.
+/// The target of a binding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A queue.
     Queue(QueueAddress),
-    /// One client, or those of a name or a type.
+    /// One client, or the clients with a name or a type.
     Client(ClientPattern),
-    /// Whoever subscribed to a topic, and the queues bound to it.
+    /// The subscribers of a topic and the queues bound to it.
     Topic(TopicName),
-    /// A handler, by its key, that takes the message itself or says where it goes.
+    /// A handler, by its key, which takes the message itself or names targets.
     Handler(Box<str>),
 }
 
@@ -113,10 +114,11 @@ const CLIENT: &str = "@client:";
 const HANDLER: &str = "@handler:";
 
 impl Target {
-    /// Reads `@topic:NAME`, `@name:NAME`, `@type:TYPE`, `@client:ID`, `@handler:KEY`, or a queue: `orders/1001`.
+    /// Parses `@topic:NAME`, `@name:NAME`, `@type:TYPE`, `@client:ID`, `@handler:KEY`, or a queue:
+    /// `orders/1001`.
     ///
     /// # Errors
-    /// `BadRequest`, if it can be none of these.
+    /// `BadRequest` if the text is none of these.
     pub fn parse(text: &str) -> Result<Self, Rejection> {
         let bad =
             |why: String| Rejection::new(RejectionKind::BadRequest, format!("the target {text:?}: {why}"));
@@ -131,13 +133,13 @@ impl Target {
         ];
         for (prefix, pattern) in named {
             match rest(prefix) {
-                Some("") => return Err(bad("a client is named behind the colon".into())),
+                Some("") => return Err(bad("a client must follow the colon".into())),
                 Some(name) => return Ok(Self::Client(pattern(name.into()))),
                 None => {}
             }
         }
         match rest(HANDLER) {
-            Some("") => Err(bad("a handler is named behind the colon".into())),
+            Some("") => Err(bad("a handler key must follow the colon".into())),
             Some(key) => Ok(Self::Handler(key.into())),
             None => QueueAddress::parse(text).map(Self::Queue).map_err(|error| bad(error.to_string())),
         }
@@ -157,25 +159,25 @@ impl fmt::Display for Target {
     }
 }
 
-/// One rule of a router.
+/// A binding of a router.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
-    /// Unique within its router.
+    /// Name, unique within its router.
     pub name: Box<str>,
-    /// Where it leads.
+    /// The target.
     pub target: Target,
-    /// What the message's content type becomes; `None`: it stays. Queues have their id there, whatever is said here.
+    /// The content type that the message gets; `None`: unchanged. Queues always get their id.
     pub content_type: Option<u16>,
-    /// Higher is sooner. Default 0.
+    /// Bindings with higher priority come first. Default: 0.
     pub priority: i32,
-    /// What the receiver is asked for. Default nothing.
+    /// Which answer the receiver is asked for. Default: none.
     pub interaction: Interaction,
-    /// Which of the clients of a name or a type get the message. Default all.
+    /// Which of the clients with a name or type get the message. Default: all.
     pub method: RouterMethod,
 }
 
 impl Binding {
-    /// A binding to `target` with nothing special about it.
+    /// A binding to `target` with default options.
     pub fn new(name: &str, target: Target) -> Self {
         Self {
             name: name.into(),
@@ -187,15 +189,15 @@ impl Binding {
         }
     }
 
-    /// Makes sure that it can be written down and read back.
+    /// Checks that the binding can be encoded and decoded.
     ///
     /// # Errors
-    /// `BadRequest`, if its name cannot be one, or its target has no text.
+    /// `BadRequest` if its name is invalid or its target has no text form.
     pub fn check(&self) -> Result<(), Rejection> {
         let target = self.target.to_string();
         let wrong = match &*self.name {
             "" => "name is empty",
-            name if name.len() > BINDING_NAME_BYTES_MAX => "name is longer than 255 octets",
+            name if name.len() > BINDING_NAME_BYTES_MAX => "name is longer than 255 bytes",
             name if name.chars().any(char::is_control) => "name contains control characters",
             _ if target.chars().any(char::is_control) => "target contains control characters",
             _ if Target::parse(&target).as_ref() != Ok(&self.target) => "target is not UTF-8 text",
@@ -205,16 +207,16 @@ impl Binding {
     }
 }
 
-/// A router with all its bindings.
+/// A router with its bindings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouterDefinition {
-    /// Its name.
+    /// Client name.
     pub name: RouterName,
     /// Which bindings get a message.
     pub method: RouterMethod,
-    /// A router that is not enabled takes nothing. Default yes.
+    /// Whether the router takes messages. Default: true.
     pub enabled: bool,
-    /// Its bindings, the highest priority first; those of one priority in the order in which they came.
+    /// Bindings by descending priority; equal priorities in the order in which they were added.
     pub bindings: Vec<Binding>,
 }
 
@@ -224,20 +226,21 @@ impl RouterDefinition {
         Self { name, method, enabled: true, bindings: Vec::new() }
     }
 
-    /// Adds a binding at its place.
+    /// Adds a binding at the position of its priority.
     ///
     /// # Errors
-    /// `AlreadyExists`, if there is one of its name; `LimitExceeded`; `BadRequest` for a name that cannot be one.
+    /// `AlreadyExists` if a binding has this name; `LimitExceeded`; `BadRequest` for an invalid name.
     pub fn add(&mut self, binding: Binding) -> Result<(), Rejection> {
         binding.check()?;
         let (router, name) = (&self.name, &binding.name);
         if self.bindings.iter().any(|known| known.name == *name) {
-            let reason = format!("router {router} has a binding {name:?} already; remove it first");
+            let reason = format!("router {router} already has a binding {name:?}; remove it first");
             return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
         }
         if self.bindings.len() >= ROUTER_BINDINGS_MAX {
-            let reason =
-                format!("router {router} has {ROUTER_BINDINGS_MAX} bindings already, which is the limit");
+            let reason = format!(
+                "router {router} has reached the limit of {ROUTER_BINDINGS_MAX} bindings; remove a binding first"
+            );
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let place = self.bindings.partition_point(|known| known.priority >= binding.priority);
@@ -245,7 +248,7 @@ impl RouterDefinition {
         Ok(())
     }
 
-    /// Removes the binding of this name; `false` if there is none.
+    /// Removes the binding with this name; `false` if there is none.
     pub fn remove(&mut self, name: &str) -> bool {
         let before = self.bindings.len();
         self.bindings.retain(|known| *known.name != *name);

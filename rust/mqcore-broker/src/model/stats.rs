@@ -1,4 +1,4 @@
-//! Numbers that people and programs read: information models and the survey of a shard.
+//! Counters, information models and the statistics of a shard.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use crate::model::options::{ChannelOptions, QueueOptions};
 use crate::model::router::RouterDefinition;
 use crate::model::time::Timestamp;
 
-/// How much there is of what, and how much has passed: of one shard, or of several added up.
+/// Numbers of things and of processed messages, of one shard or added up over several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct ObjectCounts {
-    /// Clients connected; counted by the home shard.
+    /// Connected clients; counted by the home shard.
     pub clients: u64,
     pub queues: u64,
-    /// Subscriptions to queues, and consumers who joined channels.
+    /// Subscriptions to queues, and clients that joined channels.
     pub consumers: u64,
-    /// Topics that have a subscriber or a queue, or were published to lately.
+    /// Topics that have a subscriber or a queue, or were published to recently.
     pub topics: u64,
     /// Messages that wait in queues.
     pub waiting: u64,
@@ -27,14 +27,14 @@ pub struct ObjectCounts {
     pub unsettled: u64,
     /// Messages published to topics.
     pub published: u64,
-    /// Messages that came into queues.
+    /// Messages that arrived in queues.
     pub queued: u64,
     /// Deliveries made by queues.
     pub consumed: u64,
 }
 
 impl ObjectCounts {
-    /// Counts what another shard has too.
+    /// Adds the numbers of another shard.
     pub fn add(&mut self, other: &Self) {
         self.clients += other.clients;
         self.queues += other.queues;
@@ -48,28 +48,28 @@ impl ObjectCounts {
     }
 }
 
-/// Why a message was dropped. Never silently: each reason has a counter.
+/// Why a message was dropped. Every reason has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DropReason {
-    /// Broadcast, and nobody was there.
+    /// A broadcast queue had no consumer.
     NoConsumer,
-    /// Broadcast to a consumer that does not keep up.
+    /// A consumer of a broadcast queue was too slow.
     Slow,
-    /// A limit was reached: put back too often, no dead-letter queue.
+    /// A limit was reached: requeued too often, without a dead-letter queue.
     Limit,
-    /// It waited too long.
+    /// Its timeout in the queue passed.
     Expired,
-    /// A decision refused it.
+    /// A decision or a consumer rejected it.
     Refused,
-    /// Its queue was stopped, cleared or removed, or a newer message took its place in a cache.
+    /// Its queue was stopped, cleared or removed, or a newer message replaced it in a cache.
     Erased,
-    /// Its body had left memory, and the journal could not read it back. Its record stays, for the next start to judge.
+    /// Its body was paged out and could not be loaded. Its record stays for the next start.
     Unreadable,
 }
 
 impl DropReason {
-    /// All of them, in the order of their numbers.
+    /// All reasons in numeric order.
     pub const ALL: [Self; 7] = [
         Self::NoConsumer,
         Self::Slow,
@@ -80,7 +80,7 @@ impl DropReason {
         Self::Unreadable,
     ];
 
-    /// The reason as metrics and headers spell it.
+    /// The name in metrics and headers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoConsumer => "no-consumer",
@@ -94,43 +94,43 @@ impl DropReason {
     }
 }
 
-/// What a queue has counted since it was created. All of messages, unless said otherwise.
+/// Counters of a queue since its creation. They count messages unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueStats {
-    /// Taken from producers.
+    /// Accepted from producers.
     pub received: u64,
-    /// Handed out, each once however many consumers got it.
+    /// Delivered; each message once, however many consumers received it.
     pub sent: u64,
-    /// Handed out, once a consumer.
+    /// Deliveries, one for each consumer.
     pub deliveries: u64,
     /// Positive acknowledgements.
     pub acks: u64,
-    /// Negative acknowledgements and those that did not come.
+    /// Negative acknowledgements and acknowledgement timeouts.
     pub negative_acks: u64,
-    /// Waited too long in the queue.
+    /// Exceeded their timeout in the queue.
     pub timed_out: u64,
     /// Saved.
     pub saved: u64,
-    /// Asked to be saved, and were not.
+    /// Should have been saved and were not.
     pub save_failed: u64,
     /// Left the queue for good.
     pub removed: u64,
-    /// Put back.
-    pub put_back: u64,
+    /// Requeued.
+    pub requeued: u64,
     /// Moved to a dead-letter queue.
     pub dead_lettered: u64,
-    /// Handler failures and late or missing answers.
+    /// Handler failures, and late or missing answers.
     pub errors: u64,
     /// Dropped, by [`DropReason`] number. For `Slow`, deliveries.
     pub dropped: [u64; DropReason::ALL.len()],
-    /// When the last one arrived, Unix milliseconds; 0: never.
+    /// When the last message arrived, in Unix milliseconds; 0: never.
     pub last_received_ms: u64,
-    /// When the last one was handed out, Unix milliseconds; 0: never.
+    /// When the last message was delivered, in Unix milliseconds; 0: never.
     pub last_sent_ms: u64,
 }
 
 impl QueueStats {
-    /// Adds what another queue counted; the later of the times holds.
+    /// Adds the counters of another queue; takes the later of the times.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.sent += other.sent;
@@ -141,7 +141,7 @@ impl QueueStats {
         self.saved += other.saved;
         self.save_failed += other.save_failed;
         self.removed += other.removed;
-        self.put_back += other.put_back;
+        self.requeued += other.requeued;
         self.dead_lettered += other.dead_lettered;
         self.errors += other.errors;
         for (sum, count) in self.dropped.iter_mut().zip(other.dropped) {
@@ -152,86 +152,86 @@ impl QueueStats {
     }
 }
 
-/// A queue as it is now.
+/// The state of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueInformation {
     /// Its address.
     pub queue: QueueAddress,
-    /// Its options, its status among them.
+    /// Its options, including its status.
     pub options: QueueOptions,
     /// Stored messages of high priority.
     pub high_priority: u64,
     /// The other stored messages.
     pub normal: u64,
-    /// Handed out and not settled.
+    /// Deliveries that are not settled.
     pub in_flight: u64,
-    /// Waiting for a handler's decision whether they are admitted.
+    /// Messages that wait for a handler to decide their admission.
     pub undecided: u64,
-    /// Messages that left the lists and have no end yet: in flight, or on their way while a handler decides.
-    /// A message in flight to several consumers counts once.
+    /// Messages that left the lists and are not finished: in flight, or waiting for a handler while
+    /// they are delivered. A message in flight to several consumers counts once.
     pub unsettled: u64,
-    /// Octets of stored and unsettled messages.
+    /// Bytes of stored and unsettled messages.
     pub memory_bytes: u64,
     /// Its counters.
     pub stats: QueueStats,
 }
 
-/// A message that waits in a queue, and what the queue remembers of it.
+/// A message that waits in a queue, with what the queue knows about it.
 #[derive(Debug, Clone)]
 pub struct WaitingMessage {
-    /// The message, shared with the queue; `None` if only the journal has it.
+    /// The message, shared with the queue; `None` if it is paged out.
     pub message: Option<Message>,
-    /// Under which number the journal has it; 0 if it does not.
+    /// The sequence of its record in the journal; 0 if it has none.
     pub sequence: Sequence,
-    /// How often it was handed out.
+    /// Number of deliveries.
     pub attempts: u16,
-    /// How often it was put back.
+    /// How often it was requeued.
     pub requeues: u16,
-    /// Whether it was saved.
+    /// Whether it is saved.
     pub saved: bool,
 }
 
-/// A channel as it is now.
+/// The state of a channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelInformation {
-    /// Its name.
+    /// Client name.
     pub channel: ChannelName,
     /// Its options.
     pub options: ChannelOptions,
     /// Ids of its queues, ascending.
     pub queues: Vec<u16>,
-    /// Clients joined.
+    /// Number of joined clients.
     pub active_clients: u32,
 }
 
-/// A client and how long it has been connected, or joined, depending on what was asked.
+/// A client, and how long it has been connected or joined, depending on the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientInformation {
-    /// Who.
+    /// The client.
     pub client: Arc<Client>,
-    /// Milliseconds.
+    /// Duration in milliseconds.
     pub online_ms: u64,
 }
 
-/// What a topic has counted.
+/// Counters of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TopicStats {
     /// Messages published.
     pub published: u64,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     pub published_bytes: u64,
-    /// Deliveries: one for each message and each subscriber that it was handed to.
+    /// Deliveries, one for each message and subscriber.
     pub delivered: u64,
     /// Copies for queues.
     pub copied: u64,
-    /// Deliveries that did not happen, because the subscriber does not keep up.
+    /// Deliveries dropped because the subscriber was too slow.
     pub dropped_slow: u64,
-    /// Messages that nobody subscribed to and no queue was bound to.
+    /// Messages without subscriber and bound queue.
     pub dropped_no_consumer: u64,
 }
 
 impl TopicStats {
-    /// Adds what another topic counted.
+    /// Adds the counters of another topic.
     pub fn add(&mut self, other: &Self) {
         self.published += other.published;
         self.published_bytes += other.published_bytes;
@@ -242,35 +242,35 @@ impl TopicStats {
     }
 }
 
-/// A topic as it is now.
+/// The state of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TopicInformation {
-    /// Its name.
+    /// Client name.
     pub topic: TopicName,
-    /// Connections that get its messages, by name or by pattern.
+    /// Connections that receive its messages, by name or by pattern.
     pub subscribers: u32,
-    /// Queues that get copies, by name or by pattern.
+    /// Queues that receive copies, by name or by pattern.
     pub queues: u32,
-    /// Its counters, since it was first subscribed to or published to.
+    /// Its counters since it was first subscribed to or published to.
     pub stats: TopicStats,
 }
 
-/// What a router has counted.
+/// Counters of a router.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RouterCounts {
-    /// Messages that came to it.
+    /// Messages that arrived.
     pub received: u64,
     /// Messages that a binding took.
     pub routed: u64,
     /// Messages that no binding took.
     pub dropped_no_consumer: u64,
-    /// Questions to handlers that were not answered in time, or not at all.
+    /// Handler questions without an answer in time.
     pub errors: u64,
-    /// The same for each binding that was tried, by its name.
+    /// Counters of each tried binding, by its name.
     pub bindings: Vec<(Box<str>, BindingCounts)>,
 }
 
-/// What a binding has counted.
+/// Counters of a binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BindingCounts {
     /// Messages that it took.
@@ -280,7 +280,7 @@ pub struct BindingCounts {
 }
 
 impl RouterCounts {
-    /// Adds what another shard counted about the same router.
+    /// Adds another shard's counters of the same router.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
         self.routed += other.routed;
@@ -301,58 +301,58 @@ impl RouterCounts {
 /// One subscriber of a topic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubscriberInformation {
-    /// Who.
+    /// The client.
     pub client: Arc<Client>,
-    /// Since when.
+    /// When it subscribed.
     pub since: Timestamp,
     /// Messages published to the topic since then.
     pub messages: u64,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     pub bytes: u64,
 }
 
-/// Everything that the admin side wants to know of one shard.
+/// Statistics of one shard, for the admin side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ShardStats {
     /// Its channels.
     pub channels: Vec<ChannelInformation>,
     /// Its queues.
     pub queues: Vec<QueueInformation>,
-    /// The clients; only the home shard knows them.
+    /// Clients; only the home shard knows them.
     pub clients: Vec<ClientInformation>,
-    /// Other brokers; only the home shard knows them.
+    /// Upstream and downstream brokers; only the home shard knows them.
     pub nodes: Vec<NodeInformation>,
-    /// Commands refused.
+    /// Rejected commands and requests.
     pub refused: u64,
-    /// Acknowledgements of something that is not in flight: late, or sent twice.
+    /// Acknowledgements of messages that are not in flight: late, or sent twice.
     pub unknown_acks: u64,
-    /// Questions to handlers that wait for their answer.
+    /// Open handler questions.
     pub questions_open: u64,
-    /// Answers that came after their deadline, or to a question that nobody waits for any more.
+    /// Answers that arrived after their deadline, or to a question that is no longer open.
     pub answers_late: u64,
-    /// Drops and counts of queues that are gone.
+    /// Counters of removed queues.
     pub retired: QueueStats,
-    /// Bodies that left memory, came back, and could not be read.
+    /// Bodies that were paged out, loaded, and unreadable.
     pub bodies: BodyStats,
-    /// Its topics: those with a subscriber or a queue, and others that were published to lately.
+    /// Topics with a subscriber or a queue, and topics that were published to recently.
     pub topics: Vec<TopicInformation>,
-    /// Counts of topics that are forgotten.
+    /// Counters of forgotten topics.
     pub retired_topics: TopicStats,
     /// Its routers.
     pub routers: Vec<RouterDefinition>,
-    /// What it counted about routers, those of other shards among them.
+    /// Counters of routers, including those of other shards.
     pub router_counts: Vec<(RouterName, RouterCounts)>,
 }
 
-/// Where the bodies of saved messages that wait are.
+/// Paging of the bodies of waiting saved messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BodyStats {
-    /// Octets of those in memory, now.
+    /// Bytes of bodies in memory now.
     pub memory_bytes: u64,
-    /// How many left memory.
+    /// Bodies paged out.
     pub evicted: u64,
-    /// How many came back.
+    /// Bodies loaded.
     pub loaded: u64,
-    /// How many could not be read back.
+    /// Bodies that could not be loaded.
     pub unreadable: u64,
 }

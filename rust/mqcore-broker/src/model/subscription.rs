@@ -1,4 +1,4 @@
-//! Subscriptions: how a connection consumes one queue, several times if it wants to, without joining its channel.
+//! Subscriptions: a connection consumes a queue, possibly several times, without joining its channel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,60 +12,61 @@ use crate::model::options::QueueChanges;
 /// How deliveries to a consumer are settled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Settling {
-    /// As the queue's options say: that is so for everybody who joined the channel.
+    /// As the queue's options say, as for all members of the channel.
     #[default]
     AsQueue,
-    /// Handed out is acknowledged.
+    /// Delivery counts as acknowledgement.
     AtOnce,
-    /// The consumer acknowledges each delivery, whatever the queue's options say; what it refuses, or loses with its
-    /// connection, goes back.
+    /// The consumer acknowledges each delivery, whatever the queue's options say. What it rejects, or
+    /// loses with its connection, is requeued.
     Explicit,
 }
 
-/// On which terms a subscription gets messages.
+/// The terms of a subscription.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
     /// How its deliveries are settled.
     pub settling: Settling,
-    /// Deliveries that it may have unsettled at once; zero: no limit. Default zero.
+    /// Maximum number of unsettled deliveries; 0: no limit. Default: 0.
     pub window: u32,
-    /// How long a delivery may stay unsettled with [`Settling::Explicit`]; `None`: as long as it takes. Default `None`.
+    /// Time to settle a delivery with [`Settling::Explicit`]; `None`, the default: no limit.
     pub timeout: Option<Duration>,
-    /// Whether each delivery is an `Event::Delivered` for the session, which numbers or counts them, instead of being encoded
-    /// without it. Default no.
+    /// Whether each delivery is an `Event::Delivered`, for sessions that number or count deliveries,
+    /// instead of being encoded for the connection. Default: false.
     pub told: bool,
-    /// Where the queue gives each message to one consumer: those with a larger weight come first, as long as one of them can
-    /// take more. Looked at only where some consumer has `slots`. Default 0.
+    /// For queues that deliver each message to one consumer: a free consumer with a larger weight comes
+    /// first. Used only if some consumer has `slots`. Default: 0.
     pub weight: i32,
-    /// Room that several subscriptions of a consumer share, whatever queues and shards they are of; each delivery takes
-    /// one. `None`, the default: the window alone counts.
+    /// Slots that several subscriptions of a consumer share, across queues and shards; each delivery
+    /// takes one. `None`, the default: only the window limits deliveries.
     pub slots: Option<Arc<Slots>>,
 }
 
-/// How many more deliveries a consumer can take, all its subscriptions together.
+/// How many more deliveries a consumer can take, over all its subscriptions.
 ///
-/// The one thing that shards share about consumers: a slot is taken by whichever shard comes first, and never twice. Whoever gives
-/// slots has to tell the queues of it, by `Command::RoomFor`.
+/// This is the only state of a consumer that shards share: whichever shard comes first takes a slot,
+/// and no slot is taken twice. After giving slots, send `Command::RoomFor` to the queues.
 #[derive(Debug, Default)]
 pub struct Slots {
     free: AtomicU32,
-    /// When one was taken last, by `clock`.
+    /// When a slot was last taken, by `clock`.
     used: AtomicU64,
-    /// Counts what is taken of all who share it, so that whoever had to wait longest is known.
+    /// Counts the slots taken by all consumers that share it, so that the consumer that waited longest
+    /// is known.
     clock: Arc<AtomicU64>,
 }
 
-/// So many are never free: nobody gets anything any more.
+/// Marks closed slots: no more deliveries. No consumer has this many free slots.
 const CLOSED: u32 = u32::MAX;
 
 impl Slots {
-    /// None yet, to be compared with others of the same clock.
+    /// No free slots. Slots with the same clock can be compared.
     #[must_use]
     pub fn new(clock: Arc<AtomicU64>) -> Self {
         Self { free: AtomicU32::new(0), used: AtomicU64::new(0), clock }
     }
 
-    /// How many are free.
+    /// Number of free slots.
     pub fn free(&self) -> u32 {
         match self.free.load(Ordering::Acquire) {
             CLOSED => 0,
@@ -73,23 +74,24 @@ impl Slots {
         }
     }
 
-    /// Takes all, and has none any more.
+    /// Takes all slots for good.
     pub fn close(&self) {
         self.free.store(CLOSED, Ordering::Release);
     }
 
-    /// Adds one, but to no more than `most`; how many are free then. `None` if there are so many already, or they are closed.
+    /// Adds a slot, up to `most`, and returns the number of free slots. `None` if there are that many
+    /// already, or the slots are closed.
     pub fn give(&self, most: u32) -> Option<u32> {
         let more = |free: u32| (free < most && free != CLOSED).then(|| free + 1);
         self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok().map(|before| before + 1)
     }
 
-    /// When one was taken last; 0: never.
+    /// When a slot was last taken; 0: never.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Takes one, until the guard is dropped or spent.
+    /// Takes a slot. It is free again when the guard is dropped, unless it is spent.
     pub(crate) fn take(self: &Arc<Self>) -> Option<TakenSlot> {
         let less = |free: u32| if free == CLOSED { None } else { free.checked_sub(1) };
         self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).ok()?;
@@ -98,12 +100,13 @@ impl Slots {
     }
 }
 
-/// A slot that was taken for a message on its way.
+/// A slot taken for a message that is being delivered.
 #[derive(Debug)]
 pub(crate) struct TakenSlot(Option<Arc<Slots>>);
 
 impl TakenSlot {
-    /// The message was handed out: the consumer gives the slot again when it can take another one.
+    /// Keeps the slot taken: the message was delivered. The consumer gives it back when it can take
+    /// another message.
     pub(crate) fn spend(mut self) {
         self.0 = None;
     }
@@ -117,36 +120,37 @@ impl Drop for TakenSlot {
     }
 }
 
-/// A connection wants to consume a queue.
+/// A request to consume a queue.
 #[derive(Debug, Clone)]
 pub struct QueueSubscription {
     /// The queue.
     pub queue: QueueAddress,
-    /// The session's name for it, not [`Tag::CHANNEL`]. Deliveries carry it. Subscribing again with the same tag changes the terms.
+    /// The session's tag for it, not [`Tag::CHANNEL`]. Deliveries carry it. Subscribing again with the
+    /// same tag changes the terms.
     pub tag: Tag,
-    /// On which terms.
+    /// The terms.
     pub terms: Terms,
-    /// Channel and queue are created if they are missing, the queue with these options; `None`: as the broker's configuration
-    /// says.
+    /// `Some`: creates a missing channel and queue, the queue with these options. `None`: the broker's
+    /// configuration decides.
     pub create: Option<Box<QueueChanges>>,
     /// A name by which any connection can settle its deliveries or end it; not unique.
     pub name: Option<Box<[u8]>>,
-    /// Changes what the queue is bound to before the subscription is answered.
+    /// A change of the queue's topics, made before the subscription is answered.
     pub binding: Option<Box<QueueBinding>>,
-    /// Whether this subscription too is told of that change, as all others are.
+    /// Whether this subscription is notified of that change too, like all others.
     pub told: bool,
 }
 
-/// What any connection may do to the subscriptions of a name.
+/// What any connection may do to the subscriptions with a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remote {
-    /// Acknowledge, or refuse if a reason is given, one delivery or all.
+    /// Settle one delivery or all: acknowledge, or reject if a reason is given.
     Settle {
         /// `None`: all.
         message_id: Option<MessageId>,
-        /// Why not; `None`: they were processed.
+        /// The reason; `None`: they were processed.
         negative: Option<Box<str>>,
     },
-    /// End them.
+    /// End the subscriptions.
     Unsubscribe,
 }

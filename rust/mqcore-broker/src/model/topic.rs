@@ -2,37 +2,49 @@
 
 use crate::model::id::TopicName;
 
-/// Topics by name that one connection may subscribe to, on each shard.
+/// Maximum number of topics by name for one connection, on each shard.
 pub const SUBSCRIPTIONS_MAX: usize = 16_384;
 
-/// Patterns that one connection may subscribe to. Each costs a look whenever a new topic is published to.
+/// Maximum number of patterns for one connection. Each pattern is checked whenever a new topic is
+/// published to.
 pub const PATTERNS_MAX: usize = 1_024;
 
-/// Topics and patterns that one queue may be bound to, on each shard.
+/// Maximum number of topics and patterns that one queue is bound to, on each shard.
 pub const BINDINGS_MAX: usize = 16_384;
 
-/// Topics without subscriber and queue of their own that a shard remembers, so that publishing to them again is quick.
+/// Maximum number of topics without subscriber and queue that a shard remembers, so that publishing to
+/// them again is fast.
 pub const PASSING_MAX: usize = 4_096;
 
 /// Which topics a subscription or a binding is about.
+///
+/// ```
+/// use mqcore_broker::model::id::TopicName;
+/// use mqcore_broker::model::topic::TopicPattern;
+///
+/// let mask = TopicPattern::from_name(TopicName::new(b"orders.*")?);
+/// assert!(mask.matches(b"orders.eu"));
+/// assert!(!mask.matches(b"orders.eu.north"));
+/// # Ok::<(), mqcore_broker::model::id::NameError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TopicPattern {
-    /// The one of this name, whatever characters it has.
+    /// The topic with this name, whatever characters it contains.
     Exact(TopicName),
-    /// Those that fit a mask: `*` stands for any run of octets without a dot, also an empty one; everything else for
-    /// itself. Only names that have a dot can fit (MQKS).
+    /// Topics that match a mask: `*` matches any run of bytes without a dot, including none; everything
+    /// else matches itself. Only names that contain a dot can match (MQKS).
     Mask(TopicName),
-    /// Those that begin so; an empty prefix means all (ZeroMQ).
+    /// Topics with this prefix; an empty prefix matches all (ZeroMQ).
     Prefix(TopicName),
 }
 
 impl TopicPattern {
-    /// A mask if `name` has a `*`, else the topic of that name.
+    /// A mask if `name` contains `*`, otherwise the topic with that name.
     pub fn from_name(name: TopicName) -> Self {
         if name.as_bytes().contains(&b'*') { Self::Mask(name) } else { Self::Exact(name) }
     }
 
-    /// Whether a topic is one of them.
+    /// Whether a topic matches.
     pub fn matches(&self, topic: &[u8]) -> bool {
         match self {
             Self::Exact(name) => name.as_bytes() == topic,
@@ -41,7 +53,7 @@ impl TopicPattern {
         }
     }
 
-    /// The name, mask or prefix as it was given.
+    /// The name, mask or prefix.
     pub fn name(&self) -> &TopicName {
         match self {
             Self::Exact(name) | Self::Mask(name) | Self::Prefix(name) => name,
@@ -49,9 +61,9 @@ impl TopicPattern {
     }
 }
 
-/// Since no star takes a dot, the dots of mask and name belong together one by one, and within each part the leftmost fit
-/// is as good as any other: only the last star has ever to be tried again, so the time is bounded by the product of both
-/// lengths.
+/// A star matches no dot, so the dots of mask and name correspond one by one, and within each part the
+/// leftmost match is as good as any other. So only the last star is ever retried, and the time is
+/// bounded by the product of both lengths.
 fn fits(mask: &[u8], name: &[u8]) -> bool {
     let (mut in_mask, mut in_name) = (0, 0);
     let mut star: Option<(usize, usize)> = None;

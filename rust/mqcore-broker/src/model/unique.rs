@@ -1,17 +1,17 @@
-//! The key of a message of which a queue has one at a time.
+//! The unique key of a message.
 
 const HEADER: &[u8] = b"Unique-Key:";
 
-/// Octets of a key, at most.
+/// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 255;
 
-/// The line of header text that gives a message its key, which has no control characters.
+/// The header line with this key, which must not contain control characters.
 #[must_use]
 pub fn header_line(key: &[u8]) -> Vec<u8> {
     [HEADER, key, b"\r\n"].concat()
 }
 
-/// The key in header text, if there is one.
+/// The key in header text.
 #[must_use]
 pub fn key_in(headers: &[u8]) -> Option<&[u8]> {
     headers.split(|octet| *octet == b'\n').find_map(|line| {

@@ -25,11 +25,11 @@ use crate::queue::ready::Taken;
 use crate::queue::{Admission, Queue};
 
 impl Queue {
-    /// A producer brings a message.
+    /// A producer publishes a message.
     pub(crate) fn publish(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
         if let Err(rejection) = self.admit_published(&message, context) {
             context.state.counters.refused += 1;
-            self.refuse(message, rejection, context);
+            self.reject(message, rejection, context);
             return;
         }
         let message = self.with_id(message, context);
@@ -37,8 +37,8 @@ impl Queue {
         self.take(entry, members, context);
     }
 
-    /// A copy of a message that was published elsewhere: it is decided about and saved as any other, but its producer
-    /// does not know of it and hears nothing.
+    /// Publishes a copy of a message. It is decided about and saved like any other message, but its
+    /// producer gets no confirmation.
     pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
         if self.admit_published(&message, context).is_err() {
             self.metadata.stats.dropped[DropReason::Limit as usize] += 1;
@@ -54,8 +54,8 @@ impl Queue {
         self.take(entry, members, context);
     }
 
-    /// A message that a router brings. Refused, nobody is told but the router. `answers`: its producer hears what becomes
-    /// of it.
+    /// Publishes a message from a router. Only the router learns of a rejection. `answers`: the
+    /// producer gets a confirmation.
     pub(crate) fn publish_routed(
         &mut self,
         message: Message,
@@ -78,24 +78,25 @@ impl Queue {
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Produced);
         let mut decision_state = DecisionState::default();
         if self.undecided.is_empty() && !self.metadata.overrides.contains(Step::ReceivedFromProducer) {
-            // Nobody is ahead and, as a rule, nobody is asked: no need to queue up for a decision.
+            // No message waits for a decision and usually no handler is asked, so this message need not
+            // wait in line.
             let step_request =
                 StepRequest::new(Step::ReceivedFromProducer, Suspended::Admission(self.first_undecided));
-            if let Some(verdict) =
+            if let Some(step_decision) =
                 decide(&mut self.metadata, &mut decision_state, &mut entry, step_request, context)
             {
-                return self.admit_one(entry, verdict, members, context);
+                return self.admit_one(entry, step_decision, members, context);
             }
-            self.undecided.push_back(Admission { entry, decision_state, verdict: None });
+            self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
             return;
         }
-        self.undecided.push_back(Admission { entry, decision_state, verdict: None });
+        self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
         self.consider(self.undecided.len() - 1, context);
         self.admit(members, context);
     }
 
-    /// A message comes from another queue: nobody is asked, nobody is answered, only room counts. If it was
-    /// saved there it is saved here, and only then may the other queue forget it.
+    /// Takes a message from another queue: without a decision and without a confirmation, if there is
+    /// room. A message that was saved there is saved here; only then may the other queue forget it.
     pub(crate) fn transfer(
         &mut self,
         message: Message,
@@ -124,8 +125,8 @@ impl Queue {
         self.store(entry, members, context);
     }
 
-    /// A message that the journal had when the broker started. Messages come in the order of their places, and stay in
-    /// the journal until they are wanted.
+    /// Restores a message from the journal at start. Messages arrive in queue order, and their bodies
+    /// stay in the journal until they are needed.
     pub(crate) fn restore(
         &mut self,
         mut paged_out: PagedOut,
@@ -150,26 +151,27 @@ impl Queue {
             _ => {}
         }
         self.arm(paged_out.deadline, context);
-        self.ready.push_unread(paged_out, high);
+        self.ready.push_paged_out(paged_out, high);
         self.schedule(context);
     }
 
-    /// Whether the queue takes what is published now, as far as that can be said before anybody is asked.
+    /// Whether the queue would take a message published now, as far as that is known before a handler
+    /// decides.
     pub(crate) fn would_take(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
         self.check(message, context)?;
         let Some(rate) = self.metadata.options.publish_limit else { return Ok(()) };
         let retry = match TokenBucket::wait(self.bucket.as_deref(), rate, context.now) {
             Some(Duration::ZERO) => return Ok(()),
             Some(wait) => format!("retry after {:.3} s", wait.as_secs_f64()),
-            None => "it takes nothing".into(),
+            None => "the limit allows no messages".into(),
         };
         let address = &self.metadata.address;
         let reason = format!("publish limit of queue {address} reached ({rate}); {retry}");
         Err(Rejection::new(RejectionKind::LimitExceeded, reason))
     }
 
-    /// The same, and what is taken counts. Only what is published does: not what comes from another queue of this broker,
-    /// or comes back.
+    /// Like [`Queue::would_take`], and counts the message toward the rate limit. Only published
+    /// messages count: not transferred or requeued ones.
     pub(crate) fn admit_published(
         &mut self,
         message: &Message,
@@ -195,12 +197,14 @@ impl Queue {
         let size = message.body().len() as u64;
         if options.message_size_limit > 0 && size > options.message_size_limit {
             let limit = options.message_size_limit;
-            let reason = format!("a body of {size} octets is larger than queue {address} takes ({limit})");
+            let reason = format!(
+                "a body of {size} bytes exceeds the limit of queue {address} ({limit} bytes); send less or raise the limit"
+            );
             return refuse(RejectionKind::LimitExceeded, reason);
         }
         if let Some(key) = self.unique.conflict(message) {
             let key = String::from_utf8_lossy(key);
-            let reason = format!("queue {address} has a message with the unique key {key} already");
+            let reason = format!("queue {address} already has a message with the unique key {key}");
             return refuse(RejectionKind::AlreadyExists, reason);
         }
         self.check_storage(context)?;
@@ -209,19 +213,22 @@ impl Queue {
         if limited && stored >= options.message_limit {
             return refuse(
                 RejectionKind::LimitExceeded,
-                format!("queue {address} is full ({stored} messages)"),
+                format!(
+                    "queue {address} is full ({stored} messages); try again when consumers have caught up"
+                ),
             );
         }
         if self.undecided.len() >= context.state.config.undecided_max {
             let waiting = self.undecided.len();
-            let reason =
-                format!("{waiting} messages of queue {address} wait for its handler; try again later");
+            let reason = format!(
+                "{waiting} messages of queue {address} wait for its delivery handler; try again later"
+            );
             return refuse(RejectionKind::Busy, reason);
         }
         Ok(())
     }
 
-    /// A policy that promises "saved" takes nothing that it could not save.
+    /// A policy that promises to save messages rejects messages that it cannot save.
     pub(crate) fn check_storage(&self, context: &Context<'_>) -> Result<(), Rejection> {
         let metadata = &self.metadata;
         let asks = metadata.overrides.contains(Step::ReceivedFromProducer)
@@ -246,7 +253,7 @@ impl Queue {
         }
     }
 
-    pub(crate) fn refuse(&self, message: Message, rejection: Rejection, context: &mut Context<'_>) {
+    pub(crate) fn reject(&self, message: Message, rejection: Rejection, context: &mut Context<'_>) {
         context.reject_passed_on(&message, &rejection);
         if let Some(producer) = message.producer() {
             let to = producer.connection;
@@ -270,15 +277,15 @@ impl Queue {
         }
     }
 
-    /// Gets the verdict of an undecided message, or asks for it.
+    /// Decides about a message, or asks the handler.
     pub(crate) fn consider(&mut self, index: usize, context: &mut Context<'_>) {
         let number = self.first_undecided + index as u64;
-        let Admission { entry, decision_state, verdict } = &mut self.undecided[index];
+        let Admission { entry, decision_state, step_decision } = &mut self.undecided[index];
         let step_request = StepRequest::new(Step::ReceivedFromProducer, Suspended::Admission(number));
-        *verdict = decide(&mut self.metadata, decision_state, entry, step_request, context);
+        *step_decision = decide(&mut self.metadata, decision_state, entry, step_request, context);
     }
 
-    /// An answer about an undecided message came.
+    /// Takes the answer about a message's admission.
     pub(crate) fn admission_answered(
         &mut self,
         number: u64,
@@ -295,56 +302,63 @@ impl Queue {
         self.admit(members, context);
     }
 
-    /// Admits from the front whatever is decided.
+    /// Admits messages from the front as long as they are decided.
     pub(crate) fn admit(&mut self, members: &Members, context: &mut Context<'_>) {
-        while self.undecided.front().is_some_and(|admission| admission.verdict.is_some()) {
-            let Some(Admission { entry, verdict: Some(verdict), .. }) = self.undecided.pop_front() else {
+        while self.undecided.front().is_some_and(|admission| admission.step_decision.is_some()) {
+            let Some(Admission { entry, step_decision: Some(step_decision), .. }) =
+                self.undecided.pop_front()
+            else {
                 unreachable!("the front was looked at")
             };
             self.first_undecided += 1;
-            self.admit_one(entry, verdict, members, context);
+            self.admit_one(entry, step_decision, members, context);
         }
     }
 
     pub(crate) fn admit_one(
         &mut self,
         mut entry: Entry,
-        verdict: StepDecision,
+        step_decision: StepDecision,
         members: &Members,
         context: &mut Context<'_>,
     ) {
-        if self.broke_promise(&entry, verdict, context) {
+        if self.failed_to_save(&entry, step_decision, context) {
             let why = match &context.state.commits.storage {
                 Storage::Refusing(why) => why.clone(),
                 Storage::Absent | Storage::Ready => "the journal failed".into(),
             };
             let rejection = Rejection::new(RejectionKind::Busy, not_saved(&self.metadata.address, &why));
-            self.refuse(entry.message.clone(), rejection, context);
+            self.reject(entry.message.clone(), rejection, context);
             return self.discard(entry, DropReason::Refused, context);
         }
         context.finish_passed_on(&entry.message);
-        self.acknowledge(&mut entry, verdict, None, "none", context);
-        if verdict.decision.allow {
+        self.acknowledge(&mut entry, step_decision, None, "none", context);
+        if step_decision.decision.allow {
             self.announce(&entry, context);
             self.store(entry, members, context);
-        } else if verdict.decision.put_back == PutBack::No {
-            self.refuse_admission(entry, context);
+        } else if step_decision.decision.put_back == PutBack::No {
+            self.reject_admission(entry, context);
         } else {
-            self.store_at(entry, verdict.decision.put_back, members, context);
+            self.store_at(entry, step_decision.decision.put_back, members, context);
         }
     }
 
-    /// Whether a policy wanted the message saved and that failed: then it is not taken.
-    pub(crate) fn broke_promise(&self, entry: &Entry, verdict: StepDecision, context: &Context<'_>) -> bool {
-        verdict.decision.acknowledge == Acknowledge::IfSaved
+    /// Whether the policy promised to save the message and saving failed: then the message is rejected.
+    pub(crate) fn failed_to_save(
+        &self,
+        entry: &Entry,
+        step_decision: StepDecision,
+        context: &Context<'_>,
+    ) -> bool {
+        step_decision.decision.acknowledge == Acknowledge::IfSaved
             && !entry.saved
-            && !verdict.own
+            && !step_decision.own
             && context.state.spec(self.metadata.handler).base.refuse_unsaved
     }
 
-    /// A producer that waits is told that its message went nowhere, even if the handler did not say so:
-    /// otherwise it would learn it from a timeout.
-    pub(crate) fn refuse_admission(&mut self, mut entry: Entry, context: &mut Context<'_>) {
+    /// A producer that waits is notified even if the handler did not say so; otherwise it would only
+    /// see a timeout.
+    pub(crate) fn reject_admission(&mut self, mut entry: Entry, context: &mut Context<'_>) {
         self.answer_producer(&mut entry, Some("refused"), None, true, context);
         self.discard(entry, DropReason::Refused, context);
     }
@@ -353,7 +367,7 @@ impl Queue {
         if self.watchers.is_empty() {
             return;
         }
-        let occurrence = Arc::new(Notification {
+        let notification = Arc::new(Notification {
             kind: EventKind::MessageProduced,
             channel: Some(self.metadata.address.channel.clone()),
             queue: Some(self.metadata.address.id),
@@ -364,16 +378,16 @@ impl Queue {
             },
         });
         for watcher in &self.watchers {
-            context.notify(*watcher, Event::Notified(occurrence.clone()));
+            context.notify(*watcher, Event::Notified(notification.clone()));
         }
     }
 
-    /// Messages whose admission is not decided yet.
+    /// Messages that wait for a handler to decide their admission.
     pub(crate) fn undecided(&self) -> impl Iterator<Item = &Entry> {
         self.undecided.iter().map(|admission| &admission.entry)
     }
 }
 
 fn not_saved(queue: &QueueAddress, why: &str) -> String {
-    format!("queue {queue} could not save the message and did not take it: {why}; try again later")
+    format!("queue {queue} could not save the message and rejected it: {why}; try again later")
 }

@@ -1,4 +1,4 @@
-//! What producers learn of their messages.
+//! Confirmations for producers.
 
 use crate::context::Context;
 use crate::context::decide::StepDecision;
@@ -9,25 +9,26 @@ use crate::model::entry::Entry;
 use crate::queue::Queue;
 
 impl Queue {
-    /// Carries out the acknowledge part of a verdict.
+    /// Carries out the acknowledge part of a decision.
     pub(crate) fn acknowledge(
         &self,
         entry: &mut Entry,
-        verdict: StepDecision,
+        step_decision: StepDecision,
         relayed: Option<(Acknowledgement, Box<str>)>,
         reason: &str,
         context: &mut Context<'_>,
     ) {
-        let negative = match verdict.decision.acknowledge {
+        let negative = match step_decision.decision.acknowledge {
             Acknowledge::None => return,
             Acknowledge::IfSaved if !entry.saved => return,
             Acknowledge::IfSaved | Acknowledge::Always => None,
             Acknowledge::Negative => Some(reason),
         };
-        self.answer_producer(entry, negative, relayed, !verdict.own, context);
+        self.answer_producer(entry, negative, relayed, !step_decision.own, context);
     }
 
-    /// Tells a message's producer its fate, once. `if_asked`: only a producer that asked for it.
+    /// Sends a message's confirmation to its producer, once. `if_asked`: only if the producer asked for
+    /// one.
     pub(crate) fn answer_producer(
         &self,
         entry: &mut Entry,
@@ -42,10 +43,10 @@ impl Queue {
         let Some(producer) = entry.message.producer() else { return };
         entry.answered = true;
         let hidden = self.metadata.options.hide_client_names;
-        // A consumer's word is relayed only if it says what was decided.
+        // A consumer's acknowledgement is relayed only if it agrees with the decision.
         let relayed = relayed
-            .filter(|(word, _)| word.refusal.is_some() == negative.is_some())
-            .map(|(word, consumer)| Box::new((word, (!hidden).then_some(consumer))));
+            .filter(|(acknowledgement, _)| acknowledgement.refusal.is_some() == negative.is_some())
+            .map(|(acknowledgement, consumer)| Box::new((acknowledgement, (!hidden).then_some(consumer))));
         let to = producer.connection;
         let event = Event::Acknowledged {
             queue: self.metadata.address.clone(),

@@ -10,25 +10,25 @@ use crate::queue::Queue;
 use crate::queue::members::{Consumer, ConsumerKey, Member, Members};
 
 impl Queue {
-    /// Its own list of consumers, if it has one. Sharing it costs one count for each call into the queue, and only for
-    /// queues that have it.
+    /// The queue's own list of consumers, if it has one. Sharing it costs a reference count for each
+    /// call into the queue, but only for queues that have one.
     pub(crate) fn own(&self) -> Option<Arc<Members>> {
         self.own.clone()
     }
 
-    /// Subscriptions of its own, apart from those who joined the channel.
+    /// Subscriptions, without the members of the channel.
     pub(crate) fn subscriptions(&self) -> impl Iterator<Item = &Member> {
         let own = self.own.as_deref().map(Members::list).unwrap_or_default();
         own.iter().filter(|member| member.consumer.tag != Tag::CHANNEL)
     }
 
-    /// Whether this subscription is there and has this name.
+    /// Whether a subscription with this key and name exists.
     pub(crate) fn has_subscription(&self, key: ConsumerKey, name: &[u8]) -> bool {
         self.subscriptions()
             .any(|member| member.consumer.key() == key && member.consumer.name.as_deref() == Some(name))
     }
 
-    /// Somebody consumes this queue on terms of its own.
+    /// Adds a subscription.
     pub(crate) fn subscribe(
         &mut self,
         consumer: Arc<Consumer>,
@@ -40,7 +40,7 @@ impl Queue {
         self.schedule(context);
     }
 
-    /// A subscription ends; what it has not settled goes back. `false` if there is none.
+    /// Ends a subscription and requeues its unsettled deliveries. `false` if it does not exist.
     pub(crate) fn unsubscribe(
         &mut self,
         consumer: ConnectionId,
@@ -55,7 +55,7 @@ impl Queue {
         true
     }
 
-    /// All subscriptions of a connection end.
+    /// Ends all subscriptions of a connection.
     pub(crate) fn forget_subscriber(&mut self, consumer: ConnectionId) {
         let tags: Vec<_> = self
             .subscriptions()
@@ -67,7 +67,7 @@ impl Queue {
         }
     }
 
-    /// Somebody joined the channel.
+    /// A client joined the channel.
     pub(crate) fn joined(&mut self, client: &Arc<Client>, context: &mut Context<'_>) {
         if let Some(own) = &mut self.own {
             Arc::make_mut(own).join(Consumer::of_channel(client.clone()), context.now);
@@ -75,12 +75,12 @@ impl Queue {
         self.schedule(context);
     }
 
-    /// Somebody left the channel, where it stood at `position`.
+    /// A client left the channel, in whose list it was at `position`.
     pub(crate) fn left(&mut self, connection: ConnectionId, position: usize, context: &mut Context<'_>) {
         if self.own.is_some() {
             self.leave_own((connection, Tag::CHANNEL));
         } else if position < self.cursor {
-            // The one behind the cursor moved up by one place.
+            // The members behind the cursor moved up by one.
             self.cursor -= 1;
         }
         self.schedule(context);
@@ -93,13 +93,13 @@ impl Queue {
             self.cursor -= 1;
         }
         if !own.has_tagged() {
-            // From here on the channel's list says the same, in the same order.
+            // From here on the channel's list has the same members in the same order.
             self.own = None;
         }
         true
     }
 
-    /// The queue goes: its subscriptions end, and who has one is told.
+    /// The queue is removed: ends its subscriptions and notifies them.
     pub(crate) fn end_subscriptions(&mut self, context: &mut Context<'_>) {
         let Some(own) = self.own.take() else { return };
         for consumer in own.tagged() {

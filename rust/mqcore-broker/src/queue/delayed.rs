@@ -1,4 +1,4 @@
-//! Messages that were put back and are not to be handed out before their time.
+//! Requeued messages that must not be delivered before a given time.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::model::command::Clear;
 use crate::model::time::Timestamp;
 use crate::queue::ready::Taken;
 
-/// Those of one queue, by their time; of equal times the one first that came first.
+/// Delayed messages of one queue by time; equal times in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Delayed {
     waiting: BTreeMap<(Timestamp, u64), Waiting>,
@@ -15,8 +15,8 @@ pub(crate) struct Delayed {
     high: u64,
 }
 
-/// A message, whose body may have left memory. What is here does not leave it: so few wait for a time as a rule that looking for
-/// them would cost more.
+/// A delayed message, whose body may be paged out. Bodies are not paged out while they are here: there
+/// are usually so few that searching for them would cost more.
 #[derive(Debug)]
 struct Waiting {
     taken: Taken,
@@ -32,12 +32,12 @@ impl Delayed {
         self.waiting.len()
     }
 
-    /// How many there are of high priority, and how many others.
+    /// Number of messages of high and of normal priority.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.high, self.waiting.len() as u64 - self.high)
     }
 
-    /// Octets that they keep in memory. Walks over all.
+    /// Their memory in bytes. Visits every message.
     pub(crate) fn bytes(&self) -> u64 {
         let read = self.waiting.values().filter_map(|waiting| match &waiting.taken {
             Taken::InMemory(entry) => Some(entry.message.memory_bytes() as u64),
@@ -46,12 +46,12 @@ impl Delayed {
         read.sum()
     }
 
-    /// When the first of them is due; [`Timestamp::NEVER`] without one.
+    /// The earliest time; [`Timestamp::NEVER`] if there is no message.
     pub(crate) fn next(&self) -> Timestamp {
         self.waiting.first_key_value().map_or(Timestamp::NEVER, |((time, _), _)| *time)
     }
 
-    /// All of them, with their times.
+    /// All messages with their times.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Timestamp, &Taken)> {
         self.waiting.iter().map(|((time, _), waiting)| (*time, &waiting.taken))
     }
@@ -62,7 +62,7 @@ impl Delayed {
         self.waiting.insert((until, self.serial), Waiting { taken, high });
     }
 
-    /// The first of those whose time has come, and whether its priority is high.
+    /// Removes the first message whose time has come; also returns whether its priority is high.
     pub(crate) fn due(&mut self, now: Timestamp) -> Option<(Taken, bool)> {
         if self.next() > now {
             return None;
@@ -72,7 +72,7 @@ impl Delayed {
         Some((taken, high))
     }
 
-    /// Takes out those that `clear` is about.
+    /// Removes the messages that `clear` selects.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
         let is_about = |waiting: &Waiting| if waiting.high { clear.high_priority } else { clear.normal };
         let all = std::mem::take(&mut self.waiting).into_iter();

@@ -1,4 +1,4 @@
-//! Messages that were handed out and are not settled: who has them, since when, until when.
+//! Messages in flight: which consumers have them, since when, until when.
 
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
@@ -17,46 +17,48 @@ use crate::model::id::{ConnectionId, Tag};
 use crate::model::time::Timestamp;
 use crate::queue::members::{Consumer, ConsumerKey};
 
-/// With so many deliveries and fewer nearly all that belongs to them is in the cache.
+/// Up to this number of deliveries, nearly all of their data is in the cache.
 const CACHED: usize = 512;
 
-/// A message outside its queue. It stays here until everybody who holds it let go: each consumer that has not
+/// A message in flight. It stays here until every holder has released it: each consumer that has not
 /// settled, and the workflow while it runs.
 #[derive(Debug)]
 pub(crate) struct Outstanding {
     pub(crate) entry: Entry,
-    /// How many hold it.
+    /// Number of holders.
     pub(crate) holders: u32,
-    /// Somebody acknowledged it positively.
+    /// Whether a consumer acknowledged it positively.
     pub(crate) acked: bool,
-    /// Where it returns to when the last holder lets go.
-    pub(crate) put_back: PutBack,
-    /// A handler's own decision put it back, which holds even if another consumer acknowledged.
-    pub(crate) put_back_own: bool,
-    /// How it ends if nobody acknowledges it and it is not put back.
-    pub(crate) ending: Disposition,
+    /// Where to requeue it when the last holder releases it.
+    pub(crate) requeue: PutBack,
+    /// Whether a handler itself decided to requeue it, which applies even if another consumer
+    /// acknowledged.
+    pub(crate) requeued_by_handler: bool,
+    /// What happens to it if no consumer acknowledges it and it is not requeued.
+    pub(crate) disposition: Disposition,
 }
 
-/// How the way of a message ends that nobody acknowledged and that is not put back; the worst that anybody said of it.
+/// How to finish a message that no consumer acknowledged and that is not requeued. The largest value of
+/// all consumers applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Disposition {
-    /// Nobody refused it: it is gone as if it had been acknowledged.
+    /// No consumer rejected it: removed as if it had been acknowledged.
     Done,
-    /// It ended without anybody having wanted it: counted as dropped.
+    /// Rejected: counted as dropped.
     Refused,
-    /// A consumer has given it up: a dead letter.
+    /// A consumer rejected it for good: dead-lettered.
     Failed,
 }
 
-/// A message that its last holder let go.
+/// A message whose last holder has released it.
 #[derive(Debug)]
 pub(crate) struct Released {
     pub(crate) held: Outstanding,
-    /// Put back, it is not handed out before this time.
+    /// If it is requeued, it is not delivered before this time.
     pub(crate) not_before: Timestamp,
 }
 
-/// One consumer that has a message.
+/// A delivery to one consumer.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     pub(crate) outstanding: usize,
@@ -64,21 +66,21 @@ pub(crate) struct Delivery {
     serial: u64,
 }
 
-/// All of a queue.
+/// All deliveries of a queue.
 #[derive(Debug)]
 pub(crate) struct Deliveries {
     outstanding: Slab<Outstanding>,
     deliveries: Slab<Delivery>,
     /// Keys of `deliveries` by message id.
     by_message: HashTable<usize>,
-    /// Deadlines in their order, as acknowledge timeouts are the same for all of a queue. Settled deliveries
-    /// leave their entry behind; the serial tells that it is stale.
+    /// Deadlines in order, since all deliveries of a queue have the same timeout. Settled deliveries
+    /// leave stale entries behind, which the serial detects.
     deadlines: VecDeque<(Timestamp, usize, u64)>,
-    /// Messages of `outstanding` that a consumer wants to be put back only for a time; few as a rule.
+    /// Messages of `outstanding` that a consumer wants redelivered only after a time; usually few.
     postponed: HashMap<usize, Timestamp>,
     serial: u64,
     hasher: FixedState,
-    /// How many deliveries each consumer has that may have only so many.
+    /// Unsettled deliveries of each consumer whose number is limited.
     windows: HashMap<ConsumerKey, u32>,
 }
 
@@ -97,22 +99,22 @@ impl Deliveries {
         }
     }
 
-    /// How many deliveries wait for their settlement.
+    /// Number of unsettled deliveries.
     pub(crate) fn open(&self) -> usize {
         self.deliveries.len()
     }
 
-    /// Messages outside the queue.
+    /// Number of messages in flight.
     pub(crate) fn messages(&self) -> usize {
         self.outstanding.len()
     }
 
-    /// Octets that they keep in memory. Walks over all.
+    /// Their memory in bytes. Visits every message.
     pub(crate) fn bytes(&self) -> u64 {
         self.outstanding.iter().map(|(_, o)| o.entry.message.memory_bytes() as u64).sum()
     }
 
-    /// All messages that are handed out, and who has them.
+    /// All messages in flight and their consumers.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Entry, impl Fn() -> Vec<Arc<Client>>)> {
         self.outstanding.iter().map(move |(key, held)| {
             let consumers = move || {
@@ -123,16 +125,16 @@ impl Deliveries {
         })
     }
 
-    /// Takes a message in, with one holder: the caller.
+    /// Adds a message with one holder, the caller.
     #[inline]
     pub(crate) fn insert(&mut self, entry: Entry) -> usize {
         self.outstanding.insert(Outstanding {
             entry,
             holders: 1,
             acked: false,
-            put_back: PutBack::No,
-            put_back_own: false,
-            ending: Disposition::Done,
+            requeue: PutBack::No,
+            requeued_by_handler: false,
+            disposition: Disposition::Done,
         })
     }
 
@@ -144,13 +146,13 @@ impl Deliveries {
         &mut self.outstanding[outstanding]
     }
 
-    /// A consumer wants a message, put back, not to be handed out before this time.
+    /// If the message is requeued, it must not be delivered before this time.
     pub(crate) fn postpone(&mut self, outstanding: usize, until: Timestamp) {
         let latest = self.postponed.entry(outstanding).or_default();
         *latest = until.max(*latest);
     }
 
-    /// One holder lets go; the last one gets the message.
+    /// Releases one hold; the last one returns the message.
     #[inline]
     pub(crate) fn release(&mut self, outstanding: usize) -> Option<Released> {
         let held = &mut self.outstanding[outstanding];
@@ -163,7 +165,7 @@ impl Deliveries {
         Some(Released { held, not_before: postponed.unwrap_or_default() })
     }
 
-    /// `consumer` has the message and must acknowledge it by `deadline`.
+    /// Adds a delivery to `consumer`, to acknowledge by `deadline`.
     pub(crate) fn deliver(
         &mut self,
         outstanding: usize,
@@ -189,7 +191,7 @@ impl Deliveries {
         key
     }
 
-    /// Whether `consumer` may have one more.
+    /// Whether `consumer` may have one more delivery.
     pub(crate) fn has_room(&self, consumer: &Consumer) -> bool {
         if consumer.terms.slots.as_ref().is_some_and(|slots| slots.free() == 0) {
             return false;
@@ -198,8 +200,8 @@ impl Deliveries {
         window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
     }
 
-    /// Reads what settling the delivery of the message `id` to `consumer` will read, so that it is in the cache by then. Does
-    /// nothing where there are so few deliveries that they are there anyway.
+    /// Reads what settling this delivery will read, so that it is in the cache by then. Does nothing if
+    /// there are so few deliveries that they are cached anyway.
     pub(crate) fn look(&self, id: &[u8], consumer: ConsumerKey) {
         if self.deliveries.len() > CACHED {
             let Self { by_message, outstanding, deliveries, hasher, .. } = self;
@@ -207,8 +209,8 @@ impl Deliveries {
         }
     }
 
-    /// Takes the delivery of the message `id` to `consumer` off the books, if there is one. Its hold on the message goes to
-    /// the caller.
+    /// Removes the delivery of the message `id` to `consumer`, if it exists. The caller takes over its
+    /// hold on the message.
     pub(crate) fn take_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
         let Self { by_message, outstanding, deliveries, hasher, .. } = self;
         let found = by_message.find_entry(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding));
@@ -216,7 +218,7 @@ impl Deliveries {
         Some(self.unlisted(key))
     }
 
-    /// Takes a delivery off the books. Its hold on the message goes to the caller.
+    /// Removes a delivery. The caller takes over its hold on the message.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
         let id = self.outstanding[self.deliveries[key].outstanding].entry.message.id();
         let hash = self.hasher.hash_one(id);
@@ -227,7 +229,7 @@ impl Deliveries {
         self.unlisted(key)
     }
 
-    /// Takes a delivery off the other books, when it is off the table of ids.
+    /// Removes a delivery that is no longer in the table of ids.
     fn unlisted(&mut self, key: usize) -> Delivery {
         let delivery = self.deliveries.remove(key);
         let consumer = delivery.consumer.key();
@@ -241,7 +243,7 @@ impl Deliveries {
         delivery
     }
 
-    /// A delivery whose deadline has passed, if there is one.
+    /// A delivery whose deadline has passed.
     pub(crate) fn due(&mut self, now: Timestamp) -> Option<usize> {
         self.forget_stale_deadlines();
         self.deadlines.front().filter(|(deadline, ..)| *deadline <= now).map(|(_, key, _)| *key)
@@ -249,7 +251,7 @@ impl Deliveries {
 
     /// The earliest deadline.
     pub(crate) fn next_deadline(&self) -> Timestamp {
-        // The front may be stale: then somebody wakes up too early, which costs a look and harms nobody.
+        // The front may be stale. Then the queue wakes up too early, which does no harm.
         self.deadlines.front().map_or(Timestamp::NEVER, |(deadline, ..)| *deadline)
     }
 
@@ -266,7 +268,7 @@ impl Deliveries {
         keys.into_iter().map(|(_, key)| key).collect()
     }
 
-    /// Forgets everything; returns the messages.
+    /// Removes everything and returns the messages.
     pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
         self.deliveries.clear();
         self.windows.clear();
@@ -278,7 +280,7 @@ impl Deliveries {
 
     fn schedule(&mut self, deadline: Timestamp, key: usize, serial: u64) {
         if self.deadlines.back().is_some_and(|(last, ..)| *last > deadline) {
-            // Only after the timeout was shortened, and only until the older deliveries are gone.
+            // Needed only after the timeout was shortened, until the older deliveries are settled.
             let at = self.deadlines.partition_point(|(other, ..)| *other <= deadline);
             self.deadlines.insert(at, (deadline, key, serial));
         } else {
@@ -286,7 +288,8 @@ impl Deliveries {
         }
     }
 
-    /// Stale entries go from the front for nothing; those behind one slow consumer go when they are the most.
+    /// Stale entries at the front are removed at no cost; those behind one slow consumer are removed
+    /// when they are the majority.
     fn forget_stale_deadlines(&mut self) {
         let Self { deadlines, deliveries, .. } = self;
         let live = |(_, key, serial): &(Timestamp, usize, u64)| {
@@ -301,7 +304,7 @@ impl Deliveries {
     }
 }
 
-/// Whether the delivery of a key is that of the message `id` to `consumer`.
+/// Whether a key is that of the delivery of the message `id` to `consumer`.
 fn is_of(
     id: &[u8],
     consumer: ConsumerKey,
@@ -320,7 +323,7 @@ mod tests {
 
     #[test]
     fn what_tens_of_thousands_of_deliveries_are_made_of_stays_small() {
-        // They are found in no order, so each octet more is a larger share of the cache.
+        // Lookups are in random order, so each additional byte takes a larger share of the cache.
         assert_eq!(size_of::<Outstanding>(), 48);
         assert_eq!(size_of::<Delivery>(), 24);
     }

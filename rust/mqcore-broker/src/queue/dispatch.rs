@@ -1,5 +1,5 @@
-//! Handing out: to whom, in which order, how much at a time. What a policy decides is decided here at once;
-//! queues whose handler decides sending steps itself go through `workflow`.
+//! Delivery: to which consumers, in which order, how much at a time. This file delivers what a policy
+//! decides at once; queues whose handler decides sending steps itself use `workflow`.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use crate::model::stats::DropReason;
 use crate::model::subscription::{Settling, TakenSlot};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
-use crate::queue::flows::{FLOWS_MAX, Mode, PullPosition};
+use crate::queue::flows::{FLOWS_MAX, FlowTarget, PullPosition};
 use crate::queue::members::{Consumer, Member, Members};
 
-/// How much a message counts against the budget of a turn: one, and one more for each 512 octets, so that a
-/// turn's effects stay small even if its messages are not.
+/// What a message counts toward the budget of a call: one, plus one for each 512 bytes, so that the
+/// effects of a call stay small even if its messages are not.
 fn cost(entry: &Entry) -> usize {
     1 + entry.message.body().len() / 512
 }
 
 impl Queue {
-    /// Hands out stored messages until the budget is used up or nobody can take more. Leaves what is left of
-    /// the budget; true if there is more to do at once.
+    /// Delivers stored messages until the budget is used up or no consumer can take more. Reduces
+    /// `budget`; returns true if there is more to deliver at once.
     pub(crate) fn work(&mut self, members: &Members, budget: &mut usize, context: &mut Context<'_>) -> bool {
         if !self.pulls.is_empty() {
-            self.go_on_pulling(members, context);
+            self.continue_pulls(members, context);
         }
         let asks = self.asks_while_sending(context.state);
         while *budget > 0 {
@@ -45,8 +45,11 @@ impl Queue {
             }
             *budget = budget.saturating_sub(cost(&entry));
             if asks || !self.flows.is_empty() {
-                let mode =
-                    if self.metadata.options.status == Status::RoundRobin { Mode::One } else { Mode::All };
+                let mode = if self.metadata.options.status == Status::RoundRobin {
+                    FlowTarget::One
+                } else {
+                    FlowTarget::All
+                };
                 self.start_flow(entry, mode, members, context);
             } else if let Some(entry) = self.offer(entry, members, context) {
                 self.ready.push_front(entry);
@@ -56,7 +59,7 @@ impl Queue {
         !self.ready.is_empty()
     }
 
-    /// Whether the next stored message may go out now.
+    /// Whether the next stored message may be delivered now.
     fn can_start(&self, members: &Members, context: &Context<'_>) -> bool {
         let options = &self.metadata.options;
         let drains = matches!(options.status, Status::Push | Status::RoundRobin | Status::Broadcast);
@@ -67,7 +70,8 @@ impl Queue {
         if waits && (self.deliveries.messages() > 0 || !self.settling.is_empty()) {
             return false;
         }
-        // A message that a handler still decides about counts in nobody's window: with windows there is one at a time.
+        // A message about which a handler still decides is in no window yet. So with windows, messages
+        // are delivered one at a time.
         if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
             return false;
         }
@@ -79,12 +83,14 @@ impl Queue {
         if options.status == Status::RoundRobin || options.only_first_acquirer {
             members.connections().iter().any(free)
         } else {
-            // Everybody gets every message, so everybody is waited for; who stays away too long is closed.
+            // All consumers get every message, so the slowest one holds back the others; if it stays
+            // slow for too long, it is closed.
             members.connections().iter().all(free)
         }
     }
 
-    /// Whether the windows of consumers let one more message out: of one of them, or of all if all get it.
+    /// Whether the windows allow one more delivery: to one consumer, or to all of them if all get the
+    /// message.
     fn has_room(&self, members: &Members) -> bool {
         let mut consumers = members.list().iter().map(|member| &member.consumer);
         if self.gives_to_one() {
@@ -98,7 +104,7 @@ impl Queue {
         self.metadata.options.status == Status::RoundRobin || self.metadata.options.only_first_acquirer
     }
 
-    /// Gives a message to those it is for. Gives it back if there is nobody after all.
+    /// Delivers a message to its consumers. Returns it if there is none.
     fn offer(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) -> Option<Entry> {
         if self.gives_to_one() {
             let Some((position, slot)) = self.choose(members, context) else { return Some(entry) };
@@ -112,8 +118,7 @@ impl Queue {
         None
     }
 
-    /// The consumer whose turn it is in round robin, or the first acquirer; those that cannot take more are
-    /// passed over.
+    /// The next free consumer in round robin, or the first free one.
     pub(crate) fn choose(
         &mut self,
         members: &Members,
@@ -135,8 +140,8 @@ impl Queue {
         Some((position, None))
     }
 
-    /// Of those that can take more the one with the largest weight, among equals the one that has waited longest. A slot
-    /// that another shard takes meanwhile leads to the next best.
+    /// The free consumer with the largest weight; among equals the one that has waited longest. If
+    /// another shard takes its slot in the meantime, the next best.
     fn choose_by_weight(
         &self,
         members: &Members,
@@ -153,7 +158,7 @@ impl Queue {
                 let waited = Reverse(terms.slots.as_ref().map_or(0, |slots| slots.used()));
                 (terms.weight, waited)
             };
-            // The first of equals, where `max_by_key` would take the last.
+            // The first of equals; `max_by_key` takes the last.
             let (position, member) = free.rev().max_by_key(rank)?;
             match &member.consumer.terms.slots {
                 None => return Some((position, None)),
@@ -181,7 +186,7 @@ impl Queue {
         self.conclude(entry, &[], context);
     }
 
-    /// A message to `consumers`; those of them without a tag have the connections `untagged`.
+    /// Delivers a message to `consumers`; those without a tag have the connections `untagged`.
     fn send_to(
         &mut self,
         mut entry: Entry,
@@ -197,33 +202,33 @@ impl Queue {
         let mut sent = !untagged.is_empty();
         for consumer in consumers.iter().filter(|consumer| consumer.tag != Tag::CHANNEL) {
             self.deliver_to(&mut entry, consumer, context);
-            // However many get it, it was sent once.
+            // It was sent once, however many consumers received it.
             self.metadata.stats.sent -= u64::from(sent);
             sent = true;
         }
         self.conclude(entry, consumers, context);
     }
 
-    /// Writes the delivery to one consumer down, opens it if it must be acknowledged, and ends the message's way if not.
+    /// Delivers to one consumer, then waits for its acknowledgement or finishes the message.
     fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
         self.deliver_to(&mut entry, consumer, context);
         self.conclude(entry, std::slice::from_ref(consumer), context);
     }
 
-    /// Whether a delivery to this consumer stays open until it is settled.
+    /// Whether a delivery to this consumer waits for an acknowledgement.
     pub(crate) fn stays_open(&self, consumer: &Consumer) -> bool {
         self.metadata.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
     }
 
-    /// What follows a hand-out, pulled or not: the producer hears of it if the policy says so, and the message
-    /// waits for its acknowledgements, or is gone if none is asked for.
+    /// What follows a delivery, pulled or not: the confirmation if the policy sends one, then waiting
+    /// for acknowledgements, or removing the message if none is needed.
     fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], context: &mut Context<'_>) {
         for consumer in consumers {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         }
         let decision = context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true);
-        let verdict = StepDecision { decision, own: false };
-        self.acknowledge(&mut entry, verdict, None, "none", context);
+        let step_decision = StepDecision { decision, own: false };
+        self.acknowledge(&mut entry, step_decision, None, "none", context);
         if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
             return self.remove(entry, context);
         }
@@ -238,7 +243,7 @@ impl Queue {
         }
     }
 
-    /// `consumer` has the message `held` now, until it settles it.
+    /// Opens the delivery of the message `held` to `consumer`.
     pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
         let terms = &consumer.terms;
         let timeout = match terms.settling {
@@ -248,13 +253,13 @@ impl Queue {
         let deadline = timeout.map_or(Timestamp::NEVER, |timeout| context.now.after(timeout));
         let key = self.deliveries.deliver(held, consumer, deadline);
         if terms.settling == Settling::AtOnce {
-            self.delivered_to(key, context);
+            self.auto_acknowledged(key, context);
         } else {
             self.arm(deadline, context);
         }
     }
 
-    /// The delivery to one consumer, counted.
+    /// Delivers to one consumer and counts it.
     pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, context: &mut Context<'_>) {
         let to = Recipients::One(consumer.client.connection);
         let subscription = (consumer.tag, consumer.name.clone());
@@ -266,7 +271,7 @@ impl Queue {
         context.effects.push(Effect::Deliver(deliver));
     }
 
-    /// The delivery to those without a tag, counted.
+    /// Delivers to the consumers without a tag and counts it.
     fn deliver(&mut self, entry: &mut Entry, to: Recipients, context: &mut Context<'_>) {
         let acknowledge = self.metadata.options.request_acknowledge;
         let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, context);
@@ -301,8 +306,9 @@ impl Queue {
         }
     }
 
-    /// Counts an attempt. The first one of a saved message is written down, so that after a crash a consumer can
-    /// tell that it may have seen the message before; the later ones are written when it is put back.
+    /// Counts an attempt. The first attempt of a saved message is recorded, so that after a crash
+    /// consumers learn that the message may have been delivered before. Later attempts are recorded
+    /// when the message is requeued.
     fn attempted(&self, entry: &mut Entry, acknowledge: bool, context: &mut Context<'_>) {
         let first = entry.attempts == 0;
         entry.attempts = entry.attempts.saturating_add(1);
@@ -318,12 +324,12 @@ impl Queue {
         }
     }
 
-    /// A message for whoever is there now; nothing is kept.
+    /// Delivers a message to the current consumers; nothing is stored.
     pub(crate) fn broadcast(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
         if members.is_empty() {
             self.discard(entry, DropReason::NoConsumer, context);
         } else if self.asks_while_sending(context.state) {
-            self.start_flow(entry, Mode::All, members, context);
+            self.start_flow(entry, FlowTarget::All, members, context);
         } else if context.state.congestion.since.is_empty() || self.metadata.options.only_first_acquirer {
             if let Some(entry) = self.offer(entry, members, context) {
                 self.discard(entry, DropReason::Slow, context);
@@ -333,7 +339,8 @@ impl Queue {
         }
     }
 
-    /// Some consumers do not keep up: they miss this one, which is counted, and the others get it.
+    /// Some consumers are too slow: they miss this message, which is counted, and the others receive
+    /// it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
         let (slow, free): (Vec<_>, Vec<_>) =
             members.list().iter().map(|member| member.consumer.clone()).partition(|consumer| {
@@ -356,19 +363,19 @@ impl Queue {
         &mut self,
         mut entry: Entry,
         consumer: &Arc<Consumer>,
-        parcel: PullPosition,
+        pull_position: PullPosition,
         context: &mut Context<'_>,
     ) {
-        self.deliver_pulled(&mut entry, consumer.client.connection, parcel, context);
+        self.deliver_pulled(&mut entry, consumer.client.connection, pull_position, context);
         self.conclude(entry, std::slice::from_ref(consumer), context);
     }
 
-    /// One message of a pull, counted.
+    /// Delivers one message of a pull and counts it.
     pub(crate) fn deliver_pulled(
         &mut self,
         entry: &mut Entry,
         to: ConnectionId,
-        parcel: PullPosition,
+        pull_position: PullPosition,
         context: &mut Context<'_>,
     ) {
         let stats = &mut self.metadata.stats;
@@ -378,19 +385,19 @@ impl Queue {
         let first = entry.attempts == 0;
         self.attempted(entry, self.metadata.options.request_acknowledge, context);
         let event = Event::Pulled {
-            request: parcel.request,
+            request: pull_position.request,
             message: entry.message.clone(),
             acknowledge: self.metadata.options.request_acknowledge,
             hide_source: self.metadata.options.hide_client_names,
             first,
-            index: parcel.index,
-            count: parcel.count,
-            left: parcel.left,
+            index: pull_position.index,
+            count: pull_position.count,
+            left: pull_position.left,
         };
         context.notify(to, event);
     }
 
-    /// Nobody was there after all: the message stays the next one.
+    /// There was no consumer after all: the message stays the next one.
     pub(crate) fn return_to_head(&mut self, entry: Entry, context: &mut Context<'_>) {
         self.arm(entry.deadline, context);
         self.ready.push_front(entry);

@@ -1,4 +1,4 @@
-//! Messages on their way to consumers while a handler decides about them.
+//! Messages that a handler decides about while they are delivered.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use crate::context::decide::{DecisionState, StepDecision};
 use crate::model::subscription::TakenSlot;
 use crate::queue::members::Consumer;
 
-/// Messages of one queue on their way at once. As many as one batch to a handler holds.
+/// Maximum number of flows of one queue at a time: as many as a batch of questions to a handler.
 pub(crate) const FLOWS_MAX: usize = 256;
 
-/// For whom a message is.
+/// The consumers of a message.
 #[derive(Debug, Clone)]
-pub(crate) enum Mode {
-    /// For all consumers there are.
+pub(crate) enum FlowTarget {
+    /// All consumers.
     All,
-    /// For one of them.
+    /// One of the consumers.
     One,
-    /// For the one that asked for it.
+    /// The consumer that pulls.
     Pulled(Arc<Consumer>, PullPosition),
 }
 
-/// What happens to a flow next.
+/// The next step of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum FlowStep {
     Begin,
     Choose,
     Can,
@@ -35,37 +35,37 @@ pub(crate) enum Stage {
     End,
 }
 
-/// A message on its way to consumers.
+/// The delivery of one message, step by step.
 #[derive(Debug)]
 pub(crate) struct Flow {
     /// Where the message is meanwhile.
     pub(crate) held: usize,
-    pub(crate) mode: Mode,
-    pub(crate) stage: Stage,
+    pub(crate) mode: FlowTarget,
+    pub(crate) stage: FlowStep,
     pub(crate) decision_state: DecisionState,
     /// Consumers not tried yet, the next one last.
     pub(crate) untried: SmallVec<[Arc<Consumer>; 1]>,
     pub(crate) current: Option<Arc<Consumer>>,
     pub(crate) sent: u32,
-    /// What the consumers' steps decided so far, joined; `None` before the first.
+    /// The combined decisions of the consumers' steps; `None` before the first.
     pub(crate) joined: Option<StepDecision>,
-    /// What it takes of the one consumer that was chosen for it; dropped, it is free again.
+    /// The slot of the consumer that was chosen; free again when dropped.
     pub(crate) slot: Option<TakenSlot>,
-    /// It will not write any more, so the next one may.
+    /// Whether the flow writes no more, so that the next one may.
     pub(crate) written: bool,
 }
 
 #[derive(Debug)]
-pub(crate) enum Slot {
+pub(crate) enum FlowSlot {
     Parked(Box<Flow>),
     Running { written: bool },
     Done,
 }
 
-/// All flows of a queue, in the order in which they began.
+/// All flows of a queue in the order in which they began.
 #[derive(Debug, Default)]
 pub(crate) struct Flows {
-    pub(crate) slots: VecDeque<Slot>,
+    pub(crate) slots: VecDeque<FlowSlot>,
     pub(crate) first: u64,
 }
 
@@ -78,21 +78,21 @@ impl Flows {
         self.slots.is_empty()
     }
 
-    /// Forgets all flows; answers that still come find nobody.
+    /// Forgets all flows; later answers are ignored.
     pub(crate) fn forget(&mut self) {
         self.first += self.slots.len() as u64;
         self.slots.clear();
     }
 
-    pub(crate) fn slot(&mut self, number: u64) -> Option<&mut Slot> {
+    pub(crate) fn slot(&mut self, number: u64) -> Option<&mut FlowSlot> {
         self.slots.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
     }
 
     pub(crate) fn take(&mut self, number: u64) -> Option<Box<Flow>> {
         let slot = self.slot(number)?;
-        match std::mem::replace(slot, Slot::Running { written: false }) {
-            Slot::Parked(flow) => {
-                *slot = Slot::Running { written: flow.written };
+        match std::mem::replace(slot, FlowSlot::Running { written: false }) {
+            FlowSlot::Parked(flow) => {
+                *slot = FlowSlot::Running { written: flow.written };
                 Some(flow)
             }
             other => {
@@ -102,11 +102,11 @@ impl Flows {
         }
     }
 
-    pub(crate) fn set(&mut self, number: u64, to: Slot) {
+    pub(crate) fn set(&mut self, number: u64, to: FlowSlot) {
         if let Some(slot) = self.slot(number) {
             *slot = to;
         }
-        while matches!(self.slots.front(), Some(Slot::Done)) {
+        while matches!(self.slots.front(), Some(FlowSlot::Done)) {
             self.slots.pop_front();
             self.first += 1;
         }
@@ -114,20 +114,20 @@ impl Flows {
 
     /// The first flow that may still write.
     pub(crate) fn next_writer(&self) -> Option<u64> {
-        let writes = |slot: &Slot| match slot {
-            Slot::Parked(flow) => !flow.written,
-            Slot::Running { written } => !written,
-            Slot::Done => false,
+        let writes = |slot: &FlowSlot| match slot {
+            FlowSlot::Parked(flow) => !flow.written,
+            FlowSlot::Running { written } => !written,
+            FlowSlot::Done => false,
         };
         self.slots.iter().position(writes).map(|index| self.first + index as u64)
     }
 
     pub(crate) fn waits_to_write(&mut self, number: u64) -> bool {
-        matches!(self.slot(number), Some(Slot::Parked(flow)) if flow.stage == Stage::Write)
+        matches!(self.slot(number), Some(FlowSlot::Parked(flow)) if flow.stage == FlowStep::Write)
     }
 }
 
-/// Where a message stands in the pull that took it.
+/// The position of a message in its pull.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PullPosition {
     pub(crate) request: crate::model::id::RequestId,

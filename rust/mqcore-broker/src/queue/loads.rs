@@ -1,4 +1,4 @@
-//! Bodies on their way back from the journal, by the number of their record: asked for, here, or lost.
+//! Bodies being loaded from the journal, by the sequence of their records: requested, ready, or lost.
 
 use foldhash::HashMap;
 
@@ -6,7 +6,7 @@ use crate::model::id::Sequence;
 use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
 
-/// What became of a body that was asked for.
+/// The state of a requested body.
 #[derive(Debug)]
 pub(crate) enum LoadState {
     Requested,
@@ -15,7 +15,8 @@ pub(crate) enum LoadState {
     Lost,
 }
 
-/// The bodies of one queue that were asked for. Bounded by the window that is asked for at a time.
+/// The requested bodies of one queue. Their number is bounded by the window that is requested at a
+/// time.
 #[derive(Debug)]
 pub(crate) struct PendingLoads {
     bodies: HashMap<Sequence, LoadState>,
@@ -28,12 +29,12 @@ impl PendingLoads {
         Self { bodies: HashMap::default(), bytes: 0, memory }
     }
 
-    /// Octets of the bodies that are here.
+    /// Bytes of the bodies that are ready.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Notes that a body is asked for; false if it was before.
+    /// Requests a body; false if it was requested before.
     pub(crate) fn ask(&mut self, sequence: Sequence) -> bool {
         let new = !self.bodies.contains_key(&sequence);
         if new {
@@ -42,7 +43,7 @@ impl PendingLoads {
         new
     }
 
-    /// Takes in what was asked for. False if nobody waits for it any more.
+    /// Adds a loaded body. False if it is no longer needed.
     pub(crate) fn put(&mut self, sequence: Sequence, message: Option<Message>) -> bool {
         let Some(slot @ LoadState::Requested) = self.bodies.get_mut(&sequence) else { return false };
         let bytes = message.as_ref().map_or(0, |message| message.memory_bytes() as u64);
@@ -67,7 +68,7 @@ impl PendingLoads {
         }
     }
 
-    /// Nobody waits for this body any more, or here is who did.
+    /// Removes a body because it is used or no longer needed.
     pub(crate) fn take(&mut self, sequence: Sequence) -> Option<LoadState> {
         if self.bodies.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! Who consumes: the clients that joined a channel, and the subscriptions that a queue has of its own.
+//! Consumers: the clients that joined a channel, and the subscriptions of a queue.
 
 use std::sync::Arc;
 
@@ -7,52 +7,52 @@ use crate::model::id::{ConnectionId, Tag};
 use crate::model::subscription::Terms;
 use crate::model::time::Timestamp;
 
-/// Somebody whom messages can be handed to. Each delivery that is not settled shares it: there are tens of thousands of them,
-/// and few consumers.
+/// A consumer. All its unsettled deliveries share it: there are tens of thousands of deliveries, and
+/// few consumers.
 #[derive(Debug, Clone)]
 pub(crate) struct Consumer {
     pub(crate) client: Arc<Client>,
-    /// Which of its subscriptions to the queue; [`Tag::CHANNEL`] if it joined the channel.
+    /// Its subscription to the queue; [`Tag::CHANNEL`] if it joined the channel.
     pub(crate) tag: Tag,
     pub(crate) terms: Terms,
-    /// The name by which others speak of it.
+    /// The name by which other connections refer to it.
     pub(crate) name: Option<Arc<[u8]>>,
 }
 
 impl Consumer {
-    /// Somebody who joined the channel.
+    /// A client that joined the channel.
     pub(crate) fn of_channel(client: Arc<Client>) -> Arc<Self> {
         Arc::new(Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None })
     }
 
-    /// What tells it from all others.
+    /// Identifies the consumer in its queue.
     pub(crate) fn key(&self) -> ConsumerKey {
         (self.client.connection, self.tag)
     }
 }
 
-/// What tells a consumer of a queue from all others.
+/// Identifies a consumer of a queue.
 pub(crate) type ConsumerKey = (ConnectionId, Tag);
 
-/// One consumer, and since when.
+/// A consumer, and since when.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
     pub(crate) consumer: Arc<Consumer>,
     pub(crate) joined_at: Timestamp,
 }
 
-/// All of a channel, or of a queue that has subscriptions; in the order in which they came.
+/// The consumers of a channel, or of a queue that has subscriptions, in the order in which they joined.
 #[derive(Debug, Clone)]
 pub(crate) struct Members {
     list: Vec<Member>,
     /// Their connections, in the same order.
     connections: Arc<[ConnectionId]>,
-    /// The connections of those without a tag: shared by all deliveries that go to everybody. The same as `connections`
-    /// where nobody has one.
+    /// The connections of those without a tag, shared by all deliveries to all consumers. The same as
+    /// `connections` if no consumer has a tag.
     untagged: Arc<[ConnectionId]>,
-    /// Somebody's window is limited.
+    /// Whether some consumer's window is limited.
     windowed: bool,
-    /// Somebody's slots are shared with other queues.
+    /// Whether some consumer shares slots with other queues.
     slotted: bool,
 }
 
@@ -79,27 +79,27 @@ impl Members {
         &self.connections
     }
 
-    /// The connections of those without a tag.
+    /// The connections of consumers without a tag.
     pub(crate) fn untagged(&self) -> &Arc<[ConnectionId]> {
         &self.untagged
     }
 
-    /// Those with a tag.
+    /// The consumers with a tag.
     pub(crate) fn tagged(&self) -> impl Iterator<Item = &Arc<Consumer>> {
         self.list.iter().map(|member| &member.consumer).filter(|consumer| consumer.tag != Tag::CHANNEL)
     }
 
-    /// Whether anybody has a tag.
+    /// Whether some consumer has a tag.
     pub(crate) fn has_tagged(&self) -> bool {
         self.untagged.len() < self.list.len()
     }
 
-    /// Whether anybody's window is limited.
+    /// Whether some consumer's window is limited.
     pub(crate) fn has_windows(&self) -> bool {
         self.windowed
     }
 
-    /// Whether anybody has slots that other queues take too.
+    /// Whether some consumer shares slots with other queues.
     pub(crate) fn has_slots(&self) -> bool {
         self.slotted
     }
@@ -125,8 +125,8 @@ impl Members {
             .find(|place| self.list[*place].consumer.tag == key.1)
     }
 
-    /// Adds a consumer at the end, or gives the one that is there already its new terms, which hold for what is handed out from
-    /// then on; `true` if it is new.
+    /// Adds a consumer at the end, or gives an existing one its new terms, which apply to later
+    /// deliveries. Returns whether it is new.
     pub(crate) fn join(&mut self, consumer: Arc<Consumer>, now: Timestamp) -> bool {
         let known = self.position(consumer.key());
         match known {
@@ -139,7 +139,7 @@ impl Members {
         known.is_none()
     }
 
-    /// Removes a consumer; tells where it stood.
+    /// Removes a consumer and returns its position.
     pub(crate) fn leave(&mut self, key: ConsumerKey) -> Option<usize> {
         let position = self.position(key)?;
         self.list.remove(position);

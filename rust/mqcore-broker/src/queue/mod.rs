@@ -1,7 +1,8 @@
-//! One queue: what it is, how messages get in, how they return, and how they leave for good.
+//! One queue.
 //!
-//! How they are handed out is in `dispatch` (decided by a policy, at once) and `workflow` (decided step by
-//! step by a handler); how deliveries end is in `settlement`.
+//! Messages arrive in `admission` and are stored, requeued and removed in `requeue`. Policies deliver
+//! them at once in `dispatch`; handlers that decide step by step deliver them in `workflow`. Deliveries
+//! end in `settlement`.
 
 pub(crate) mod admission;
 pub(crate) mod answers;
@@ -48,12 +49,12 @@ use crate::queue::pulls::Pulling;
 use crate::queue::ready::Ready;
 use crate::queue::unique::UniqueKeys;
 
-/// A message whose admission is not decided yet.
+/// A message that waits for a handler to decide its admission.
 #[derive(Debug)]
 pub(crate) struct Admission {
     pub(crate) entry: Entry,
     pub(crate) decision_state: DecisionState,
-    pub(crate) verdict: Option<StepDecision>,
+    pub(crate) step_decision: Option<StepDecision>,
 }
 
 /// One queue.
@@ -61,43 +62,44 @@ pub(crate) struct Admission {
 pub(crate) struct Queue {
     pub(crate) metadata: QueueMetadata,
     pub(crate) ready: Ready,
-    /// Messages that were put back and wait for their time.
+    /// Requeued messages that wait for their time.
     pub(crate) delayed: Delayed,
     pub(crate) deliveries: Deliveries,
     pub(crate) flows: Flows,
-    /// Ends that wait for a handler, by number.
+    /// Settlements that wait for a handler, by number.
     pub(crate) settling: HashMap<u64, Settlement>,
-    /// The number of the last settlement; numbers are not used again, so late answers find nobody.
+    /// The number of the last settlement. Numbers are not reused, so late answers are ignored.
     pub(crate) settlements: u64,
-    /// Messages are admitted in the order of their arrival: one that waits for its decision holds those behind.
+    /// Messages in order of arrival: one that waits for its decision holds back those behind it.
     pub(crate) undecided: VecDeque<Admission>,
     /// The number of the first of `undecided`.
     pub(crate) first_undecided: u64,
-    /// Index of the member that is next in round robin.
+    /// Index of the next member in round robin.
     pub(crate) cursor: usize,
-    /// Everybody who consumes it, where it has subscriptions of its own; else those who joined the channel do.
+    /// All consumers if the queue has subscriptions; otherwise the members of the channel are its
+    /// consumers.
     pub(crate) own: Option<Arc<Members>>,
-    /// Who wants to know of each message produced.
+    /// Subscribers of the event "message produced".
     pub(crate) watchers: Vec<ConnectionId>,
-    /// Pull requests that have not got everything yet.
+    /// Pulls that are not complete.
     pub(crate) pulls: VecDeque<Pulling>,
-    /// Messages that waited too long, until their bodies are here for whoever wants to see them.
+    /// Expired messages that wait for their bodies, because a handler or producer needs them.
     pub(crate) expiring: VecDeque<PagedOut>,
-    /// Producers that wait to hear of messages whose bodies left memory, and they with them.
-    pub(crate) debts: HashMap<Sequence, Arc<Client>>,
-    /// Keys of messages of which there is one at a time.
+    /// Producers that wait for the confirmation of a paged-out message.
+    pub(crate) waiting_producers: HashMap<Sequence, Arc<Client>>,
+    /// Unique keys of its messages.
     pub(crate) unique: UniqueKeys,
-    /// The queue is in the shard's list of those with bodies that may leave memory.
+    /// Whether the queue is in the shard's list of queues with bodies that may leave memory.
     pub(crate) backlogged: bool,
-    /// The queue is in the shard's list of work.
+    /// Whether the queue is in the shard's list of work.
     pub(crate) scheduled: bool,
-    /// The earliest moment for which the shard was told to look at this queue.
+    /// The time of the queue's timer in the shard.
     pub(crate) armed: Timestamp,
-    /// What was published, where that is limited and anything was.
+    /// The state of the rate limit, once something was published.
     pub(crate) bucket: Option<Box<TokenBucket>>,
 }
 
-/// The steps between a message's leaving the ready list and the end of its hand-out.
+/// The steps of a delivery.
 const SENDING: [Step; 4] = [Step::BeginSend, Step::CanConsumerReceive, Step::ConsumerReceived, Step::EndSend];
 
 impl Queue {
@@ -131,7 +133,7 @@ impl Queue {
             watchers: Vec::new(),
             pulls: VecDeque::new(),
             expiring: VecDeque::new(),
-            debts: HashMap::default(),
+            waiting_producers: HashMap::default(),
             unique: UniqueKeys::default(),
             backlogged: false,
             scheduled: false,
@@ -142,7 +144,7 @@ impl Queue {
         queue
     }
 
-    /// Finds the handler that the options name; the server's if they name none.
+    /// Finds the handler in the options, or the server's default handler.
     pub(crate) fn choose_handler(&mut self, state: &ShardState) {
         let named = self.metadata.options.delivery_handler.as_deref();
         let handler = named
@@ -153,7 +155,7 @@ impl Queue {
         self.metadata.overrides = state.spec(handler).overrides;
     }
 
-    /// Whether hand-outs have to be asked about.
+    /// Whether deliveries need a handler's decisions or a save.
     pub(crate) fn asks_while_sending(&self, state: &ShardState) -> bool {
         SENDING.into_iter().any(|step| self.metadata.overrides.contains(step))
             || state.spec(self.metadata.handler).base.sent.save
@@ -174,13 +176,13 @@ impl Queue {
         }
     }
 
-    /// Messages in the queue, those of high priority and the others; also those that wait for their time.
+    /// Waiting messages of high and of normal priority, including delayed ones.
     pub(crate) fn waiting(&self) -> (u64, u64) {
         let ((high, normal), (high_delayed, normal_delayed)) = (self.ready.counts(), self.delayed.counts());
         (high + high_delayed, normal + normal_delayed)
     }
 
-    /// No message is in it, anywhere.
+    /// Whether the queue has no messages in any state.
     pub(crate) fn is_empty(&self) -> bool {
         self.ready.is_empty()
             && self.delayed.is_empty()
@@ -191,12 +193,12 @@ impl Queue {
             && self.held_by_pulls() == 0
     }
 
-    /// Messages whose waiting time is over, while their handler decides what becomes of them.
+    /// Expired messages that wait for a handler's decision.
     fn expiring(&self) -> usize {
         self.settling.values().filter(|settlement| settlement.is_expiry()).count() + self.expiring.len()
     }
 
-    /// Changes options, the status among them.
+    /// Changes options, including the status.
     pub(crate) fn update(&mut self, changes: &QueueChanges, context: &mut Context<'_>) {
         let before = self.metadata.options.status;
         changes.apply_to(&mut self.metadata.options);
@@ -217,7 +219,7 @@ impl Queue {
         }
     }
 
-    /// Puts the queue on the shard's list of work, if it is not there.
+    /// Adds the queue to the shard's list of work.
     pub(crate) fn schedule(&mut self, context: &mut Context<'_>) {
         if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty()) {
             self.scheduled = true;
@@ -225,7 +227,7 @@ impl Queue {
         }
     }
 
-    /// Makes sure that the shard looks at this queue at `deadline` or before.
+    /// Makes the shard call [`Queue::timeout`] at `deadline` or earlier.
     pub(crate) fn arm(&mut self, deadline: Timestamp, context: &mut Context<'_>) {
         if deadline < self.armed {
             context.state.schedule.timers.remove(&(self.armed, self.metadata.queue_ref));
@@ -234,7 +236,7 @@ impl Queue {
         }
     }
 
-    /// The moment for which this queue was armed has come.
+    /// The time of the queue's timer has come.
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
         self.armed = Timestamp::NEVER;
         self.end_delays(context);
@@ -244,7 +246,7 @@ impl Queue {
         self.arm(next, context);
     }
 
-    /// The moment it is armed for, to be taken off the list when the queue goes.
+    /// The time of the queue's timer, to remove when the queue is removed.
     pub(crate) fn armed(&self) -> Timestamp {
         self.armed
     }

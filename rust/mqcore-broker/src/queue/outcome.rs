@@ -1,4 +1,4 @@
-//! How deliveries end, and ends that wait for a handler.
+//! How deliveries end, and settlements that wait for a handler.
 
 use std::sync::Arc;
 
@@ -18,23 +18,23 @@ pub(crate) struct Settlement {
 
 #[derive(Debug)]
 pub(crate) enum Settled {
-    /// A delivery; its hold on the message belongs to the settlement.
+    /// A delivery. The settlement takes over its hold on the message.
     Delivery { held: usize, consumer: Arc<Consumer>, outcome: OwnedOutcome },
-    /// A message that waited too long.
+    /// An expired message.
     Expired(Entry),
 }
 
-/// How a delivery ended. Borrowed, as nearly all are settled at once.
+/// How a delivery ended. Borrowed, since nearly all deliveries are settled at once.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Outcome<'a> {
     Acknowledged(&'a Acknowledgement),
-    /// It was handed out, which is all that its consumer's terms ask for.
+    /// It was delivered; the consumer's terms require no acknowledgement.
     AutoAcknowledged,
     TimedOut,
     ConsumerLost,
 }
 
-/// The same while a handler decides.
+/// An [`Outcome`] that is kept while a handler decides.
 #[derive(Debug)]
 pub(crate) enum OwnedOutcome {
     Acknowledged(Box<Acknowledgement>),
@@ -105,7 +105,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// What its consumer wishes for a message that it refuses; `None`: it does not.
+    /// What the consumer wants for a rejected message; `None` if it was not rejected.
     pub(crate) fn retry(self) -> Option<Retry> {
         match self {
             Self::Acknowledged(acknowledgement) => {
@@ -115,8 +115,8 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// Where a delivery goes that must be acknowledged and is not: what was lost keeps its place, what was refused had its
-    /// chance.
+    /// Where to requeue a delivery that must be acknowledged and was not: a lost one at its old
+    /// position, a rejected one at the end.
     pub(crate) fn requeue_position(self) -> PutBack {
         match self {
             Self::ConsumerLost => PutBack::Start,
@@ -125,7 +125,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// What a producer is told when this is passed on as a refusal.
+    /// The reason in a negative confirmation to the producer.
     pub(crate) fn reason(self) -> &'a str {
         match self {
             Self::Acknowledged(acknowledgement) => acknowledgement.negative().unwrap_or("none"),

@@ -1,9 +1,9 @@
-//! Messages whose bodies are not in memory: which leave, when they are asked for, and what becomes of those that need
-//! none, or cannot be read.
+//! Messages whose bodies are not in memory: which bodies leave, when they are loaded, and what happens
+//! to messages that need no body or cannot be loaded.
 //!
-//! Bodies leave from the tail of a queue, and are asked for in windows ahead of its head, so that draining a long queue
-//! reads the journal in long runs and never waits for single messages. Handing out stops at a body that is on its way,
-//! and goes on when it is here; so order stays what it was.
+//! Bodies leave from the tail of a queue and are loaded in windows ahead of its head. So draining a
+//! long queue reads the journal in long runs and never waits for single messages. Delivery stops at a
+//! body that is being loaded, and continues when it is ready; so the order does not change.
 
 use crate::context::Context;
 use crate::context::decide::notify_paged_out_dequeued;
@@ -20,14 +20,14 @@ use crate::queue::Queue;
 use crate::queue::loads::LoadState;
 use crate::queue::ready::{Eviction, Next, Taken};
 
-/// Messages of one queue that are asked for at a time, at most.
+/// Maximum number of messages of one queue that are requested at a time.
 const WINDOW_MESSAGES: usize = 1024;
-/// Octets of these, at most, but for a single message that is larger.
+/// Maximum bytes requested at a time, except for a single larger message.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 impl Queue {
-    /// The next message, off the list. `None`: there is none, or its body is on its way, and the queue will be put on
-    /// the list of work when it is here.
+    /// Removes and returns the next message. `None`: there is none, or its body is being loaded; then
+    /// the queue gets back on the list of work when the body is ready.
     pub(crate) fn next(&mut self, newest: bool, context: &mut Context<'_>) -> Option<Entry> {
         loop {
             match self.ready.take(newest) {
@@ -36,22 +36,22 @@ impl Queue {
                     if self.ready.runs_low() {
                         self.ask_ahead(newest, context);
                     }
-                    return Some(self.indebted(entry));
+                    return Some(self.with_producer(entry));
                 }
-                Next::Lost(paged_out) => self.lose(paged_out, context),
+                Next::Lost(paged_out) => self.drop_unreadable(paged_out, context),
                 Next::Absent => {
                     let Some(paged_out) = self.ready.take_expired(newest, context.now) else {
                         self.ask_ahead(newest, context);
                         return None;
                     };
-                    self.expired_unread(paged_out, context);
-                    self.go_on_expiring(context);
+                    self.expired_paged_out(paged_out, context);
+                    self.continue_expiring(context);
                 }
             }
         }
     }
 
-    /// Asks for the bodies of the next messages that are neither here nor on their way.
+    /// Requests the bodies of the next messages that are neither in memory nor requested.
     pub(crate) fn ask_ahead(&mut self, newest: bool, context: &mut Context<'_>) {
         let wanted = self.ready.want(newest, WINDOW_MESSAGES, WINDOW_BYTES);
         self.ask_for(wanted, context);
@@ -64,29 +64,27 @@ impl Queue {
         }
     }
 
-    /// Bodies came back, or could not be read.
+    /// Takes loaded bodies; `None` for those that could not be read.
     pub(crate) fn loaded(&mut self, messages: Vec<(Sequence, Option<Message>)>, context: &mut Context<'_>) {
         for (sequence, message) in messages {
             self.ready.loads.put(sequence, message);
         }
-        self.go_on_expiring(context);
+        self.continue_expiring(context);
         self.schedule(context);
     }
 
-    /// A message with the producer that waits to hear of it, which the journal does not know.
+    /// Adds the producer that waits for a confirmation, which the journal does not know.
     #[inline]
-    pub(crate) fn indebted(&mut self, mut entry: Entry) -> Entry {
+    pub(crate) fn with_producer(&mut self, mut entry: Entry) -> Entry {
         self.unique.page_in(entry.sequence);
-        if !self.debts.is_empty()
-            && let Some(producer) = self.debts.remove(&entry.sequence)
+        if !self.waiting_producers.is_empty()
+            && let Some(producer) = self.waiting_producers.remove(&entry.sequence)
             && entry.message.producer().is_none()
         {
             entry.message = entry.message.produced_by(producer);
         }
         entry
     }
-
-    // ---- Leaving memory ----------------------------------------------------------------------------------
 
     /// Notes that bodies of this queue may leave memory.
     pub(crate) fn note_backlog(&mut self, context: &mut Context<'_>) {
@@ -96,10 +94,11 @@ impl Queue {
         }
     }
 
-    /// Lets bodies go until the shard has few enough. False if that was not enough.
-    pub(crate) fn relieve(&mut self, state: &mut ShardState) -> bool {
+    /// Pages out bodies until the shard is below its watermark. False if that was not enough.
+    pub(crate) fn page_out_excess(&mut self, state: &mut ShardState) -> bool {
         let watermark = state.config.memory_watermark;
-        // What is about to be handed out stays: of all queues together not more than a quarter of what is allowed.
+        // Messages that will be delivered soon stay in memory: over all queues at most a quarter of the
+        // watermark.
         let keep = self.ready.head((watermark / 4 / state.paging.memory.queues().max(1)).min(WINDOW_BYTES));
         let gauge = state.paging.memory.clone();
         let (mut evicted, mut delayed) = (0, false);
@@ -114,7 +113,7 @@ impl Queue {
                 Eviction::NotYet
             }
         };
-        let Self { ready, debts, unique, metadata, .. } = self;
+        let Self { ready, waiting_producers, unique, metadata, .. } = self;
         let any_handler = !metadata.overrides.is_empty();
         let mut gone = |sequence: Sequence, answered: bool, message: &Message| {
             unique.page_out(sequence, message);
@@ -123,24 +122,22 @@ impl Queue {
                 && owed
                 && let Some(producer) = message.producer()
             {
-                debts.insert(sequence, producer.clone());
+                waiting_producers.insert(sequence, producer.clone());
             }
         };
         ready.evict(keep, &mut may, &mut gone);
         state.paging.bodies.evicted += evicted;
         let enough = state.paging.memory.get() <= watermark;
-        // Not to be looked at in vain until something new arrives, unless some may go soon.
+        // Avoids looking again until a new message arrives, unless some body may leave soon.
         self.backlogged = enough || delayed;
         enough
     }
 
-    // ---- The end without a body --------------------------------------------------------------------------
-
-    /// A message is dropped, which is counted, whether or not its body is here.
+    /// Drops and counts a message, in memory or paged out.
     pub(crate) fn discard_taken(&mut self, taken: Taken, reason: DropReason, context: &mut Context<'_>) {
         match taken {
             Taken::InMemory(entry) => {
-                self.debts.remove(&entry.sequence);
+                self.waiting_producers.remove(&entry.sequence);
                 self.unique.page_in(entry.sequence);
                 self.discard(entry, reason, context);
             }
@@ -151,12 +148,12 @@ impl Queue {
     fn discard_unread(&mut self, paged_out: PagedOut, reason: DropReason, context: &mut Context<'_>) {
         self.metadata.stats.dropped[reason as usize] += 1;
         context.record_paged_out_event(&self.metadata.address, &paged_out, LifecycleEvent::Dropped(reason));
-        self.remove_unread(paged_out, context);
+        self.remove_paged_out(paged_out, context);
     }
 
-    /// A message leaves for good that nobody needs to read.
-    pub(crate) fn remove_unread(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
-        self.debts.remove(&paged_out.sequence);
+    /// Removes a paged-out message for good, if nothing needs its body.
+    pub(crate) fn remove_paged_out(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
+        self.waiting_producers.remove(&paged_out.sequence);
         self.unique.release_paged_out(paged_out.sequence);
         self.ready.loads.take(paged_out.sequence);
         self.metadata.stats.removed += 1;
@@ -165,9 +162,10 @@ impl Queue {
         context.record(Record::Settle(paged_out.sequence));
     }
 
-    /// A message whose body cannot be read. Its record is not settled: the next start may find it readable.
-    pub(crate) fn lose(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
-        self.debts.remove(&paged_out.sequence);
+    /// A message whose body cannot be read. Its record is not settled, because the next start may be
+    /// able to read it.
+    pub(crate) fn drop_unreadable(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
+        self.waiting_producers.remove(&paged_out.sequence);
         self.unique.release_paged_out(paged_out.sequence);
         self.metadata.stats.dropped[DropReason::Unreadable as usize] += 1;
         self.metadata.stats.removed += 1;
@@ -180,8 +178,8 @@ impl Queue {
         context.state.paging.bodies.unreadable += 1;
     }
 
-    /// A message that waited too long, and is out of the queue already. It is read only if somebody wants to see it.
-    pub(crate) fn expired_unread(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
+    /// An expired message that has left the lists. It is loaded only if a handler or producer needs it.
+    pub(crate) fn expired_paged_out(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
         let decision = context.state.spec(self.metadata.handler).base.decide(Step::MessageTimedOut, true);
         let wanted = self.metadata.overrides.contains(Step::MessageTimedOut)
             || self.metadata.options.dead_letter.is_some()
@@ -196,8 +194,8 @@ impl Queue {
         }
     }
 
-    /// Ends the waiting of messages whose bodies are here now, in their order, and asks for the next ones.
-    pub(crate) fn go_on_expiring(&mut self, context: &mut Context<'_>) {
+    /// Expires messages whose bodies are ready, in their order, and requests the next ones.
+    pub(crate) fn continue_expiring(&mut self, context: &mut Context<'_>) {
         while let Some(paged_out) = self.expiring.front().copied() {
             if !self.ready.loads.has_answer(paged_out.sequence) {
                 let wanted = self.expiring_window();
@@ -206,15 +204,15 @@ impl Queue {
             self.expiring.pop_front();
             match self.ready.loads.take(paged_out.sequence) {
                 Some(LoadState::Ready(message)) => {
-                    let entry = self.indebted(paged_out.with(message));
+                    let entry = self.with_producer(paged_out.with(message));
                     self.expired(entry, context);
                 }
-                _ => self.lose(paged_out, context),
+                _ => self.drop_unreadable(paged_out, context),
             }
         }
     }
 
-    /// Numbers of expired messages to be asked for: a whole window, once the last one is used up.
+    /// Sequences of expired messages to request: a whole window, once the last one is used up.
     fn expiring_window(&mut self) -> Vec<Sequence> {
         let mut bytes = 0;
         let window = self.expiring.iter().take(WINDOW_MESSAGES).take_while(|paged_out| {
@@ -226,7 +224,7 @@ impl Queue {
         sequences.into_iter().filter(|sequence| self.ready.loads.ask(*sequence)).collect()
     }
 
-    /// Forgets the expired messages whose bodies did not come yet.
+    /// Drops expired messages whose bodies have not arrived.
     pub(crate) fn erase_expiring(&mut self, context: &mut Context<'_>) {
         for paged_out in std::mem::take(&mut self.expiring) {
             self.discard_unread(paged_out, DropReason::Erased, context);

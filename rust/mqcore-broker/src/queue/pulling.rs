@@ -1,4 +1,4 @@
-//! Pull requests: one after the other, each as far as the bodies that it asks for are in memory.
+//! Pulls: one after the other, each as far as its bodies are in memory.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
 use crate::model::options::Status;
 use crate::queue::Queue;
-use crate::queue::flows::{Mode, PullPosition};
+use crate::queue::flows::{FlowTarget, PullPosition};
 use crate::queue::members::{Consumer, Members};
 use crate::queue::pulls::Pulling;
 
 impl Queue {
-    /// A consumer asks for messages.
+    /// A consumer pulls messages.
     pub(crate) fn pull(
         &mut self,
         client: &Arc<Client>,
@@ -32,12 +32,12 @@ impl Queue {
             held: Vec::new(),
         });
         if self.pulls.len() == 1 {
-            self.go_on_pulling(members, context);
+            self.continue_pulls(members, context);
         }
     }
 
-    /// Serves pulls in their order, until one has to wait for a body.
-    pub(crate) fn go_on_pulling(&mut self, members: &Members, context: &mut Context<'_>) {
+    /// Serves pulls in order, until one must wait for a body.
+    pub(crate) fn continue_pulls(&mut self, members: &Members, context: &mut Context<'_>) {
         while let Some(mut pulling) = self.pulls.pop_front() {
             match self.serve(&mut pulling, members, context) {
                 None => return self.pulls.push_front(pulling),
@@ -47,11 +47,11 @@ impl Queue {
         }
     }
 
-    /// Ends all pulls that wait: what they wait for is gone.
+    /// Ends all waiting pulls, because their messages are gone.
     pub(crate) fn end_pulls(&mut self, context: &mut Context<'_>) {
         for pulling in std::mem::take(&mut self.pulls) {
             for (entry, _) in &pulling.held {
-                self.debts.remove(&entry.sequence);
+                self.waiting_producers.remove(&entry.sequence);
             }
             let outcome = if pulling.given > 0 { PullOutcome::Complete } else { PullOutcome::Empty };
             end(&pulling, outcome, context);
@@ -61,12 +61,12 @@ impl Queue {
         }
     }
 
-    /// Messages that pulls hold while the rest of theirs is read.
+    /// Messages that pulls hold while further bodies are loaded.
     pub(crate) fn held_by_pulls(&self) -> usize {
         self.pulls.iter().map(|pulling| pulling.held.len()).sum()
     }
 
-    /// As far as one pull gets now. `None`: it waits.
+    /// Serves one pull as far as possible. `None`: it must wait.
     fn serve(
         &mut self,
         pulling: &mut Pulling,
@@ -121,8 +121,9 @@ impl Queue {
         }
         for (entry, left) in taken {
             pulling.given += 1;
-            let parcel = PullPosition { request: pulling.pull.request, index: pulling.given, count, left };
-            self.send_pulled(entry, &pulling.consumer, parcel, context);
+            let pull_position =
+                PullPosition { request: pulling.pull.request, index: pulling.given, count, left };
+            self.send_pulled(entry, &pulling.consumer, pull_position, context);
         }
         if waits {
             return None;
@@ -131,14 +132,14 @@ impl Queue {
         Some(Ended::With(outcome))
     }
 
-    /// What is here of what a pull still gets, off the list.
+    /// Removes the messages that a pull can get now.
     fn take_for(
         &mut self,
         pulling: &Pulling,
         count: u32,
         context: &mut Context<'_>,
     ) -> Vec<(Entry, Option<(u64, u64)>)> {
-        // Who takes nothing more now waits, as a pull of a long queue reads it bit by bit.
+        // A pull of a long queue proceeds step by step, and pauses while its consumer is congested.
         let begun = pulling.given > 0;
         if begun && context.state.congestion.since.contains_key(&pulling.consumer.client.connection) {
             return Vec::new();
@@ -161,8 +162,13 @@ impl Queue {
         }
         let count = held.len() as u32;
         for (index, (entry, left)) in (1..).zip(held) {
-            let parcel = PullPosition { request: pulling.pull.request, index, count, left };
-            self.start_flow(entry, Mode::Pulled(pulling.consumer.clone(), parcel), members, context);
+            let pull_position = PullPosition { request: pulling.pull.request, index, count, left };
+            self.start_flow(
+                entry,
+                FlowTarget::Pulled(pulling.consumer.clone(), pull_position),
+                members,
+                context,
+            );
         }
         Ended::Told
     }
@@ -178,7 +184,7 @@ impl Queue {
 
     fn serve_cached(&mut self, pulling: &mut Pulling, context: &mut Context<'_>) -> Option<Ended> {
         while let Some(paged_out) = self.ready.take_lost_newest() {
-            self.lose(paged_out, context);
+            self.drop_unreadable(paged_out, context);
         }
         let request = pulling.pull.request;
         let latest = self.ready.newest().filter(|(paged_out, _)| paged_out.deadline > context.now);
@@ -203,9 +209,9 @@ impl Queue {
     }
 }
 
-/// How a pull ended.
+/// The outcome of a pull.
 enum Ended {
-    /// Its end was told, or will be with its last message.
+    /// The end was sent, or will be sent with the last message.
     Told,
     With(PullOutcome),
 }

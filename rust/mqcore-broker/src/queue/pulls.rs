@@ -1,4 +1,4 @@
-//! Pull requests that a queue has not completed yet.
+//! Pulls that are not complete.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use crate::model::command::Pull;
 use crate::model::entry::Entry;
 use crate::queue::members::Consumer;
 
-/// A pull that has not got everything yet.
+/// A pull that is not complete.
 #[derive(Debug)]
 pub(crate) struct Pulling {
     pub(crate) consumer: Arc<Consumer>,
     pub(crate) pull: Pull,
-    /// How many messages it gets; `None` before it has its turn.
+    /// Number of messages that it gets; `None` before it is first served.
     pub(crate) count: Option<u32>,
-    /// How many it got.
+    /// Number of delivered messages.
     pub(crate) given: u32,
-    /// Messages for a queue whose handler decides while sending: these set out together, because their number is told
-    /// with the first, and the last one ends the pull.
+    /// Messages of a queue whose handler decides while they are delivered. They are delivered together,
+    /// because the first one carries their number and the last one ends the pull.
     pub(crate) held: Vec<(Entry, Option<(u64, u64)>)>,
 }

@@ -1,5 +1,5 @@
-//! Messages that wait in a queue: two lists, high priority first, each in order. Of a saved message the body may be
-//! elsewhere; then its place in the list is all that is kept, until somebody wants to have it.
+//! Messages that wait in a queue: two lists, high priority first, each in order. The body of a saved
+//! message may be paged out; then only its entry in the list stays in memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,42 +12,43 @@ use crate::model::message::Message;
 use crate::model::time::Timestamp;
 use crate::queue::loads::{LoadState, PendingLoads};
 
-/// What leaves the lists.
+/// A message that left the lists.
 #[derive(Debug)]
 pub(crate) enum Taken {
     InMemory(Entry),
     PagedOut(PagedOut),
 }
 
-/// What is next.
+/// The next message.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// Nothing waits.
+    /// There is none.
     Nothing,
-    /// This, and it is off the list.
+    /// This one, removed from the list.
     Entry(Entry),
-    /// A message whose body is not here yet. It stays on the list.
+    /// Its body is not in memory yet. It stays on the list.
     Absent,
-    /// A message whose body could not be read. It is off the list.
+    /// Its body could not be read. Removed from the list.
     Lost(PagedOut),
 }
 
-/// A message in a list: 40 octets, whether or not its body is here.
+/// An entry of a list: 40 bytes, whether or not the body is in memory.
 #[derive(Debug)]
-struct Card {
+struct ReadyEntry {
     message: Option<Message>,
     deadline: Timestamp,
     sequence: Sequence,
     number: MessageNumber,
     attempts: u16,
     requeues: u16,
-    /// Octets of the message in units of [`SIZE_UNIT`], rounded up; the largest number stands for anything above.
+    /// Size of the message in units of [`SIZE_UNIT`], rounded up; the maximum stands for anything
+    /// larger.
     size: u16,
     flags: u8,
 }
 
 const SIZE_UNIT: u64 = 64;
-/// What the largest size in a card stands for, in octets.
+/// The size in bytes that the maximum stands for.
 const SIZE_MAX: u64 = 64 << 20;
 const SAVED: u8 = 1;
 const ANSWERED: u8 = 2;
@@ -56,7 +57,7 @@ fn units(bytes: u64) -> u16 {
     u16::try_from(bytes.div_ceil(SIZE_UNIT)).unwrap_or(u16::MAX)
 }
 
-impl Card {
+impl ReadyEntry {
     fn of(entry: Entry) -> Self {
         let Entry { message, deadline, attempts, requeues, sequence, saved, answered, number } = entry;
         let size = units(message.memory_bytes() as u64);
@@ -74,12 +75,12 @@ impl Card {
         self.flags & SAVED != 0
     }
 
-    /// Octets that its message takes, or would take.
+    /// Bytes that its message takes in memory once it is loaded.
     fn full_bytes(&self) -> u64 {
         if self.size == u16::MAX { SIZE_MAX } else { u64::from(self.size) * SIZE_UNIT }
     }
 
-    /// Octets of its message that are in memory, by way of this card.
+    /// Bytes of its message that are in memory.
     fn bytes(&self) -> u64 {
         self.message.as_ref().map_or(0, |message| message.memory_bytes() as u64)
     }
@@ -113,20 +114,21 @@ impl Card {
 /// One list.
 #[derive(Debug, Default)]
 struct List {
-    cards: VecDeque<Card>,
-    /// The position of the first card. Positions stay the same while others come and go.
+    cards: VecDeque<ReadyEntry>,
+    /// The position of the first entry. Positions do not change while other entries are added and
+    /// removed.
     first: i64,
-    /// Positions at which no body is left that could leave memory, in order. A hint only, so that looking for some does
-    /// not go over all those again that left before: cards may be missing here, and are looked at once more.
+    /// Ranges of positions without bodies that could leave memory, in order. A hint that avoids
+    /// scanning paged-out entries again; entries may be missing here, and are then scanned once more.
     cold: Vec<Range<i64>>,
 }
 
-/// Cold parts that are remembered of a list.
+/// Maximum number of such ranges.
 const COLD_MAX: usize = 64;
 
 impl List {
-    fn push_front(&mut self, card: Card) {
-        // The position may have been that of a card that is gone.
+    fn push_front(&mut self, card: ReadyEntry) {
+        // The position may be that of an entry that was removed.
         if let Some(cold) = self.cold.first_mut() {
             cold.start = cold.start.max(self.first);
         }
@@ -134,7 +136,7 @@ impl List {
         self.cards.push_front(card);
     }
 
-    fn pop(&mut self, newest: bool) -> Option<Card> {
+    fn pop(&mut self, newest: bool) -> Option<ReadyEntry> {
         let card = if newest {
             let card = self.cards.pop_back()?;
             let end = self.end();
@@ -160,8 +162,9 @@ impl List {
         self.first + self.cards.len() as i64
     }
 
-    /// Offers the bodies from the last card up to, but without, the first `keep`, until `leave` says that it is enough.
-    fn evict(&mut self, keep: usize, leave: &mut dyn FnMut(&mut Card) -> Eviction) {
+    /// Offers bodies from the last entry down to, but not including, the first `keep`, until `leave`
+    /// reports that it is enough.
+    fn evict(&mut self, keep: usize, leave: &mut dyn FnMut(&mut ReadyEntry) -> Eviction) {
         let floor = self.first + keep as i64;
         let mut end = self.end();
         let mut at = end;
@@ -201,32 +204,32 @@ impl List {
     }
 }
 
-/// What becomes of a body that was offered to leave.
+/// What happens to an offered body.
 pub(crate) enum Eviction {
     Done,
     Enough,
-    /// It may later: its record is not committed.
+    /// It may leave later: its record is not committed.
     NotYet,
 }
 
 /// The two lists.
 ///
-/// Deadlines ascend within each list as long as messages only arrive; putting back and changing the timeout
-/// may break that. `disordered` says that it is broken, and then expiry looks at every entry instead of the
-/// first ones. So the common case costs nothing, and the rare one is still exact.
+/// Deadlines ascend within each list as long as messages only arrive. Requeueing, and changing the
+/// timeout, may break that: `disordered` is set then, and expiry looks at every entry instead of the
+/// first ones. So the common case is cheap, and the rare one is still exact.
 #[derive(Debug)]
 pub(crate) struct Ready {
     high: List,
     normal: List,
     disordered: bool,
-    /// Octets of messages in the lists.
+    /// Bytes of messages in the lists.
     bytes: u64,
-    /// Cards whose body is not with them.
+    /// Entries whose body is not in memory.
     absent: usize,
     pub(crate) loads: PendingLoads,
     memory: MemoryGauge,
-    /// Messages at the head that were found to be here, or asked for, when it was looked last; and how many of them are
-    /// left. What arrives before them is not counted, so this is an estimate.
+    /// Messages at the head that were in memory or requested at the last check, and how many of them
+    /// are left. Messages that arrive before them are not counted, so this is an estimate.
     window: (usize, usize),
 }
 
@@ -252,24 +255,24 @@ impl Ready {
         self.high.cards.is_empty() && self.normal.cards.is_empty()
     }
 
-    /// How many there are of high priority, and how many others.
+    /// Number of messages of high and of normal priority.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.high.cards.len() as u64, self.normal.cards.len() as u64)
     }
 
-    /// Octets that the waiting messages keep in memory.
+    /// Memory of the waiting messages in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes + self.loads.bytes()
     }
 
     pub(crate) fn push_back(&mut self, entry: Entry) {
         let high = entry.is_high();
-        self.push_card_back(Card::of(entry), high);
+        self.push_card_back(ReadyEntry::of(entry), high);
     }
 
     pub(crate) fn push_front(&mut self, entry: Entry) {
         let high = entry.is_high();
-        let card = Card::of(entry);
+        let card = ReadyEntry::of(entry);
         self.count_in(&card);
         let list = if high { &mut self.high } else { &mut self.normal };
         self.disordered |= list.cards.front().is_some_and(|first| first.deadline < card.deadline);
@@ -277,19 +280,19 @@ impl Ready {
         self.window.1 += 1;
     }
 
-    /// A message whose body the journal has, behind all others.
-    pub(crate) fn push_unread(&mut self, paged_out: PagedOut, high: bool) {
-        self.push_card_back(Card::of_paged_out(paged_out), high);
+    /// Adds a paged-out message at the end.
+    pub(crate) fn push_paged_out(&mut self, paged_out: PagedOut, high: bool) {
+        self.push_card_back(ReadyEntry::of_paged_out(paged_out), high);
     }
 
-    fn push_card_back(&mut self, card: Card, high: bool) {
+    fn push_card_back(&mut self, card: ReadyEntry, high: bool) {
         self.count_in(&card);
         let list = if high { &mut self.high } else { &mut self.normal };
         self.disordered |= list.cards.back().is_some_and(|last| last.deadline > card.deadline);
         list.cards.push_back(card);
     }
 
-    fn count_in(&mut self, card: &Card) {
+    fn count_in(&mut self, card: &ReadyEntry) {
         let bytes = card.bytes();
         self.bytes += bytes;
         self.absent += usize::from(card.message.is_none());
@@ -298,7 +301,7 @@ impl Ready {
         }
     }
 
-    /// The next to be handed out: the oldest of the highest priority, or the newest of it.
+    /// Removes the next message: the oldest of the highest priority, or the newest of it.
     #[inline]
     pub(crate) fn take(&mut self, newest: bool) -> Next {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
@@ -314,7 +317,7 @@ impl Ready {
         }
     }
 
-    /// Takes the next one off the list if its body is not here and its deadline has passed.
+    /// Removes the next message if it is paged out and its deadline has passed.
     pub(crate) fn take_expired(&mut self, newest: bool, now: Timestamp) -> Option<PagedOut> {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = if newest { list.cards.back() } else { list.cards.front() }?;
@@ -326,7 +329,7 @@ impl Ready {
         Some(card.paged_out())
     }
 
-    fn count_out(&mut self, card: &Card) {
+    fn count_out(&mut self, card: &ReadyEntry) {
         let bytes = card.bytes();
         self.bytes -= bytes;
         self.absent -= usize::from(card.message.is_none());
@@ -340,9 +343,9 @@ impl Ready {
         }
     }
 
-    /// A card off its list, with the body if that is here.
+    /// Turns a removed entry into a message, with its body if it is in memory.
     #[inline]
-    fn leave(&mut self, mut card: Card) -> Taken {
+    fn leave(&mut self, mut card: ReadyEntry) -> Taken {
         self.count_out(&card);
         let shelved = if card.message.is_none() { self.loads.take(card.sequence) } else { None };
         match (card.message.take(), shelved) {
@@ -353,7 +356,7 @@ impl Ready {
         }
     }
 
-    /// Keeps the newest message alone, whether or not its body is here; answers with all others.
+    /// Keeps only the newest message, in memory or not, and returns all others.
     pub(crate) fn keep_newest(&mut self) -> Vec<Taken> {
         let high = !self.high.cards.is_empty();
         let list = if high { &mut self.high } else { &mut self.normal };
@@ -364,14 +367,14 @@ impl Ready {
         others
     }
 
-    /// A look at the newest message, for caches: what is known of it, and its message if that is here.
+    /// The newest message, for caches, with its body if it is in memory.
     pub(crate) fn newest(&self) -> Option<(PagedOut, Option<&Message>)> {
         let card = self.high.cards.back().or(self.normal.cards.back())?;
         let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
         Some((card.paged_out(), message))
     }
 
-    /// Whether the newest message turned out to be unreadable; then it is off the list.
+    /// Removes the newest message if it turned out to be unreadable.
     pub(crate) fn take_lost_newest(&mut self) -> Option<PagedOut> {
         let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
         let card = list.cards.back()?;
@@ -385,7 +388,7 @@ impl Ready {
         }
     }
 
-    /// All of them, in the order in which they would be handed out, with their messages where these are here.
+    /// All messages in the order of delivery, with their bodies if they are in memory.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PagedOut, bool, Option<&Message>)> {
         self.high.cards.iter().chain(&self.normal.cards).map(|card| {
             let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
@@ -393,7 +396,7 @@ impl Ready {
         })
     }
 
-    /// Takes out what `clear` names; returns it.
+    /// Removes and returns the messages that `clear` selects.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
         let mut taken = Vec::new();
         for (named, high) in [(clear.high_priority, true), (clear.normal, false)] {
@@ -405,7 +408,7 @@ impl Ready {
         taken
     }
 
-    /// Takes out everything whose deadline has passed.
+    /// Removes and returns everything whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Timestamp) -> Vec<Taken> {
         let mut expired = Vec::new();
         for high in [true, false] {
@@ -439,20 +442,18 @@ impl Ready {
         earliest.unwrap_or(Timestamp::NEVER)
     }
 
-    // ---- Bodies ------------------------------------------------------------------------------------------
-
-    /// Whether messages at the head have to be asked for soon, so that handing out does not wait for them.
+    /// Whether bodies at the head should be requested soon, so that delivery does not wait for them.
     pub(crate) fn runs_low(&self) -> bool {
         self.absent > 0 && self.window.1 * 2 <= self.window.0
     }
 
-    /// Numbers of the messages among the next ones whose bodies are neither here nor asked for; now they are. About as
-    /// many as `messages` and `bytes` allow, at least one.
+    /// Requests bodies of the next messages and returns their sequences: about as many as `messages`
+    /// and `bytes` allow, at least one.
     pub(crate) fn want(&mut self, newest: bool, messages: usize, bytes: u64) -> Vec<Sequence> {
         let mut wanted = Vec::new();
         let (mut seen, mut sum) = (0, 0);
         let Self { high, normal, loads, .. } = self;
-        let mut look = |card: &Card| {
+        let mut look = |card: &ReadyEntry| {
             if seen == messages || (seen > 0 && sum + card.full_bytes() > bytes) {
                 return false;
             }
@@ -472,14 +473,14 @@ impl Ready {
         wanted
     }
 
-    /// How many of the next messages stay in memory, if they may take about so many octets.
+    /// How many of the next messages stay in memory if they may take about `bytes`.
     pub(crate) fn head(&self, bytes: u64) -> usize {
         let here = (self.len() - self.absent).max(1) as u64;
         (bytes / (self.bytes / here).max(1)).clamp(1, HEAD_MAX) as usize
     }
 
-    /// Lets bodies go that are furthest from being handed out, never those of the first `keep` messages. `may` says
-    /// whether one may go; `gone` hears of each that went.
+    /// Pages out the bodies that will be delivered last, but none of the first `keep` messages. `may`
+    /// decides about a body; `gone` is called for each one that left.
     pub(crate) fn evict(
         &mut self,
         keep: usize,
@@ -487,12 +488,12 @@ impl Ready {
         gone: &mut dyn FnMut(Sequence, bool, &Message),
     ) {
         let Self { high, normal, bytes, absent, memory, .. } = self;
-        let mut leave = |card: &mut Card| {
+        let mut leave = |card: &mut ReadyEntry| {
             if !card.is_saved() {
                 return Eviction::Done;
             }
-            let verdict = may(card.sequence);
-            if matches!(verdict, Eviction::Done) {
+            let step_decision = may(card.sequence);
+            if matches!(step_decision, Eviction::Done) {
                 let size = card.bytes();
                 if let Some(message) = card.message.take() {
                     *bytes -= size;
@@ -501,14 +502,14 @@ impl Ready {
                     gone(card.sequence, card.flags & ANSWERED != 0, &message);
                 }
             }
-            verdict
+            step_decision
         };
         let kept_high = keep.min(high.cards.len());
         normal.evict(keep - kept_high, &mut leave);
         high.evict(kept_high, &mut leave);
     }
 
-    /// Gives memory back after a large backlog went.
+    /// Gives memory back after a large backlog is gone.
     fn release(&mut self) {
         const KEPT: usize = 1024;
         for list in [&mut self.high, &mut self.normal] {
@@ -520,13 +521,13 @@ impl Ready {
     }
 }
 
-/// Messages at the head of a queue that never leave memory, at most.
+/// Maximum number of messages at the head that never leave memory.
 const HEAD_MAX: u64 = 256;
 
 impl Drop for Ready {
     fn drop(&mut self) {
         let cards = self.high.cards.iter().chain(&self.normal.cards);
-        self.memory.subtract(cards.filter(|card| card.is_saved()).map(Card::bytes).sum());
+        self.memory.subtract(cards.filter(|card| card.is_saved()).map(ReadyEntry::bytes).sum());
     }
 }
 
@@ -543,7 +544,7 @@ mod tests {
 
     #[test]
     fn a_waiting_message_costs_forty_octets_beside_its_body() {
-        assert_eq!(size_of::<Card>(), 40);
+        assert_eq!(size_of::<ReadyEntry>(), 40);
     }
 
     #[test]

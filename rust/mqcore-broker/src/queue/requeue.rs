@@ -1,4 +1,4 @@
-//! Storing messages, returning them to the queue, and removing them for good.
+//! Storing messages, requeueing them, and removing them for good.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::queue::members::Members;
 use crate::queue::ready::Taken;
 
 impl Queue {
-    /// Something newer takes the place of what a cache holds.
+    /// A newer message replaces the message in a cache queue.
     pub(crate) fn replace_cached(&mut self, context: &mut Context<'_>) {
         for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
             match replaced {
@@ -32,7 +32,7 @@ impl Queue {
                         &paged_out,
                         LifecycleEvent::Replaced,
                     );
-                    self.remove_unread(paged_out, context);
+                    self.remove_paged_out(paged_out, context);
                 }
             }
         }
@@ -42,7 +42,7 @@ impl Queue {
         self.store_at(entry, PutBack::End, members, context);
     }
 
-    /// Puts a message where its queue's status wants it.
+    /// Stores or delivers a message as the queue's status requires.
     pub(crate) fn store_at(
         &mut self,
         entry: Entry,
@@ -77,8 +77,8 @@ impl Queue {
         self.schedule(context);
     }
 
-    /// Returns a message to the queue, unless it was put back too often. It is not handed out before `not_before`.
-    pub(crate) fn put_back(
+    /// Requeues a message, unless it was requeued too often. It is not delivered before `not_before`.
+    pub(crate) fn requeue(
         &mut self,
         mut entry: Entry,
         position: PutBack,
@@ -87,27 +87,29 @@ impl Queue {
     ) {
         entry.requeues = entry.requeues.saturating_add(1);
         if entry.requeues > self.metadata.options.put_back_limit {
-            self.bury(entry, DropReason::Limit, context);
+            self.dead_letter(entry, DropReason::Limit, context);
             return;
         }
         if entry.deadline <= context.now {
-            // It could wait no longer even before it was handed out.
+            // Its timeout passed while it was in flight.
             self.expired(entry, context);
             return;
         }
         match self.metadata.options.status {
             Status::Stopped => return self.discard(entry, DropReason::Erased, context),
-            // The cache holds something newer by now; and what is not stored cannot return.
+            // The cache has a newer message by now, and a message that is not stored cannot be
+            // requeued.
             Status::Cache if !self.ready.is_empty() => {
                 return self.discard(entry, DropReason::Erased, context);
             }
             Status::Broadcast => return self.discard(entry, DropReason::NoConsumer, context),
             _ => {}
         }
-        self.metadata.stats.put_back += 1;
+        self.metadata.stats.requeued += 1;
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Requeued(position));
         if entry.sequence.0 > 0 {
-            // Larger than all ranks so far, or smaller: as the sequence of this very record is new, so is it.
+            // Larger than all ranks so far, or smaller: the sequence of this record is new, so the rank
+            // is new too.
             let rank = (context.state.commits.sequence.0 + 1) as i64;
             let rank = if position == PutBack::Start { -rank } else { rank };
             let (attempts, requeues) = (entry.attempts, entry.requeues);
@@ -130,7 +132,7 @@ impl Queue {
         self.arm(until, context);
     }
 
-    /// Messages whose time has come join the others, behind them.
+    /// Moves messages whose time has come to the end of the queue.
     pub(crate) fn end_delays(&mut self, context: &mut Context<'_>) {
         while let Some((taken, high)) = self.delayed.due(context.now) {
             match self.metadata.options.status {
@@ -142,7 +144,7 @@ impl Queue {
                     Taken::InMemory(entry) => self.keep(entry, PutBack::End, context),
                     Taken::PagedOut(paged_out) => {
                         self.arm(paged_out.deadline, context);
-                        self.ready.push_unread(paged_out, high);
+                        self.ready.push_paged_out(paged_out, high);
                         self.schedule(context);
                     }
                 },
@@ -150,20 +152,20 @@ impl Queue {
         }
     }
 
-    /// Moves a message that failed for good to the dead-letter queue, or drops it.
-    pub(crate) fn bury(&mut self, mut entry: Entry, reason: DropReason, context: &mut Context<'_>) {
+    /// Dead-letters a message that failed for good, or drops it if there is no dead-letter queue.
+    pub(crate) fn dead_letter(&mut self, mut entry: Entry, reason: DropReason, context: &mut Context<'_>) {
         let Some(to) = self.metadata.options.dead_letter.clone() else {
             self.discard(entry, reason, context);
             return;
         };
-        let message = dead_letter(&entry, &self.metadata.address, &to, reason);
+        let message = dead_letter_message(&entry, &self.metadata.address, &to, reason);
         self.metadata.stats.dead_lettered += 1;
         context.record_event(
             &self.metadata.address,
             &entry,
             LifecycleEvent::DeadLettered(reason, &Arc::new(to.clone())),
         );
-        // Its record here stays until the other queue has it.
+        // Its record stays here until the other queue has saved the message.
         let sequence = std::mem::take(&mut entry.sequence);
         let shard = context.state.config.shard;
         let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
@@ -171,20 +173,20 @@ impl Queue {
         self.remove(entry, context);
     }
 
-    /// A message is dropped, which is counted.
+    /// Drops a message and counts it.
     pub(crate) fn discard(&mut self, entry: Entry, reason: DropReason, context: &mut Context<'_>) {
         self.metadata.stats.dropped[reason as usize] += 1;
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Dropped(reason));
         self.remove(entry, context);
     }
 
-    /// A newer message takes this one's place in a cache, which is no drop.
+    /// A newer message replaces this one in a cache, which does not count as a drop.
     pub(crate) fn replace(&mut self, entry: Entry, context: &mut Context<'_>) {
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Replaced);
         self.remove(entry, context);
     }
 
-    /// A message leaves for good.
+    /// Removes a message for good.
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, context: &mut Context<'_>) {
         self.metadata.stats.removed += 1;
@@ -196,24 +198,24 @@ impl Queue {
         notify_dequeued(&self.metadata, &entry, context);
     }
 
-    /// The last holder of a message let go.
+    /// Finishes a message whose last holder has released it.
     pub(crate) fn close(&mut self, Released { held, not_before }: Released, context: &mut Context<'_>) {
-        if held.put_back != PutBack::No && (held.put_back_own || !held.acked) {
-            self.put_back(held.entry, held.put_back, not_before, context);
+        if held.requeue != PutBack::No && (held.requeued_by_handler || !held.acked) {
+            self.requeue(held.entry, held.requeue, not_before, context);
         } else if held.acked {
             self.remove(held.entry, context);
         } else {
-            match held.ending {
+            match held.disposition {
                 Disposition::Done => self.remove(held.entry, context),
                 Disposition::Refused => self.discard(held.entry, DropReason::Refused, context),
-                Disposition::Failed => self.bury(held.entry, DropReason::Limit, context),
+                Disposition::Failed => self.dead_letter(held.entry, DropReason::Limit, context),
             }
         }
-        // Whoever waits for acknowledgements may go on now.
+        // Messages that waited for the acknowledgement may be delivered now.
         self.schedule(context);
     }
 
-    /// Removes stored messages; returns how many there were.
+    /// Removes stored messages and returns their number.
     pub(crate) fn clear(&mut self, clear: Clear, context: &mut Context<'_>) -> u64 {
         let mut cleared = self.ready.clear(clear);
         cleared.extend(self.delayed.clear(clear));
@@ -221,12 +223,12 @@ impl Queue {
         for taken in cleared {
             self.discard_taken(taken, DropReason::Erased, context);
         }
-        // A pull may have waited for what is gone now.
+        // A pull may have waited for a message that is gone now.
         self.schedule(context);
         count
     }
 
-    /// Forgets everything: stored, undecided and handed out.
+    /// Drops all messages: stored, undecided and in flight.
     pub(crate) fn erase(&mut self, context: &mut Context<'_>) {
         self.clear(Clear { high_priority: true, normal: true }, context);
         for mut admission in std::mem::take(&mut self.undecided) {
@@ -249,24 +251,24 @@ impl Queue {
     }
 }
 
-/// The message as it arrives in the dead-letter queue: its own headers, and where it came from and why.
-fn dead_letter(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
+/// The message for the dead-letter queue: its own headers, plus origin and reason.
+fn dead_letter_message(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
     let message = &entry.message;
     let mut headers = message.headers().to_vec();
-    let told = format!(
+    let added = format!(
         "Dead-Letter-Reason:{}\r\nDead-Letter-Queue:{from}\r\nDead-Letter-Attempts:{}\r\n",
         reason.as_str(),
         entry.attempts
     );
-    // A header block cannot grow beyond 65,535 octets; a full one keeps what its producer said.
-    if headers.len() + told.len() <= usize::from(u16::MAX) {
-        headers.extend_from_slice(told.as_bytes());
+    // A header block cannot exceed 65,535 bytes; a full one keeps only the producer's headers.
+    if headers.len() + added.len() <= usize::from(u16::MAX) {
+        headers.extend_from_slice(added.as_bytes());
     }
     let properties = crate::model::message::Properties {
         content_type: to.id,
         pending_acknowledge: false,
         pending_response: false,
-        // Here its key says nothing; two that failed are two.
+        // The key does not apply here: two failed messages with the same key are two messages.
         unique: false,
         ..message.properties()
     };

@@ -1,5 +1,5 @@
-//! How deliveries end: acknowledged, refused, timed out, or lost with their consumer; and how messages end
-//! that waited too long in their queue.
+//! Settlement: deliveries are acknowledged, rejected, time out, or are lost with their consumer;
+//! messages expire in the queue.
 
 use crate::context::Context;
 use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
@@ -19,7 +19,8 @@ use crate::queue::outcome::{Outcome, Settled, Settlement};
 use crate::queue::ready::Taken;
 
 impl Queue {
-    /// A consumer acknowledges. `false` if it has no such delivery (any more).
+    /// Settles a delivery as its consumer acknowledged it. `false` if the consumer does not have such a
+    /// delivery.
     pub(crate) fn acknowledged(
         &mut self,
         consumer: ConnectionId,
@@ -32,7 +33,7 @@ impl Queue {
         true
     }
 
-    /// A subscription settles all it has.
+    /// Settles all deliveries of a subscription.
     pub(crate) fn acknowledged_all(
         &mut self,
         consumer: ConsumerKey,
@@ -45,7 +46,7 @@ impl Queue {
         }
     }
 
-    /// Somebody settles one delivery of a subscription, which may be gone.
+    /// Settles one delivery of a subscription, if it exists.
     pub(crate) fn acknowledged_one(
         &mut self,
         consumer: ConsumerKey,
@@ -58,7 +59,7 @@ impl Queue {
         }
     }
 
-    /// Settles a delivery without a word of its consumer that could be relayed.
+    /// Settles a delivery without an acknowledgement of its consumer that could be relayed.
     fn settle_for(&mut self, delivery: Delivery, negative: Option<&str>, context: &mut Context<'_>) {
         let acknowledgement = Acknowledgement {
             tag: delivery.consumer.tag,
@@ -72,7 +73,7 @@ impl Queue {
         self.settle_by(delivery, &acknowledgement, context);
     }
 
-    /// Settles a delivery by a word, which counts.
+    /// Settles a delivery by an acknowledgement and counts it.
     fn settle_by(
         &mut self,
         delivery: Delivery,
@@ -84,15 +85,15 @@ impl Queue {
         self.settle(delivery, Outcome::Acknowledged(acknowledgement), context);
     }
 
-    /// A delivery to a consumer that does not acknowledge, where the queue wants an acknowledgement: being handed out is
-    /// one.
-    pub(crate) fn delivered_to(&mut self, key: usize, context: &mut Context<'_>) {
+    /// Settles a delivery to a consumer that does not acknowledge, in a queue that wants
+    /// acknowledgements: delivery counts as one.
+    pub(crate) fn auto_acknowledged(&mut self, key: usize, context: &mut Context<'_>) {
         self.metadata.stats.acks += 1;
         let delivery = self.deliveries.take(key);
         self.settle(delivery, Outcome::AutoAcknowledged, context);
     }
 
-    /// Deliveries whose time is up.
+    /// Settles deliveries whose deadline has passed.
     pub(crate) fn time_out_deliveries(&mut self, context: &mut Context<'_>) {
         while let Some(key) = self.deliveries.due(context.now) {
             self.metadata.stats.negative_acks += 1;
@@ -101,8 +102,8 @@ impl Queue {
         }
     }
 
-    /// A consumer is gone, or one of its subscriptions: what it had and did not settle has failed. The oldest goes back first
-    /// in line.
+    /// Settles the deliveries of a consumer, or of one subscription, that is gone. The oldest one is
+    /// requeued first in line.
     pub(crate) fn consumer_lost(
         &mut self,
         consumer: ConnectionId,
@@ -115,13 +116,13 @@ impl Queue {
         }
     }
 
-    /// A delivery that is off the books ends.
+    /// Settles a delivery that was removed from the table.
     fn settle(&mut self, delivery: Delivery, outcome: Outcome<'_>, context: &mut Context<'_>) {
         let held = delivery.outstanding;
         let entry = &self.deliveries.get(held).entry;
         context.record_event(&self.metadata.address, entry, outcome.lifecycle_event(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {
-            // Its window has room again, even if others still hold the message.
+            // Its window has room again, even if other consumers still hold the message.
             self.schedule(context);
         }
         let step = outcome.step();
@@ -136,8 +137,8 @@ impl Queue {
                 decision.put_back = outcome.requeue_position();
             }
             if !decision.save {
-                let verdict = StepDecision { decision, own: false };
-                return self.settled(held, &delivery.consumer, outcome, verdict, context);
+                let step_decision = StepDecision { decision, own: false };
+                return self.settled(held, &delivery.consumer, outcome, step_decision, context);
             }
         }
         let subject = Settled::Delivery { held, consumer: delivery.consumer, outcome: outcome.into_owned() };
@@ -151,7 +152,7 @@ impl Queue {
         self.run_settlement(number, context);
     }
 
-    /// An answer about a settlement came.
+    /// Takes the answer about a settlement.
     pub(crate) fn settlement_answered(
         &mut self,
         number: u64,
@@ -170,7 +171,7 @@ impl Queue {
     fn run_settlement(&mut self, number: u64, context: &mut Context<'_>) {
         let Some(Settlement { subject, decision_state }) = self.settling.get_mut(&number) else { return };
         let suspended = Suspended::Settlement(number);
-        let verdict = match subject {
+        let step_decision = match subject {
             Settled::Delivery { held, consumer, outcome } => {
                 let entry = &mut self.deliveries.get_mut(*held).entry;
                 let outcome = outcome.outcome();
@@ -194,26 +195,26 @@ impl Queue {
                 decide(&mut self.metadata, decision_state, entry, step_request, context)
             }
         };
-        let Some(verdict) = verdict else { return };
+        let Some(step_decision) = step_decision else { return };
         let Some(Settlement { subject, .. }) = self.settling.remove(&number) else { return };
         match subject {
             Settled::Delivery { held, consumer, outcome } => {
-                self.settled(held, &consumer, outcome.outcome(), verdict, context);
+                self.settled(held, &consumer, outcome.outcome(), step_decision, context);
             }
-            Settled::Expired(entry) => self.expiry_decided(entry, verdict, context),
+            Settled::Expired(entry) => self.expiry_decided(entry, step_decision, context),
         }
     }
 
-    /// A delivery's end is decided: the producer hears of it, and the delivery lets go of the message.
+    /// Carries out the decision about a delivery: confirms to the producer and releases the message.
     fn settled(
         &mut self,
         held: usize,
         consumer: &Consumer,
         outcome: Outcome<'_>,
-        verdict: StepDecision,
+        step_decision: StepDecision,
         context: &mut Context<'_>,
     ) {
-        if verdict.decision.acknowledge != crate::model::decision::Acknowledge::None {
+        if step_decision.decision.acknowledge != crate::model::decision::Acknowledge::None {
             let relayed = match outcome {
                 Outcome::Acknowledged(acknowledgement) => {
                     Some((acknowledgement.clone(), consumer.client.id.clone()))
@@ -221,20 +222,20 @@ impl Queue {
                 Outcome::AutoAcknowledged | Outcome::TimedOut | Outcome::ConsumerLost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
-            self.acknowledge(&mut entry, verdict, relayed, outcome.reason(), context);
+            self.acknowledge(&mut entry, step_decision, relayed, outcome.reason(), context);
             self.deliveries.get_mut(held).entry.answered = entry.answered;
         }
         let message = self.deliveries.get_mut(held);
         message.acked |= outcome.is_positive();
-        if verdict.decision.put_back != PutBack::No {
-            if message.put_back != PutBack::Start {
-                message.put_back = verdict.decision.put_back;
+        if step_decision.decision.put_back != PutBack::No {
+            if message.requeue != PutBack::Start {
+                message.requeue = step_decision.decision.put_back;
             }
-            message.put_back_own |= verdict.own;
+            message.requeued_by_handler |= step_decision.own;
         }
         if let Some(retry) = outcome.retry() {
-            let ending = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
-            message.ending = message.ending.max(ending);
+            let disposition = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
+            message.disposition = message.disposition.max(disposition);
             if let Retry::NotBefore(time) = retry {
                 self.deliveries.postpone(held, time);
             }
@@ -244,35 +245,35 @@ impl Queue {
         }
     }
 
-    /// Takes out of the queue what waited too long.
+    /// Expires messages whose deadline has passed.
     pub(crate) fn expire(&mut self, context: &mut Context<'_>) {
         for taken in self.ready.expire(context.now) {
             match taken {
                 Taken::InMemory(entry) => {
-                    let entry = self.indebted(entry);
+                    let entry = self.with_producer(entry);
                     self.expired(entry, context);
                 }
-                Taken::PagedOut(paged_out) => self.expired_unread(paged_out, context),
+                Taken::PagedOut(paged_out) => self.expired_paged_out(paged_out, context),
             }
         }
-        self.go_on_expiring(context);
+        self.continue_expiring(context);
     }
 
-    /// A message that waited too long, and is out of the queue already.
+    /// Expires a message that has left the lists.
     pub(crate) fn expired(&mut self, entry: Entry, context: &mut Context<'_>) {
         self.metadata.stats.timed_out += 1;
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Expired);
         self.begin_settlement(Settled::Expired(entry), context);
     }
 
-    fn expiry_decided(&mut self, mut entry: Entry, verdict: StepDecision, context: &mut Context<'_>) {
-        self.acknowledge(&mut entry, verdict, None, "timeout", context);
-        if verdict.decision.put_back == PutBack::No {
-            self.bury(entry, DropReason::Expired, context);
+    fn expiry_decided(&mut self, mut entry: Entry, step_decision: StepDecision, context: &mut Context<'_>) {
+        self.acknowledge(&mut entry, step_decision, None, "timeout", context);
+        if step_decision.decision.put_back == PutBack::No {
+            self.dead_letter(entry, DropReason::Expired, context);
         } else {
-            // It may wait once more as long as it did.
+            // It may wait once more for the whole timeout.
             entry.deadline = self.deadline(context.now);
-            self.put_back(entry, verdict.decision.put_back, context.now, context);
+            self.requeue(entry, step_decision.decision.put_back, context.now, context);
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Messages of which a queue has one at a time: as long as one of a key waits or is in flight, another one is refused.
+//! Unique messages: while a message with a key waits or is in flight, another one with the same key is
+//! rejected.
 //!
-//! The key stands in the header `Unique-Key`; that there is one, in the message's properties, so that other messages cost
-//! nothing. A message whose body left memory is known by its sequence.
+//! The key is in the header `Unique-Key`. A property of the message says that there is one, so that
+//! other messages cost nothing. A paged-out message is identified by its sequence.
 
 use foldhash::{HashMap, HashSet};
 
@@ -17,51 +18,51 @@ fn key_of(message: &Message) -> Option<&[u8]> {
 #[derive(Debug, Default)]
 pub(crate) struct UniqueKeys {
     taken: HashSet<Box<[u8]>>,
-    /// Of messages whose bodies, and with them their headers, are not in memory.
+    /// Keys of paged-out messages.
     paged_out: HashMap<Sequence, Box<[u8]>>,
 }
 
 impl UniqueKeys {
-    /// The key that keeps a message out.
+    /// The key that prevents the message from being taken.
     pub(crate) fn conflict<'a>(&self, message: &'a Message) -> Option<&'a [u8]> {
         key_of(message).filter(|key| self.taken.contains(*key))
     }
 
-    /// A message is in the queue from now on.
+    /// Adds the key of a message.
     pub(crate) fn take(&mut self, message: &Message) {
         if let Some(key) = key_of(message) {
             self.taken.insert(key.into());
         }
     }
 
-    /// A message leaves for good.
+    /// Removes a message for good.
     pub(crate) fn release(&mut self, message: &Message) {
         if let Some(key) = key_of(message) {
             self.taken.remove(key);
         }
     }
 
-    /// The body of a message leaves memory.
+    /// Notes that the body of a message leaves memory.
     pub(crate) fn page_out(&mut self, sequence: Sequence, message: &Message) {
         if let Some(key) = key_of(message) {
             self.paged_out.insert(sequence, key.into());
         }
     }
 
-    /// It is back.
+    /// Notes that the body is in memory again.
     pub(crate) fn page_in(&mut self, sequence: Sequence) {
         if !self.paged_out.is_empty() {
             self.paged_out.remove(&sequence);
         }
     }
 
-    /// The journal had a message with a key.
+    /// Restores the key of a message in the journal.
     pub(crate) fn restore(&mut self, sequence: Sequence, key: Box<[u8]>) {
         self.taken.insert(key.clone());
         self.paged_out.insert(sequence, key);
     }
 
-    /// A message leaves for good that was not read.
+    /// Removes the key of a paged-out message.
     pub(crate) fn release_paged_out(&mut self, sequence: Sequence) {
         if self.paged_out.is_empty() {
             return;

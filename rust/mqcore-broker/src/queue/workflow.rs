@@ -1,8 +1,9 @@
-//! The delivery workflow, step by step, for queues whose handler decides sending steps itself.
+//! Delivery step by step, for queues whose handler decides sending steps itself.
 //!
-//! Each message on its way is a [`Flow`]: it has at most one question out, and is parked until the answer
-//! comes. Many flows of a queue run side by side, so that a handler is asked in batches; but they write in the
-//! order in which they began: a flow that may write and is not the first unfinished one waits for its turn.
+//! The delivery of each message is a [`Flow`](crate::queue::flows::Flow). It has at most one open
+//! question, and is parked until the answer arrives. Many flows of a queue run side by side, so that a
+//! handler is asked in batches. But they write in the order in which they began: a flow that may write
+//! and is not the first unfinished one waits.
 
 use smallvec::SmallVec;
 
@@ -17,30 +18,30 @@ use crate::model::options::Status;
 use crate::model::stats::DropReason;
 use crate::queue::Queue;
 use crate::queue::delivery::Disposition;
-use crate::queue::flows::{Flow, Mode, Slot, Stage};
+use crate::queue::flows::{Flow, FlowSlot, FlowStep, FlowTarget};
 use crate::queue::members::Members;
 
 /// How a run of steps ended.
-enum Run {
-    /// A question is out, or it is not this flow's turn to write.
+enum RunResult {
+    /// A question is open, or it is not this flow's turn to write.
     Parked,
-    /// The message's way is over; it is put back if that was decided, or here if nobody could take it.
-    Over(End),
+    /// The flow is finished.
+    Over(FlowEnd),
 }
 
-enum End {
-    /// As decided.
+enum FlowEnd {
+    /// Finish the message as decided.
     Decided,
-    /// Nobody was there: it stays the next one.
-    Nobody,
+    /// There was no consumer: the message stays the next one.
+    NoConsumer,
 }
 
 impl Queue {
-    /// Sets a message on its way.
+    /// Begins the delivery of a message.
     pub(crate) fn start_flow(
         &mut self,
         entry: Entry,
-        mode: Mode,
+        mode: FlowTarget,
         members: &Members,
         context: &mut Context<'_>,
     ) {
@@ -49,7 +50,7 @@ impl Queue {
         let flow = Flow {
             held,
             mode,
-            stage: Stage::Begin,
+            stage: FlowStep::Begin,
             decision_state: DecisionState::default(),
             untried: SmallVec::new(),
             current: None,
@@ -58,11 +59,11 @@ impl Queue {
             slot: None,
             written: false,
         };
-        self.flows.slots.push_back(Slot::Parked(Box::new(flow)));
+        self.flows.slots.push_back(FlowSlot::Parked(Box::new(flow)));
         self.run(number, members, context);
     }
 
-    /// An answer about a message on its way came.
+    /// Takes the answer about a flow.
     pub(crate) fn flow_answered(
         &mut self,
         number: u64,
@@ -70,13 +71,13 @@ impl Queue {
         members: &Members,
         context: &mut Context<'_>,
     ) {
-        let Some(Slot::Parked(flow)) = self.flows.slot(number) else { return };
+        let Some(FlowSlot::Parked(flow)) = self.flows.slot(number) else { return };
         let entry = &mut self.deliveries.get_mut(flow.held).entry;
         flow.decision_state.answered(&mut self.metadata, entry, answer, context);
         self.run(number, members, context);
     }
 
-    /// Runs a flow, and then those whose turn to write comes through it.
+    /// Runs a flow, and then the flows that may write because of it.
     fn run(&mut self, number: u64, members: &Members, context: &mut Context<'_>) {
         let mut next = Some(number);
         while let Some(number) = next {
@@ -85,43 +86,49 @@ impl Queue {
             let run = self.steps(&mut flow, number, members, context);
             let written = flow.written;
             match run {
-                Run::Parked => self.flows.set(number, Slot::Parked(flow)),
-                Run::Over(end) => {
-                    if matches!(end, End::Nobody) {
+                RunResult::Parked => self.flows.set(number, FlowSlot::Parked(flow)),
+                RunResult::Over(end) => {
+                    if matches!(end, FlowEnd::NoConsumer) {
                         self.recall(number + 1, context);
                     }
                     self.finish(*flow, end, context);
-                    self.flows.set(number, Slot::Done);
+                    self.flows.set(number, FlowSlot::Done);
                 }
             }
             let passed =
-                !before && (written || self.flows.slot(number).is_none_or(|s| matches!(s, Slot::Done)));
+                !before && (written || self.flows.slot(number).is_none_or(|s| matches!(s, FlowSlot::Done)));
             next = self.flows.next_writer().filter(|writer| passed && self.flows.waits_to_write(*writer));
         }
         self.schedule(context);
     }
 
-    /// As many steps of one flow as can be done now.
-    fn steps(&mut self, flow: &mut Flow, number: u64, members: &Members, context: &mut Context<'_>) -> Run {
+    /// Runs as many steps of a flow as possible now.
+    fn steps(
+        &mut self,
+        flow: &mut Flow,
+        number: u64,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) -> RunResult {
         loop {
             let over = match flow.stage {
-                Stage::Begin => self.begin(flow, number, members, context),
-                Stage::Choose => self.choose_next(flow),
-                Stage::Can => self.ask_consumer(flow, number, context),
-                Stage::Write => self.write(flow, number, members, context),
-                Stage::Received => self.received(flow, number, context),
-                Stage::Combine => self.combine(flow, context),
-                Stage::End => self.end(flow, number, context),
+                FlowStep::Begin => self.begin(flow, number, members, context),
+                FlowStep::Choose => self.choose_next(flow),
+                FlowStep::Can => self.ask_consumer(flow, number, context),
+                FlowStep::Write => self.write(flow, number, members, context),
+                FlowStep::Received => self.received(flow, number, context),
+                FlowStep::Combine => self.combine(flow, context),
+                FlowStep::End => self.end(flow, number, context),
             };
             match over {
-                None => return Run::Parked,
-                Some(Onward::Next(stage)) => flow.stage = stage,
-                Some(Onward::Over(end)) => return Run::Over(end),
+                None => return RunResult::Parked,
+                Some(StepResult::Next(stage)) => flow.stage = stage,
+                Some(StepResult::Over(end)) => return RunResult::Over(end),
             }
         }
     }
 
-    fn verdict(
+    fn step_decision(
         &mut self,
         flow: &mut Flow,
         step: Step,
@@ -137,18 +144,18 @@ impl Queue {
         decide(&mut self.metadata, &mut flow.decision_state, entry, step_request, context)
     }
 
-    /// Carries out a verdict that stands alone: its acknowledgement now, its put-back at the end.
-    fn carry_out(&mut self, flow: &Flow, verdict: StepDecision, context: &mut Context<'_>) {
-        // The entry leaves its place for the call, as both belong to the queue.
+    /// Carries out a decision: acknowledges now, requeues at the end.
+    fn carry_out(&mut self, flow: &Flow, step_decision: StepDecision, context: &mut Context<'_>) {
+        // The entry is cloned for the call, because both belong to the queue.
         let mut entry = self.deliveries.get(flow.held).entry.clone();
-        self.acknowledge(&mut entry, verdict, None, "none", context);
+        self.acknowledge(&mut entry, step_decision, None, "none", context);
         let held = self.deliveries.get_mut(flow.held);
         held.entry.answered = entry.answered;
-        match (held.put_back, verdict.decision.put_back) {
+        match (held.requeue, step_decision.decision.put_back) {
             (_, PutBack::No) | (PutBack::Start, _) => {}
-            (_, put_back) => held.put_back = put_back,
+            (_, put_back) => held.requeue = put_back,
         }
-        held.put_back_own |= verdict.own && verdict.decision.put_back != PutBack::No;
+        held.requeued_by_handler |= step_decision.own && step_decision.decision.put_back != PutBack::No;
     }
 
     fn begin(
@@ -157,59 +164,69 @@ impl Queue {
         number: u64,
         members: &Members,
         context: &mut Context<'_>,
-    ) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::BeginSend, number, context)?;
-        self.carry_out(flow, verdict, context);
-        if !verdict.decision.allow {
+    ) -> Option<StepResult> {
+        let step_decision = self.step_decision(flow, Step::BeginSend, number, context)?;
+        self.carry_out(flow, step_decision, context);
+        if !step_decision.decision.allow {
             return Some(self.refused(flow));
         }
         match &flow.mode {
-            Mode::All => {
+            FlowTarget::All => {
                 flow.untried = members.list().iter().rev().map(|member| member.consumer.clone()).collect();
             }
-            Mode::One => {
+            FlowTarget::One => {
                 if let Some((position, slot)) = self.choose(members, context) {
                     flow.untried.push(members.list()[position].consumer.clone());
                     flow.slot = slot;
                 }
             }
-            Mode::Pulled(consumer, _) => flow.untried.push(consumer.clone()),
+            FlowTarget::Pulled(consumer, _) => flow.untried.push(consumer.clone()),
         }
         if flow.untried.is_empty() {
-            return Some(Onward::Over(End::Nobody));
+            return Some(StepResult::Over(FlowEnd::NoConsumer));
         }
-        Some(Onward::Next(Stage::Choose))
+        Some(StepResult::Next(FlowStep::Choose))
     }
 
-    fn choose_next(&mut self, flow: &mut Flow) -> Option<Onward> {
+    fn choose_next(&mut self, flow: &mut Flow) -> Option<StepResult> {
         let enough = self.metadata.options.only_first_acquirer && flow.sent > 0;
         flow.current = if enough { None } else { flow.untried.pop() };
-        Some(Onward::Next(if flow.current.is_some() { Stage::Can } else { Stage::Combine }))
+        Some(StepResult::Next(if flow.current.is_some() { FlowStep::Can } else { FlowStep::Combine }))
     }
 
-    fn ask_consumer(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::CanConsumerReceive, number, context)?;
-        if self.join(flow, verdict, context) {
-            return Some(Onward::Next(Stage::Write));
+    fn ask_consumer(
+        &mut self,
+        flow: &mut Flow,
+        number: u64,
+        context: &mut Context<'_>,
+    ) -> Option<StepResult> {
+        let step_decision = self.step_decision(flow, Step::CanConsumerReceive, number, context)?;
+        if self.join(flow, step_decision, context) {
+            return Some(StepResult::Next(FlowStep::Write));
         }
-        // For one consumer, "no" is the end of the way; among many, the others are still tried.
-        Some(if matches!(flow.mode, Mode::All) { Onward::Next(Stage::Choose) } else { self.refused(flow) })
+        // For one consumer, a refusal ends the flow; among many, the others are still tried.
+        Some(if matches!(flow.mode, FlowTarget::All) {
+            StepResult::Next(FlowStep::Choose)
+        } else {
+            self.refused(flow)
+        })
     }
 
-    /// Takes in what a consumer's step decided; tells whether it allows to go on.
-    fn join(&mut self, flow: &mut Flow, verdict: StepDecision, context: &mut Context<'_>) -> bool {
-        if matches!(flow.mode, Mode::All) {
+    /// Combines the decision of a consumer's step with the others; returns whether it allows to
+    /// continue.
+    fn join(&mut self, flow: &mut Flow, step_decision: StepDecision, context: &mut Context<'_>) -> bool {
+        if matches!(flow.mode, FlowTarget::All) {
             flow.joined = Some(match flow.joined {
-                None => verdict,
+                None => step_decision,
                 Some(so_far) => StepDecision {
-                    decision: so_far.decision.combine(verdict.decision),
-                    own: so_far.own || verdict.own,
+                    decision: so_far.decision.combine(step_decision.decision),
+                    own: so_far.own || step_decision.own,
                 },
             });
         } else {
-            self.carry_out(flow, verdict, context);
+            self.carry_out(flow, step_decision, context);
         }
-        verdict.decision.allow
+        step_decision.decision.allow
     }
 
     fn write(
@@ -218,20 +235,20 @@ impl Queue {
         number: u64,
         members: &Members,
         context: &mut Context<'_>,
-    ) -> Option<Onward> {
+    ) -> Option<StepResult> {
         if self.flows.next_writer() != Some(number) {
             return None;
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
         if members.position(consumer.key()).is_none() {
-            return Some(Onward::Next(Stage::Received));
+            return Some(StepResult::Next(FlowStep::Received));
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
         match &flow.mode {
-            Mode::Pulled(_, parcel) => {
-                self.deliver_pulled(&mut entry, consumer.client.connection, *parcel, context);
+            FlowTarget::Pulled(_, pull_position) => {
+                self.deliver_pulled(&mut entry, consumer.client.connection, *pull_position, context);
             }
-            Mode::All | Mode::One => self.deliver_to(&mut entry, &consumer, context),
+            FlowTarget::All | FlowTarget::One => self.deliver_to(&mut entry, &consumer, context),
         }
         if let Some(slot) = flow.slot.take() {
             slot.spend();
@@ -249,23 +266,23 @@ impl Queue {
         if flow.untried.is_empty() || self.metadata.options.only_first_acquirer {
             flow.written = true;
         }
-        Some(Onward::Next(Stage::Received))
+        Some(StepResult::Next(FlowStep::Received))
     }
 
-    fn received(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::ConsumerReceived, number, context)?;
-        let allowed = self.join(flow, verdict, context);
-        Some(if matches!(flow.mode, Mode::All) {
-            Onward::Next(Stage::Choose)
+    fn received(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<StepResult> {
+        let step_decision = self.step_decision(flow, Step::ConsumerReceived, number, context)?;
+        let allowed = self.join(flow, step_decision, context);
+        Some(if matches!(flow.mode, FlowTarget::All) {
+            StepResult::Next(FlowStep::Choose)
         } else if allowed {
-            Onward::Next(Stage::Combine)
+            StepResult::Next(FlowStep::Combine)
         } else {
             self.refused(flow)
         })
     }
 
     /// All consumers were tried.
-    fn combine(&mut self, flow: &mut Flow, context: &mut Context<'_>) -> Option<Onward> {
+    fn combine(&mut self, flow: &mut Flow, context: &mut Context<'_>) -> Option<StepResult> {
         flow.current = None;
         if let Some(joined) = flow.joined.take() {
             self.carry_out(flow, joined, context);
@@ -275,62 +292,63 @@ impl Queue {
         }
         flow.written = true;
         if flow.sent == 0 {
-            // They all went away meanwhile.
-            return Some(Onward::Over(End::Nobody));
+            // All consumers left in the meantime.
+            return Some(StepResult::Over(FlowEnd::NoConsumer));
         }
-        Some(Onward::Next(Stage::End))
+        Some(StepResult::Next(FlowStep::End))
     }
 
-    fn end(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<Onward> {
-        let verdict = self.verdict(flow, Step::EndSend, number, context)?;
-        self.carry_out(flow, verdict, context);
-        Some(Onward::Over(End::Decided))
+    fn end(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<StepResult> {
+        let step_decision = self.step_decision(flow, Step::EndSend, number, context)?;
+        self.carry_out(flow, step_decision, context);
+        Some(StepResult::Over(FlowEnd::Decided))
     }
 
-    /// A step said no.
-    fn refused(&mut self, flow: &Flow) -> Onward {
+    /// A step refused the message.
+    fn refused(&mut self, flow: &Flow) -> StepResult {
         if flow.sent == 0 {
             let held = self.deliveries.get_mut(flow.held);
-            held.ending = held.ending.max(Disposition::Refused);
+            held.disposition = held.disposition.max(Disposition::Refused);
         }
-        Onward::Over(End::Decided)
+        StepResult::Over(FlowEnd::Decided)
     }
 
-    /// The workflow lets go of the message.
-    fn finish(&mut self, flow: Flow, end: End, context: &mut Context<'_>) {
+    /// Releases the message.
+    fn finish(&mut self, flow: Flow, end: FlowEnd, context: &mut Context<'_>) {
         let released = self.deliveries.release(flow.held);
         if let Some(released) = released {
             match end {
-                End::Decided => self.close(released, context),
-                End::Nobody => self.nobody(released.held.entry, context),
+                FlowEnd::Decided => self.close(released, context),
+                FlowEnd::NoConsumer => self.handle_no_consumer(released.held.entry, context),
             }
         }
-        if let Mode::Pulled(consumer, parcel) = flow.mode
-            && parcel.index == parcel.count
+        if let FlowTarget::Pulled(consumer, pull_position) = flow.mode
+            && pull_position.index == pull_position.count
         {
-            let event = Event::PullEnded { request: parcel.request, outcome: PullOutcome::Complete };
+            let event = Event::PullEnded { request: pull_position.request, outcome: PullOutcome::Complete };
             context.notify(consumer.client.connection, event);
         }
     }
 
-    /// A message goes back to the head of the queue because nobody is there: so do those that set out after it and have
-    /// not reached anybody, the last one first. Otherwise each would be put before the one that it followed.
+    /// Without a consumer, a message goes back to the head of the queue. So do the flows that began
+    /// after it and have reached no consumer, the last one first. Otherwise each would be put before
+    /// the one that it followed.
     fn recall(&mut self, from: u64, context: &mut Context<'_>) {
         let end = self.flows.first + self.flows.slots.len() as u64;
         for number in (from..end).rev() {
-            let Some(Slot::Parked(flow)) = self.flows.slot(number) else { continue };
-            if flow.sent > 0 || matches!(flow.mode, Mode::Pulled(..)) {
+            let Some(FlowSlot::Parked(flow)) = self.flows.slot(number) else { continue };
+            if flow.sent > 0 || matches!(flow.mode, FlowTarget::Pulled(..)) {
                 continue;
             }
             let held = flow.held;
-            self.flows.set(number, Slot::Done);
+            self.flows.set(number, FlowSlot::Done);
             if let Some(released) = self.deliveries.release(held) {
-                self.nobody(released.held.entry, context);
+                self.handle_no_consumer(released.held.entry, context);
             }
         }
     }
 
-    fn nobody(&mut self, entry: Entry, context: &mut Context<'_>) {
+    fn handle_no_consumer(&mut self, entry: Entry, context: &mut Context<'_>) {
         match self.metadata.options.status {
             Status::Broadcast => self.discard(entry, DropReason::NoConsumer, context),
             Status::Stopped => self.discard(entry, DropReason::Erased, context),
@@ -339,8 +357,8 @@ impl Queue {
     }
 }
 
-/// What a step leads to.
-enum Onward {
-    Next(Stage),
-    Over(End),
+/// The result of a step.
+enum StepResult {
+    Next(FlowStep),
+    Over(FlowEnd),
 }

@@ -1,8 +1,8 @@
-//! What queues are bound to at the wish of those who consume them, and when a queue goes that nobody consumes.
+//! Topics that consumers bind queues to, and the removal of unused queues.
 //!
-//! The list of a queue's topics is kept on the queue's shard, which tells the topics' shards what changed and waits until
-//! they did it: so two who change the same list at once end with the same bindings everywhere, and whoever is told "done"
-//! misses nothing that is published from then on. A list may exist before its queue does.
+//! A queue's shard keeps the queue's list of topics. It forwards changes to the shards of the topics
+//! and waits until they are done. So concurrent changes of one list end with the same bindings on all
+//! shards, and after the answer no published message is missed. A list may exist before its queue.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::model::topic::BINDINGS_MAX;
 struct BoundTopics {
     topics: BTreeSet<TopicName>,
     unused: UnusedPolicy,
-    /// When it goes if nobody comes; [`Timestamp::NEVER`] while somebody is there.
+    /// When the unused queue is removed; [`Timestamp::NEVER`] while it has a consumer.
     expires: Timestamp,
 }
 
@@ -31,14 +31,14 @@ impl Default for BoundTopics {
     }
 }
 
-/// An answer that waits until other shards did their part.
+/// An answer that waits for other shards.
 #[derive(Debug)]
 struct PendingChange {
     shards: usize,
     answer: Option<(ConnectionId, Event)>,
 }
 
-/// All lists of a shard's queues.
+/// The lists of all queues of a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Bindings {
     bound: HashMap<QueueAddress, BoundTopics>,
@@ -47,17 +47,17 @@ pub(crate) struct Bindings {
     tickets: u64,
 }
 
-/// What came of a change.
+/// The result of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BindingChange {
-    /// The list now, if it is not what it was.
+    /// The new list, if it changed.
     pub(crate) changed: Option<QueueBindings>,
-    /// What has to be waited for; `None`: nothing.
+    /// The change on other shards to wait for; `None`: nothing to wait for.
     pub(crate) ticket: Option<u64>,
 }
 
 impl Bindings {
-    /// Changes a queue's list, and has the topics' shards follow.
+    /// Changes the list of a queue and forwards the changes to the topics' shards.
     pub(crate) fn change(
         &mut self,
         queue: &QueueAddress,
@@ -77,19 +77,21 @@ impl Bindings {
             .retain(|topic| !binding.remove_matching.iter().any(|pattern| pattern.matches(topic.as_bytes())));
         topics.extend(binding.add);
         if topics.len() > BINDINGS_MAX {
-            let reason = format!("queue {queue} may be bound to {BINDINGS_MAX} topics at most");
+            let reason = format!(
+                "a queue can be bound to at most {BINDINGS_MAX} topics; unbind queue {queue} from some first"
+            );
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let unused = binding.unused.unwrap_or(was);
         let changed = topics != old || unused != was;
-        let ticket = self.spread(queue, &old, &topics, context);
+        let ticket = self.forward_changes(queue, &old, &topics, context);
         let bound = self.bound.entry(queue.clone()).or_default();
         (bound.topics, bound.unused) = (topics, unused);
         Ok(BindingChange { changed: changed.then(|| self.list(queue)), ticket })
     }
 
-    /// Tells the shards of the topics that were taken in or left out; the ticket under which they answer.
-    fn spread(
+    /// Forwards added and removed topics to their shards; returns the number under which they answer.
+    fn forward_changes(
         &mut self,
         queue: &QueueAddress,
         old: &BTreeSet<TopicName>,
@@ -116,14 +118,14 @@ impl Bindings {
         Some(ticket)
     }
 
-    /// `event` is told to `to` once everything under the ticket is done.
+    /// Sends `event` to `to` once the change is done on all shards.
     pub(crate) fn wait(&mut self, ticket: u64, to: ConnectionId, event: Event) {
         if let Some(waiting) = self.waiting.get_mut(&ticket) {
             waiting.answer = Some((to, event));
         }
     }
 
-    /// A shard did its part.
+    /// One shard has made its part of a change.
     pub(crate) fn done(&mut self, ticket: u64, context: &mut Context<'_>) {
         let Some(waiting) = self.waiting.get_mut(&ticket) else { return };
         waiting.shards -= 1;
@@ -144,7 +146,7 @@ impl Bindings {
         }
     }
 
-    /// The queue went: so does its list. Its last state without topics, if it had one.
+    /// Removes the list of a removed queue. Returns its last state without topics, if it existed.
     pub(crate) fn forget(
         &mut self,
         queue: &QueueAddress,
@@ -152,11 +154,11 @@ impl Bindings {
     ) -> Option<QueueBindings> {
         let bound = self.bound.remove(queue)?;
         self.expiring.remove(&(bound.expires, queue.clone()));
-        self.spread(queue, &bound.topics, &BTreeSet::new(), context);
+        self.forward_changes(queue, &bound.topics, &BTreeSet::new(), context);
         Some(QueueBindings { queue: queue.clone(), topics: Vec::new(), unused: bound.unused })
     }
 
-    /// Somebody consumes the queue: it does not go.
+    /// The queue has a consumer: cancels its removal.
     pub(crate) fn used(&mut self, queue: &QueueAddress) {
         if let Some(bound) = self.bound.get_mut(queue) {
             self.expiring.remove(&(bound.expires, queue.clone()));
@@ -164,7 +166,7 @@ impl Bindings {
         }
     }
 
-    /// The last subscription of a queue ended. `true`: the queue goes now.
+    /// The last subscription of a queue ended. `true`: remove the queue now.
     pub(crate) fn abandoned(&mut self, queue: &QueueAddress, now: Timestamp) -> bool {
         let Some(bound) = self.bound.get_mut(queue) else { return false };
         match bound.unused {
@@ -179,7 +181,7 @@ impl Bindings {
         }
     }
 
-    /// A queue whose time without consumers is up.
+    /// A queue whose time without consumers has passed.
     pub(crate) fn expired(&mut self, now: Timestamp) -> Option<QueueAddress> {
         let (expires, _) = self.expiring.first()?;
         if *expires > now {
@@ -188,14 +190,14 @@ impl Bindings {
         self.expiring.pop_first().map(|(_, queue)| queue)
     }
 
-    /// When the next queue goes.
+    /// When the next queue is removed.
     pub(crate) fn next_expiry(&self) -> Timestamp {
         self.expiring.first().map_or(Timestamp::NEVER, |(expires, _)| *expires)
     }
 }
 
-/// The names by which consumers of any connection can be spoken of. Entries are not taken out when a subscription ends: who
-/// looks one up finds that it is gone, and now and then all such are cleared away.
+/// Names of subscriptions, by which any connection can refer to them. Entries stay when a subscription
+/// ends: lookups detect that, and all stale entries are removed from time to time.
 #[derive(Debug)]
 pub(crate) struct SubscriptionNames<P> {
     places: HashMap<Arc<[u8]>, Vec<P>>,
@@ -210,7 +212,7 @@ impl<P> Default for SubscriptionNames<P> {
 }
 
 impl<P: Copy + PartialEq> SubscriptionNames<P> {
-    /// A subscription has this name. `lives` tells whether one is still there.
+    /// Adds a name of a subscription. `lives` tells whether a subscription still exists.
     pub(crate) fn add(&mut self, name: &Arc<[u8]>, place: P, mut lives: impl FnMut(&[u8], &P) -> bool) {
         let places = self.places.entry(name.clone()).or_default();
         if !places.contains(&place) {
@@ -227,7 +229,7 @@ impl<P: Copy + PartialEq> SubscriptionNames<P> {
         }
     }
 
-    /// Where subscriptions of this name may be.
+    /// Candidates for subscriptions with this name.
     pub(crate) fn get(&self, name: &[u8]) -> Vec<P> {
         self.places.get(name).cloned().unwrap_or_default()
     }

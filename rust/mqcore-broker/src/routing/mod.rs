@@ -1,9 +1,10 @@
-//! How a message gets through a router: the routers of a shard, and the trips of messages to their targets.
+//! Routers of a shard, and the routes of messages to their targets.
 //!
-//! A router lives on the shard that the hash of its name says, its targets where they live. A message does not come back
-//! to ask how it went: it takes along what is left to do, is handed from shard to shard, and whoever does the last step
-//! answers its producer. So a router needs no memory of messages on their way, and as messages for one list of bindings
-//! visit shards in one order, they reach each target in the order in which they came.
+//! A router is on the shard given by the hash of its name, its targets are on theirs. A message does
+//! not return to its router: it carries the rest of its route from shard to shard, and the last step
+//! answers the producer. So a router keeps no state for messages on their route. Messages for the same
+//! bindings visit shards in the same order, so they reach each target in the order in which they were
+//! published.
 
 pub(crate) mod bindings;
 pub(crate) mod topics;
@@ -25,24 +26,24 @@ use crate::model::route::{Route, RoutePlan, RouteProgress, RouteTest, RouteTrace
 use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
 use crate::model::stats::{BindingCounts, RouterCounts};
 
-/// Hops of a message that starts here.
+/// Remaining hops of a message that starts here.
 const HOPS_FRESH: u8 = 16;
 
 impl Route {
-    /// A step is done.
+    /// Notes the result of a step.
     pub(crate) fn step(&mut self, binding: &Binding, took: bool) {
         self.answered |= took && binding.interaction != Interaction::None;
         self.progress.step(took);
     }
 
-    /// A handler named targets: they come before what is left.
+    /// Inserts the targets that a handler named before the rest of the route.
     pub(crate) fn detour(&mut self, targets: Vec<Binding>, shards: usize) {
         let plan = RoutePlan::new(RouterMethod::Distribute, targets, self.home, shards);
         let outer = std::mem::replace(&mut self.progress, RouteProgress::new(plan, 0));
         self.outer = Some(Box::new(outer));
     }
 
-    /// Goes back from the targets that a handler named; `false` if there is nothing to go back to.
+    /// Returns from the targets that a handler named; `false` if the route is finished.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(outer) = self.outer.take() else { return false };
         let inner = std::mem::replace(&mut self.progress, *outer);
@@ -50,7 +51,8 @@ impl Route {
         true
     }
 
-    /// The message as the receiver of a binding gets it: with an answer wanted or not, under its own id or a new one.
+    /// The message for the receiver of a binding: with or without an answer wanted, with its own id or
+    /// a new one.
     pub(crate) fn message_for(&self, binding: &Binding, context: &mut Context<'_>) -> Message {
         let message = &self.message;
         let (content_type, hops) = match &binding.target {
@@ -77,10 +79,10 @@ impl Route {
         Message::from_parts(id, message.headers(), message.body(), properties, producer)
     }
 
-    /// The trip is over: its producer hears how it went, unless a receiver will tell it.
+    /// Finishes the route and answers the producer, unless a receiver will.
     pub(crate) fn end(self, counts: &mut RouterCounters, context: &mut Context<'_>) {
         let taken = self.progress.taken;
-        let refusal = (!taken).then(|| self.refusal.clone().unwrap_or_else(|| nobody(&self.router)));
+        let refusal = (!taken).then(|| self.refusal.clone().unwrap_or_else(|| not_taken(&self.router)));
         if let Some(test) = self.test {
             return test.end(&self.progress, refusal, context);
         }
@@ -109,12 +111,12 @@ impl RouteTrace {
             .filter(|name| !reached.contains(name))
             .cloned()
             .collect();
-        let told = RouteTest { method: progress.plan.method, steps: self.steps, skipped, refusal };
-        context.notify(self.to, Event::Answered(self.request, Ok(Reply::RouteTest(Box::new(told)))));
+        let result = RouteTest { method: progress.plan.method, steps: self.steps, skipped, refusal };
+        context.notify(self.to, Event::Answered(self.request, Ok(Reply::RouteTest(Box::new(result)))));
     }
 }
 
-fn nobody(router: &RouterName) -> Rejection {
+fn not_taken(router: &RouterName) -> Rejection {
     let reason = format!("no binding of router {router} took the message");
     Rejection::new(RejectionKind::NotFound, reason)
 }
@@ -127,11 +129,12 @@ pub(crate) struct Router {
     next_binding: usize,
     /// Its name as questions to handlers carry it.
     address: Arc<QueueAddress>,
-    /// It is kept in the journal, because a peer made it; those of the program are made again by the program.
+    /// Whether it is in the journal, because a peer created it. The program creates its own routers
+    /// again at each start.
     pub(crate) saved: bool,
 }
 
-/// What shards count about routers, each for itself.
+/// Counters of routers, separate on each shard.
 #[derive(Debug, Default)]
 pub(crate) struct RouterCounters(HashMap<RouterName, RouterCounts>);
 
@@ -143,7 +146,7 @@ impl RouterCounters {
         self.0.get_mut(router).expect("it was put there")
     }
 
-    /// A binding took a message, or did not.
+    /// Counts that a binding took a message, or did not.
     pub(crate) fn tried(&mut self, router: &RouterName, binding: &Binding, took: bool) -> &mut BindingCounts {
         let bindings = &mut self.of(router).bindings;
         let place = match bindings.iter().position(|(name, _)| *name == binding.name) {
@@ -159,7 +162,7 @@ impl RouterCounters {
         counts
     }
 
-    /// How often a binding took a message here.
+    /// How often a binding took a message on this shard.
     pub(crate) fn taken(&self, router: &RouterName, binding: &Binding) -> u64 {
         let counts = self.0.get(router).into_iter().flat_map(|counts| &counts.bindings);
         counts.filter(|(name, _)| *name == binding.name).map(|(_, counts)| counts.taken).sum()
@@ -180,11 +183,11 @@ impl RouterCounters {
     }
 }
 
-/// Trips that wait for one handler, in the order in which they came and go on.
+/// Routes that wait for one handler, in order.
 #[derive(Debug, Default)]
 pub(crate) struct HandlerQueue {
     parked: VecDeque<ParkedRoute>,
-    /// The number of the first of them.
+    /// The number of the first one.
     first: u64,
 }
 
@@ -194,16 +197,16 @@ struct ParkedRoute {
     answer: Option<RouteAnswer>,
 }
 
-/// What a handler said about a message.
+/// A handler's answer about a message.
 #[derive(Debug, Clone)]
 pub(crate) enum RouteAnswer {
-    /// It took it itself.
+    /// It took the message itself.
     Took,
-    /// It does not want it.
+    /// It refused the message.
     Refused,
-    /// It goes there.
+    /// It named targets.
     Targets(Vec<Binding>),
-    /// There is no answer.
+    /// It did not answer; how it failed.
     Failed(&'static str),
 }
 
@@ -212,7 +215,7 @@ impl HandlerQueue {
         self.parked.len()
     }
 
-    /// The number that the next trip has here.
+    /// The number of the next route.
     pub(crate) fn next_number(&self) -> u64 {
         self.first + self.parked.len() as u64
     }
@@ -228,7 +231,7 @@ impl HandlerQueue {
         }
     }
 
-    /// The first trip, if it is decided.
+    /// Removes the first route if it is decided.
     pub(crate) fn leave(&mut self) -> Option<(Route, RouteAnswer)> {
         self.parked.front()?.answer.as_ref()?;
         let ParkedRoute { route, answer } = self.parked.pop_front()?;
@@ -242,10 +245,10 @@ impl HandlerQueue {
 pub(crate) struct Routers {
     entries: Slab<Router>,
     names: HashMap<RouterName, usize>,
-    /// The router that was published to last. The very same name, not an equal one.
+    /// The router that was published to last, compared by pointer.
     last: Option<(RouterName, usize)>,
     pub(crate) counts: RouterCounters,
-    pub(crate) gates: HashMap<HandlerId, HandlerQueue>,
+    pub(crate) handler_queues: HashMap<HandlerId, HandlerQueue>,
 }
 
 impl Routers {
@@ -257,8 +260,8 @@ impl Routers {
         self.entries.iter().map(|(_, router)| router)
     }
 
-    /// The beginning of a message's trip; `None` if there is no such router, or it is switched off.
-    pub(crate) fn depart(&mut self, name: &RouterName) -> Option<RouteProgress> {
+    /// Begins the route of a message; `None` if the router does not exist or is disabled.
+    pub(crate) fn begin(&mut self, name: &RouterName) -> Option<RouteProgress> {
         let key = match &self.last {
             Some((last, key)) if last.is_same(name) => *key,
             _ => {
@@ -276,7 +279,7 @@ impl Routers {
         Some(RouteProgress::new(Arc::clone(&router.plan), start))
     }
 
-    /// Puts a router in the place of the one of its name, if there is one.
+    /// Adds a router, or replaces the one with the same name.
     pub(crate) fn define(
         &mut self,
         definition: RouterDefinition,
@@ -292,7 +295,7 @@ impl Routers {
             return Ok(());
         }
         if self.entries.len() >= ROUTERS_MAX {
-            let reason = format!("there are {ROUTERS_MAX} routers already, which is the limit");
+            let reason = format!("the limit of {ROUTERS_MAX} routers is reached; remove a router first");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let name = definition.name.clone();
@@ -308,12 +311,12 @@ impl Routers {
 }
 
 impl Router {
-    /// The beginning of a trip that changes nothing, not even whose turn it is.
-    pub(crate) fn look(&self) -> RouteProgress {
+    /// Begins a tested route, which does not advance round robin.
+    pub(crate) fn begin_test(&self) -> RouteProgress {
         RouteProgress::new(Arc::clone(&self.plan), self.next_binding)
     }
 
-    /// The question whether a handler takes a message, and where it goes.
+    /// The question whether a handler takes a message, or where it goes.
     pub(crate) fn question(&self, message: &Message, handler: HandlerId, id: QuestionId) -> Question {
         Question {
             id,

@@ -1,7 +1,8 @@
-//! Topics: names that fan out to whoever matches them. Nothing is stored; who is not there misses it.
+//! Topics: names that fan out to their subscribers. Nothing is stored: a client that is not connected
+//! misses the message.
 //!
-//! A topic lives on the shard that the hash of its name says. Subscriptions and bindings by pattern are known to every
-//! shard, because a pattern may match topics of any of them.
+//! A topic is on the shard given by the hash of its name. Every shard knows all subscriptions and
+//! bindings by pattern, because a pattern may match topics of any shard.
 
 use std::sync::Arc;
 
@@ -19,26 +20,26 @@ use crate::model::stats::{SubscriberInformation, TopicInformation, TopicStats};
 use crate::model::time::Timestamp;
 use crate::model::topic::{BINDINGS_MAX, PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
 
-/// One who subscribed.
+/// A subscriber.
 #[derive(Debug, Clone)]
 struct Subscriber {
     client: Arc<Client>,
     since: Timestamp,
-    /// What the topic had counted by then; of no meaning for patterns.
+    /// The counters of the topic when it subscribed; meaningless for patterns.
     before: TopicStats,
-    /// It is told of each message by an event of its own.
-    told: bool,
+    /// Whether each message is an event of its own.
+    individual: bool,
 }
 
-/// Who gets what is published to a topic, as long as nothing changes.
+/// The receivers of a topic's messages, valid until something changes.
 #[derive(Debug)]
 struct Fanout {
     key: FanoutKey,
-    /// Those who get the same octets.
+    /// Subscribers that get the same bytes.
     shared: Option<Recipients>,
-    /// Those who are told one by one.
-    told: Vec<ConnectionId>,
-    /// Those who do not keep up.
+    /// Subscribers that get an event for each message.
+    individual: Vec<ConnectionId>,
+    /// Number of subscribers that are too slow.
     slow: u64,
     queues: Arc<[QueueAddress]>,
 }
@@ -53,9 +54,9 @@ struct FanoutKey {
 #[derive(Debug)]
 struct Topic {
     name: TopicName,
-    /// By name, in the order in which they subscribed.
+    /// Subscribers by name, in the order in which they subscribed.
     subscribers: Vec<Subscriber>,
-    /// By name.
+    /// Queues by name.
     queues: Vec<QueueAddress>,
     fanout: Option<Fanout>,
     stats: TopicStats,
@@ -67,7 +68,7 @@ impl Topic {
         Self { name, subscribers: Vec::new(), queues: Vec::new(), fanout: None, stats }
     }
 
-    /// It exists only because somebody published to it.
+    /// Whether it exists only because it was published to.
     fn is_passing(&self) -> bool {
         self.subscribers.is_empty() && self.queues.is_empty()
     }
@@ -81,7 +82,7 @@ struct PatternEntry {
     queues: Vec<QueueAddress>,
 }
 
-/// What a connection subscribed to.
+/// The subscriptions of a connection.
 #[derive(Debug, Default)]
 struct ConnectionSubscriptions {
     topics: SmallVec<[usize; 2]>,
@@ -94,47 +95,45 @@ pub(crate) struct Topics {
     entries: Slab<Topic>,
     names: HashMap<TopicName, usize>,
     passing: usize,
-    /// The topic that was published to last. The very same name, not an equal one.
+    /// The topic that was published to last, compared by pointer.
     last: Option<(TopicName, usize)>,
     patterns: Vec<PatternEntry>,
     held: HashMap<ConnectionId, ConnectionSubscriptions>,
     bound: HashMap<QueueAddress, usize>,
-    /// Those that outlive the broker.
+    /// Bindings in the journal.
     saved: HashSet<(TopicPattern, QueueAddress)>,
-    /// Grows with every change to a pattern's subscribers or queues, so that casts made before are not used again.
+    /// Grows with every change of a pattern's subscribers or queues, which invalidates earlier fanouts.
     changes: u64,
     retired: TopicStats,
 }
 
-/// What became of a message published to a topic.
+/// The result of publishing to a topic.
 pub(crate) struct Published {
-    /// Subscribers and queues that got it.
+    /// Number of subscribers and queues that received the message.
     pub(crate) receivers: u32,
     /// Queues that get a copy.
     pub(crate) queues: Arc<[QueueAddress]>,
 }
 
 impl Topics {
-    // ---- Subscribing -------------------------------------------------------------------------------------
-
-    /// A connection wants a topic's messages from now on. Twice is fine, and changes only how it is told.
+    /// Subscribes a connection to topics. Subscribing twice has no effect, except that `told` changes.
     pub(crate) fn subscribe(
         &mut self,
         client: &Arc<Client>,
         pattern: TopicPattern,
-        told: bool,
+        individual: bool,
         now: Timestamp,
     ) -> Result<(), Rejection> {
         let connection = client.connection;
         let subscriber =
-            Subscriber { client: client.clone(), since: now, before: TopicStats::default(), told };
+            Subscriber { client: client.clone(), since: now, before: TopicStats::default(), individual };
         if let TopicPattern::Exact(name) = pattern {
             let key = self.entry(&name);
             let held = self.held.entry(connection).or_default();
             if held.topics.contains(&key) {
                 self.entries[key].fanout = None;
                 if let Some(known) = find(&mut self.entries[key].subscribers, connection) {
-                    known.told = told;
+                    known.individual = individual;
                 }
                 return Ok(());
             }
@@ -151,7 +150,7 @@ impl Topics {
         let held = self.held.entry(connection).or_default();
         let entry = self.patterns.iter_mut().find(|entry| entry.pattern == pattern);
         if let Some(known) = entry.and_then(|entry| find(&mut entry.subscribers, connection)) {
-            known.told = told;
+            known.individual = individual;
             self.changes += 1;
             return Ok(());
         }
@@ -186,7 +185,7 @@ impl Topics {
         true
     }
 
-    /// A connection ended.
+    /// Removes a closed connection.
     pub(crate) fn forget(&mut self, connection: ConnectionId) {
         let Some(held) = self.held.remove(&connection) else { return };
         for key in held.topics {
@@ -200,9 +199,7 @@ impl Topics {
         }
     }
 
-    // ---- Binding queues ----------------------------------------------------------------------------------
-
-    /// A queue wants copies from now on, whether or not it exists yet. Twice is fine.
+    /// Binds a queue, which need not exist yet. Binding twice has no effect.
     pub(crate) fn bind(&mut self, pattern: TopicPattern, queue: &QueueAddress) -> Result<(), Rejection> {
         let queue = folded(queue);
         let bound = self.bound.get(&queue).copied().unwrap_or(0);
@@ -228,7 +225,7 @@ impl Topics {
         Ok(())
     }
 
-    /// The same for a binding that is saved. `true` if it was not saved before.
+    /// Binds a queue and marks the binding as saved. `true` if it was not saved before.
     pub(crate) fn bind_saved(
         &mut self,
         pattern: TopicPattern,
@@ -238,12 +235,12 @@ impl Topics {
         Ok(self.saved.insert((pattern, folded(queue))))
     }
 
-    /// A saved binding is so no longer. `true` if it was.
+    /// Marks a binding as no longer saved. `true` if it was saved.
     pub(crate) fn forget_saved(&mut self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
         !self.saved.is_empty() && self.saved.remove(&(pattern.clone(), folded(queue)))
     }
 
-    /// All that are saved.
+    /// All saved bindings.
     pub(crate) fn saved_bindings(&self) -> impl Iterator<Item = &(TopicPattern, QueueAddress)> {
         self.saved.iter()
     }
@@ -272,7 +269,7 @@ impl Topics {
         gone
     }
 
-    /// What a queue is bound to: topics of this shard, and patterns.
+    /// The topics of this shard and the patterns that a queue is bound to.
     pub(crate) fn bindings(&self, queue: &QueueAddress) -> Vec<TopicPattern> {
         let queue = folded(queue);
         if !self.bound.contains_key(&queue) {
@@ -286,9 +283,7 @@ impl Topics {
             .collect()
     }
 
-    // ---- Publishing --------------------------------------------------------------------------------------
-
-    /// Hands a message to all subscribers. Copies for queues are the caller's to make.
+    /// Delivers a message to all subscribers. The caller makes the copies for queues.
     pub(crate) fn publish(
         &mut self,
         name: &TopicName,
@@ -307,10 +302,10 @@ impl Topics {
         let Topic { name, fanout, stats, .. } = &mut self.entries[key];
         let Some(fanout) = fanout else { unreachable!("it was made above") };
         let shared = fanout.shared.as_ref().map_or(0, |to| to.as_slice().len());
-        let receivers = shared + fanout.told.len() + fanout.queues.len();
+        let receivers = shared + fanout.individual.len() + fanout.queues.len();
         stats.published += 1;
         stats.published_bytes += message.body().len() as u64;
-        stats.delivered += (shared + fanout.told.len()) as u64;
+        stats.delivered += (shared + fanout.individual.len()) as u64;
         stats.copied += fanout.queues.len() as u64;
         stats.dropped_slow += fanout.slow;
         stats.dropped_no_consumer += u64::from(receivers == 0 && fanout.slow == 0);
@@ -318,7 +313,7 @@ impl Topics {
             let publication = Publication { topic: name.clone(), message: message.clone(), to: to.clone() };
             context.effects.push(Effect::Publication(publication));
         }
-        for to in &fanout.told {
+        for to in &fanout.individual {
             let event = Event::Published { topic: name.clone(), message: message.clone() };
             context.effects.push(Effect::Notify(*to, event));
         }
@@ -336,18 +331,18 @@ impl Topics {
         key
     }
 
-    /// The producer, if the topic's messages would reach it.
+    /// The producer, if it has subscribed to the topic.
     fn subscribed_producer(&self, key: usize, message: &Message) -> Option<ConnectionId> {
         let connection = message.producer()?.connection;
         let held = self.held.get(&connection)?;
         (held.patterns > 0 || held.topics.contains(&key)).then_some(connection)
     }
 
-    /// Works out who gets a message now.
+    /// Computes the receivers of a message.
     fn fanout(&self, key: usize, wanted: FanoutKey, context: &Context<'_>) -> Fanout {
         let topic = &self.entries[key];
         let everyone = self.subscribers(topic);
-        let (mut shared, mut told, mut slow) = (Vec::new(), Vec::new(), 0);
+        let (mut shared, mut individual, mut slow) = (Vec::new(), Vec::new(), 0);
         for subscriber in everyone {
             let connection = subscriber.client.connection;
             if wanted.except == Some(connection) {
@@ -355,8 +350,8 @@ impl Topics {
             }
             if context.state.congestion.since.contains_key(&connection) {
                 slow += 1;
-            } else if subscriber.told {
-                told.push(connection);
+            } else if subscriber.individual {
+                individual.push(connection);
             } else {
                 shared.push(connection);
             }
@@ -366,10 +361,11 @@ impl Topics {
             [only] => Some(Recipients::One(only)),
             _ => Some(Recipients::Many(shared.into())),
         };
-        Fanout { key: wanted, shared, told, slow, queues: self.queues(topic).into() }
+        Fanout { key: wanted, shared, individual, slow, queues: self.queues(topic).into() }
     }
 
-    /// Everybody once, however many of its subscriptions match: by name first, then by the patterns in their order.
+    /// Each connection once, however many of its subscriptions match: first by name, then by patterns
+    /// in their order.
     fn subscribers<'a>(&'a self, topic: &'a Topic) -> Vec<&'a Subscriber> {
         let mut seen: HashMap<ConnectionId, usize> = HashMap::default();
         let mut all: Vec<&Subscriber> = Vec::new();
@@ -380,8 +376,9 @@ impl Topics {
                     vacant.insert(all.len());
                     all.push(subscriber);
                 }
-                // Whoever wants to be told of each message gets that, even if another subscription does not need it.
-                std::collections::hash_map::Entry::Occupied(place) if subscriber.told => {
+                // A connection that wants an event for each message gets it, even if another of its
+                // subscriptions does not need it.
+                std::collections::hash_map::Entry::Occupied(place) if subscriber.individual => {
                     all[*place.get()] = subscriber;
                 }
                 std::collections::hash_map::Entry::Occupied(_) => {}
@@ -404,9 +401,7 @@ impl Topics {
         self.patterns.iter().filter(|entry| entry.pattern.matches(topic.name.as_bytes()))
     }
 
-    // ---- What is there -----------------------------------------------------------------------------------
-
-    /// All topics of this shard that are remembered.
+    /// All topics that this shard remembers.
     pub(crate) fn information(&self) -> Vec<TopicInformation> {
         self.entries
             .iter()
@@ -419,7 +414,7 @@ impl Topics {
             .collect()
     }
 
-    /// How many subscribers and queues a message to this topic would reach.
+    /// Number of subscribers and queues that a message to this topic would reach.
     pub(crate) fn reach(&self, name: &TopicName) -> (usize, usize) {
         let unknown;
         let topic = match self.names.get(name) {
@@ -432,12 +427,12 @@ impl Topics {
         (self.subscribers(topic).len(), self.queues(topic).len())
     }
 
-    /// Counts of topics that are forgotten.
+    /// Counters of forgotten topics.
     pub(crate) fn retired(&self) -> TopicStats {
         self.retired
     }
 
-    /// Who gets the messages of a topic. Those who subscribed to a pattern count from when the topic was first seen.
+    /// The subscribers of a topic. Subscriptions by pattern count from when the topic was first seen.
     pub(crate) fn subscribers_of(&self, name: &TopicName) -> Vec<SubscriberInformation> {
         let Some(key) = self.names.get(name) else { return Vec::new() };
         let topic = &self.entries[*key];
@@ -452,9 +447,7 @@ impl Topics {
             .collect()
     }
 
-    // ---- Entries -----------------------------------------------------------------------------------------
-
-    /// The topic of this name, made if it is new.
+    /// The topic with this name, added if it is new.
     fn entry(&mut self, name: &TopicName) -> usize {
         if let Some(key) = self.names.get(name) {
             return *key;
@@ -468,7 +461,7 @@ impl Topics {
         key
     }
 
-    /// Names that come and go must not pile up: all that nobody holds go at once, which costs little for each.
+    /// Unused names must not pile up: all of them are removed at once, which costs little for each.
     fn forget_passing(&mut self) {
         let Self { entries, names, retired, .. } = self;
         entries.retain(|_, topic| {
@@ -482,7 +475,7 @@ impl Topics {
         self.last = None;
     }
 
-    /// Changes who has a topic, and keeps the count of those that nobody has.
+    /// Changes the subscribers or queues of a topic and updates the count of unused topics.
     fn settled<T>(&mut self, key: usize, change: impl FnOnce(&mut Topic) -> T) -> T {
         let topic = &mut self.entries[key];
         let before = topic.is_passing();
@@ -536,7 +529,7 @@ fn take(queues: &mut Vec<QueueAddress>, queue: &QueueAddress) -> bool {
     queues.len() < before
 }
 
-/// Channels are looked up without respect to case, so that the same queue is never bound twice.
+/// The lookup of channels ignores case, so the same queue must not be bound twice.
 fn folded(queue: &QueueAddress) -> QueueAddress {
     let name = queue.channel.as_str();
     if !name.bytes().any(|octet| octet.is_ascii_uppercase()) {
@@ -551,6 +544,6 @@ fn folded(queue: &QueueAddress) -> QueueAddress {
 fn too_many(what: &str, limit: usize) -> Rejection {
     Rejection::new(
         RejectionKind::LimitExceeded,
-        format!("there are {limit} {what} already, which is the limit"),
+        format!("the limit of {limit} {what} is reached; remove one first"),
     )
 }

@@ -1,4 +1,4 @@
-//! A channel: its consumers, its queues, and who wants to hear of what happens in it.
+//! A channel: its members, its queues, and the subscribers of its events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -57,8 +57,6 @@ impl Channel {
         self.members.is_empty() && self.queues.values().all(idle)
     }
 
-    // ---- Consumers ---------------------------------------------------------------------------------------
-
     pub(crate) fn join(&mut self, client: &Arc<Client>, context: &mut Context<'_>) -> Result<(), Rejection> {
         if self.members.has_joined(client.connection) {
             return Ok(());
@@ -66,7 +64,7 @@ impl Channel {
         let limit = self.options.client_limit as usize;
         if limit > 0 && self.members.len() >= limit {
             let name = &self.name;
-            let reason = format!("channel {name} has {limit} clients already, which is its limit");
+            let reason = format!("channel {name} has reached its limit of {limit} clients");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         self.members.join(Consumer::of_channel(client.clone()), context.now);
@@ -86,8 +84,6 @@ impl Channel {
         self.notify_subscription(EventKind::ClientLeft, client, context);
         true
     }
-
-    // ---- Queues ------------------------------------------------------------------------------------------
 
     pub(crate) fn create_queue(
         &mut self,
@@ -112,10 +108,10 @@ impl Channel {
         let name = &self.name;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
         if self.queues.contains_key(&id) {
-            return refuse(RejectionKind::AlreadyExists, format!("queue {name}/{id} exists already"));
+            return refuse(RejectionKind::AlreadyExists, format!("queue {name}/{id} already exists"));
         }
         if !self.options.allow_multiple_queues && !self.queues.is_empty() {
-            let reason = format!("channel {name} has its only queue already and allows no other");
+            let reason = format!("channel {name} allows only one queue and already has it");
             return refuse(RejectionKind::Unacceptable, reason);
         }
         if let Some(allowed) = &self.options.allowed_queues
@@ -127,7 +123,7 @@ impl Channel {
         }
         let limit = self.options.queue_limit as usize;
         if limit > 0 && self.queues.len() >= limit {
-            let reason = format!("channel {name} has {limit} queues already, which is its limit");
+            let reason = format!("channel {name} has reached its limit of {limit} queues");
             return refuse(RejectionKind::LimitExceeded, reason);
         }
         Ok(())
@@ -155,7 +151,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Everything in it goes, each queue with its event.
+    /// Removes all queues, each with its event.
     pub(crate) fn remove_queues(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.queues.keys().next().copied() {
             self.notify_queue(EventKind::QueueRemoved, id, context);
@@ -165,19 +161,17 @@ impl Channel {
         }
     }
 
-    // ---- Events ------------------------------------------------------------------------------------------
-
-    pub(crate) fn watch(&mut self, kind: EventKind, who: ConnectionId, on: bool) {
-        self.watchers.retain(|watcher| *watcher != (kind, who));
+    pub(crate) fn watch(&mut self, kind: EventKind, connection: ConnectionId, on: bool) {
+        self.watchers.retain(|watcher| *watcher != (kind, connection));
         if on {
-            self.watchers.push((kind, who));
+            self.watchers.push((kind, connection));
         }
     }
 
-    pub(crate) fn forget_watcher(&mut self, who: ConnectionId) {
-        self.watchers.retain(|(_, watcher)| *watcher != who);
+    pub(crate) fn forget_watcher(&mut self, connection: ConnectionId) {
+        self.watchers.retain(|(_, watcher)| *watcher != connection);
         for queue in self.queues.values_mut() {
-            queue.watchers.retain(|watcher| *watcher != who);
+            queue.watchers.retain(|watcher| *watcher != connection);
         }
     }
 
@@ -210,9 +204,9 @@ impl Channel {
             return;
         }
         let channel = Some(self.name.clone());
-        let occurrence = Arc::new(Notification { kind, channel, queue, subject: subject() });
+        let notification = Arc::new(Notification { kind, channel, queue, subject: subject() });
         for (_, watcher) in watchers {
-            context.effects.push(Effect::Notify(*watcher, Event::Notified(occurrence.clone())));
+            context.effects.push(Effect::Notify(*watcher, Event::Notified(notification.clone())));
         }
     }
 }
@@ -225,12 +219,12 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     context.state.counters.retired.add(&queue.metadata.stats);
 }
 
-/// A handler that nobody registered is a mistake of whoever names it, found at once and not at the first message.
+/// Rejects an unknown handler key at once, not when the first message arrives.
 pub(crate) fn check_handler(changes: &QueueChanges, state: &ShardState) -> Result<(), Rejection> {
     match changes.delivery_handler.as_deref() {
         Some(key) if state.handler(key).is_none() => {
             let known: Vec<_> = state.handlers.iter().map(|spec| &*spec.key).collect();
-            let reason = format!("no delivery handler is registered as {key:?}; known: {}", known.join(", "));
+            let reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
             Err(Rejection::new(RejectionKind::BadRequest, reason))
         }
         _ => Ok(()),
@@ -238,5 +232,5 @@ pub(crate) fn check_handler(changes: &QueueChanges, state: &ShardState) -> Resul
 }
 
 pub(crate) fn no_queue(channel: &ChannelName, id: u16) -> Rejection {
-    Rejection::new(RejectionKind::NotFound, format!("there is no queue {channel}/{id}; create it first"))
+    Rejection::new(RejectionKind::NotFound, format!("queue {channel}/{id} does not exist; create it first"))
 }

@@ -14,7 +14,7 @@ use crate::shard::channel::{Channel, check_handler, no_queue};
 use crate::shard::entities::{Entities, find, folded, no_channel};
 
 impl Entities {
-    /// A connection ended. Every shard is told.
+    /// A connection was closed. Call this on every shard.
     pub(crate) fn closed(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
         context.state.links.retain(|_, link| *link != connection);
         if context.state.congestion.since.remove(&connection).is_some() {
@@ -37,7 +37,7 @@ impl Entities {
                     queue.forget_subscriber(connection);
                 }
             }
-            // A client may have left a channel and still hold messages of it.
+            // A client may have left a channel and still have messages of it in flight.
             for (_, channel) in &mut self.channels {
                 for queue in channel.queues.values_mut() {
                     queue.consumer_lost(connection, None, context);
@@ -51,7 +51,7 @@ impl Entities {
         self.directory.leave(connection, context);
     }
 
-    /// It fell below its low mark again.
+    /// A connection's output buffer fell below its low mark again.
     pub(crate) fn writable(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
         if context.state.congestion.since.remove(&connection).is_none() {
             return;
@@ -116,7 +116,8 @@ impl Entities {
         check_handler(&changes.queue, context.state)?;
         let limit = context.state.config.channel_limit as usize;
         if limit > 0 && self.channels.len() >= limit {
-            let reason = format!("there are {limit} channels already, which is the limit");
+            let reason =
+                format!("the limit of {limit} channels is reached; remove a channel or raise the limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
         }
         let mut options = context.state.config.channel.clone();
@@ -157,7 +158,7 @@ impl Entities {
         }
     }
 
-    /// Channels that want to go when nobody and nothing is in them any more.
+    /// Removes channels that are configured to be removed when they are empty.
     pub(crate) fn destroy_abandoned(&mut self, context: &mut Context<'_>) {
         let abandoned: Vec<_> = self
             .channels
@@ -176,20 +177,20 @@ impl Entities {
         subscription: &EventSubscription,
     ) -> Result<Reply, Rejection> {
         let EventSubscription { kind, channel, queue, on } = subscription;
-        let (who, kind, on) = (client.connection, *kind, *on);
+        let (connection, kind, on) = (client.connection, *kind, *on);
         if kind.scope() == EventScope::Server {
             if matches!(kind, EventKind::ChannelCreated | EventKind::ChannelRemoved) {
-                self.watchers.retain(|watcher| *watcher != (kind, who));
+                self.watchers.retain(|watcher| *watcher != (kind, connection));
                 if on {
-                    self.watchers.push((kind, who));
+                    self.watchers.push((kind, connection));
                 }
             } else {
-                self.directory.watch(kind, who, on);
+                self.directory.watch(kind, connection, on);
             }
             return Ok(Reply::Done);
         }
         let missing = |what: &str| {
-            let reason = format!("the event {} is about one {what}, which must be named", kind.as_str());
+            let reason = format!("the event {} needs a {what}; name one", kind.as_str());
             Rejection::new(RejectionKind::Failed, reason)
         };
         let name = channel.as_ref().ok_or_else(|| missing("channel"))?;
@@ -197,12 +198,12 @@ impl Entities {
         if kind.scope() == EventScope::Queue {
             let id = queue.ok_or_else(|| missing("queue"))?;
             let queue = self.channels[key].queues.get_mut(&id).ok_or_else(|| no_queue(name, id))?;
-            queue.watchers.retain(|watcher| *watcher != who);
+            queue.watchers.retain(|watcher| *watcher != connection);
             if on {
-                queue.watchers.push(who);
+                queue.watchers.push(connection);
             }
         } else {
-            self.channels[key].watch(kind, who, on);
+            self.channels[key].watch(kind, connection, on);
         }
         self.peer(client).watches = true;
         Ok(Reply::Done)
@@ -215,10 +216,10 @@ impl Entities {
             client_limit: channel.options.client_limit,
         };
         let name = Some(channel.name.clone());
-        let occurrence = Arc::new(Notification { kind, channel: name, queue: None, subject });
+        let notification = Arc::new(Notification { kind, channel: name, queue: None, subject });
         for (watched, watcher) in &self.watchers {
             if *watched == kind {
-                context.effects.push(Effect::Notify(*watcher, Event::Notified(occurrence.clone())));
+                context.effects.push(Effect::Notify(*watcher, Event::Notified(notification.clone())));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! All clients of the server, kept by the home shard: who is connected, and who hears of it.
+//! All clients of the server, on the home shard, and the subscribers of their events.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::model::stats::ClientInformation;
 use crate::model::time::Timestamp;
 use crate::shard::nodes::Nodes;
 
-/// The clients that share a name or a type, oldest connection first.
+/// Clients that share a name or a type, oldest connection first.
 type Namesakes = HashMap<Box<str>, BTreeMap<ConnectionId, Arc<Client>>>;
 
 /// All clients.
@@ -44,7 +44,7 @@ impl ClientDirectory {
         }
     }
 
-    /// Takes a peer in as a client, or says why not.
+    /// Accepts a peer as a client, or rejects it.
     pub(crate) fn welcome(
         &mut self,
         provisional: &Client,
@@ -57,11 +57,14 @@ impl ClientDirectory {
         let text = |value: Option<String>| value.filter(|text| !text.is_empty()).map(String::into_boxed_str);
         let limit = context.state.config.client_limit as usize;
         if limit > 0 && self.by_id.len() >= limit {
-            let reason = format!("{limit} clients are connected already, which is this server's limit");
+            let reason = format!("this server has reached its limit of {limit} clients; try again later");
             return Err(Rejection::new(RejectionKind::Busy, reason));
         }
         if self.by_connection.contains_key(&provisional.connection) {
-            return Err(Rejection::new(RejectionKind::BadRequest, "this connection has introduced itself"));
+            return Err(Rejection::new(
+                RejectionKind::BadRequest,
+                "this connection has already introduced itself",
+            ));
         }
         let id = text(introduction.id).unwrap_or_else(|| context.state.next_id().into());
         check_text("client id", Some(&id))?;
@@ -69,7 +72,8 @@ impl ClientDirectory {
         check_text("client name", name.as_deref())?;
         check_text("client type", kind.as_deref())?;
         if self.by_id.contains_key(&id) {
-            let reason = format!("a client with the id {id:?} is connected already; choose another or none");
+            let reason =
+                format!("a client with the id {id:?} is already connected; choose another id or none");
             return Err(Rejection::new(RejectionKind::Busy, reason));
         }
         let client = Arc::new(Client {
@@ -86,7 +90,8 @@ impl ClientDirectory {
         Ok(client)
     }
 
-    /// Takes another broker in. It says truly that it is here: an older connection of the same id is one that died unnoticed.
+    /// Accepts a downstream broker. If an older connection has the same id, that connection has died
+    /// unnoticed.
     fn welcome_node(
         &mut self,
         provisional: &Client,
@@ -102,11 +107,12 @@ impl ClientDirectory {
             check_text(what, value)?;
         }
         if *id == *SCHEDULES {
-            let reason = format!("a node cannot be called {SCHEDULES}");
+            let reason = format!("{SCHEDULES} is reserved and cannot be the id of a node; choose another id");
             return Err(Rejection::new(RejectionKind::Unacceptable, reason));
         }
         if let Some(older) = self.nodes.connection(&id) {
-            let rejection = Rejection::new(RejectionKind::Unacceptable, "this node has connected anew");
+            let rejection =
+                Rejection::new(RejectionKind::Unacceptable, "this node has opened a newer connection");
             context.effects.push(Effect::Close(older, rejection));
             self.leave_node(older, context);
         }
@@ -125,7 +131,7 @@ impl ClientDirectory {
         }
     }
 
-    /// A broker that this one passes on to came or went.
+    /// An upstream broker connected or disconnected.
     pub(crate) fn upstream(&mut self, upstream: Upstream, context: &mut Context<'_>) {
         let connected = upstream.connected_since.is_some();
         if let Some(information) = self.nodes.upstream(upstream, context.now) {
@@ -149,7 +155,7 @@ impl ClientDirectory {
         }
     }
 
-    /// A connection ended.
+    /// Removes a closed connection.
     pub(crate) fn leave(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         self.leave_node(connection, context);
@@ -166,7 +172,7 @@ impl ClientDirectory {
         self.notify(EventKind::ClientDisconnected, &client, context);
     }
 
-    /// The clients that a direct message is for: all that match, or the oldest of them.
+    /// The receivers of a direct message: all matching clients, or the oldest of them.
     pub(crate) fn receivers(&self, pattern: &ClientPattern, oldest_only: bool) -> Vec<ConnectionId> {
         let namesakes = match pattern {
             ClientPattern::Id(id) => return self.by_id.get(id).map(|c| c.connection).into_iter().collect(),
@@ -177,12 +183,12 @@ impl ClientDirectory {
         namesakes.into_iter().flat_map(BTreeMap::keys).take(most).copied().collect()
     }
 
-    /// How many are connected.
+    /// Number of connected clients.
     pub(crate) fn len(&self) -> usize {
         self.by_connection.len()
     }
 
-    /// Clients whose type passes the filter, oldest first.
+    /// Clients whose type matches the filter, oldest first.
     pub(crate) fn list(&self, kind: Option<&str>, now: Timestamp) -> Vec<ClientInformation> {
         let passes = |client: &&Arc<Client>| {
             kind.is_none_or(|filter| filter::matches(filter, client.kind.as_deref().unwrap_or_default()))
@@ -197,10 +203,10 @@ impl ClientDirectory {
             .collect()
     }
 
-    pub(crate) fn watch(&mut self, kind: EventKind, who: ConnectionId, on: bool) {
-        self.watchers.retain(|watcher| *watcher != (kind, who));
+    pub(crate) fn watch(&mut self, kind: EventKind, connection: ConnectionId, on: bool) {
+        self.watchers.retain(|watcher| *watcher != (kind, connection));
         if on {
-            self.watchers.push((kind, who));
+            self.watchers.push((kind, connection));
         }
     }
 
@@ -227,18 +233,18 @@ impl ClientDirectory {
 
     fn notify_watchers(&self, kind: EventKind, subject: Subject, context: &mut Context<'_>) {
         let watchers = self.watchers.iter().filter(|(watched, _)| *watched == kind);
-        let occurrence = Arc::new(Notification { kind, channel: None, queue: None, subject });
+        let notification = Arc::new(Notification { kind, channel: None, queue: None, subject });
         for (_, watcher) in watchers {
-            context.notify(*watcher, Event::Notified(occurrence.clone()));
+            context.notify(*watcher, Event::Notified(notification.clone()));
         }
     }
 }
 
-/// What peers say of themselves is shown to others, so it must fit a frame and stay on one line.
+/// Texts of peers are shown to others, so they must fit a frame and stay on one line.
 fn check_text(what: &str, text: Option<&str>) -> Result<(), Rejection> {
     let Some(text) = text else { return Ok(()) };
     let wrong = if text.len() > 255 {
-        "is longer than 255 octets"
+        "is longer than 255 bytes"
     } else if text.chars().any(char::is_control) {
         "contains control characters"
     } else {

@@ -18,15 +18,15 @@ use crate::routing::topics::Topics;
 use crate::shard::channel::Channel;
 use crate::shard::directory::ClientDirectory;
 
-/// What a shard remembers of a connection.
+/// What a shard knows about a connection.
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) client: Arc<Client>,
     /// Channels it joined.
     pub(crate) joined: SmallVec<[usize; 2]>,
-    /// It subscribed to events of channels or queues here.
+    /// Whether it subscribed to events of channels or queues here.
     pub(crate) watches: bool,
-    /// Queues that it subscribed to; some may be gone.
+    /// Queues that it subscribed to; some may not exist any more.
     pub(crate) subscribed: Vec<QueueRef>,
 }
 
@@ -98,22 +98,22 @@ impl Entities {
     }
 }
 
-/// Channels are looked up without respect to case.
+/// The lookup of channels ignores case.
 pub(crate) fn folded(name: &ChannelName) -> Box<str> {
     name.as_str().to_ascii_lowercase().into()
 }
 
 pub(crate) fn no_channel(name: &ChannelName) -> Rejection {
-    Rejection::new(RejectionKind::NotFound, format!("there is no channel {name}; create it first"))
+    Rejection::new(RejectionKind::NotFound, format!("channel {name} does not exist; create it first"))
 }
 
-/// The queue at a place, if it is still the same one.
+/// The queue, if it still exists.
 pub(crate) fn find(channels: &mut Slab<Channel>, queue_ref: QueueRef) -> Option<&mut Queue> {
     let queues = &mut channels.get_mut(queue_ref.channel)?.queues;
     queues.get_mut(&queue_ref.queue).filter(|queue| queue.metadata.queue_ref == queue_ref)
 }
 
-/// The queue at a place, if it is still the same one, with its consumers.
+/// The queue with its consumers, if it still exists.
 pub(crate) fn at(channels: &mut Slab<Channel>, queue_ref: QueueRef) -> Option<(Consumers<'_>, &mut Queue)> {
     let Channel { members, queues, .. } = channels.get_mut(queue_ref.channel)?;
     let queue = queues.get_mut(&queue_ref.queue).filter(|queue| queue.metadata.queue_ref == queue_ref)?;

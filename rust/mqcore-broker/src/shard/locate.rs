@@ -1,4 +1,4 @@
-//! Where a message is at this moment, found by its id, for people who look for it.
+//! Finding messages by id.
 
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::location::{Location, LocationState, Locations, MessageQuery};
@@ -6,21 +6,21 @@ use crate::queue::Queue;
 use crate::queue::ready::Taken;
 use crate::shard::entities::Entities;
 
-/// Messages of one shard that are looked at, at most: about as many as a shard can look at in 10 ms.
+/// Maximum number of messages that a search looks at: about 10 ms of work.
 const LOOKED_MAX: usize = 200_000;
 
 impl Entities {
     /// Looks for a message in all queues of this shard. Changes nothing.
-    pub(crate) fn locations(&self, sought: &MessageQuery) -> Locations {
+    pub(crate) fn locations(&self, query: &MessageQuery) -> Locations {
         let mut locations = Locations::default();
         let mut left = LOOKED_MAX;
         for queue in self.queues() {
-            queue.locate_in(sought, &mut left, &mut locations);
-            if locations.more || locations.found.len() >= sought.max {
+            queue.locate_in(query, &mut left, &mut locations);
+            if locations.more || locations.found.len() >= query.max {
                 break;
             }
         }
-        locations.found.truncate(sought.max);
+        locations.found.truncate(query.max);
         locations
     }
 }
@@ -43,22 +43,22 @@ impl Queue {
         }
     }
 
-    fn locate_in(&self, sought: &MessageQuery, left: &mut usize, locations: &mut Locations) {
+    fn locate_in(&self, query: &MessageQuery, left: &mut usize, locations: &mut Locations) {
         let found = &mut locations.found;
         let undecided =
-            self.undecided().filter(|entry| sought.matches(Some(entry.message.id()), entry.number));
+            self.undecided().filter(|entry| query.matches(Some(entry.message.id()), entry.number));
         found.extend(undecided.map(|entry| self.location(entry, LocationState::Undecided)));
         for (entry, consumers) in self.deliveries.all() {
-            if sought.matches(Some(entry.message.id()), entry.number) {
+            if query.matches(Some(entry.message.id()), entry.number) {
                 found.push(self.location(entry, LocationState::Delivered(consumers())));
             }
         }
         for (until, taken) in self.delayed.iter() {
             match taken {
-                Taken::InMemory(entry) if sought.matches(Some(entry.message.id()), entry.number) => {
+                Taken::InMemory(entry) if query.matches(Some(entry.message.id()), entry.number) => {
                     found.push(self.location(entry, LocationState::Delayed(until)));
                 }
-                Taken::PagedOut(paged_out) if sought.matches(None, paged_out.number) => {
+                Taken::PagedOut(paged_out) if query.matches(None, paged_out.number) => {
                     found.push(self.paged_out_location(paged_out, LocationState::Delayed(until)));
                 }
                 Taken::InMemory(_) | Taken::PagedOut(_) => {}
@@ -70,7 +70,7 @@ impl Queue {
                 return;
             };
             *left = fewer;
-            if sought.matches(message.map(|message| message.id()), paged_out.number) {
+            if query.matches(message.map(|message| message.id()), paged_out.number) {
                 let producer = message.and_then(|message| message.producer().cloned());
                 let location = self.paged_out_location(&paged_out, LocationState::Waiting);
                 found.push(Location { saved, producer, ..location });

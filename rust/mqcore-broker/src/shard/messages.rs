@@ -1,4 +1,5 @@
-//! Commands: messages that arrive, deliveries that are settled, and what other shards hand over.
+//! Commands: published messages, acknowledgements, pulls, direct messages, and what other shards
+//! forward.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -21,15 +22,15 @@ use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, consumers, folded, no_channel};
 
 impl Entities {
-    /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them
-    /// next. Changes nothing, but makes a batch faster: what a message or an acknowledgement needs is found by a chain of
-    /// reads of what is in no cache, and a processor follows several such chains at once as long as nothing is done between
-    /// them.
+    /// Reads the memory that the first of `commands` will need, and returns how many commands these
+    /// are. Pass them to [`Broker::command`](crate::shard::Broker::command) next. This changes nothing,
+    /// but makes a batch faster: each message or acknowledgement is found by a chain of uncached reads,
+    /// and a processor follows several such chains at once if nothing else happens between them.
     pub(crate) fn look_ahead(&mut self, client: &Client, commands: &[Command]) -> usize {
-        /// As many as fit into the first level of the cache with what they need.
+        /// As many as fit into the first-level cache with what they need.
         const AHEAD_MAX: usize = 16;
         let ahead = &commands[..commands.len().min(AHEAD_MAX)];
-        // A chain alone is followed just as fast later.
+        // A single chain is as fast later.
         if ahead.len() > 1 {
             ahead.iter().for_each(|command| self.look_at(client, command));
         }
@@ -41,17 +42,22 @@ impl Entities {
             Command::Publish { message, .. } => {
                 black_box(message.properties());
             }
-            Command::Acknowledge(word) => {
-                let key = self.lookup(&word.queue.channel);
-                if let Some(queue) = key.and_then(|key| self.channels[key].queues.get(&word.queue.id)) {
-                    queue.deliveries.look(&word.message_id, (client.connection, word.tag));
+            Command::Acknowledge(acknowledgement) => {
+                let key = self.lookup(&acknowledgement.queue.channel);
+                if let Some(queue) =
+                    key.and_then(|key| self.channels[key].queues.get(&acknowledgement.queue.id))
+                {
+                    queue
+                        .deliveries
+                        .look(&acknowledgement.message_id, (client.connection, acknowledgement.tag));
                 }
             }
             _ => {}
         }
     }
 
-    /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
+    /// Carries out a command of a peer. Before the handshake is complete, `client` is provisional and
+    /// its id is empty.
     pub(crate) fn command(&mut self, client: &Arc<Client>, command: Command, context: &mut Context<'_>) {
         match command {
             Command::Publish { queue, message } => self.publish(&queue, message, context),
@@ -63,7 +69,7 @@ impl Entities {
                     context.effects.push(Effect::Notify(client.connection, event));
                 }
             }
-            Command::Acknowledge(word) => self.acknowledge(client, &word, context),
+            Command::Acknowledge(acknowledgement) => self.acknowledge(client, &acknowledgement, context),
             Command::AcknowledgeAll { queue, tag, negative } => {
                 self.acknowledge_all(client, &queue, tag, negative.as_deref(), context);
             }
@@ -100,12 +106,13 @@ impl Entities {
         }
     }
 
-    /// Another broker passes something on, perhaps not for the first time.
+    /// A downstream broker passes on a command, possibly again.
     pub(crate) fn passed_on(&mut self, link: &Arc<Client>, passed_on: PassedOn, context: &mut Context<'_>) {
         let PassedOn { ticket, command } = passed_on;
         let latest = context.state.links.entry(Arc::clone(&ticket.node)).or_insert(link.connection);
         if link.connection < *latest {
-            // The node has connected anew, and sends again there what is not confirmed.
+            // The downstream broker has reconnected, and sends unconfirmed commands again on its new
+            // connection.
             return;
         }
         *latest = link.connection;
@@ -115,7 +122,7 @@ impl Entities {
             Arrival::Pending | Arrival::Later => return,
         }
         match command {
-            // Its queue says when it is done, which may be much later.
+            // The queue reports when the message is done, possibly much later.
             Command::Publish { queue, message } => return self.publish(&queue, message, context),
             Command::Direct { to, message } => {
                 let receivers = self.directory.receivers(&to, message.properties().first_acquirer);
@@ -132,7 +139,7 @@ impl Entities {
                 self.publish_topic(&topic, &message, to_producer, context);
             }
             Command::Route { router, message } => self.route(router, message, context),
-            // What was handed out there is settled there; here it is only passed by.
+            // Deliveries are settled at the broker that made them; this broker only passes them by.
             _ => {}
         }
         context.state.intake.done(&ticket);
@@ -158,7 +165,7 @@ impl Entities {
         }
     }
 
-    /// The channel that has the queue `to`, both created if that is allowed.
+    /// The channel of the queue `to`. Creates both if the configuration allows it.
     pub(crate) fn channel_for_publishing(
         &mut self,
         to: &QueueAddress,
@@ -180,7 +187,7 @@ impl Entities {
         Ok(key)
     }
 
-    /// How many subscribers and queues it was for.
+    /// Publishes to a topic and returns the number of subscribers and queues.
     pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
@@ -201,7 +208,7 @@ impl Entities {
         published.receivers
     }
 
-    /// A copy for a queue that may not be there.
+    /// Publishes a copy to a queue, which may not exist.
     pub(crate) fn copy_to_queue(&mut self, to: &QueueAddress, message: Message, context: &mut Context<'_>) {
         let key = self.lookup(&to.channel);
         let channel = key.map(|key| &mut self.channels[key]);
@@ -218,7 +225,7 @@ impl Entities {
         }
     }
 
-    /// Whether there is a queue, or publishing to it makes one.
+    /// Whether a queue exists, or publishing to it would create it.
     pub(crate) fn takes(&self, queue: &QueueAddress, config: &BrokerConfig) -> bool {
         match self.names.get(&folded(&queue.channel)) {
             Some(key) => config.auto_create_queues || self.channels[*key].queues.contains_key(&queue.id),
@@ -229,14 +236,15 @@ impl Entities {
     pub(crate) fn acknowledge(
         &mut self,
         client: &Arc<Client>,
-        word: &Acknowledgement,
+        acknowledgement: &Acknowledgement,
         context: &mut Context<'_>,
     ) {
-        let Some(key) = self.lookup(&word.queue.channel) else { return };
-        let queue = self.channels[key].queues.get_mut(&word.queue.id);
-        let known = queue.is_some_and(|queue| queue.acknowledged(client.connection, word, context));
+        let Some(key) = self.lookup(&acknowledgement.queue.channel) else { return };
+        let queue = self.channels[key].queues.get_mut(&acknowledgement.queue.id);
+        let known =
+            queue.is_some_and(|queue| queue.acknowledged(client.connection, acknowledgement, context));
         if !known {
-            // Late, or twice: the delivery was settled before.
+            // The acknowledgement is late or repeated: the delivery was settled before.
             context.state.counters.unknown_acks += 1;
         }
     }
@@ -290,14 +298,14 @@ impl Entities {
         }
     }
 
-    /// Passes an answer to the client that it is for, if that is still there.
+    /// Sends an answer to its client, if that is still connected.
     pub(crate) fn relay(&mut self, to: &str, event: Event, context: &mut Context<'_>) {
         let receivers = self.directory.receivers(&ClientPattern::Id(to.into()), true);
         context.effects.extend(receivers.first().map(|receiver| Effect::Notify(*receiver, event)));
     }
 
-    /// A message arrives from another queue, as [`Effect::Transfer`] said. If there is no such queue (any
-    /// more), the message is dropped, and counted as over the limit: it had its chances.
+    /// Takes a message from another queue, for [`Effect::Transfer`]. If the queue does not exist, the
+    /// message is dropped and counted as over the limit.
     pub(crate) fn transfer(&mut self, transfer: Transfer, context: &mut Context<'_>) {
         let Transfer { to, message, origin } = transfer;
         let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
@@ -315,7 +323,7 @@ impl Entities {
         }
     }
 
-    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    /// Takes what a shard forwarded, for [`Effect::Forward`].
     pub(crate) fn forwarded(&mut self, forwarded: Forwarded, context: &mut Context<'_>) {
         match forwarded {
             Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, context),
@@ -326,7 +334,8 @@ impl Entities {
             }
             Forwarded::Bind { queue, bind, unbind, from, ticket } => {
                 for topic in bind {
-                    // Its own shard keeps the count below the limit; what was bound by others does not matter here.
+                    // The queue's own shard enforces the limit; bindings made by others do not matter
+                    // here.
                     let _ = self.topics.bind(TopicPattern::Exact(topic), &queue);
                 }
                 for topic in unbind {

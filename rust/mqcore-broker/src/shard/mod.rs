@@ -36,18 +36,55 @@ use crate::model::time::Timestamp;
 use crate::shard::entities::Entities;
 
 /// One shard: a state machine that takes commands and appends [`Effect`]s.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use mqcore_broker::model::client::Client;
+/// use mqcore_broker::model::command::{Command, Request};
+/// use mqcore_broker::model::config::BrokerConfig;
+/// use mqcore_broker::model::effect::Effect;
+/// use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
+/// use mqcore_broker::model::message::{Message, Properties};
+/// use mqcore_broker::model::time::Timestamp;
+/// use mqcore_broker::shard::Broker;
+///
+/// let config = BrokerConfig { auto_create_channels: true, auto_create_queues: true, ..BrokerConfig::default() };
+/// let mut broker = Broker::new(config);
+/// let client = Arc::new(Client {
+///     connection: ConnectionId(1),
+///     id: "client-1".into(),
+///     name: None,
+///     kind: None,
+///     protocol: "tmqp",
+///     admin: false,
+///     connected_at: Timestamp(0),
+/// });
+/// let queue = QueueAddress::parse("orders/1")?;
+/// let mut effects = Vec::new();
+///
+/// let join = Request::Join { channel: queue.channel.clone() };
+/// broker.command(&client, Command::Request(RequestId(1), Box::new(join)), Timestamp(1), &mut effects);
+/// let message = Message::from_parts(b"m-1", b"", b"hello", Properties::default(), Some(client.clone()));
+/// broker.command(&client, Command::Publish { queue, message }, Timestamp(2), &mut effects);
+/// while broker.work(Timestamp(2), 256, &mut effects) {}
+///
+/// let delivered = |effect: &Effect| matches!(effect, Effect::Deliver(deliver) if deliver.message.body() == b"hello");
+/// assert!(effects.iter().any(delivered));
+/// # Ok::<(), mqcore_broker::model::id::NameError>(())
+/// ```
 pub struct Broker {
     state: ShardState,
     entities: Entities,
 }
 
 impl Broker {
-    /// A shard without channels, with the ready-made policies as its handlers.
+    /// A shard without channels, whose handlers are the ready-made policies.
     pub fn new(config: BrokerConfig) -> Self {
         Self { state: ShardState::new(config), entities: Entities::new() }
     }
 
-    /// What one call works on. Every step of a call gets the same context.
+    /// What one call works on. All steps of a call use the same context.
     #[inline]
     fn split<'a>(
         &'a mut self,
@@ -57,8 +94,8 @@ impl Broker {
         (&mut self.entities, Context { now, state: &mut self.state, effects })
     }
 
-    /// Adds a handler, or replaces the one of the same key, for existing queues too. Give every shard the same
-    /// handlers in the same order: then the answer is the same in all of them.
+    /// Adds a handler, or replaces the handler with the same key, also for existing queues. Register
+    /// the same handlers in the same order on every shard, so that their ids are the same everywhere.
     pub fn register_handler(&mut self, spec: HandlerSpec) -> HandlerId {
         let handler = self.state.register(spec);
         for (_, channel) in &mut self.entities.channels {
@@ -69,15 +106,16 @@ impl Broker {
         handler
     }
 
-    /// Looks at what the first of `commands` are about, and tells how many these are; [`Broker::command`] wants to have them
-    /// next. Changes nothing, but makes a batch faster: what a message or an acknowledgement needs is found by a chain of
-    /// reads of what is in no cache, and a processor follows several such chains at once as long as nothing is done between
-    /// them.
+    /// Reads the memory that the first of `commands` will need, and returns how many commands these
+    /// are. Pass them to [`Broker::command`](crate::shard::Broker::command) next. This changes nothing,
+    /// but makes a batch faster: each message or acknowledgement is found by a chain of uncached reads,
+    /// and a processor follows several such chains at once if nothing else happens between them.
     pub fn look_ahead(&mut self, client: &Client, commands: &[Command]) -> usize {
         self.entities.look_ahead(client, commands)
     }
 
-    /// A peer asks for something. Before it was welcomed, `client` is provisional: its id is empty.
+    /// Carries out a command of a peer. Before the handshake is complete, `client` is provisional and
+    /// its id is empty.
     pub fn command(
         &mut self,
         client: &Arc<Client>,
@@ -89,62 +127,63 @@ impl Broker {
         entities.command(client, command, &mut context);
     }
 
-    /// A broker that this one passes on to came, went, or said who it is. Told to the home shard.
+    /// An upstream broker connected, disconnected, or sent its name. Call this on the home shard.
     pub fn upstream(&mut self, upstream: Upstream, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.directory.upstream(upstream, &mut context);
     }
 
-    /// A connection ended. Every shard is told.
+    /// A connection was closed. Call this on every shard.
     pub fn closed(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.closed(connection, &mut context);
     }
 
-    /// A connection's output buffer passed its high mark: nothing more is handed to it until it is writable.
+    /// A connection's output buffer passed its high mark: the shard delivers nothing to it until it is
+    /// writable.
     pub fn congested(&mut self, connection: ConnectionId, now: Timestamp, _effects: &mut Vec<Effect>) {
         self.state.congestion.since.entry(connection).or_insert(now);
         self.state.congestion.changes += 1;
     }
 
-    /// It fell below its low mark again.
+    /// A connection's output buffer fell below its low mark again.
     pub fn writable(&mut self, connection: ConnectionId, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.writable(connection, &mut context);
     }
 
-    /// A handler answers a question.
+    /// Takes a handler's answer.
     pub fn answer(&mut self, answer: Answer, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.answer(answer, &mut context);
     }
 
-    /// A message arrives from another queue, as [`Effect::Transfer`] said. If there is no such queue (any
-    /// more), the message is dropped, and counted as over the limit: it had its chances.
+    /// Takes a message from another queue, for [`Effect::Transfer`]. If the queue does not exist, the
+    /// message is dropped and counted as over the limit.
     pub fn transfer(&mut self, transfer: Transfer, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.transfer(transfer, &mut context);
     }
 
-    /// Another shard, or this one, hands something over, as [`Effect::Forward`] said.
+    /// Takes what a shard forwarded, for [`Effect::Forward`].
     pub fn forwarded(&mut self, forwarded: Forwarded, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.forwarded(forwarded, &mut context);
     }
 
-    /// How much was handed to other shards so far: grows by one with each [`Effect::Forward`].
+    /// Number of [`Effect::Forward`] effects so far.
     pub fn forwards(&self) -> u64 {
         self.state.counters.forwards
     }
 
-    /// A dead letter of this shard is safe elsewhere, as [`Effect::Transferred`] said.
+    /// A dead letter of this shard is safe in its new queue, for [`Effect::Transferred`].
     pub fn transferred(&mut self, origin: Origin, now: Timestamp, effects: &mut Vec<Effect>) {
         let (_, mut context) = self.split(now, effects);
         context.record(Record::Settle(origin.sequence));
     }
 
-    /// The program says that there is such a router. It takes the place of another of its name, and is not saved: the
-    /// program says so again at its next start.
+    /// Adds a router of the program, or replaces the one with the same name. The router is not saved:
+    /// the program defines it again at its next start.
     ///
     /// # Errors
     /// `LimitExceeded`.
@@ -152,27 +191,27 @@ impl Broker {
         self.entities.define_router(router, &self.state)
     }
 
-    /// Removes a router; fine if there is none.
+    /// Removes a router; no effect if it does not exist.
     pub fn remove_router(&mut self, name: &RouterName, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.remove_router(name, &mut context);
     }
 
-    /// There is a journal: what it had is taken over, and from now on it is told what must survive. Call this
-    /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
-    /// that no message is lost with them.
-    pub fn restore(&mut self, had: RecoveredState, now: Timestamp, effects: &mut Vec<Effect>) {
+    /// Restores a shard from its journal. From now on the shard appends records. Call this before
+    /// anything else. Queues without a definition are created with the server's defaults, so that no
+    /// message is lost with them.
+    pub fn restore(&mut self, recovered: RecoveredState, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
-        entities.restore(had, &mut context);
+        entities.restore(recovered, &mut context);
     }
 
-    /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
+    /// Takes bodies that were loaded for [`Effect::Load`], or could not be read.
     pub fn loaded(&mut self, loaded: Loaded, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.loaded(loaded, &mut context);
     }
 
-    /// Bodies are on their way from the journal.
+    /// Whether bodies are being loaded.
     pub fn waits_for_bodies(&self) -> bool {
         self.state.paging.loading > 0
     }
@@ -189,77 +228,78 @@ impl Broker {
         entities.committed(level, sequence, &mut context);
     }
 
-    /// The journal takes nothing for now, or nothing any more. Whoever waits for a commit learns that it does
-    /// not come; queues that promise to save refuse; consumers go on.
+    /// The journal refuses records, for now or for good. What waits for a commit fails, queues that
+    /// promise to save messages reject them, and consumers continue.
     pub fn storage_refuses(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.storage_refuses(why, &mut context);
     }
 
-    /// The journal takes records again. All definitions are written once more, as some may have been refused.
+    /// The journal takes records again. All definitions are recorded once more, because some may have
+    /// been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.storage_accepts(&mut context);
     }
 
-    /// Somebody waits until the records so far are written.
+    /// Whether something waits until the records so far are written.
     pub fn waits_for_write(&self) -> bool {
         self.state.commits.waits_for_write()
     }
 
-    /// Somebody waits until the records so far are synced.
+    /// Whether something waits until the records so far are synced.
     pub fn waits_for_sync(&self) -> bool {
         self.state.commits.waits_for_sync()
     }
 
-    /// Somebody waits until the records so far are written, or synced.
+    /// Whether something waits until the records so far are written or synced.
     pub fn waits_for_commit(&self) -> bool {
         self.state.commits.waits_for_commit()
     }
 
-    /// Takes the history since the last time, in its order. Write it down before the records of the same turn: then
-    /// whatever is durable has its history.
+    /// Moves the history since the last call to `into`. Write it before the records of the same call:
+    /// then everything durable has its history.
     pub fn take_history(&mut self, into: &mut Vec<Block>) {
         if let Some(history) = &mut self.state.history {
             history.take(into);
         }
     }
 
-    /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
+    /// Runs everything whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub fn timeout(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.timeout(&mut context);
     }
 
-    /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
+    /// When to call [`Broker::timeout`]; [`Timestamp::NEVER`] if nothing waits for a time.
     pub fn next_timeout(&self) -> Timestamp {
         self.entities.next_timeout(&self.state)
     }
 
-    /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
-    /// hand out at once: carry out the effects and call again.
+    /// Delivers stored messages, about `budget` of them; large ones count more. Returns true if there
+    /// is more to deliver at once: carry out the effects and call again.
     pub fn work(&mut self, now: Timestamp, budget: usize, effects: &mut Vec<Effect>) -> bool {
         let (entities, mut context) = self.split(now, effects);
         entities.work(budget, &mut context)
     }
 
-    /// Whether [`Broker::work`] has something to do at once.
+    /// Whether [`Broker::work`] has something to do.
     pub fn has_work(&self) -> bool {
         !self.state.schedule.work.is_empty()
     }
 
-    /// Everything that the admin side wants to know.
+    /// Statistics of the shard for the admin side.
     pub fn stats(&self, now: Timestamp) -> ShardStats {
         self.entities.stats(now, &self.state)
     }
 
-    /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
-    /// is no such queue here.
+    /// Waiting messages of a queue, in order of delivery, at most `max`. Changes nothing. `None` if the
+    /// queue is not on this shard.
     pub fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
         self.entities.waiting(queue, max)
     }
 
-    /// Whether there is a queue, or publishing to it makes one.
+    /// Whether a queue exists, or publishing to it would create it.
     pub fn takes(&self, queue: &QueueAddress) -> bool {
         self.entities.takes(queue, &self.state.config)
     }

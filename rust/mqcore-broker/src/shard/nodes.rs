@@ -1,4 +1,4 @@
-//! Other brokers: those that pass on to this one, and those that this one passes on to.
+//! Upstream and downstream brokers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::model::id::ConnectionId;
 use crate::model::node::{NodeInformation, Upstream};
 use crate::model::time::Timestamp;
 
-/// A broker that passes on to this one: it dialled.
+/// A downstream broker, which connected to this one.
 #[derive(Debug)]
 struct Downstream {
     client: Arc<Client>,
@@ -28,7 +28,7 @@ impl Downstream {
     }
 }
 
-/// All of them.
+/// All variants.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     downstreams: BTreeMap<ConnectionId, Downstream>,
@@ -36,7 +36,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// The connection of the slave with this id.
+    /// The connection of the downstream broker with this id.
     pub(crate) fn connection(&self, id: &str) -> Option<ConnectionId> {
         self.downstreams
             .iter()
@@ -44,7 +44,7 @@ impl Nodes {
             .map(|(connection, _)| *connection)
     }
 
-    /// A slave is there.
+    /// Adds a downstream broker.
     pub(crate) fn add(&mut self, client: &Arc<Client>, host: String, now: Timestamp) -> NodeInformation {
         let downstream = Downstream { client: Arc::clone(client), host };
         let information = downstream.information(true, now);
@@ -52,12 +52,13 @@ impl Nodes {
         information
     }
 
-    /// A connection ended; what to tell if it was a slave's.
+    /// Removes a closed connection; returns what to notify if it was a downstream broker's.
     pub(crate) fn remove(&mut self, connection: ConnectionId, now: Timestamp) -> Option<NodeInformation> {
         self.downstreams.remove(&connection).map(|downstream| downstream.information(false, now))
     }
 
-    /// A master came, went or changed its name. What to tell, if it came or went.
+    /// An upstream broker connected, disconnected or changed its name. Returns what to notify if it
+    /// connected or disconnected.
     pub(crate) fn upstream(&mut self, upstream: Upstream, now: Timestamp) -> Option<NodeInformation> {
         let was = self.upstreams.get(&upstream.index).is_some_and(|known| known.connected_since.is_some());
         let is = upstream.connected_since.is_some();
@@ -66,7 +67,8 @@ impl Nodes {
         (was != is).then_some(information)
     }
 
-    /// Masters in the order of the configuration, then slaves in that of their connecting.
+    /// Upstream brokers in configuration order, then downstream brokers in the order of their
+    /// connections.
     pub(crate) fn list(&self, now: Timestamp) -> Vec<NodeInformation> {
         let upstreams = self.upstreams.values().map(|upstream| upstream.information(now));
         upstreams

@@ -7,11 +7,12 @@ use foldhash::HashMap;
 use crate::context::Context;
 use crate::context::commits::{Awaiting, Storage};
 use crate::model::decision::Decision;
+use crate::model::definition::Definition;
 use crate::model::effect::{Effect, Event};
 use crate::model::entry::PagedOut;
 use crate::model::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
 use crate::model::options::Durability;
-use crate::model::record::{Definition, DeliveryProgress, Record};
+use crate::model::record::{DeliveryProgress, Record};
 use crate::model::recovery::{RecoveredMessage, RecoveredState};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::time::Timestamp;
@@ -20,21 +21,20 @@ use crate::shard::channel::Channel;
 use crate::shard::entities::{Entities, folded};
 
 impl Entities {
-    /// There is a journal: what it had is taken over, and from context.now on it is told what must survive. Call this
-    /// before anything else. Queues whose definition was lost are made anew with the server's defaults, so
-    /// that no message is lost with them.
-    pub(crate) fn restore(&mut self, had: RecoveredState, context: &mut Context<'_>) {
-        let RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence } = had;
+    /// Restores a shard from its journal.
+    pub(crate) fn restore(&mut self, recovered: RecoveredState, context: &mut Context<'_>) {
+        let RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence } =
+            recovered;
         let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         start_history(&definitions, &messages, context);
-        // While definitions are read back they are not written again.
+        // Restored definitions are not recorded again.
         context.state.commits.storage = Storage::Absent;
         let numbers = context.state.history.as_mut().and_then(|history| history.reserve());
         for definition in definitions {
             self.restore_definition(definition, context);
         }
         context.state.commits.storage = Storage::Ready;
-        // Ranks were given from later sequences too, of records that leave no trace; new ones must be larger.
+        // Some ranks came from sequences of records that left no trace; new ranks must be larger.
         let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
         let last = messages.last().map_or(Sequence(0), |message| message.sequence);
         context.state.commits.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
@@ -45,7 +45,7 @@ impl Entities {
             context.state.intake.restore_saved(ticket);
         }
         let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, context)).collect();
-        // Those without progress are in order already; the others go where their ranks say.
+        // Messages without progress are in order already; the others are inserted by rank.
         let mut moved = Vec::new();
         let mut known = progress.iter().peekable();
         for message in &messages {
@@ -89,7 +89,7 @@ impl Entities {
         let key = match &definition {
             Definition::Router(router) => return self.restore_router((**router).clone(), context.state),
             Definition::TopicBinding(pattern, queue) => {
-                // Only the limit could be in the way, and then there are as many as there may be.
+                // Only the limit can prevent this, and then the maximum is reached anyway.
                 let _ = self.topics.bind_saved(pattern.clone(), queue);
                 return;
             }
@@ -122,7 +122,8 @@ impl Entities {
         })
     }
 
-    /// Makes the queue of a restored message, if its definition is missing; answers with its channel's key.
+    /// Creates the queue of a restored message if its definition is missing; returns the key of its
+    /// channel.
     pub(crate) fn restore_queue(&mut self, address: &QueueAddress, context: &mut Context<'_>) -> usize {
         let key = self.restore_channel(&address.channel, context);
         let channel = &mut self.channels[key];
@@ -149,7 +150,7 @@ impl Entities {
             requeues: progress.requeues,
             sequence: message.sequence,
             number: message.number,
-            // Its producer was told before the restart, or will never ask again.
+            // Its producer was confirmed before the restart, or will never ask again.
             answered: true,
             bytes: message.bytes.into(),
         };
@@ -162,7 +163,7 @@ impl Entities {
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence, context: &mut Context<'_>) {
         let mut done = context.state.commits.committed(level, sequence);
         if level == Durability::Fsync {
-            // What is synced is written, whether or not somebody said so before.
+            // Synced records are written, whether or not that was reported before.
             done.extend(context.state.commits.committed(Durability::Os, sequence));
         }
         for awaiting in done {
@@ -181,8 +182,7 @@ impl Entities {
         }
     }
 
-    /// The journal takes nothing for context.now, or nothing any more. Whoever waits for a commit learns that it does
-    /// not come; queues that promise to save refuse; consumers go on.
+    /// The journal refuses records, for now or for good.
     pub(crate) fn storage_refuses(&mut self, why: &str, context: &mut Context<'_>) {
         context.state.commits.storage = Storage::Refusing(why.into());
         context.state.commits.doubt_uncommitted();
@@ -192,7 +192,7 @@ impl Entities {
                     self.resume(queue_ref, suspended, Some(Decision::REFUSE), context);
                 }
                 Awaiting::Answer(connection, Event::Answered(request, Ok(_))) => {
-                    let reason = format!("it was done, but it will not survive a restart: {why}");
+                    let reason = format!("the change was made, but it will not survive a restart: {why}");
                     let rejection = Rejection::new(RejectionKind::Busy, reason);
                     let event = Event::Answered(request, Err(rejection));
                     context.effects.push(Effect::Notify(connection, event));
@@ -200,9 +200,10 @@ impl Entities {
                 Awaiting::Answer(connection, event) => {
                     context.effects.push(Effect::Notify(connection, event))
                 }
-                // Its old shard keeps it: after a restart it is there once more, which is better than never.
+                // The old shard keeps the message: after a restart it may be duplicated, but it is not
+                // lost.
                 Awaiting::Transfer(_) => {}
-                // The messages themselves were taken. At worst they come once more after a crash.
+                // The messages were taken. At worst they arrive once more after a crash.
                 Awaiting::Confirm(link, numbers) => {
                     context.effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
                 }
@@ -210,7 +211,8 @@ impl Entities {
         }
     }
 
-    /// The journal takes records again. All definitions are written once more, as some may have been refused.
+    /// The journal takes records again. All definitions are recorded once more, because some may have
+    /// been refused.
     pub(crate) fn storage_accepts(&mut self, context: &mut Context<'_>) {
         context.state.commits.storage = Storage::Ready;
         let numbers = context.state.history.as_ref().map(|history| history.reserved());
@@ -234,7 +236,7 @@ impl Entities {
     }
 }
 
-/// Numbers go on where the last run stopped, and the history says that a new run began.
+/// Numbers continue where the last run stopped, and the history records the start of a new run.
 fn start_history(definitions: &[Definition], messages: &[RecoveredMessage], context: &mut Context<'_>) {
     let Some(history) = &mut context.state.history else { return };
     for definition in definitions {
@@ -242,7 +244,7 @@ fn start_history(definitions: &[Definition], messages: &[RecoveredMessage], cont
             history.skip(*reserved);
         }
     }
-    // Only a journal that somebody put together by hand has larger ones.
+    // Only a journal that was edited by hand has larger numbers.
     let largest = messages.iter().map(|message| message.number).max().unwrap_or_default();
     history.skip(MessageNumber(largest.0.saturating_add(1)));
     history.started(context.now);

@@ -37,10 +37,10 @@ impl Entities {
         }
         let event = Event::Answered(id, result);
         if let Some(ticket) = self.ticket.take() {
-            // Bindings are not kept across restarts, so there is no commit to wait for as well.
+            // Bindings do not survive restarts, so there is no commit to wait for.
             self.bindings.wait(ticket, client.connection, event);
         } else if context.state.commits.sequence > before && context.state.commits.storage == Storage::Ready {
-            // It changed what must survive: whoever asked may rely on the answer.
+            // The request changed what must survive, so the answer waits for the commit.
             let awaiting = Awaiting::Answer(client.connection, event);
             context.state.commits.wait(Durability::Fsync, awaiting);
         } else {
@@ -150,7 +150,7 @@ impl Entities {
 
     fn may_publish(&self, queue: &QueueAddress, context: &Context<'_>) -> Result<Reply, Rejection> {
         done_or(self.takes(queue, &context.state.config), || {
-            format!("there is no queue {queue}; create it first")
+            format!("queue {queue} does not exist; create it first")
         })
     }
 
@@ -161,7 +161,7 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         if self.lookup(channel).is_some() {
-            let reason = format!("channel {channel} exists already");
+            let reason = format!("channel {channel} already exists");
             return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
         }
         self.create_channel(channel, changes, context)?;

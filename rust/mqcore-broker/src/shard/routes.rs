@@ -1,4 +1,4 @@
-//! Routers at work: messages come to them, go from binding to binding, and wait for handlers.
+//! Routes: messages arrive at routers, go from binding to binding, and wait for handlers.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::shard::channel::Channel;
 use crate::shard::entities::Entities;
 
 impl Entities {
-    /// A producer brings a message to a router.
+    /// A producer publishes a message to a router.
     pub(crate) fn route(&mut self, router: RouterName, message: Message, context: &mut Context<'_>) {
-        let Some(progress) = self.routers.depart(&router) else {
+        let Some(progress) = self.routers.begin(&router) else {
             context.state.counters.refused += 1;
             let properties = message.properties();
             let waits = properties.pending_acknowledge || properties.pending_response;
@@ -47,7 +47,7 @@ impl Entities {
         self.advance_route(route, context);
     }
 
-    /// Lets somebody see where a message would go.
+    /// Tests where a message would go.
     pub(crate) fn test_route(
         &mut self,
         client: &Arc<Client>,
@@ -63,7 +63,7 @@ impl Entities {
             let reason = "only administrators may do this";
             return refuse(context, Rejection::new(RejectionKind::Unauthorized, reason));
         }
-        let Some(progress) = self.routers.get(&router).map(|router| router.look()) else {
+        let Some(progress) = self.routers.get(&router).map(|router| router.begin_test()) else {
             return refuse(context, no_router(&router));
         };
         let test = RouteTrace { to: client.connection, request, steps: Vec::new() };
@@ -80,7 +80,7 @@ impl Entities {
         self.advance_route(route, context);
     }
 
-    /// Goes as far as this shard can take a message.
+    /// Continues a route as far as this shard can.
     pub(crate) fn advance_route(&mut self, mut route: Route, context: &mut Context<'_>) {
         loop {
             let Some((plan, index)) = route.progress.next() else {
@@ -94,12 +94,12 @@ impl Entities {
                 return context.forward(shard, Forwarded::Route(Box::new(route)));
             }
             if let Target::Handler(key) = &binding.target {
-                match self.ask_where(route, key, context) {
+                match self.ask_handler(route, key, context) {
                     Some(back) => route = back,
                     None => return,
                 }
                 let why = route.refusal.as_ref().map(ToString::to_string).unwrap_or_default();
-                route.saw(binding, false, why);
+                route.trace_step(binding, false, why);
                 self.done(&mut route, binding, false);
                 continue;
             }
@@ -115,11 +115,11 @@ impl Entities {
         route.step(binding, took);
     }
 
-    /// Hands a message to the target of a binding that lives here. Whether it took it.
+    /// Delivers a message to the target of a binding on this shard. Returns whether the target took it.
     fn try_binding(&mut self, route: &mut Route, binding: &Binding, context: &mut Context<'_>) -> bool {
         if route.test.is_some() {
             let (takes, why) = self.would_take(route, binding, context);
-            route.saw(binding, takes, why);
+            route.trace_step(binding, takes, why);
             return takes;
         }
         let message = route.message_for(binding, context);
@@ -137,7 +137,7 @@ impl Entities {
                 !receivers.is_empty()
             }
             Target::Topic(topic) => self.publish_topic(topic, &message, true, context) > 0,
-            // A handler that was named by a handler: asking on would never end.
+            // A handler may not name another handler, which could go on forever.
             Target::Handler(_) => false,
         }
     }
@@ -157,7 +157,7 @@ impl Entities {
         }
     }
 
-    /// The clients that a binding's target means context.now, as far as its method goes.
+    /// The clients that a binding's target and method select now.
     fn receivers(&self, route: &Route, binding: &Binding) -> Vec<crate::model::id::ConnectionId> {
         let Target::Client(pattern) = &binding.target else { return Vec::new() };
         let first = binding.method == RouterMethod::OnlyFirst;
@@ -169,34 +169,40 @@ impl Entities {
         vec![all[next as usize]]
     }
 
-    /// Asks a handler where a message goes; the message waits. Given back if nobody can be asked.
-    fn ask_where(&mut self, mut route: Route, key: &str, context: &mut Context<'_>) -> Option<Route> {
+    /// Asks a handler where a message goes; the route waits. Returns the route if the handler cannot be
+    /// asked.
+    fn ask_handler(&mut self, mut route: Route, key: &str, context: &mut Context<'_>) -> Option<Route> {
         let handler = context
             .state
             .handler(key)
             .filter(|handler| context.state.spec(*handler).overrides.contains(Step::Route))
             .filter(|_| route.outer.is_none());
         let (Some(handler), Some(router)) = (handler, self.routers.get(&route.router)) else {
-            let reason = format!("no handler {key:?} is registered that could say where the message goes");
+            let reason = format!(
+                "no registered handler {key:?} decides where messages go; register one that overrides route"
+            );
             route.fail(Rejection::new(RejectionKind::Unacceptable, reason));
             return Some(route);
         };
-        let gate = self.routers.gates.get(&handler);
-        if gate.is_some_and(|gate| gate.len() >= context.state.config.undecided_max) {
-            let reason = format!("too many messages wait for the handler of router {}", route.router);
+        let waiting_routes = self.routers.handler_queues.get(&handler);
+        if waiting_routes
+            .is_some_and(|waiting_routes| waiting_routes.len() >= context.state.config.undecided_max)
+        {
+            let reason =
+                format!("too many messages wait for the handler of router {}; try again later", route.router);
             route.fail(Rejection::new(RejectionKind::Busy, reason));
             return Some(route);
         }
-        let number = gate.map_or(0, crate::routing::HandlerQueue::next_number);
-        let asked =
-            OpenQuestion { queue_ref: QueueRef::NOWHERE, suspended: Suspended::Route(number), handler };
-        let id = context.state.ask(asked, context.now);
+        let number = waiting_routes.map_or(0, crate::routing::HandlerQueue::next_number);
+        let question =
+            OpenQuestion { queue_ref: QueueRef::NONE, suspended: Suspended::Route(number), handler };
+        let id = context.state.ask(question, context.now);
         context.effects.push(Effect::Ask(router.question(&route.message, handler, id)));
-        self.routers.gates.entry(handler).or_default().park(route);
+        self.routers.handler_queues.entry(handler).or_default().park(route);
         None
     }
 
-    /// A handler said where a message goes; `None`: it did not, in time.
+    /// Takes a handler's answer about a route; `None` if the deadline passed.
     pub(crate) fn route_answered(
         &mut self,
         handler: HandlerId,
@@ -205,7 +211,7 @@ impl Entities {
         context: &mut Context<'_>,
     ) {
         let answer = match answer {
-            None => RouteAnswer::Failed("did not decide in time"),
+            None => RouteAnswer::Failed("did not answer in time"),
             Some(Answer { result: Err(HandlerFailure::Raised), .. }) => {
                 RouteAnswer::Failed("raised an error")
             }
@@ -214,11 +220,11 @@ impl Entities {
             Some(Answer { result: Ok(decision), .. }) if decision.allow => RouteAnswer::Took,
             Some(_) => RouteAnswer::Refused,
         };
-        let Some(gate) = self.routers.gates.get_mut(&handler) else { return };
-        gate.answered(number, answer);
-        // Those behind one that is not decided wait for it: nobody is overtaken.
+        let Some(waiting_routes) = self.routers.handler_queues.get_mut(&handler) else { return };
+        waiting_routes.answered(number, answer);
+        // Routes behind an undecided one wait for it, which keeps the order.
         while let Some((route, answer)) =
-            self.routers.gates.get_mut(&handler).and_then(crate::routing::HandlerQueue::leave)
+            self.routers.handler_queues.get_mut(&handler).and_then(crate::routing::HandlerQueue::leave)
         {
             self.decided(route, answer, context);
         }
@@ -229,22 +235,22 @@ impl Entities {
         let (binding, _) = plan.binding(index);
         match answer {
             RouteAnswer::Targets(targets) if !targets.is_empty() => {
-                route.saw(binding, true, format!("it names {} targets", targets.len()));
+                route.trace_step(binding, true, format!("the handler names {} targets", targets.len()));
                 route.detour(targets, context.state.config.shards);
                 return self.advance_route(route, context);
             }
             RouteAnswer::Took => {
-                route.saw(binding, true, "it took the message itself".into());
+                route.trace_step(binding, true, "the handler took the message itself".into());
                 self.done(&mut route, binding, true);
             }
             RouteAnswer::Refused | RouteAnswer::Targets(_) => {
-                route.saw(binding, false, "it names no target".into());
+                route.trace_step(binding, false, "the handler names no target".into());
                 self.done(&mut route, binding, false);
             }
             RouteAnswer::Failed(how) => {
                 self.routers.counts.of(&route.router).errors += 1;
                 let reason = format!("the handler of router {} {how}", route.router);
-                route.saw(binding, false, reason.clone());
+                route.trace_step(binding, false, reason.clone());
                 route.fail(Rejection::new(RejectionKind::Failed, reason));
                 self.done(&mut route, binding, false);
             }
@@ -258,8 +264,8 @@ impl Entities {
             Target::Queue(queue) => self.queue_would_take(queue, &route.message, context),
             Target::Client(_) => match self.receivers(route, binding).len() {
                 0 => (false, "no such client is connected".into()),
-                1 => (true, "one client gets it".into()),
-                count => (true, format!("{count} clients get it")),
+                1 => (true, "one client receives it".into()),
+                count => (true, format!("{count} clients receive it")),
             },
             Target::Topic(topic) => self.topic_would_take(topic),
             Target::Handler(_) => (false, "a handler cannot name a handler".into()),
@@ -276,25 +282,25 @@ impl Entities {
         let (channels, queues) = (config.auto_create_channels, config.auto_create_queues);
         let Some(key) = self.lookup(&to.channel) else {
             let created = channels && queues;
-            let why = if created { "the queue would be created" } else { "there is no such channel" };
+            let why = if created { "the queue would be created" } else { "the channel does not exist" };
             return (created, why.into());
         };
         match self.channels[key].queues.get(&to.id).map(|queue| queue.would_take(message, context)) {
             Some(Ok(())) => (true, "the queue takes it".into()),
             Some(Err(rejection)) => (false, rejection.reason.into_owned()),
             None if queues => (true, "the queue would be created".into()),
-            None => (false, "there is no such queue".into()),
+            None => (false, "the queue does not exist".into()),
         }
     }
 
     fn topic_would_take(&self, topic: &TopicName) -> (bool, String) {
         let (subscribers, queues) = self.topics.reach(topic);
         let takes = subscribers + queues > 0;
-        (takes, format!("{subscribers} subscribers and {queues} queues get it"))
+        (takes, format!("{subscribers} subscribers and {queues} queues receive it"))
     }
 
-    /// The program says that there is such a router. It takes the place of another of its name, and is not saved: the
-    /// program says so again at its next start.
+    /// Adds a router of the program, or replaces the one with the same name. The router is not saved:
+    /// the program defines it again at its next start.
     ///
     /// # Errors
     /// `LimitExceeded`.
@@ -307,14 +313,14 @@ impl Entities {
         self.routers.define(router, false, shard, shards)
     }
 
-    /// What the journal had.
+    /// Restores a router from the journal.
     pub(crate) fn restore_router(&mut self, router: RouterDefinition, state: &ShardState) {
         let (shard, shards) = (state.config.shard, state.config.shards);
-        // Only the limit could be in the way, and then there are as many as there may be.
+        // Only the limit can prevent this, and then the maximum is reached anyway.
         let _ = self.routers.define(router, true, shard, shards);
     }
 
-    /// Puts a changed router in its place, and has it saved.
+    /// Replaces a router and records it.
     fn redefine(&mut self, router: RouterDefinition, context: &mut Context<'_>) -> Result<Reply, Rejection> {
         let (shard, shards) = (context.state.config.shard, context.state.config.shards);
         self.routers.define(router.clone(), true, shard, shards)?;
@@ -333,13 +339,13 @@ impl Entities {
             Some(router) if router.definition.method == method => Ok(Reply::Done),
             Some(router) => {
                 let known = router.definition.method.as_str();
-                let reason = format!("router {name} exists already, and its method is {known}");
+                let reason = format!("router {name} already exists with method {known}");
                 Err(Rejection::new(RejectionKind::AlreadyExists, reason))
             }
         }
     }
 
-    /// Removes a router; fine if there is none.
+    /// Removes a router; no effect if it does not exist.
     pub(crate) fn remove_router(&mut self, name: &RouterName, context: &mut Context<'_>) {
         let Some(router) = self.routers.remove(name) else { return };
         if router.saved {
@@ -362,7 +368,9 @@ impl Entities {
                 .handler(key)
                 .is_none_or(|known| !context.state.spec(known).overrides.contains(Step::Route))
         {
-            let reason = format!("no handler is registered as {key:?} that could say where messages go");
+            let reason = format!(
+                "no registered handler {key:?} decides where messages go; register one that overrides route"
+            );
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
         }
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
@@ -388,7 +396,7 @@ impl Entities {
         self.redefine(definition, context)
     }
 
-    /// Routers whose name passes the filter.
+    /// Routers whose name matches the filter.
     pub(crate) fn list_routers(&self, filter: Option<&str>) -> Vec<RouterDefinition> {
         let passes = |router: &&RouterDefinition| {
             filter.is_none_or(|filter| filter::matches(filter, router.name.as_str()))
@@ -398,13 +406,13 @@ impl Entities {
 }
 
 impl Route {
-    /// Somebody who was to decide could not.
+    /// Notes why a binding could not decide.
     fn fail(&mut self, rejection: Rejection) {
         self.refusal.get_or_insert(rejection);
     }
 
-    /// Notes a step for whoever only looks.
-    fn saw(&mut self, binding: &Binding, takes: bool, why: String) {
+    /// Notes a step of a tested route.
+    fn trace_step(&mut self, binding: &Binding, takes: bool, why: String) {
         if let Some(test) = &mut self.test {
             let (name, target) = (binding.name.clone(), binding.target.clone());
             test.steps.push(RouteStep { binding: name, target, takes, why });
@@ -413,5 +421,5 @@ impl Route {
 }
 
 pub(crate) fn no_router(name: &RouterName) -> Rejection {
-    Rejection::new(RejectionKind::NotFound, format!("there is no router {name}; create it first"))
+    Rejection::new(RejectionKind::NotFound, format!("router {name} does not exist; create it first"))
 }

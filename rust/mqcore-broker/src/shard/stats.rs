@@ -11,7 +11,7 @@ use crate::shard::channel::Channel;
 use crate::shard::entities::{Entities, folded};
 
 impl Entities {
-    /// Everything that the admin side wants to know.
+    /// Statistics of the shard for the admin side.
     pub(crate) fn stats(&self, now: Timestamp, state: &ShardState) -> ShardStats {
         let channels = self.channels.iter().map(|(_, channel)| channel);
         ShardStats {
@@ -57,8 +57,8 @@ impl Entities {
         object_counts
     }
 
-    /// Messages that wait in a queue, the next one first, at most `max` of them. Looking changes nothing. `None`: there
-    /// is no such queue here.
+    /// Waiting messages of a queue, in order of delivery, at most `max`. Changes nothing. `None` if the
+    /// queue is not on this shard.
     pub(crate) fn waiting(&self, queue: &QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
         let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
         let entries = channel.queues.get(&queue.id)?.ready.iter().take(max);

@@ -44,14 +44,14 @@ impl Entities {
         if let Some(binding) = binding
             && let Err(rejection) = self.rebind(&address, *binding, (!told).then_some(own), context)
         {
-            // All or nothing: whoever is refused does not consume.
+            // All or nothing: a rejected subscription does not consume.
             self.unsubscribe_queue(own, &address, context)?;
             return Err(rejection);
         }
         Ok(Reply::Done)
     }
 
-    /// The channel of a queue that somebody wants to consume, with the queue in it.
+    /// The channel of a queue to consume, with the queue in it.
     pub(crate) fn channel_for_consuming(
         &mut self,
         address: &QueueAddress,
@@ -92,7 +92,7 @@ impl Entities {
         Ok(Reply::Done)
     }
 
-    /// A subscription of a queue ended: perhaps it was the last one, and the queue goes with it.
+    /// A subscription of a queue ended. If it was the last one, the queue may be removed.
     pub(crate) fn abandon(&mut self, queue_ref: QueueRef, context: &mut Context<'_>) {
         let Some(queue) = find(&mut self.channels, queue_ref) else { return };
         if queue.subscriptions().next().is_some() {
@@ -130,11 +130,11 @@ impl Entities {
                 }
             }
         }
-        let reason = || Rejection::new(RejectionKind::NotFound, "there is no such consumer");
+        let reason = || Rejection::new(RejectionKind::NotFound, "no subscription has this name");
         if found { Ok(Reply::Done) } else { Err(reason()) }
     }
 
-    /// Changes what a queue is bound to, and tells its subscriptions, apart from `issuer`.
+    /// Changes the topics of a queue and notifies its subscriptions, except `issuer`.
     pub(crate) fn rebind(
         &mut self,
         queue: &QueueAddress,
@@ -165,13 +165,13 @@ impl Entities {
         }
     }
 
-    /// A queue goes with its bindings, if there are such.
+    /// Removes a queue with its bindings.
     pub(crate) fn drop_queue(&mut self, address: &QueueAddress, context: &mut Context<'_>) {
         if let Some(bindings) = self.bindings.forget(address, context) {
             self.notify_bindings(bindings, None, context);
         }
         let Some(key) = self.lookup(&address.channel) else { return };
-        // It may be gone already: then nothing is left to remove.
+        // The queue may not exist: then nothing is left to remove.
         let _ = self.channels[key].remove_queue(address.id, context);
         self.destroy_abandoned(context);
     }

@@ -11,13 +11,13 @@ use crate::model::time::Timestamp;
 use crate::shard::entities::{Entities, at};
 
 impl Entities {
-    /// Lets everything happen whose time has come. Call it when [`Broker::next_timeout`] has passed.
+    /// Runs everything whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
-        while let Some(asked) = context.state.questions.overdue(context.now) {
-            if let Suspended::Route(number) = asked.suspended {
-                self.route_answered(asked.handler, number, None, context);
+        while let Some(question) = context.state.questions.overdue(context.now) {
+            if let Suspended::Route(number) = question.suspended {
+                self.route_answered(question.handler, number, None, context);
             } else {
-                self.answered(asked, None, context);
+                self.answered(question, None, context);
             }
         }
         while let Some((deadline, queue_ref)) = context.state.schedule.timers.first().copied() {
@@ -35,27 +35,26 @@ impl Entities {
         self.close_slow_consumers(context);
     }
 
-    /// When [`Broker::timeout`] wants to be called; [`Timestamp::NEVER`] if nothing waits for a time.
+    /// When to call [`Broker::timeout`]; [`Timestamp::NEVER`] if nothing waits for a time.
     pub(crate) fn next_timeout(&self, state: &ShardState) -> Timestamp {
         let timer = state.schedule.timers.first().map_or(Timestamp::NEVER, |(deadline, _)| *deadline);
-        let patience = state.config.slow_consumer_timeout;
-        let slow =
-            state.congestion.since.values().min().map_or(Timestamp::NEVER, |since| since.after(patience));
+        let limit = state.config.slow_consumer_timeout;
+        let slow = state.congestion.since.values().min().map_or(Timestamp::NEVER, |since| since.after(limit));
         timer.min(slow).min(state.questions.next_deadline()).min(self.bindings.next_expiry())
     }
 
-    /// Hands out stored messages, about `budget` of them (large ones count more). True if there is more to
-    /// hand out at once: carry out the effects and call again.
+    /// Delivers stored messages, about `budget` of them; large ones count more. Returns true if there
+    /// is more to deliver at once: carry out the effects and call again.
     pub(crate) fn work(&mut self, budget: usize, context: &mut Context<'_>) -> bool {
         let more = self.deliver_work(budget, context);
         if context.state.paging.memory.get() > context.state.config.memory_watermark {
-            self.relieve(context.state);
+            self.page_out_excess(context.state);
         }
         more
     }
 
     pub(crate) fn deliver_work(&mut self, mut budget: usize, context: &mut Context<'_>) -> bool {
-        /// What one queue gets before the next one has its turn.
+        /// The share of one queue before the next one is served.
         const SHARE: usize = 256;
         if context.state.intake.is_dirty() {
             context.write_intake();
@@ -75,39 +74,42 @@ impl Entities {
     }
 
     pub(crate) fn close_slow_consumers(&mut self, context: &mut Context<'_>) {
-        let patience = context.state.config.slow_consumer_timeout;
-        let slow = |since: &Timestamp| since.after(patience) <= context.now;
+        let limit = context.state.config.slow_consumer_timeout;
+        let slow = |since: &Timestamp| since.after(limit) <= context.now;
         for (connection, since) in &mut context.state.congestion.since {
             if slow(since) {
-                let reason = format!("the consumer took nothing for {patience:?} while its buffer was full");
+                let reason = format!(
+                    "the consumer's output buffer was full for {limit:?}; read faster or raise the \
+                     slow-consumer timeout"
+                );
                 context.effects.push(Effect::Close(*connection, Rejection::new(RejectionKind::Busy, reason)));
-                // Its end is on the way; until then it is not told again.
+                // The connection is being closed; until then it is not closed again.
                 *since = Timestamp::NEVER;
             }
         }
     }
 
-    /// A handler answers a question.
+    /// Takes a handler's answer.
     pub(crate) fn answer(&mut self, answer: Answer, context: &mut Context<'_>) {
         match context.state.questions.answered(answer.id) {
             Some(OpenQuestion { suspended: Suspended::Route(number), handler, .. }) => {
                 self.route_answered(handler, number, Some(answer), context);
             }
-            Some(asked) => self.answered(asked, answer.result.ok(), context),
+            Some(question) => self.answered(question, answer.result.ok(), context),
             None => context.state.counters.answers_late += 1,
         }
     }
 
     pub(crate) fn answered(
         &mut self,
-        asked: OpenQuestion,
+        question: OpenQuestion,
         answer: Option<Decision>,
         context: &mut Context<'_>,
     ) {
-        self.resume(asked.queue_ref, asked.suspended, answer, context);
+        self.resume(question.queue_ref, question.suspended, answer, context);
     }
 
-    /// Somebody got what it waited for: an answer (`None` if that failed), or its message saved.
+    /// Resumes what waited for an answer (`None` if it failed) or for a saved message.
     pub(crate) fn resume(
         &mut self,
         queue_ref: QueueRef,
@@ -120,12 +122,12 @@ impl Entities {
             Suspended::Admission(number) => queue.admission_answered(number, answer, &members, context),
             Suspended::Flow(number) => queue.flow_answered(number, answer, &members, context),
             Suspended::Settlement(number) => queue.settlement_answered(number, answer, context),
-            // It is at no queue.
+            // It belongs to no queue.
             Suspended::Route(_) => {}
         }
     }
 
-    /// Bodies came back that [`Effect::Load`] asked for, or could not be read.
+    /// Takes bodies that were loaded for [`Effect::Load`], or could not be read.
     pub(crate) fn loaded(&mut self, loaded: Loaded, context: &mut Context<'_>) {
         let Loaded { queue_ref, messages } = loaded;
         context.state.paging.loading = context.state.paging.loading.saturating_sub(messages.len() as u64);
@@ -136,15 +138,15 @@ impl Entities {
         }
     }
 
-    /// Lets bodies leave memory until there are few enough.
-    pub(crate) fn relieve(&mut self, state: &mut ShardState) {
+    /// Pages out bodies until the shard is below its watermark.
+    pub(crate) fn page_out_excess(&mut self, state: &mut ShardState) {
         for _ in 0..state.paging.backlogs.len() {
             if state.paging.memory.get() <= state.config.memory_watermark {
                 return;
             }
             let Some(queue_ref) = state.paging.backlogs.pop_front() else { return };
             let Some((_, queue)) = at(&mut self.channels, queue_ref) else { continue };
-            if queue.relieve(state) {
+            if queue.page_out_excess(state) {
                 state.paging.backlogs.push_front(queue_ref);
             } else if queue.backlogged {
                 state.paging.backlogs.push_back(queue_ref);

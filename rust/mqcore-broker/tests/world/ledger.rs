@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use mqcore_broker::history::{LifecycleKind, each_step};
+use mqcore_broker::history::LifecycleKind;
+use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::stats::{DropReason, QueueInformation};
 use mqcore_broker::shard::Broker;
@@ -92,7 +93,7 @@ impl Ledger {
             stats.negative_acks
         );
         assert_eq!(self.count(LifecycleKind::Expired), stats.timed_out);
-        assert_eq!(self.count(LifecycleKind::Requeued), stats.put_back);
+        assert_eq!(self.count(LifecycleKind::Requeued), stats.requeued);
         assert_eq!(self.count(LifecycleKind::DeadLettered), stats.dead_lettered);
         assert_eq!(self.count(LifecycleKind::Saved), stats.saved);
         for reason in DropReason::ALL {

@@ -220,7 +220,7 @@ fn describe_stats(stats: &QueueStats) -> Value {
         "saved": stats.saved,
         "save_failed": stats.save_failed,
         "removed": stats.removed,
-        "put_back": stats.put_back,
+        "put_back": stats.requeued,
         "dead_lettered": stats.dead_lettered,
         "errors": stats.errors,
         "dropped": dropped,

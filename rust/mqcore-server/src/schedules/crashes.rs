@@ -8,14 +8,14 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, Request};
 use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::definition::{
+    channel_key, decode_definition, encode_channel, encode_intake, encode_queue, intake_key, queue_key,
+};
 use mqcore_broker::model::effect::{Effect, Event};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Sequence};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
-use mqcore_broker::model::record::{
-    Record, channel_key, decode_address, decode_definition, decode_put, decode_put_head, encode_channel,
-    encode_intake, encode_put, encode_queue, intake_key, queue_key,
-};
+use mqcore_broker::model::record::{Record, decode_address, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;

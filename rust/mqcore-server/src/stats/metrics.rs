@@ -61,7 +61,7 @@ fn messages(page: &mut Page, survey: &ShardStats) {
         ("out", stats.deliveries),
         ("ack", stats.acks),
         ("nack", stats.negative_acks),
-        ("redelivered", stats.put_back),
+        ("redelivered", stats.requeued),
         ("expired", stats.timed_out),
         ("dropped", stats.dropped.iter().sum()),
         ("dead", stats.dead_lettered),

@@ -122,7 +122,7 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
         saved,
         save_failed,
         removed,
-        put_back,
+        requeued,
         dead_lettered,
         errors,
         dropped,
@@ -138,7 +138,7 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
     sum.saved += saved;
     sum.save_failed += save_failed;
     sum.removed += removed;
-    sum.put_back += put_back;
+    sum.requeued += requeued;
     sum.dead_lettered += dead_lettered;
     sum.errors += errors;
     for (sum, dropped) in sum.dropped.iter_mut().zip(dropped) {

@@ -15,11 +15,11 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use mqcore_broker::model::definition::{Definition, decode_definition};
 use mqcore_broker::model::id::{QueueAddress, Sequence};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::record::{
-    Definition, DeliveryProgress, PutMessage, RecordError, decode_address, decode_definition, decode_put,
-    decode_put_head,
+    DeliveryProgress, PutMessage, RecordError, decode_address, decode_put, decode_put_head,
 };
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_journal::journal::Journal;

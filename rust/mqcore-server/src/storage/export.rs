@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use mqcore_archive::export::{ExportError, Exporter};
 use mqcore_archive::tables::{StepPlace, Table};
+use mqcore_broker::history::LifecycleStep;
 use mqcore_broker::history::packing::unpack;
-use mqcore_broker::history::{LifecycleStep, each_step};
+use mqcore_broker::history::reader::each_step;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::record::RecordError;
 

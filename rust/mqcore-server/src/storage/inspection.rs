@@ -5,8 +5,9 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use mqcore_broker::model::definition::{Definition, decode_definition};
 use mqcore_broker::model::id::QueueAddress;
-use mqcore_broker::model::record::{Definition, DeliveryProgress, decode_definition};
+use mqcore_broker::model::record::DeliveryProgress;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;

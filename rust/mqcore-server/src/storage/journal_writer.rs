@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
 use mqcore_broker::history::packing::Packer;
+use mqcore_broker::model::definition::{
+    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_numbers, encode_queue, encode_router,
+    encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
+};
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::options::Durability;
-use mqcore_broker::model::record::{
-    NUMBERS_KEY, Record, channel_key, encode_channel, encode_intake, encode_numbers, encode_put,
-    encode_queue, encode_router, encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
-};
+use mqcore_broker::model::record::{Record, encode_put};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::notes::NoteInventory;

@@ -276,7 +276,7 @@ impl<'a> From<&'a QueueInformation> for Queue<'a> {
             undecided: information.undecided,
             unsettled: information.unsettled,
             memory_bytes: information.memory_bytes,
-            put_back_messages: stats.put_back,
+            put_back_messages: stats.requeued,
             dead_lettered_messages: stats.dead_lettered,
             save_failed_messages: stats.save_failed,
             dropped_messages: Dropped(&stats.dropped),

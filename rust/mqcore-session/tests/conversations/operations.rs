@@ -376,7 +376,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             saved: 12,
             save_failed: 13,
             removed: 14,
-            put_back: 15,
+            requeued: 15,
             dead_lettered: 16,
             errors: 17,
             dropped: [18, 19, 20, 21, 22, 23, 27],

@@ -1,0 +1,351 @@
+//! Definitions in the journal: channels, queues, routers, bindings to topics, and counters that survive a restart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::model::id::{ChannelName, MessageNumber, QueueAddress, RouterName, TopicName};
+use crate::model::intake;
+use crate::model::options::{ChannelOptions, Durability, QueueOptions, Status};
+use crate::model::record::{RecordError, VERSION, address};
+use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
+use crate::model::topic::TopicPattern;
+
+const INTAKE_KEY: &str = "intake ";
+
+const CHANNEL_KEY: &str = "channel ";
+
+const QUEUE_KEY: &str = "queue ";
+
+const ROUTER_KEY: &str = "router ";
+
+const TOPIC_KEY: &str = "topic ";
+
+/// Key of the definition that reserves message numbers.
+pub const NUMBERS_KEY: &[u8] = b"numbers";
+
+pub(crate) const DEFINITION: &str = "definition";
+
+/// Key of a channel's definition.
+pub fn channel_key(name: &ChannelName) -> Vec<u8> {
+    format!("{CHANNEL_KEY}{}", name.as_str().to_ascii_lowercase()).into_bytes()
+}
+
+/// Key of a queue's definition.
+pub fn queue_key(queue: &QueueAddress) -> Vec<u8> {
+    format!("{QUEUE_KEY}{}", queue.to_string().to_ascii_lowercase()).into_bytes()
+}
+
+/// Key of a router's definition.
+pub fn router_key(name: &RouterName) -> Vec<u8> {
+    format!("{ROUTER_KEY}{name}").into_bytes()
+}
+
+/// Key of the binding of a queue to topics.
+pub fn topic_binding_key(pattern: &TopicPattern, queue: &QueueAddress) -> Vec<u8> {
+    let (kind, name) = pattern_words(pattern);
+    format!("{TOPIC_KEY}{kind} {name} {}", queue.to_string().to_ascii_lowercase()).into_bytes()
+}
+
+/// Key of the progress of a downstream broker.
+pub fn intake_key(node: &str) -> Vec<u8> {
+    format!("{INTAKE_KEY}{node}").into_bytes()
+}
+
+/// A decoded definition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Definition {
+    /// A channel.
+    Channel(ChannelName, Box<ChannelOptions>),
+    /// A queue.
+    Queue(QueueAddress, Box<QueueOptions>),
+    /// A router.
+    Router(Box<RouterDefinition>),
+    /// The binding of a queue to topics.
+    TopicBinding(TopicPattern, QueueAddress),
+    /// The progress of a downstream broker.
+    Intake(Arc<str>, intake::IntakeProgress),
+    /// The history has used message numbers below this one.
+    Numbers(MessageNumber),
+}
+
+/// Encodes a definition as text, one `name=value` a line. Decoding ignores unknown options and gives
+/// missing ones their defaults, so that versions can add options.
+pub fn encode_channel(name: &ChannelName, options: &ChannelOptions) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={name}\n");
+    write_queue_options(&options.queue, &mut text);
+    line(&mut text, "allow_multiple_queues", options.allow_multiple_queues);
+    if let Some(allowed) = &options.allowed_queues {
+        let ids: Vec<_> = allowed.iter().map(u16::to_string).collect();
+        line(&mut text, "allowed_queues", ids.join(","));
+    }
+    line(&mut text, "client_limit", options.client_limit);
+    line(&mut text, "queue_limit", options.queue_limit);
+    line(&mut text, "destroy_when_empty", options.destroy_when_empty);
+    text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_queue(queue: &QueueAddress, options: &QueueOptions) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={queue}\n");
+    write_queue_options(options, &mut text);
+    text.into_bytes()
+}
+
+/// See [`encode_channel`]. The name of a binding begins its group of lines.
+pub fn encode_router(router: &RouterDefinition) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={}\n", router.name);
+    line(&mut text, "method", router.method.as_str());
+    line(&mut text, "enabled", router.enabled);
+    for binding in &router.bindings {
+        line(&mut text, "binding", &binding.name);
+        line(&mut text, "target", &binding.target);
+        line(&mut text, "priority", binding.priority);
+        line(&mut text, "interaction", binding.interaction.as_str());
+        line(&mut text, "spread", binding.method.as_str());
+        if let Some(content_type) = binding.content_type {
+            line(&mut text, "content_type", content_type);
+        }
+    }
+    text.into_bytes()
+}
+
+/// See [`encode_channel`].
+pub fn encode_topic_binding(pattern: &TopicPattern, queue: &QueueAddress) -> Vec<u8> {
+    let (kind, name) = pattern_words(pattern);
+    let mut text = format!("{VERSION}\nname={queue}\n");
+    line(&mut text, "kind", kind);
+    line(&mut text, "topic", name);
+    text.into_bytes()
+}
+
+/// The kind of the pattern, and its name with `%XX` for every byte that is not visible ASCII, since
+/// topics may contain any bytes.
+fn pattern_words(pattern: &TopicPattern) -> (&'static str, String) {
+    use std::fmt::Write as _;
+    let kind = match pattern {
+        TopicPattern::Exact(_) => "exact",
+        TopicPattern::Mask(_) => "mask",
+        TopicPattern::Prefix(_) => "prefix",
+    };
+    let mut name = String::new();
+    for octet in pattern.name().as_bytes() {
+        if octet.is_ascii_graphic() && *octet != b'%' {
+            name.push(char::from(*octet));
+        } else {
+            let _ = write!(name, "%{octet:02x}");
+        }
+    }
+    (kind, name)
+}
+
+fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let mut octets = Vec::new();
+    let mut rest = value("topic")?.bytes();
+    while let Some(octet) = rest.next() {
+        octets.push(match octet {
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            octet => octet,
+        });
+    }
+    let name = TopicName::new(&octets).ok()?;
+    Some(match value("kind")? {
+        "exact" => TopicPattern::Exact(name),
+        "mask" => TopicPattern::Mask(name),
+        "prefix" => TopicPattern::Prefix(name),
+        _ => return None,
+    })
+}
+
+/// See [`encode_channel`].
+pub fn encode_intake(node: &str, progress: &intake::IntakeProgress) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={node}\n");
+    line(&mut text, "epoch", progress.epoch);
+    line(&mut text, "through", progress.through);
+    if !progress.above.is_empty() {
+        let above: Vec<_> = progress.above.iter().map(u64::to_string).collect();
+        line(&mut text, "above", above.join(","));
+    }
+    text.into_bytes()
+}
+
+fn read_router(name: &str, pairs: &[(&str, &str)]) -> Option<RouterDefinition> {
+    let mut router = RouterDefinition::new(RouterName::new(name).ok()?, RouterMethod::Distribute);
+    let mut bindings: Vec<Binding> = Vec::new();
+    // The binding whose target was not read yet. A binding with a target of a later version is left
+    // out.
+    let mut begun = None;
+    for (name, value) in pairs {
+        match (*name, bindings.last_mut()) {
+            ("binding", _) => begun = Some(*value),
+            ("target", _) => {
+                if let (Some(name), Ok(target)) = (begun, Target::parse(value)) {
+                    bindings.push(Binding::new(name, target));
+                    begun = None;
+                }
+            }
+            (_, _) if begun.is_some() => {}
+            ("method", None) => router.method = RouterMethod::from_text(value).unwrap_or_default(),
+            ("enabled", None) => set(&mut router.enabled, value),
+            ("priority", Some(binding)) => set(&mut binding.priority, value),
+            ("interaction", Some(binding)) => {
+                binding.interaction = Interaction::from_text(value).unwrap_or_default();
+            }
+            ("spread", Some(binding)) => binding.method = RouterMethod::from_text(value).unwrap_or_default(),
+            ("content_type", Some(binding)) => binding.content_type = value.parse().ok(),
+            _ => {}
+        }
+    }
+    for binding in bindings {
+        router.add(binding).ok()?;
+    }
+    Some(router)
+}
+
+fn read_intake(pairs: &[(&str, &str)]) -> Option<intake::IntakeProgress> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let above = value("above").map_or(Some(Default::default()), |numbers| {
+        numbers.split(',').map(|number| number.parse().ok()).collect()
+    });
+    Some(intake::IntakeProgress {
+        epoch: value("epoch")?.parse().ok()?,
+        through: value("through")?.parse().ok()?,
+        above: above?,
+    })
+}
+
+fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
+    use std::fmt::Write as _;
+    let _ = writeln!(text, "{name}={value}");
+}
+
+fn write_queue_options(options: &QueueOptions, text: &mut String) {
+    line(text, "status", options.status.as_str());
+    line(text, "only_first_acquirer", options.only_first_acquirer);
+    line(text, "request_acknowledge", options.request_acknowledge);
+    line(text, "acknowledge_timeout_ms", options.acknowledge_timeout.as_millis());
+    line(text, "message_timeout_ms", options.message_timeout.as_millis());
+    line(text, "use_message_id", options.use_message_id);
+    line(text, "wait_for_acknowledge", options.wait_for_acknowledge);
+    line(text, "hide_client_names", options.hide_client_names);
+    line(text, "message_limit", options.message_limit);
+    line(text, "message_size_limit", options.message_size_limit);
+    line(text, "put_back_limit", options.put_back_limit);
+    line(text, "durability", options.durability.as_str());
+    for (name, value) in [("delivery_handler", &options.delivery_handler), ("tag", &options.tag)] {
+        if let Some(value) = value {
+            // A line break would begin another option.
+            line(text, name, value.replace(['\n', '\r'], " "));
+        }
+    }
+    if let Some(dead_letter) = &options.dead_letter {
+        line(text, "dead_letter", dead_letter);
+    }
+    if let Some(rate) = &options.publish_limit {
+        line(text, "publish_limit", rate);
+    }
+}
+
+/// See [`NUMBERS_KEY`].
+pub fn encode_numbers(below: MessageNumber) -> Vec<u8> {
+    format!("{VERSION}\nname={}\n", below.0).into_bytes()
+}
+
+/// Decodes the definition with this key.
+pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordError> {
+    let malformed = |why| RecordError::Malformed { what: DEFINITION, why };
+    let key = std::str::from_utf8(key).map_err(|_| malformed("its key is not UTF-8"))?;
+    let text = std::str::from_utf8(value).map_err(|_| malformed("it is not UTF-8"))?;
+    let mut lines = text.lines();
+    match lines.next().and_then(|version| version.parse::<u8>().ok()) {
+        Some(VERSION) => {}
+        Some(version) => return Err(RecordError::Version { what: DEFINITION, version }),
+        None => return Err(malformed("it has no version")),
+    }
+    let pairs: Vec<_> = lines.filter_map(|line| line.split_once('=')).collect();
+    let name = pairs.iter().find(|(name, _)| *name == "name").map(|(_, value)| *value);
+    let name = name.ok_or(malformed("it has no name"))?;
+    if key.starts_with(CHANNEL_KEY) {
+        let channel = ChannelName::new(name).map_err(|_| malformed("the channel's name"))?;
+        let mut options = ChannelOptions::default();
+        for (name, value) in pairs {
+            read_channel_option(&mut options, name, value);
+        }
+        Ok(Definition::Channel(channel, Box::new(options)))
+    } else if key.starts_with(QUEUE_KEY) {
+        let queue = address(name).ok_or(malformed("the queue's address"))?;
+        let mut options = QueueOptions::default();
+        for (name, value) in pairs {
+            read_queue_option(&mut options, name, value);
+        }
+        Ok(Definition::Queue(queue, Box::new(options)))
+    } else if key.starts_with(ROUTER_KEY) {
+        let router = read_router(name, &pairs).ok_or(malformed("the router's names"))?;
+        Ok(Definition::Router(Box::new(router)))
+    } else if key.starts_with(TOPIC_KEY) {
+        let queue = address(name).ok_or(malformed("the queue's address"))?;
+        let pattern = read_topic_binding(&pairs).ok_or(malformed("the topics that a queue is bound to"))?;
+        Ok(Definition::TopicBinding(pattern, queue))
+    } else if key.starts_with(INTAKE_KEY) {
+        // Unlike an option, a malformed number cannot be replaced by a default: messages would arrive
+        // twice, or never.
+        let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
+        Ok(Definition::Intake(name.into(), progress))
+    } else if key.as_bytes() == NUMBERS_KEY {
+        let below = name.parse().map_err(|_| malformed("the message numbers"))?;
+        Ok(Definition::Numbers(MessageNumber(below)))
+    } else {
+        Err(malformed("unknown kind of key"))
+    }
+}
+
+fn set<T: std::str::FromStr>(option: &mut T, value: &str) {
+    if let Ok(value) = value.parse() {
+        *option = value;
+    }
+}
+
+fn set_ms(option: &mut Duration, value: &str) {
+    if let Ok(millis) = value.parse() {
+        *option = Duration::from_millis(millis);
+    }
+}
+
+fn read_channel_option(options: &mut ChannelOptions, name: &str, value: &str) {
+    match name {
+        "allow_multiple_queues" => set(&mut options.allow_multiple_queues, value),
+        "allowed_queues" => {
+            options.allowed_queues = Some(value.split(',').filter_map(|id| id.parse().ok()).collect());
+        }
+        "client_limit" => set(&mut options.client_limit, value),
+        "queue_limit" => set(&mut options.queue_limit, value),
+        "destroy_when_empty" => set(&mut options.destroy_when_empty, value),
+        _ => read_queue_option(&mut options.queue, name, value),
+    }
+}
+
+fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
+    match name {
+        "status" => options.status = Status::from_text(value).unwrap_or(options.status),
+        "only_first_acquirer" => set(&mut options.only_first_acquirer, value),
+        "request_acknowledge" => set(&mut options.request_acknowledge, value),
+        "acknowledge_timeout_ms" => set_ms(&mut options.acknowledge_timeout, value),
+        "message_timeout_ms" => set_ms(&mut options.message_timeout, value),
+        "use_message_id" => set(&mut options.use_message_id, value),
+        "wait_for_acknowledge" => set(&mut options.wait_for_acknowledge, value),
+        "hide_client_names" => set(&mut options.hide_client_names, value),
+        "message_limit" => set(&mut options.message_limit, value),
+        "message_size_limit" => set(&mut options.message_size_limit, value),
+        "put_back_limit" => set(&mut options.put_back_limit, value),
+        "durability" => options.durability = Durability::from_text(value).unwrap_or(options.durability),
+        "delivery_handler" => options.delivery_handler = Some(value.into()),
+        "tag" => options.tag = Some(value.into()),
+        "dead_letter" => options.dead_letter = address(value),
+        "publish_limit" => options.publish_limit = value.parse().ok(),
+        // An option of a later version. This version behaves like its default.
+        _ => {}
+    }
+}
