@@ -154,6 +154,10 @@ test-python: $(EXTENSION) ## the tests written in Python
 	$(call step,pytest)
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --maxprocesses $(TEST_PROCESSES)
 
+.PHONY: generate
+generate: $(ENVIRONMENT) ## write the blocking clients from the asyncio ones; tools/generate_sync.py says how
+	@$(PY) tools/generate_sync.py
+
 .PHONY: format
 format: $(ENVIRONMENT) ## rewrite every file in the project's format
 	@cargo fmt --all

@@ -131,6 +131,8 @@ def python_graph(package: Path) -> Graph:
     for path in sorted(package.rglob("*.py")):
         dotted = ".".join(path.relative_to(base).with_suffix("").parts)
         modules[dotted.removesuffix(".__init__")] = str(path.relative_to(package))
+    # The extension module is compiled: importing it from its package is no import of the package's front page.
+    compiled = {".".join(path.relative_to(base).with_suffix("").parts) for path in package.rglob("*.pyi")}
     graph: Graph = {name: set() for name in modules.values()}
     for dotted, name in modules.items():
         for node in ast.walk(ast.parse((package / name).read_text())):
@@ -141,6 +143,7 @@ def python_graph(package: Path) -> Graph:
                 targets = [
                     joined if (joined := f"{node.module}.{alias.name}") in modules else node.module
                     for alias in node.names
+                    if f"{node.module}.{alias.name}" not in compiled
                 ]
             graph[name] |= {modules[target] for target in targets if target in modules and target != dotted}
     return graph

@@ -31,6 +31,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Protocol, Self
 from mqcore import _core, errors
 from mqcore._http import AdminClient, Rejections
 from mqcore.config import Duration
+from mqcore.progress import Copied
 
 if TYPE_CHECKING:
     from mqcore.journal import Finding
@@ -46,13 +47,6 @@ _NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits|schedules)/\d{10}\.segm
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 """What a compressed file begins with."""
-
-
-class Copied(Protocol):
-    """Called while files are copied, with the octets that are done, and how many there are, if that is known."""
-
-    def __call__(self, done: int, total: int | None, /) -> object:
-        """Take note; what is raised here ends it, and leaves nothing behind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from mqcore.admin import FailedRequest, ScheduleList
     from mqcore.backup import BackedUp, Copied
-    from mqcore.client import Client, _Options
+    from mqcore.client import Client, ConnectOptions
 
 
 __all__ = [
@@ -463,7 +463,7 @@ class Broker:
         """URL of the admin side, if there is one."""
         return self._core.admin_url
 
-    def client(self, **options: Unpack[_Options]) -> Client:
+    def client(self, **options: Unpack[ConnectOptions]) -> Client:
         """Return a client of this broker that needs no socket: ``await`` or ``async with`` it.
 
         Keyword arguments are the fields of `mqcore.ClientOptions`. For programs without an event loop there is

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mqcore import _core
 
 if TYPE_CHECKING:
-    from mqcore.journal import Progress
+    from mqcore.progress import Progress
 
 __all__ = ["Compacted", "CompactedShard", "compact"]
 

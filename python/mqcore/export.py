@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from mqcore import _core
 
 if TYPE_CHECKING:
-    from mqcore.journal import Progress
+    from mqcore.progress import Progress
 
 __all__ = ["History", "history", "unfinished"]
 

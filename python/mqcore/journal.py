@@ -10,12 +10,13 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from mqcore import _core
 from mqcore.compaction import Compacted, CompactedShard, compact
 from mqcore.export import History, TableFormat, history, unfinished
-from mqcore.replay import Advanced, Replayed, Selection, replay, replay_async, select
+from mqcore.progress import Advanced, Progress
+from mqcore.replay import Replayed, Selection, replay, replay_async, select
 
 __all__ = [
     "Advanced",
@@ -43,14 +44,6 @@ __all__ = [
 
 State = Literal["sealed", "open", "damaged", "spare"]
 FindingKind = Literal["torn", "damaged", "missing", "stray", "aside", "unreadable"]
-
-
-class Progress(Protocol):
-    """Called while a journal is read, with its number, the octets that are read, and how many there are. The numbers of
-    journals that are of no shard come behind those of the shards."""
-
-    def __call__(self, number: int, done: int, total: int, /) -> object:
-        """Take note; what is raised here ends the reading."""
 
 
 @dataclass(frozen=True, slots=True)

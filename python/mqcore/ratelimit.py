@@ -301,7 +301,7 @@ class LocalRateLimiter(_Blocking):
 class _Remote(_Limits):
     """Base of limiters that use a broker."""
 
-    _blocking = False
+    _core_class: type[_core.AsyncThrottrClient | _core.BlockingThrottrClient] = _core.AsyncThrottrClient
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ class _Remote(_Limits):
         if on_unavailable not in get_args(OnUnavailable):
             raise ConfigError(f"on_unavailable must be 'allow', 'deny' or 'raise', not {on_unavailable!r}")
         self._on_unavailable = on_unavailable
-        self._core = _core.ThrottrClient(url, tls, seconds(timeout), seconds(timeout), self._blocking)
+        self._core = self._core_class(url, tls, seconds(timeout), seconds(timeout))
         self._value_max = self._core.value_max
 
     def _prepare(self, limit: Limit, algorithm: Algorithm) -> tuple[int, int, int, int, int]:
@@ -388,7 +388,8 @@ def _impossible() -> Unacceptable:
 class SyncRateLimiter(_Remote, _Blocking):
     """Rate limits of a broker, without ``await``. Takes the arguments of `RateLimiter`. Thread-safe."""
 
-    _blocking = True
+    _core_class = _core.BlockingThrottrClient
+    _core: _core.BlockingThrottrClient
 
     def reset(self, key: str | bytes) -> bool:
         """Reset the fixed window of `key`. Return false if it has none.
@@ -442,6 +443,8 @@ class RateLimiter(_Remote):
     Methods raise `ConfigError` for limits that are invalid or exceed the listener's width, `TooLarge` for a key over
     255 bytes, and `Unacceptable` for a key that is in use with another strategy.
     """
+
+    _core: _core.AsyncThrottrClient
 
     @staticmethod
     def local(

@@ -12,18 +12,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from mqcore import _core, errors, sync
-from mqcore.client import DEFAULT_URL, Client, optional_seconds
+from mqcore.client import DEFAULT_URL, Client
+from mqcore.client.arguments import optional_seconds
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
-    from mqcore.broker import Broker
     from mqcore.client import Outcome
-    from mqcore.journal import Progress
+    from mqcore.client.options import EmbeddedBroker
+    from mqcore.progress import Advanced, Progress
 
-__all__ = ["Advanced", "Replayed", "Selection", "replay", "replay_async", "select"]
+__all__ = ["Replayed", "Selection", "replay", "replay_async", "select"]
 
 QUEUE_HEADER: Final = "Replay-Queue"
 RECEIVED_HEADER: Final = "Replay-Received"
@@ -39,13 +40,6 @@ _BURSTS_A_SECOND: Final = 10
 _FOR_EVER: Final = (1 << 64) - 1
 
 _Outgoing = tuple[bytes, str | None, list[tuple[str, str]]]
-
-
-class Advanced(Protocol):
-    """Called when messages were published, with how many are done and how many there are."""
-
-    def __call__(self, done: int, total: int, /) -> object:
-        """Take note; what is raised here ends the replay at this position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +114,7 @@ def select(
 def replay(
     data_dir: str | os.PathLike[str],
     to: str,
-    via: sync.Client | str | Sequence[str] | Broker = DEFAULT_URL,
+    via: sync.Client | str | Sequence[str] | EmbeddedBroker = DEFAULT_URL,
     *,
     from_queue: str = "*",
     since: datetime | Duration | None = None,
@@ -318,7 +312,7 @@ def _headers(message: _core.Message, queue: str, received_ms: int) -> list[tuple
 
 
 @contextmanager
-def _client(via: sync.Client | str | Sequence[str] | Broker) -> Iterator[sync.Client]:
+def _client(via: sync.Client | str | Sequence[str] | EmbeddedBroker) -> Iterator[sync.Client]:
     """A client that was given stays open, one that is made here does not."""
     if isinstance(via, sync.Client):
         yield via

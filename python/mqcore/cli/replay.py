@@ -16,7 +16,8 @@ from mqcore.cli.reading import reading
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mqcore.replay import Advanced, Selection
+    from mqcore.progress import Advanced
+    from mqcore.replay import Selection
 
 __all__ = ["replay"]
 

@@ -4,13 +4,13 @@ use mqcore_wire::tmqp::header::key;
 use mqcore_wire::tmqp::operation::Operation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::address::{Protocol, QueueAddress, channel_name};
 use crate::client::Client;
 use crate::error::ClientError;
 use crate::models::{
-    ChannelInformation, ChannelOptions, ClientInformation, NodeInformation, QueueInformation, QueueOptions,
+    Binding, ChannelInformation, ChannelOptions, ClientInformation, NodeInformation, QueueInformation,
+    QueueOptions, RouterInformation, RouterTest,
 };
 use crate::request::{Clear, Request};
 
@@ -108,21 +108,21 @@ impl Client {
     }
 
     /// Describes the routers whose name matches; without a filter, all of them.
-    pub async fn routers(&self, filter: Option<&str>) -> Result<Value, ClientError> {
+    pub async fn routers(&self, filter: Option<&str>) -> Result<Vec<RouterInformation>, ClientError> {
         let what = (Operation::RouterList, "list routers");
         self.read(&Request::router(what, filter.unwrap_or(""), &[], Vec::new())?).await
     }
 
     /// Describes the bindings of a router.
-    pub async fn bindings(&self, router: &str) -> Result<Value, ClientError> {
+    pub async fn bindings(&self, router: &str) -> Result<Vec<Binding>, ClientError> {
         let what = (Operation::BindingList, "list bindings of");
         self.read(&Request::router(what, router, &[], Vec::new())?).await
     }
 
-    /// Adds a binding, given as JSON with the members of the protocol, to a router.
-    pub async fn add_binding(&self, router: &str, binding: Vec<u8>) -> Result<(), ClientError> {
+    /// Adds a binding to a router.
+    pub async fn add_binding(&self, router: &str, binding: &Binding) -> Result<(), ClientError> {
         let what = (Operation::AddBinding, "add a binding to");
-        self.done(&Request::router(what, router, &[], binding)?).await
+        self.done(&Request::router(what, router, &[], json(binding)?)?).await
     }
 
     /// Removes a binding of a router; fine if there is none of this name.
@@ -137,7 +137,7 @@ impl Client {
         router: &str,
         body: Vec<u8>,
         headers: &[(&str, &str)],
-    ) -> Result<Value, ClientError> {
+    ) -> Result<RouterTest, ClientError> {
         let what = (Operation::TestRoute, "test router");
         self.read(&Request::router(what, router, headers, body)?).await
     }

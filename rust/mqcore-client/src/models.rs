@@ -2,10 +2,12 @@
 //!
 //! Every member of an answer may be missing: other servers of this protocol send fewer.
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A channel as it is now.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ChannelInformation {
     /// Its name.
@@ -41,7 +43,7 @@ pub struct ChannelInformation {
 }
 
 /// A queue as it is now.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct QueueInformation {
     /// Its channel.
@@ -101,7 +103,7 @@ pub struct QueueInformation {
 }
 
 /// A client that is connected, or has joined a channel.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ClientInformation {
     /// Its id.
@@ -118,7 +120,7 @@ pub struct ClientInformation {
 }
 
 /// A node of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct NodeInformation {
     /// Its id.
@@ -133,6 +135,164 @@ pub struct NodeInformation {
     pub connected: bool,
     /// Milliseconds since it does.
     pub lifetime: u64,
+}
+
+/// How a router chooses the bindings that get a message. The numbers are the broker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum RouteMethod {
+    /// Every binding gets it.
+    #[default]
+    Distribute = 0,
+    /// One binding after the other gets one.
+    RoundRobin = 1,
+    /// The first binding that accepts it gets it.
+    OnlyFirst = 2,
+}
+
+impl RouteMethod {
+    /// All of them, by number.
+    pub const ALL: [Self; 3] = [Self::Distribute, Self::RoundRobin, Self::OnlyFirst];
+
+    /// The spelling: `distribute`, `round-robin`, `only-first`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Distribute => "distribute",
+            Self::RoundRobin => "round-robin",
+            Self::OnlyFirst => "only-first",
+        }
+    }
+}
+
+/// What a binding requests from its target. The numbers are the broker's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Interaction {
+    /// Nothing.
+    #[default]
+    None = 0,
+    /// An acknowledgement.
+    Acknowledge = 1,
+    /// A response.
+    Response = 2,
+}
+
+impl Interaction {
+    /// All of them, by number.
+    pub const ALL: [Self; 3] = [Self::None, Self::Acknowledge, Self::Response];
+
+    /// The spelling: `none`, `acknowledge`, `response`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Acknowledge => "acknowledge",
+            Self::Response => "response",
+        }
+    }
+}
+
+/// Reads enums that lists have as numbers, and tests of routers as text.
+macro_rules! number_or_text {
+    ($($name:ident),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                #[derive(Deserialize)]
+                #[serde(untagged)]
+                enum Spelling {
+                    Number(u8),
+                    Text(String),
+                }
+                let spelling = Spelling::deserialize(deserializer)?;
+                let found = Self::ALL.into_iter().find(|each| match &spelling {
+                    Spelling::Number(number) => *each as u8 == *number,
+                    Spelling::Text(text) => each.as_str() == text,
+                });
+                found.ok_or_else(|| D::Error::custom(concat!("unknown ", stringify!($name))))
+            }
+        }
+    )*};
+}
+
+number_or_text!(RouteMethod, Interaction);
+
+/// A router.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct RouterInformation {
+    /// Its name.
+    pub name: String,
+    /// Whether it accepts messages.
+    pub is_enabled: bool,
+    /// How it chooses bindings.
+    pub method: RouteMethod,
+}
+
+/// A binding of a router.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct Binding {
+    /// Its name; `None` in a binding to add: its target.
+    pub name: Option<String>,
+    /// Its target: `channel/id`, `@client:ID`, `@name:NAME`, `@type:KIND` or `@topic:NAME`.
+    #[serde(rename = "Address")]
+    pub target: String,
+    /// Bindings with a higher priority come first.
+    pub priority: i32,
+    /// What it requests from its target.
+    pub interaction: Interaction,
+    /// The content type of its messages; `None`: unchanged.
+    pub content_type: Option<u16>,
+    /// The clients that get a message if several match its target.
+    pub method: RouteMethod,
+}
+
+impl Serialize for Binding {
+    /// As the broker takes it: the address is the member `Target`, enums are text.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let members = 5 + usize::from(self.content_type.is_some());
+        let mut binding = serializer.serialize_struct("Binding", members)?;
+        binding.serialize_field("Name", &self.name)?;
+        binding.serialize_field("Target", &self.target)?;
+        binding.serialize_field("Priority", &self.priority)?;
+        binding.serialize_field("Interaction", self.interaction.as_str())?;
+        binding.serialize_field("Method", self.method.as_str())?;
+        if let Some(content_type) = self.content_type {
+            binding.serialize_field("ContentType", &content_type)?;
+        }
+        binding.end()
+    }
+}
+
+/// The route that a message would take.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct RouterTest {
+    /// How the router chooses bindings.
+    pub method: RouteMethod,
+    /// Whether any target would accept the message.
+    pub taken: bool,
+    /// Why no target would.
+    pub refusal: Option<String>,
+    /// The steps in order.
+    pub steps: Vec<RouterStep>,
+    /// Bindings that would not be tried, because an earlier one accepts the message.
+    pub skipped: Vec<String>,
+}
+
+/// What a router would do at one binding.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub struct RouterStep {
+    /// The binding; `None` for a target that a handler chose.
+    pub binding: Option<String>,
+    /// The target of the binding.
+    pub target: String,
+    /// Whether the target would accept the message.
+    pub takes: bool,
+    /// Why, or why not.
+    pub why: String,
 }
 
 /// How a queue hands its messages out. The numbers are the broker's.

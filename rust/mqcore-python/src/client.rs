@@ -1,8 +1,9 @@
-//! The client for Python: one class for both faces. A client that is not `blocking` answers with awaitables of asyncio;
-//! one that is waits, with the interpreter let go and a look for signals ten times a second.
+//! The client for Python, as two classes. Calls of [`AsyncClient`] return awaitables of asyncio. Calls of
+//! [`BlockingClient`] wait without the interpreter lock, and check for signals ten times a second.
 
 mod bridge;
 mod error;
+mod models;
 mod options;
 mod process;
 mod received;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
-use mqcore_client::client::{Client as CoreClient, State};
+use mqcore_client::client::Client as CoreClient;
 use mqcore_client::consume::{ConsumeTerms, UnusedQueue};
 use mqcore_client::conversation::By;
 use mqcore_client::direct::SendOptions;
@@ -29,21 +30,22 @@ use mqcore_wire::micromessage::handshake::Extension;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict, PyList};
-use serde::Serialize;
+use pyo3::types::PyList;
 
 use self::error::InvalidArgument;
+use self::models::{Model, Modelled};
 use self::process::Owned;
 use self::received::Received;
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
 use crate::config::seconds;
 
-/// How often a blocking call looks for signals: Ctrl-C is answered within this time.
+/// Interval at which a blocking call checks for signals. Ctrl-C takes effect within this time.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Adds what Python needs of the client to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Client>()?;
+    module.add_class::<AsyncClient>()?;
+    module.add_class::<BlockingClient>()?;
     module.add_class::<Consumer>()?;
     module.add_class::<EventStream>()?;
     module.add_class::<ExtensionFrames>()?;
@@ -51,9 +53,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
-    module.add_class::<throttr::ThrottrClient>()?;
-    module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)?;
-    module.add_function(wrap_pyfunction!(connect, module)?)
+    module.add_class::<throttr::AsyncThrottrClient>()?;
+    module.add_class::<throttr::BlockingThrottrClient>()?;
+    module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)
 }
 
 /// Header keys and values as Python gives them.
@@ -61,28 +63,31 @@ type Pairs = Vec<(String, String)>;
 /// Who acknowledged, and after how many seconds.
 type PyReceipt = (Option<&'static str>, f64);
 
-/// How a call of this client is waited for.
+/// How a call returns its result.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Way {
-    blocking: bool,
+pub(crate) enum Way {
+    /// As an awaitable of asyncio.
+    Awaitable,
+    /// When it is there: the call blocks.
+    Blocking,
 }
 
 impl Way {
-    /// Runs `future` on the clients' runtime: an awaitable, or its result.
+    /// Runs `future` on the clients' runtime, and returns an awaitable or its result.
     pub(crate) fn run<'py, F, T>(self, py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
     where
         F: Future<Output = PyResult<T>> + Send + 'static,
         T: for<'a> IntoPyObject<'a> + Send + 'static,
     {
         process::check()?;
-        if self.blocking {
-            return wait(py, future)?.into_bound_py_any(py);
+        match self {
+            Self::Awaitable => bridge::awaitable(py, future),
+            Self::Blocking => wait(py, future)?.into_bound_py_any(py),
         }
-        bridge::awaitable(py, future)
     }
 }
 
-/// Waits for `future` without the interpreter, and for signals with it. An exception of a signal handler cancels it.
+/// Waits for `future` without the interpreter lock. An exception of a signal handler cancels it.
 fn wait<F, T>(py: Python<'_>, future: F) -> PyResult<T>
 where
     F: Future<Output = PyResult<T>> + Send + 'static,
@@ -101,33 +106,82 @@ where
     }
 }
 
-/// Connects: `target` is a list of URLs, or an embedded broker.
-#[pyfunction]
+/// A connected client: what its two Python classes, [`AsyncClient`] and [`BlockingClient`], do.
+#[pyclass(frozen, subclass, module = "mqcore._core", name = "_Client")]
+struct Client {
+    core: Owned<CoreClient>,
+    way: Way,
+}
+
+/// A client whose calls return awaitables.
+#[pyclass(frozen, extends = Client, module = "mqcore._core")]
+struct AsyncClient;
+
+/// A client whose calls block.
+#[pyclass(frozen, extends = Client, module = "mqcore._core")]
+struct BlockingClient;
+
+#[pymethods]
+impl AsyncClient {
+    /// Connects: `target` is a list of URLs, or an embedded broker.
+    #[staticmethod]
+    fn connect<'py>(
+        py: Python<'py>,
+        target: &Bound<'py, PyAny>,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        connect(py, target, options, Way::Awaitable)
+    }
+}
+
+#[pymethods]
+impl BlockingClient {
+    /// Connects: `target` is a list of URLs, or an embedded broker.
+    #[staticmethod]
+    fn connect<'py>(
+        py: Python<'py>,
+        target: &Bound<'py, PyAny>,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        connect(py, target, options, Way::Blocking)
+    }
+}
+
 fn connect<'py>(
     py: Python<'py>,
     target: &Bound<'py, PyAny>,
     options: &Bound<'py, PyAny>,
-    blocking: bool,
+    way: Way,
 ) -> PyResult<Bound<'py, PyAny>> {
     process::check()?;
     let transport = options::transport(target)?;
     let local = options::local_clients(target);
     let config = options::client(options)?;
-    let way = Way { blocking };
     way.run(py, async move {
         let core = CoreClient::connect(config, transport).await.map_err(error::client)?;
         if let Some(local) = local {
             local.add(core.output());
         }
-        Ok(Client { core: Owned::new(core), way })
+        Ok(Connected(Client { core: Owned::new(core), way }))
     })
 }
 
-/// A connected client.
-#[pyclass(frozen, module = "mqcore._core")]
-struct Client {
-    core: Owned<CoreClient>,
-    way: Way,
+/// A client that becomes the class of its way when Python gets it.
+struct Connected(Client);
+
+impl<'py> IntoPyObject<'py> for Connected {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let way = self.0.way;
+        let client = PyClassInitializer::from(self.0);
+        match way {
+            Way::Awaitable => Ok(Bound::new(py, client.add_subclass(AsyncClient))?.into_any()),
+            Way::Blocking => Ok(Bound::new(py, client.add_subclass(BlockingClient))?.into_any()),
+        }
+    }
 }
 
 impl Client {
@@ -150,7 +204,7 @@ impl Client {
         self.way.run(py, async move { future.await.map_err(error::client) })
     }
 
-    /// Runs an operation that is answered with JSON.
+    /// Runs an operation that returns dataclasses.
     fn describe<'py, F, T>(
         &self,
         py: Python<'py>,
@@ -158,28 +212,10 @@ impl Client {
     ) -> PyResult<Bound<'py, PyAny>>
     where
         F: Future<Output = Result<T, ClientError>> + Send + 'static,
-        T: Serialize,
+        T: Model + Send + 'static,
     {
         let future = operation(self.core.get()?.clone());
-        self.way.run(py, async move {
-            let model = future.await.map_err(error::client)?;
-            Ok(Octets(
-                serde_json::to_vec(&model).map_err(|failed| InvalidArgument::new_err(failed.to_string()))?,
-            ))
-        })
-    }
-}
-
-/// Octets that become `bytes` once, when Python gets them.
-struct Octets(Vec<u8>);
-
-impl<'py> IntoPyObject<'py> for Octets {
-    type Target = PyBytes;
-    type Output = Bound<'py, PyBytes>;
-    type Error = std::convert::Infallible;
-
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Self::Error> {
-        Ok(PyBytes::new(py, &self.0))
+        self.way.run(py, async move { future.await.map(Modelled).map_err(error::client) })
     }
 }
 
@@ -211,34 +247,21 @@ impl Client {
         Ok(self.core.get()?.id())
     }
 
-    /// The state now, as one word and what belongs to it.
+    /// The current state of the connection.
     #[getter]
-    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        state(py, &self.core.get()?.state())
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.core.get()?.state().to_python(py)
     }
 
     /// States as they come.
     fn states(&self) -> PyResult<States> {
-        Ok(States::new(self.core.get()?.states(), self.way))
+        Ok(States::new(self.core.get()?.states()))
     }
 
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.core.get()?.stats();
-        let dict = PyDict::new(py);
-        for (name, count) in [
-            ("connects", stats.connects),
-            ("unclaimed", stats.unclaimed),
-            ("unclaimed_direct", stats.unclaimed_direct),
-            ("stale_settlements", stats.stale_settlements),
-            ("stale_discarded", stats.stale_discarded),
-            ("dropped_events", stats.dropped_events),
-            ("late_answers", stats.late_answers),
-            ("refused_unconfirmed", stats.refused_unconfirmed),
-            ("late_pulled", stats.late_pulled),
-        ] {
-            dict.set_item(name, count)?;
-        }
-        Ok(dict)
+    /// Counters since the client was created.
+    #[getter]
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.core.get()?.stats().to_python(py)
     }
 
     #[pyo3(signature = (drain=None))]
@@ -344,11 +367,7 @@ impl Client {
         let delete_unused = optional_seconds(delete_unused, "delete_unused")?;
         let delete_unused = delete_unused.map_or(UnusedQueue::Stays, UnusedQueue::Deleted);
         let terms = ConsumeTerms { events, add_events, delete_unused, filter, manual_ack };
-        let way = self.way;
-        self.run(
-            py,
-            |core| async move { Ok(Consumer::new(core.consume_on(&queue, prefetch, terms).await?, way)) },
-        )
+        self.run(py, |core| async move { Ok(Consumer::new(core.consume_on(&queue, prefetch, terms).await?)) })
     }
 
     #[pyo3(signature = (queue, *, replace=None, remove=Vec::new(), remove_masks=Vec::new(), add=Vec::new()))]
@@ -388,7 +407,7 @@ impl Client {
     /// Frames of a vendor's extension from now on.
     fn extension(&self, name: &str) -> PyResult<ExtensionFrames> {
         let core = self.core.get()?.extension(name).map_err(error::client)?;
-        Ok(ExtensionFrames::new(core, self.way))
+        Ok(ExtensionFrames::new(core))
     }
 
     fn send_extension<'py>(
@@ -505,7 +524,7 @@ impl Client {
 
     /// Direct messages from now on.
     fn incoming(&self) -> PyResult<Incoming> {
-        Ok(Incoming::new(self.core.get()?.incoming().map_err(error::client)?, self.way))
+        Ok(Incoming::new(self.core.get()?.incoming().map_err(error::client)?))
     }
 
     fn respond<'py>(
@@ -538,11 +557,8 @@ impl Client {
         subscriptions: Vec<(String, Option<String>, Option<u16>)>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let wanted: PyResult<Vec<EventScope>> = subscriptions.into_iter().map(event_scope).collect();
-        let (wanted, way) = (wanted?, self.way);
-        self.run(
-            py,
-            move |core| async move { Ok(EventStream::new(core.subscribe_events(&wanted).await?, way)) },
-        )
+        let wanted = wanted?;
+        self.run(py, move |core| async move { Ok(EventStream::new(core.subscribe_events(&wanted).await?)) })
     }
 
     fn create_channel<'py>(
@@ -649,14 +665,15 @@ impl Client {
         self.describe(py, move |core| async move { core.bindings(&router).await })
     }
 
-    /// `binding` is JSON.
+    /// `binding` is a `mqcore.Binding`.
     fn add_binding<'py>(
         &self,
         py: Python<'py>,
         router: String,
-        binding: Vec<u8>,
+        binding: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.run(py, move |core| async move { core.add_binding(&router, binding).await })
+        let binding = models::binding(binding)?;
+        self.run(py, move |core| async move { core.add_binding(&router, &binding).await })
     }
 
     fn remove_binding<'py>(
@@ -701,26 +718,6 @@ impl Membership {
         drop(core);
         Ok(())
     }
-}
-
-fn state<'py>(py: Python<'py>, state: &State) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("status", state.as_str())?;
-    match state {
-        State::Connecting { attempt } => dict.set_item("attempt", attempt)?,
-        State::Connected { address, client_id } => {
-            dict.set_item("address", &**address)?;
-            dict.set_item("client_id", &**client_id)?;
-        }
-        State::Waiting { cause, attempt, retry_in } => {
-            dict.set_item("cause", &**cause)?;
-            dict.set_item("attempt", attempt)?;
-            dict.set_item("retry_in", retry_in.as_secs_f64())?;
-        }
-        State::Closed { cause } => dict.set_item("cause", &**cause)?,
-        _ => {}
-    }
-    Ok(dict)
 }
 
 fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>> {

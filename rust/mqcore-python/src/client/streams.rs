@@ -1,7 +1,7 @@
-//! What goes on coming: deliveries, direct messages, events, states.
+//! Streams: deliveries, direct messages, events, states.
 //!
 //! Waiting and taking are two calls. Waiting takes nothing, so that a task that is cancelled while it waits loses no
-//! message; taking does not wait, so that a burst costs one trip through the event loop, however long it is.
+//! message. Taking does not wait, so that many elements cost one pass through the event loop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,12 +9,13 @@ use std::time::Duration;
 use mqcore_client::client::State;
 use mqcore_client::consume::Consumer as CoreConsumer;
 use mqcore_client::direct::Incoming as CoreIncoming;
-use mqcore_client::event::{Event, EventStream as CoreEventStream, Subject};
+use mqcore_client::event::EventStream as CoreEventStream;
 use mqcore_client::micromessage::operations::ExtensionFrames as CoreExtensionFrames;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 use tokio::sync::watch;
 
+use super::models::Model as _;
 use super::process::{self, Owned};
 use super::received::Received;
 use super::{Way, optional_seconds};
@@ -22,12 +23,11 @@ use super::{Way, optional_seconds};
 /// A stream that can be closed by Python before its object goes.
 struct Stream<T> {
     core: Mutex<Option<Owned<Arc<T>>>>,
-    way: Way,
 }
 
 impl<T: Send + Sync + 'static> Stream<T> {
-    fn new(core: T, way: Way) -> Self {
-        Self { core: Mutex::new(Some(Owned::new(Arc::new(core)))), way }
+    fn new(core: T) -> Self {
+        Self { core: Mutex::new(Some(Owned::new(Arc::new(core)))) }
     }
 
     fn lock(&self) -> PyResult<MutexGuard<'_, Option<Owned<Arc<T>>>>> {
@@ -51,6 +51,7 @@ impl<T: Send + Sync + 'static> Stream<T> {
     fn wait<'py, F>(
         &self,
         py: Python<'py>,
+        way: Way,
         timeout: Option<f64>,
         ready: impl FnOnce(Arc<T>) -> F + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>>
@@ -59,7 +60,7 @@ impl<T: Send + Sync + 'static> Stream<T> {
     {
         let timeout = optional_seconds(timeout, "timeout")?;
         let core = self.get()?;
-        self.way.run(py, async move {
+        way.run(py, async move {
             let Some(core) = core else { return Ok(true) };
             let ready = ready(core);
             Ok(match timeout {
@@ -83,8 +84,8 @@ macro_rules! stream {
 
         impl $name {
             /// Of `core`.
-            pub(crate) fn new(core: $core, way: Way) -> Self {
-                Self(Stream::new(core, way))
+            pub(crate) fn new(core: $core) -> Self {
+                Self(Stream::new(core))
             }
         }
 
@@ -97,8 +98,13 @@ macro_rules! stream {
             }
 
             #[pyo3(signature = (timeout=None))]
-            fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-                self.0.wait(py, timeout, |core| async move { core.ready().await })
+            fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+                self.0.wait(py, Way::Awaitable, timeout, |core| async move { core.ready().await })
+            }
+
+            #[pyo3(signature = (timeout=None))]
+            fn wait_blocking<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+                self.0.wait(py, Way::Blocking, timeout, |core| async move { core.ready().await })
             }
 
             #[getter]
@@ -137,8 +143,8 @@ stream! {
 }
 
 stream! {
-    /// Events of the broker, as dicts.
-    EventStream(CoreEventStream): |py, happened| -> Py<PyDict> { Ok(event(py, &happened)?.unbind()) }
+    /// Events of the broker.
+    EventStream(CoreEventStream): |py, event| -> Py<PyAny> { Ok(event.to_python(py)?.unbind()) }
 }
 
 stream! {
@@ -150,14 +156,13 @@ stream! {
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct States {
     states: Owned<Mutex<watch::Receiver<State>>>,
-    way: Way,
 }
 
 impl States {
     /// From now on; the state now is the first.
-    pub(crate) fn new(mut states: watch::Receiver<State>, way: Way) -> Self {
+    pub(crate) fn new(mut states: watch::Receiver<State>) -> Self {
         states.mark_changed();
-        Self { states: Owned::new(Mutex::new(states)), way }
+        Self { states: Owned::new(Mutex::new(states)) }
     }
 
     fn receiver(&self) -> PyResult<MutexGuard<'_, watch::Receiver<State>>> {
@@ -168,51 +173,32 @@ impl States {
 #[pymethods]
 impl States {
     /// The state now, if it is another than the last one taken.
-    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut receiver = self.receiver()?;
         if !receiver.has_changed().unwrap_or(false) {
             return Ok(None);
         }
         let state = receiver.borrow_and_update().clone();
         drop(receiver);
-        super::state(py, &state).map(Some)
+        state.to_python(py).map(Some)
     }
 
-    /// Waits for another state: true; or until `timeout`: false.
     #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        let timeout = optional_seconds(timeout, "timeout")?.unwrap_or(Duration::MAX);
-        let mut receiver = self.receiver()?.clone();
-        self.way.run(py, async move { Ok(tokio::time::timeout(timeout, receiver.changed()).await.is_ok()) })
+    fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        self.wait(py, Way::Awaitable, timeout)
+    }
+
+    #[pyo3(signature = (timeout=None))]
+    fn wait_blocking<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        self.wait(py, Way::Blocking, timeout)
     }
 }
 
-fn event<'py>(py: Python<'py>, happened: &Event) -> PyResult<Bound<'py, PyDict>> {
-    let dict = PyDict::new(py);
-    dict.set_item("kind", happened.kind.as_str())?;
-    dict.set_item("channel", happened.channel.as_deref())?;
-    dict.set_item("queue", happened.queue)?;
-    match &happened.subject {
-        Subject::Client { id, name, kind } => {
-            dict.set_item("client_id", id)?;
-            dict.set_item("client_name", name.as_deref())?;
-            dict.set_item("client_kind", kind.as_deref())?;
-        }
-        Subject::Channel { active_clients, client_limit, .. } => {
-            dict.set_item("active_clients", active_clients)?;
-            dict.set_item("client_limit", client_limit)?;
-        }
-        Subject::Queue { tag, status, high_priority, normal } => {
-            dict.set_item("tag", tag.as_deref())?;
-            dict.set_item("status", status)?;
-            dict.set_item("priority_messages", high_priority)?;
-            dict.set_item("messages", normal)?;
-        }
-        Subject::Message { id, saved, producer } => {
-            dict.set_item("message_id", id)?;
-            dict.set_item("saved", saved)?;
-            dict.set_item("producer_id", producer.as_deref())?;
-        }
+impl States {
+    /// Waits for another state: true; or until `timeout`: false.
+    fn wait<'py>(&self, py: Python<'py>, way: Way, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+        let timeout = optional_seconds(timeout, "timeout")?.unwrap_or(Duration::MAX);
+        let mut receiver = self.receiver()?.clone();
+        way.run(py, async move { Ok(tokio::time::timeout(timeout, receiver.changed()).await.is_ok()) })
     }
-    Ok(dict)
 }

@@ -25,8 +25,8 @@ use crate::ratelimit::Verdict;
 /// A message: its channel, if the edition tells it, and what was published.
 type Message<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 
-/// A client of a Throttr listener. It connects when it is needed.
-#[pyclass(frozen, module = "mqcore._core")]
+/// A client of a Throttr listener: what its two Python classes do. It connects when it is first used.
+#[pyclass(frozen, subclass, module = "mqcore._core", name = "_ThrottrClient")]
 pub(super) struct ThrottrClient {
     core: Owned<Mutex<Option<Arc<Core>>>>,
     way: Way,
@@ -44,15 +44,49 @@ impl ThrottrClient {
     }
 }
 
+/// A client whose calls return awaitables.
+#[pyclass(frozen, extends = ThrottrClient, module = "mqcore._core")]
+pub(super) struct AsyncThrottrClient;
+
 #[pymethods]
-impl ThrottrClient {
+impl AsyncThrottrClient {
     #[new]
     fn new(
         url: &str,
         tls: Option<&Bound<'_, PyAny>>,
         connect_timeout: f64,
         request_timeout: f64,
-        blocking: bool,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, Way::Awaitable)?;
+        Ok(PyClassInitializer::from(client).add_subclass(Self))
+    }
+}
+
+/// A client whose calls block.
+#[pyclass(frozen, extends = ThrottrClient, module = "mqcore._core")]
+pub(super) struct BlockingThrottrClient;
+
+#[pymethods]
+impl BlockingThrottrClient {
+    #[new]
+    fn new(
+        url: &str,
+        tls: Option<&Bound<'_, PyAny>>,
+        connect_timeout: f64,
+        request_timeout: f64,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, Way::Blocking)?;
+        Ok(PyClassInitializer::from(client).add_subclass(Self))
+    }
+}
+
+impl ThrottrClient {
+    fn new(
+        url: &str,
+        tls: Option<&Bound<'_, PyAny>>,
+        connect_timeout: f64,
+        request_timeout: f64,
+        way: Way,
     ) -> PyResult<Self> {
         process::check()?;
         let address = ThrottrAddress::parse(url).map_err(error::client)?;
@@ -64,9 +98,12 @@ impl ThrottrClient {
         };
         let _runtime = pyo3_asyncio::tokio::get_runtime().enter();
         let core = Core::new(address, &config).map_err(error::client)?;
-        Ok(Self { core: Owned::new(Mutex::new(Some(Arc::new(core)))), way: Way { blocking } })
+        Ok(Self { core: Owned::new(Mutex::new(Some(Arc::new(core)))), way })
     }
+}
 
+#[pymethods]
+impl ThrottrClient {
     /// The largest value that the listener can take.
     #[getter]
     fn value_max(&self) -> PyResult<u64> {

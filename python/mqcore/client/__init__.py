@@ -1,0 +1,94 @@
+"""The asyncio client: publishing, consuming, pulling, requests, events and administration.
+
+::
+
+    async with mqcore.connect("tmqp://localhost:2622", name="shop") as mq:
+        receipt = await mq.publish("orders/1001", Order(7, "B-2", 1))
+        async with mq.queue("orders", 1001).consume(Order, prefetch=50) as messages:
+            async for message in messages:
+                async with message.process():
+                    print(message.body.sku)
+
+The connection runs in threads that do not need Python: it answers pings and reconnects while Python is busy. Consumers
+and event subscriptions are restored after every reconnect. Calls in flight when a connection is lost raise
+`ConnectionLost`; nothing is sent twice unless `retry` allows it.
+
+The URL selects the protocol. With ``mqks://``, publishing and consuming work the same way; a name to publish to is an
+*event* there, and a queue gets the messages of the events that it is bound to, see `Queue.consume`. A feature that a
+protocol does not have raises `NotSupported`.
+
+`mqcore.sync` is the same client without ``await``; `tools/generate_sync.py` generates it from this package.
+"""
+
+from mqcore.client.arguments import Outcome
+from mqcore.client.client import Client, connect
+from mqcore.client.incoming import Incoming
+from mqcore.client.messages import Batch, Delivered, Request
+from mqcore.client.models import (
+    ChannelInformation,
+    ClientCounters,
+    ClientInformation,
+    Event,
+    NodeInformation,
+    QueueInformation,
+    Receipt,
+    RouterInformation,
+    RouterStep,
+    RouterTest,
+    State,
+)
+from mqcore.client.options import (
+    DEFAULT_URL,
+    PREFETCH,
+    Clear,
+    ClientOptions,
+    ConnectOptions,
+    ConsumeOptions,
+    Copies,
+    EmbeddedBroker,
+    Headers,
+    Order,
+    Subscription,
+    without_credentials,
+)
+from mqcore.client.queue import Queue
+from mqcore.client.streams import REASON_CLOSED, Consumer, Events, ExtensionFrames, Requests
+
+__all__ = [
+    "DEFAULT_URL",
+    "PREFETCH",
+    "REASON_CLOSED",
+    "Batch",
+    "ChannelInformation",
+    "Clear",
+    "Client",
+    "ClientCounters",
+    "ClientInformation",
+    "ClientOptions",
+    "ConnectOptions",
+    "ConsumeOptions",
+    "Consumer",
+    "Copies",
+    "Delivered",
+    "EmbeddedBroker",
+    "Event",
+    "Events",
+    "ExtensionFrames",
+    "Headers",
+    "Incoming",
+    "NodeInformation",
+    "Order",
+    "Outcome",
+    "Queue",
+    "QueueInformation",
+    "Receipt",
+    "Request",
+    "Requests",
+    "RouterInformation",
+    "RouterStep",
+    "RouterTest",
+    "State",
+    "Subscription",
+    "connect",
+    "without_credentials",
+]

@@ -1,0 +1,141 @@
+"""From the arguments of public calls to those of the core, and from its plain results to public objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
+
+from mqcore import bodies, errors
+from mqcore.client.models import Receipt
+from mqcore.client.options import Clear, ConsumeOptions, Copies, Headers, Order, Subscription
+from mqcore.config import Duration, QueueOptions, seconds
+
+__all__ = [
+    "Outcome",
+    "address",
+    "chunks",
+    "consume_options",
+    "copies",
+    "optional_seconds",
+    "pairs",
+    "publish_options",
+    "pull_options",
+    "rebinding",
+    "receipts",
+    "subscriptions",
+    "tagged",
+    "total",
+]
+
+_PUBLISH_CHUNK_MESSAGES: Final = 8192
+
+Outcome: TypeAlias = tuple[Literal["server", "consumer"] | None, float] | errors.MqcoreError
+"""The outcome of one of many published messages: who acknowledged it after how many seconds, or why it failed."""
+
+
+def address(channel: str, id: int | None) -> str:  # noqa: A002 (as in the protocol)
+    """Return the address of a queue."""
+    return channel if id is None else f"{channel}/{id}"
+
+
+def optional_seconds(duration: Duration | None) -> float | None:
+    """Return a duration in seconds, or ``None``."""
+    return None if duration is None else seconds(duration)
+
+
+def pairs(headers: Headers) -> list[tuple[str, str]]:
+    """Return headers as pairs."""
+    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+
+
+def copies(cc: Copies) -> list[tuple[str, str | None]]:
+    """Return further queues with their message ids."""
+    return [(copy, None) if isinstance(copy, str) else copy for copy in cc]
+
+
+def publish_options(
+    headers: Headers, high_priority: bool, confirm: bool, cc: Copies, timeout: Duration | None
+) -> dict[str, Any]:
+    """Return the core's arguments that many messages share."""
+    return {
+        "headers": pairs(headers),
+        "high_priority": high_priority,
+        "confirm": confirm,
+        "cc": copies(cc),
+        "timeout": optional_seconds(timeout),
+    }
+
+
+def chunks(values: Iterable[object]) -> Iterator[list[bytes]]:
+    """Yield encoded bodies in lists of bounded length."""
+    remaining = iter(values)
+    while chunk := [bodies.encode(value) for value in itertools.islice(remaining, _PUBLISH_CHUNK_MESSAGES)]:
+        yield chunk
+
+
+def receipts(outcomes: list[Outcome], return_exceptions: bool) -> list[Receipt] | list[Receipt | errors.MqcoreError]:
+    """Return outcomes as receipts. Raise the first failure unless failures may stand among them."""
+    failures = [outcome for outcome in outcomes if isinstance(outcome, errors.MqcoreError)]
+    if failures and not return_exceptions:
+        failures[0].add_note(f"{len(failures)} of {len(outcomes)} messages were not published; this is the first")
+        raise failures[0]
+    return [
+        outcome if isinstance(outcome, errors.MqcoreError) else Receipt(outcome[0] or "nobody", outcome[1])
+        for outcome in outcomes
+    ]
+
+
+def consume_options(options: ConsumeOptions) -> dict[str, Any]:
+    """Return the core's arguments for the options of one consumer."""
+    unused = options.get("delete_when_unused", False)
+    return {
+        "events": list(options["events"]) if "events" in options else None,
+        "add_events": list(options.get("add_events", ())),
+        "delete_unused": (0.0 if unused else None) if isinstance(unused, bool) else seconds(unused),
+        "filter": options.get("filter"),
+        "manual_ack": options.get("manual_ack", True),
+    }
+
+
+def rebinding(
+    events: Iterable[str] | None, remove: Iterable[str], remove_masks: Iterable[str], add: Iterable[str]
+) -> dict[str, Any]:
+    """Return the core's arguments of a change of bindings."""
+    return {
+        "replace": None if events is None else list(events),
+        "remove": list(remove),
+        "remove_masks": list(remove_masks),
+        "add": list(add),
+    }
+
+
+def pull_options(order: Order, clear: Clear | None, timeout: Duration | None) -> dict[str, Any]:
+    """Return the core's arguments of a pull. Raises `InvalidArgument` for an unknown order or clear."""
+    if order not in {"fifo", "lifo"}:
+        raise errors.InvalidArgument(f"the order of a pull is 'fifo' or 'lifo', not {order!r}")
+    if clear not in {None, "all", "high-priority", "normal"}:
+        raise errors.InvalidArgument(f"a pull clears 'all', 'high-priority' or 'normal', not {clear!r}")
+    return {
+        "lifo": order == "lifo",
+        "clear_high_priority": clear in {"all", "high-priority"},
+        "clear_normal": clear in {"all", "normal"},
+        "timeout": optional_seconds(timeout),
+    }
+
+
+def total(remaining: tuple[int, int] | None) -> int | None:
+    """Return the messages of both priorities together."""
+    return None if remaining is None else sum(remaining)
+
+
+def subscriptions(kind: str | Iterable[Subscription], channel: str | None, queue: int | None) -> list[Subscription]:
+    """Return one event with its place, or several."""
+    return [(kind, channel, queue)] if isinstance(kind, str) else list(kind)
+
+
+def tagged(options: QueueOptions | None, tag: str | None) -> QueueOptions:
+    """Return options with a tag."""
+    options = options or QueueOptions()
+    return options if tag is None else dataclasses.replace(options, tag=tag)

@@ -1,0 +1,245 @@
+"""What a client returns: confirmations, states, and descriptions of channels, queues, clients, routers and nodes.
+
+The core makes these objects; `mqcore._core` reads the protocols.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mqcore.config import RouteMethod
+
+__all__ = [
+    "ChannelInformation",
+    "ClientCounters",
+    "ClientInformation",
+    "Event",
+    "NodeInformation",
+    "QueueInformation",
+    "Receipt",
+    "RouterInformation",
+    "RouterStep",
+    "RouterTest",
+    "State",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A publisher confirmation."""
+
+    by: Literal["server", "consumer", "nobody"]
+    """Who confirmed: the broker, a consumer, or ``nobody`` if the message was published without confirmation."""
+    latency: float
+    """Seconds from the call to the confirmation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The state of the connection. The client reconnects without help of the program."""
+
+    status: Literal["connecting", "connected", "waiting", "closed"]
+    """``waiting``: the connection was lost or refused, and the client waits before the next attempt."""
+    address: str | None = None
+    """The address of the connected broker."""
+    client_id: str | None = None
+    """The client id that the broker assigned."""
+    cause: str | None = None
+    """Why the client is not connected."""
+    attempt: int | None = None
+    """The number of the attempt, counted from the loss."""
+    retry_in: float | None = None
+    """Seconds from the loss to that attempt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientCounters:
+    """Counters of a client since it was created. The client drops nothing without counting it here."""
+
+    connects: int
+    """Successful connects."""
+    unclaimed: int
+    """Messages of queues that this client does not consume; they come because it joined their channel."""
+    unclaimed_direct: int
+    """Direct messages received while the program did not take any."""
+    stale_settlements: int
+    """Acknowledgements not sent because the connection of their message was lost; the broker redelivers it."""
+    stale_discarded: int
+    """Messages dropped with their connection before the program took them; the broker redelivers them."""
+    dropped_events: int
+    """Events dropped because the program did not take earlier ones."""
+    late_answers: int
+    """Answers that came after their call had ended."""
+    refused_unconfirmed: int
+    """Messages published without confirmation that the broker rejected."""
+    late_pulled: int
+    """Pulled messages that came after their call had ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelInformation:
+    """A channel and its options. The options of queues are the defaults of its new queues."""
+
+    name: str
+    queues: tuple[int, ...] = ()
+    """Ids of its queues."""
+    allow_multiple_queues: bool = True
+    allowed_queues: tuple[int, ...] | None = None
+    """Allowed queue ids; ``None``: all."""
+    only_first_acquirer: bool = False
+    request_acknowledge: bool = False
+    acknowledge_timeout: float = 0.0
+    """Seconds."""
+    message_timeout: float = 0.0
+    """Seconds; 0: no limit."""
+    use_message_id: bool = True
+    wait_for_acknowledge: bool = False
+    hide_client_names: bool = False
+    active_clients: int = 0
+    """Clients that joined it."""
+    client_limit: int = 0
+    """0: no limit."""
+    queue_limit: int = 0
+    """0: no limit."""
+    destroy_when_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueInformation:
+    """A queue: its messages, options and counters."""
+
+    channel: str
+    id: int
+    tag_name: str | None = None
+    """A label for people and for routers."""
+    status: str = ""
+    """``broadcast``, ``push``, ``roundrobin``, ``pull``, ``cache``, ``paused`` or ``stopped``."""
+    priority_messages: int = 0
+    """Stored messages of high priority."""
+    messages: int = 0
+    """Stored messages without high priority."""
+    only_first_acquirer: bool = False
+    request_acknowledge: bool = False
+    acknowledge_timeout: float = 0.0
+    """Seconds."""
+    message_timeout: float = 0.0
+    """Seconds; 0: no limit."""
+    use_message_id: bool = True
+    wait_for_acknowledge: bool = False
+    hide_client_names: bool = False
+    received_messages: int = 0
+    sent_messages: int = 0
+    """Delivered messages, each counted once however many consumers got it."""
+    deliveries: int = 0
+    """Deliveries: each message once for every consumer that got it."""
+    acks: int = 0
+    negative_acks: int = 0
+    """Negative acknowledgements, and acknowledgements that timed out."""
+    timeout_messages: int = 0
+    """Expired messages."""
+    saved_messages: int = 0
+    removed_messages: int = 0
+    errors: int = 0
+    """Failures of its delivery handler."""
+    last_message_received: float | None = None
+    """Unix time; ``None``: never."""
+    last_message_sent: float | None = None
+    """Unix time; ``None``: never."""
+    message_limit: int = 0
+    """0: no limit."""
+    message_size_limit: int = 0
+    """Bytes; 0: no limit."""
+    publish_limit: str | None = None
+    """Publish limit such as ``"100/s"``; ``None``: no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientInformation:
+    """A connected client, or one that joined a channel."""
+
+    id: str
+    name: str | None = None
+    kind: str | None = None
+    """The type of the program."""
+    online: float = 0.0
+    """Seconds since it connected, or joined."""
+    is_authenticated: bool = False
+    """Whether an authenticator accepted it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterInformation:
+    """A router."""
+
+    name: str
+    method: RouteMethod
+    """How it chooses the bindings that get a message."""
+    enabled: bool
+    """Whether it accepts messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterStep:
+    """What a router would do at one binding."""
+
+    binding: str | None
+    """The binding; ``None`` for a target that a router in Python chose."""
+    target: str
+    """The target of the binding."""
+    takes: bool
+    """Whether the target would accept the message."""
+    why: str
+    """Why, or why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterTest:
+    """The route that a message would take."""
+
+    method: RouteMethod
+    """How the router chooses."""
+    taken: bool
+    """Whether any target would accept it."""
+    refusal: str | None
+    """Why no target would; ``None`` if one would."""
+    steps: tuple[RouterStep, ...]
+    """The steps in order."""
+    skipped: tuple[str, ...]
+    """Bindings that would not be tried, because an earlier one accepts the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInformation:
+    """A node of the cluster."""
+
+    id: str
+    name: str = ""
+    host: str = ""
+    slave: bool = False
+    """Whether it connected to this one."""
+    connected: bool = False
+    lifetime: float = 0.0
+    """Seconds since the link was established."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """An event of the broker. Fields that do not belong to its kind are ``None``."""
+
+    kind: str
+    """``ClientConnected``, ``QueueCreated``, ``MessageProduced``, ..."""
+    channel: str | None = None
+    queue: int | None = None
+    client_id: str | None = None
+    client_name: str | None = None
+    client_kind: str | None = None
+    active_clients: int | None = None
+    client_limit: int | None = None
+    tag: str | None = None
+    status: str | None = None
+    priority_messages: int | None = None
+    messages: int | None = None
+    message_id: str | None = None
+    saved: bool | None = None
+    producer_id: str | None = None

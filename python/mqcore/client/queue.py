@@ -1,0 +1,129 @@
+"""One queue, as a client reaches it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+
+from mqcore.client.arguments import consume_options, optional_seconds, pull_options, total
+from mqcore.client.incoming import Incoming
+from mqcore.client.messages import Batch, Delivered
+from mqcore.client.options import PREFETCH, Clear, ConsumeOptions, Order
+from mqcore.client.streams import Consumer
+from mqcore.config import Duration
+
+if TYPE_CHECKING:
+    from mqcore.client.client import Client
+    from mqcore.client.models import QueueInformation, Receipt
+
+__all__ = ["Queue"]
+
+_T = TypeVar("_T")
+
+
+class Queue:
+    """One queue, as this client reaches it."""
+
+    def __init__(self, client: Client, address: str) -> None:
+        self._client = client
+        self.address = address
+        """``orders/1001``."""
+
+    async def publish(self, body: object, **options: Any) -> Receipt:
+        """Publish to it; see `Client.publish`."""
+        return await self._client.publish(self.address, body, **options)
+
+    async def publish_many(self, bodies: Iterable[object], **options: Any) -> list[Receipt]:
+        """Publish many messages to it; see `Client.publish_many`."""
+        published: list[Receipt] = await self._client.publish_many(self.address, bodies, **options)
+        return published
+
+    @overload
+    def consume(
+        self, *, prefetch: int = ..., idle_timeout: Duration | None = ..., **options: Unpack[ConsumeOptions]
+    ) -> Consumer[bytes]: ...
+    @overload
+    def consume(
+        self,
+        wanted: type[_T],
+        *,
+        prefetch: int = ...,
+        idle_timeout: Duration | None = ...,
+        **options: Unpack[ConsumeOptions],
+    ) -> Consumer[_T]: ...
+    def consume(
+        self,
+        wanted: type[Any] = bytes,
+        *,
+        prefetch: int = PREFETCH,
+        idle_timeout: Duration | None = None,
+        **options: Unpack[ConsumeOptions],
+    ) -> Consumer[Any]:
+        """Return a consumer of this queue, to be opened with ``async with``. Bodies are decoded as `wanted`.
+
+        If the queue requests acknowledgements, the program holds up to `prefetch` unsettled messages; further ones wait
+        in the client. The stream ends when no message came for `idle_timeout`.
+
+        In TMQP a client joins channels and not queues: messages of the channel's other queues arrive too, and count
+        as unclaimed unless this client consumes them. TMQP has no `options`.
+
+        In MQKS, `options` set the bindings of the queue: `events` replaces all of them (an empty list keeps them),
+        `add_events` adds some; without either the event of the queue's name is added. ``delete_when_unused=True``, or a
+        duration, deletes the queue when, or that long after, its last consumer leaves. With ``manual_ack=False`` the
+        broker drops messages as soon as they are sent. After a reconnect the client restores the bindings that the
+        broker reported last. The headers ``Topic`` and ``Retry`` of a message hold its event and the number of its
+        redeliveries.
+
+        In MicroMessage2 a destination is a queue or ``topic/NAME``, and `filter` selects messages of a topic by their
+        properties: ``price>N10;region=Teu``. With ``manual_ack=False`` the client acknowledges messages as they come.
+        Raises `NotSupported` if the two sides did not agree on ``pub-sub``.
+        """
+        idle = optional_seconds(idle_timeout)
+        return Consumer(self._client, self.address, wanted, prefetch, idle, consume_options(options))
+
+    @overload
+    async def pull(
+        self, count: int = ..., *, order: Order = ..., clear: Clear | None = ..., timeout: Duration | None = ...
+    ) -> Batch[bytes]: ...
+    @overload
+    async def pull(
+        self,
+        count: int,
+        wanted: type[_T],
+        *,
+        order: Order = ...,
+        clear: Clear | None = ...,
+        timeout: Duration | None = ...,
+    ) -> Batch[_T]: ...
+    async def pull(
+        self,
+        count: int = 1,
+        wanted: type[Any] = bytes,
+        *,
+        order: Order = "fifo",
+        clear: Clear | None = None,
+        timeout: Duration | None = None,
+    ) -> Batch[Any]:
+        """Take up to `count` messages from a pull queue, the oldest first unless `order` is ``lifo``.
+
+        `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty.
+        """
+        answer = await self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
+        messages, remaining, complete = answer
+        return Batch([Delivered(core, wanted) for core in messages], total(remaining), complete)
+
+    @overload
+    async def get_cached(self, *, timeout: Duration | None = ...) -> Incoming[bytes] | None: ...
+    @overload
+    async def get_cached(self, wanted: type[_T], *, timeout: Duration | None = ...) -> Incoming[_T] | None: ...
+    async def get_cached(self, wanted: type[Any] = bytes, *, timeout: Duration | None = None) -> Incoming[Any] | None:
+        """Return the message of a cache queue without removing it; ``None`` if there is none."""
+        core = await self._client._connected().get_cached(self.address, timeout=optional_seconds(timeout))
+        return None if core is None else Incoming(core, wanted)
+
+    async def information(self) -> QueueInformation:
+        """Describe it."""
+        return await self._client.queue_information(self.address)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.address}>"

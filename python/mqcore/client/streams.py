@@ -1,0 +1,212 @@
+"""Streams of a client: deliveries, direct messages, events, frames of an extension."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+
+from mqcore import errors
+from mqcore.client.base import ClientBase, ConsumerBase
+from mqcore.client.messages import Delivered, Request
+
+if TYPE_CHECKING:
+    from mqcore import _core
+    from mqcore.client.models import Event
+    from mqcore.client.options import Subscription
+
+__all__ = ["REASON_CLOSED", "Consumer", "Events", "ExtensionFrames", "Requests"]
+
+REASON_CLOSED: Final = "consumer-closed"
+"""The reason with which a consumer that closes rejects the deliveries that the program did not take."""
+
+_TAKE_MAX: Final = 256
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+_Raw = TypeVar("_Raw")
+
+
+class Consumer(ConsumerBase[Delivered[_T]]):
+    """Messages of a queue as they come: ``async with`` opens and closes it, ``async for`` takes messages.
+
+    It continues after reconnects. Closing it rejects the deliveries that the program did not take.
+    """
+
+    def __init__(
+        self,
+        client: ClientBase,
+        address: str,
+        wanted: type[_T],
+        prefetch: int,
+        idle_timeout: float | None,
+        options: dict[str, Any],
+    ) -> None:
+        if prefetch < 1:
+            raise errors.InvalidArgument(f"prefetch is at least 1, not {prefetch}")
+        self._client = client
+        self._address = address
+        self._wanted = wanted
+        self._prefetch = prefetch
+        self._options = options
+        self._idle_timeout = idle_timeout
+        self._core: _core.Consumer | None = None
+        self._was_opened = False
+        self._taken: deque[_core.Received] = deque()
+
+    async def __aenter__(self) -> Self:
+        self._was_opened = True
+        self._core = await self._client._connected().consume(self._address, self._prefetch, **self._options)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+        for message in self._taken:
+            message.nack(REASON_CLOSED)
+        self._taken.clear()
+
+    async def __anext__(self) -> Delivered[_T]:
+        """Wait for a message; end with the consumer, the client, or after the idle timeout."""
+        if not self._taken:
+            self._taken.extend(await self._take(min(self._prefetch, _TAKE_MAX)))
+        if not self._taken:
+            raise StopAsyncIteration
+        return Delivered(self._taken.popleft(), self._wanted)
+
+    async def batches(self, size: int = _TAKE_MAX) -> AsyncIterator[list[Delivered[_T]]]:
+        """Yield lists of 1 to `size` messages: those that have come. The consumer must be open."""
+        while batch := await self._take(size):
+            yield [Delivered(core, self._wanted) for core in batch]
+
+    async def _take(self, most: int) -> list[_core.Received]:
+        if not self._was_opened:
+            raise errors.InvalidArgument("the consumer is not open; enter it with 'async with'")
+        while (core := self._core) is not None:
+            closed = core.is_closed
+            if batch := core.take(most):
+                return batch
+            if closed or not await core.wait_async(self._idle_timeout):
+                break
+        return []
+
+
+class _Source(Protocol[_Raw]):
+    """A stream of the core: it keeps elements until they are taken."""
+
+    def take(self, count: int, /) -> list[_Raw]: ...
+    def wait_async(self, timeout: float | None = None, /) -> Awaitable[bool]: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class _Stream(abc.ABC, Generic[_Raw, _T_co]):
+    """A stream that ``async with`` opens and ``async for`` reads."""
+
+    def __init__(self, client: ClientBase, idle_timeout: float | None) -> None:
+        self._client = client
+        self._idle_timeout = idle_timeout
+        self._source: _Source[_Raw] | None = None
+        self._taken: deque[_Raw] = deque()
+
+    @abc.abstractmethod
+    async def _open(self) -> _Source[_Raw]:
+        """Open the stream of the core."""
+
+    @abc.abstractmethod
+    def _read(self, raw: _Raw) -> _T_co:
+        """Make a public object of an element."""
+
+    async def __aenter__(self) -> Self:
+        self._source = await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> _T_co:
+        """Wait for the next element; end with the stream, the client, or after the idle timeout."""
+        while not self._taken and (source := self._source) is not None:
+            closed = source.is_closed
+            self._taken.extend(source.take(_TAKE_MAX))
+            if self._taken or closed or not await source.wait_async(self._idle_timeout):
+                break
+        if not self._taken:
+            raise StopAsyncIteration
+        return self._read(self._taken.popleft())
+
+
+class Requests(_Stream["_core.Received", "Request[_T]"], Generic[_T]):
+    """Direct messages to this client as they come. A client has one such stream: the newest gets the messages."""
+
+    def __init__(self, client: ClientBase, wanted: type[_T], idle_timeout: float | None) -> None:
+        super().__init__(client, idle_timeout)
+        self._wanted = wanted
+
+    async def _open(self) -> _core.Incoming:
+        return self._client._connected().incoming()
+
+    def _read(self, raw: _core.Received) -> Request[_T]:
+        return Request(raw, self._wanted, self._client._connected())
+
+
+class Events(_Stream["Event", "Event"]):
+    """Events of the broker as they come: ``async with`` subscribes, ``async for`` takes them."""
+
+    def __init__(self, client: ClientBase, subscriptions: list[Subscription], idle_timeout: float | None) -> None:
+        super().__init__(client, idle_timeout)
+        self._subscriptions = subscriptions
+
+    async def _open(self) -> _core.EventStream:
+        return await self._client._connected().subscribe_events(self._subscriptions)
+
+    def _read(self, raw: Event) -> Event:
+        return raw
+
+
+class ExtensionFrames(_Stream[bytes, bytes]):
+    """Frames of a vendor's MicroMessage2 extension: ``async with`` opens the stream, ``async for`` takes frames."""
+
+    def __init__(self, client: ClientBase, name: str, idle_timeout: float | None) -> None:
+        super().__init__(client, idle_timeout)
+        self._name = name
+
+    async def send(self, payload: bytes) -> None:
+        """Send a frame; return when it is queued for writing."""
+        await self._client._connected().send_extension(self._name, payload)
+
+    # asyncio only
+    async def serve(self, handler: Callable[[bytes], bytes | Awaitable[bytes | None] | None]) -> None:
+        """Pass each frame to `handler`, one after the other, and send back what it returns unless that is ``None``.
+
+        It runs until the client closes or the task is cancelled. It raises what the handler raises.
+        """
+        async with self as frames:
+            async for payload in frames:
+                answer = handler(payload)
+                if inspect.isawaitable(answer):
+                    answer = await answer
+                if answer is not None:
+                    await self.send(answer)
+
+    # end asyncio only
+
+    async def _open(self) -> _core.ExtensionFrames:
+        return self._client._connected().extension(self._name)
+
+    def _read(self, raw: bytes) -> bytes:
+        return raw

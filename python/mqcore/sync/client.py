@@ -1,0 +1,471 @@
+# Generated from python/mqcore/client/client.py by tools/generate_sync.py: change that, then run `make generate`.
+"""The client: connection, publishing, direct messages, events and administration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal, TypeVar, Unpack, overload
+
+from mqcore import bodies, errors
+from mqcore.client.arguments import (
+    Outcome,
+    address,
+    chunks,
+    copies,
+    optional_seconds,
+    pairs,
+    publish_options,
+    rebinding,
+    receipts,
+    subscriptions,
+    tagged,
+)
+from mqcore.client.incoming import Incoming
+from mqcore.client.lifetime import OPEN
+from mqcore.client.models import (
+    ChannelInformation,
+    ClientCounters,
+    ClientInformation,
+    NodeInformation,
+    QueueInformation,
+    Receipt,
+    RouterInformation,
+    RouterTest,
+    State,
+)
+from mqcore.client.options import (
+    DEFAULT_URL,
+    ClientOptions,
+    ConnectOptions,
+    Copies,
+    EmbeddedBroker,
+    Headers,
+    Subscription,
+    target_and_options,
+)
+from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
+from mqcore.sync.base import ClientBase
+from mqcore.sync.queue import Queue
+from mqcore.sync.streams import Events, ExtensionFrames, Requests
+
+__all__ = ["Client", "connect"]
+
+_T = TypeVar("_T")
+
+
+class Client(ClientBase):
+    """A client of a broker, made by `connect`.
+
+    Every call raises `ConnectionLost` if there is no connection within its timeout, and `RequestTimeout` if no answer
+    comes in time. Administrative calls raise `Unauthorized` if this client lacks the permission, and `NotFound` if the
+    object does not exist.
+    """
+
+    # --- the connection --------------------------------------------------------------------------------------------
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self, drain: Duration | None = None) -> None:
+        """Close: reject new calls, and let in-flight ones finish for `drain` (default: the option `drain_timeout`).
+
+        Consumers return the messages they hold and then end. Closing twice is allowed.
+        """
+        if self._core is not None:
+            OPEN.discard(self)
+            self._core.close(optional_seconds(drain))
+
+    @property
+    def id(self) -> str:
+        """The client id that the broker assigned; empty in MQKS and MicroMessage2, which have none."""
+        return self._connected().id
+
+    @property
+    def protocol(self) -> Literal["tmqp", "mqks", "mm2"]:
+        """The protocol of the connection."""
+        return self._connected().protocol
+
+    @property
+    def agreed(self) -> dict[str, dict[str, str]]:
+        """The agreed extensions with their properties; of the last connection, if there is none now. Only in
+        MicroMessage2.
+        """
+        return {name: dict(properties) for name, properties in self._connected().extensions}
+
+    @property
+    def state(self) -> State:
+        """The current state of the connection."""
+        return self._connected().state
+
+    def states(self, idle_timeout: Duration | None = None) -> Iterator[State]:
+        """Yield the current state and every later one, until the client is closed or its state stays the same for
+        `idle_timeout`. A slow reader misses states between, and sees the latest.
+        """
+        states = self._connected().states()
+        idle = optional_seconds(idle_timeout)
+        while True:
+            if (state := states.take()) is None:
+                if not states.wait_blocking(idle):
+                    return
+                continue
+            yield state
+            if state.status == "closed":
+                return
+
+    @property
+    def counters(self) -> ClientCounters:
+        """Counters since the client was created."""
+        return self._connected().counters
+
+    # --- queues ----------------------------------------------------------------------------------------------------
+
+    def queue(self, channel: str, id: int | None = None) -> Queue:  # noqa: A002 (as in the protocol)
+        """Return a queue: ``queue("orders", 1001)`` or ``queue("orders/1001")``."""
+        return Queue(self, address(channel, id))
+
+    def publish(
+        self,
+        queue: str,
+        body: object,
+        *,
+        id: str | None = None,  # noqa: A002 (as in the protocol)
+        headers: Headers = (),
+        high_priority: bool = False,
+        confirm: bool = True,
+        cc: Copies = (),
+        timeout: Duration | None = None,
+        retry: bool = False,
+    ) -> Receipt:
+        """Publish a message and wait for the confirmation.
+
+        Raises `NotFound` if the queue does not exist, `Nacked` if the message was rejected, `ConfirmTimeout` if no
+        confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
+        writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
+        when the connection was lost before the confirmation.
+
+        In MQKS `queue` is an event, and the broker accepts the message whether or not a queue is bound to it. Headers,
+        priorities and copies raise `NotSupported`; an empty body and one with line ends, TABs or trailing white space
+        raise `InvalidArgument`, because a line cannot hold them.
+
+        In MicroMessage2 `queue` is a destination: a queue or ``topic/NAME``. Headers are properties of the message,
+        `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
+        raises `NotSupported` if no acknowledgements were agreed on. Ids, priorities and copies raise it always.
+        """
+        by, latency = self._connected().publish(
+            queue,
+            bodies.encode(body),
+            message_id=id,
+            headers=pairs(headers),
+            high_priority=high_priority,
+            confirm=confirm,
+            cc=copies(cc),
+            timeout=optional_seconds(timeout),
+            retry=retry,
+        )
+        return Receipt(by or "nobody", latency)
+
+    @overload
+    def publish_many(
+        self,
+        queue: str,
+        bodies: Iterable[object],
+        *,
+        headers: Headers = ...,
+        high_priority: bool = ...,
+        confirm: bool = ...,
+        cc: Copies = ...,
+        timeout: Duration | None = ...,
+        return_exceptions: Literal[False] = ...,
+    ) -> list[Receipt]: ...
+    @overload
+    def publish_many(
+        self,
+        queue: str,
+        bodies: Iterable[object],
+        *,
+        headers: Headers = ...,
+        high_priority: bool = ...,
+        confirm: bool = ...,
+        cc: Copies = ...,
+        timeout: Duration | None = ...,
+        return_exceptions: Literal[True],
+    ) -> list[Receipt | errors.MqcoreError]: ...
+    def publish_many(
+        self,
+        queue: str,
+        bodies: Iterable[object],
+        *,
+        headers: Headers = (),
+        high_priority: bool = False,
+        confirm: bool = True,
+        cc: Copies = (),
+        timeout: Duration | None = None,
+        return_exceptions: bool = False,
+    ) -> list[Receipt] | list[Receipt | errors.MqcoreError]:
+        """Publish many messages in order, with few writes; return their receipts in that order.
+
+        If some fail, the others are still published, and the first failure is raised with a note that counts the
+        failures. With `return_exceptions`, the list holds an exception in place of each missing receipt.
+        """
+        options = publish_options(headers, high_priority, confirm, cc, timeout)
+        outcomes: list[Outcome] = []
+        for chunk in chunks(bodies):
+            outcomes += self._connected().publish_many(queue, chunk, **options)
+        return receipts(outcomes, return_exceptions)
+
+    # --- clients ---------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        target: str,
+        body: object = b"",
+        *,
+        content_type: int = 0,
+        id: str | None = None,  # noqa: A002 (as in the protocol)
+        headers: Headers = (),
+        high_priority: bool = False,
+        one: bool = False,
+        confirm: bool = False,
+        timeout: Duration | None = None,
+    ) -> None:
+        """Send a direct message to a client id, ``@name:NAME`` or ``@type:KIND``, or to a router, ``@router:NAME``.
+
+        With `one`, only the oldest matching client gets it. With `confirm`, wait until the receiver acknowledges.
+        """
+        self._connected().send(
+            target,
+            bodies.encode(body),
+            content_type=content_type,
+            message_id=id,
+            headers=pairs(headers),
+            high_priority=high_priority,
+            only_first=one,
+            confirm=confirm,
+            timeout=optional_seconds(timeout),
+        )
+
+    @overload
+    def request(
+        self,
+        target: str,
+        body: object = ...,
+        *,
+        content_type: int = ...,
+        headers: Headers = ...,
+        one: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> Incoming[bytes]: ...
+    @overload
+    def request(
+        self,
+        target: str,
+        body: object = ...,
+        *,
+        reply: type[_T],
+        content_type: int = ...,
+        headers: Headers = ...,
+        one: bool = ...,
+        timeout: Duration | None = ...,
+    ) -> _T: ...
+    def request(
+        self,
+        target: str,
+        body: object = b"",
+        *,
+        reply: type[Any] | None = None,
+        content_type: int = 0,
+        headers: Headers = (),
+        one: bool = True,
+        timeout: Duration | None = None,
+    ) -> Any:
+        """Send a request to a client and return its response: the body decoded as `reply`, or without it the message.
+
+        If several clients match, only the oldest gets the request, unless `one` is false; then the first response wins.
+        """
+        core = self._connected().request(
+            target,
+            bodies.encode(body),
+            content_type=content_type,
+            headers=pairs(headers),
+            only_first=one,
+            timeout=optional_seconds(timeout),
+        )
+        return Incoming(core, bytes) if reply is None else Incoming(core, reply).body
+
+    @overload
+    def requests(self, *, idle_timeout: Duration | None = ...) -> Requests[bytes]: ...
+    @overload
+    def requests(self, wanted: type[_T], *, idle_timeout: Duration | None = ...) -> Requests[_T]: ...
+    def requests(self, wanted: type[Any] = bytes, *, idle_timeout: Duration | None = None) -> Requests[Any]:
+        """Return the direct messages to this client, to be taken with ``with`` and ``for``."""
+        return Requests(self, wanted, optional_seconds(idle_timeout))
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def events(
+        self,
+        kind: str | Iterable[Subscription],
+        channel: str | None = None,
+        queue: int | None = None,
+        *,
+        idle_timeout: Duration | None = None,
+    ) -> Events:
+        """Return events of the broker: of one kind, with the channel and queue it belongs to, or of several kinds."""
+        return Events(self, subscriptions(kind, channel, queue), optional_seconds(idle_timeout))
+
+    def extension(self, name: str, *, idle_timeout: Duration | None = None) -> ExtensionFrames:
+        """Return the frames of a vendor's extension, to be taken with ``with`` and ``for``, and sent.
+
+        Opening it raises `NotSupported` if the two sides did not agree on the extension. Only in MicroMessage2.
+        """
+        return ExtensionFrames(self, name, optional_seconds(idle_timeout))
+
+    # --- administration --------------------------------------------------------------------------------------------
+
+    def declare(
+        self,
+        channel: str,
+        id: int,  # noqa: A002 (as in the protocol)
+        options: QueueOptions | None = None,
+        *,
+        tag: str | None = None,
+    ) -> bool:
+        """Create a queue unless it exists. Return whether it was created; an existing queue is not changed."""
+        try:
+            self.create_queue(address(channel, id), tagged(options, tag))
+        except errors.AlreadyExists:
+            return False
+        return True
+
+    def create_channel(self, channel: str, options: ChannelOptions | None = None) -> None:
+        """Create a channel. Raises `AlreadyExists` if it exists."""
+        self._connected().create_channel(channel, options or ChannelOptions())
+
+    def remove_channel(self, channel: str) -> None:
+        """Remove a channel with its queues and their messages."""
+        self._connected().remove_channel(channel)
+
+    def channel_information(self, channel: str) -> ChannelInformation:
+        """Describe a channel."""
+        return self._connected().channel_information(channel)
+
+    def channels(self, pattern: str | None = None) -> list[ChannelInformation]:
+        """Describe the channels whose name matches: ``x*`` begins, ``*x`` ends with, ``*x*`` contains, else equals."""
+        return self._connected().channels(pattern)
+
+    def channel_consumers(self, channel: str) -> list[ClientInformation]:
+        """Describe the clients that have joined a channel."""
+        return self._connected().channel_consumers(channel)
+
+    def create_queue(self, queue: str, options: QueueOptions | None = None) -> None:
+        """Create a queue, and its channel if it is missing. Raises `AlreadyExists` if the queue exists."""
+        self._connected().create_queue(queue, options or QueueOptions())
+
+    def update_queue(self, queue: str, options: QueueOptions) -> None:
+        """Change the options of a queue that are not ``None``."""
+        self._connected().update_queue(queue, options)
+
+    def remove_queue(self, queue: str) -> None:
+        """Remove a queue with its messages."""
+        self._connected().remove_queue(queue)
+
+    def rebind(
+        self,
+        queue: str,
+        events: Iterable[str] | None = None,
+        *,
+        remove: Iterable[str] = (),
+        remove_masks: Iterable[str] = (),
+        add: Iterable[str] = (),
+    ) -> None:
+        """Change the bindings of a queue. Only in MQKS.
+
+        In this order, `events` replaces all bindings, `remove` and the matches of `remove_masks`
+        (``user.*.connected``) are removed, and `add` is added.
+        """
+        self._connected().rebind(queue, **rebinding(events, remove, remove_masks, add))
+
+    def statistic(self, expression: str) -> int:
+        """Return the value of a statistics expression such as ``len(state.queues)``. Only in MQKS, whose page
+        docs/protocols/mqks.md lists the expressions.
+        """
+        return self._connected().statistic(expression)
+
+    def clear_queue(self, queue: str, *, high_priority: bool = True, normal: bool = True) -> None:
+        """Remove stored messages of a queue: those with high priority, the others, or both."""
+        self._connected().clear_queue(queue, high_priority, normal)
+
+    def queue_information(self, queue: str) -> QueueInformation:
+        """Describe a queue."""
+        return self._connected().queue_information(queue)
+
+    def queues(self, channel: str) -> list[QueueInformation]:
+        """Describe the queues of a channel."""
+        return self._connected().queues(channel)
+
+    def clients(self, pattern: str | None = None) -> list[ClientInformation]:
+        """Describe the connected clients, or those whose type matches."""
+        return self._connected().clients(pattern)
+
+    def create_router(self, router: str, method: RouteMethod | str = RouteMethod.DISTRIBUTE) -> None:
+        """Create a router. If it exists with this method, nothing changes; with another, raises `AlreadyExists`."""
+        self._connected().create_router(router, RouteMethod(method))
+
+    def remove_router(self, router: str) -> None:
+        """Remove a router with its bindings. If it does not exist, nothing changes."""
+        self._connected().remove_router(router)
+
+    def routers(self, pattern: str | None = None) -> list[RouterInformation]:
+        """Describe the routers, or those whose name matches."""
+        return self._connected().routers(pattern)
+
+    def bindings(self, router: str) -> list[Binding]:
+        """Return the bindings of a router, the highest priority first. Raises `NotFound` if there is no such router."""
+        return self._connected().bindings(router)
+
+    def bind(self, router: str, binding: Binding | str) -> None:
+        """Add a binding, or a binding to a target, to a router.
+
+        Raises `NotFound` if the router does not exist, `AlreadyExists` if it has a binding of that name.
+        """
+        self._connected().add_binding(router, Binding(binding) if isinstance(binding, str) else binding)
+
+    def unbind(self, router: str, binding: str) -> None:
+        """Remove the binding of this name from a router. If it has none, nothing changes."""
+        self._connected().remove_binding(router, binding)
+
+    def test_router(self, router: str, body: object = b"", *, headers: Headers = ()) -> RouterTest:
+        """Return the route that a message would take, and why. Nothing is sent, but handlers of routers are called."""
+        return self._connected().test_router(router, bodies.encode(body), pairs(headers))
+
+    def nodes(self) -> list[NodeInformation]:
+        """Describe the nodes of the cluster."""
+        return self._connected().nodes()
+
+    @contextmanager
+    def join(self, channel: str) -> Iterator[None]:
+        """Keep a channel joined during a block. Without it, every pull joins and leaves the channel."""
+        membership = self._connected().join(channel)
+        try:
+            yield
+        finally:
+            membership.leave()
+
+
+def connect(urls: str | Sequence[str] | EmbeddedBroker = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:
+    """Return a client of the broker at `urls`. Several URLs are tried in turn.
+
+    An embedded `mqcore.Broker` in place of URLs is reached without a socket. Keyword arguments are the fields of
+    `mqcore.client.ClientOptions`. A URL may hold credentials: ``tmqp://user:password@host``, ``tmqp://token@host``.
+    ``mqks://`` speaks MQKS and ``mm2://`` MicroMessage2; ``tmqps://``, ``mqkss://`` and ``mm2s://`` use TLS. All URLs
+    of a client have the same protocol.
+
+    Connecting raises `ConnectFailed` if no broker answers, `TLSError` or its subclass `CertificateError` if the TLS
+    handshake fails, and `AuthFailed` if the broker denies access. After that the client reconnects when a connection is
+    lost.
+    """
+    return Client(*target_and_options(urls, ClientOptions(**options)))

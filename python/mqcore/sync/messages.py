@@ -1,0 +1,115 @@
+# Generated from python/mqcore/client/messages.py by tools/generate_sync.py: change that, then run `make generate`.
+"""Messages that can be answered: deliveries of a queue, and direct messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self, TypeVar, overload
+
+from mqcore import bodies
+from mqcore.client.incoming import Incoming
+
+if TYPE_CHECKING:
+    from mqcore import _core
+
+__all__ = ["Batch", "Delivered", "Request"]
+
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Delivered(Incoming[_T_co]):
+    """A message of a queue, to be settled once if the queue requests acknowledgements."""
+
+    __slots__ = ()
+
+    @property
+    def address(self) -> str:
+        """The queue: ``orders/1001``."""
+        return f"{self.target}/{self.content_type}"
+
+    @property
+    def wants_acknowledge(self) -> bool:
+        """Whether the queue requests an acknowledgement. If not, settling does nothing."""
+        return self._core.wants_acknowledge
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this client settled it."""
+        return self._core.is_settled
+
+    def ack(self) -> bool:
+        """Acknowledge it. Return whether the acknowledgement was sent.
+
+        False is no error: the queue does not request acknowledgements, the message was settled before, or the
+        connection over which it came is lost and the broker delivers it again.
+        """
+        return self._core.ack() == "sent"
+
+    def nack(self, reason: str = "none") -> bool:
+        """Reject it: the delivery handler of its queue decides what follows. Return whether that was sent."""
+        return self._core.nack(reason) == "sent"
+
+    @contextmanager
+    def process(self) -> Iterator[Self]:
+        """Acknowledge when the block succeeds. When it raises, reject with the exception's name, and raise."""
+        try:
+            yield self
+        except BaseException as error:
+            self._core.nack(type(error).__name__)
+            raise
+        self._core.ack()
+
+
+class Request(Incoming[_T_co]):
+    """A direct message to this client."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, core: _core.Received, wanted: type[_T_co], client: _core.BlockingClient) -> None:
+        super().__init__(core, wanted)
+        self._client = client
+
+    @property
+    def wants_response(self) -> bool:
+        """Whether its sender waits for a response."""
+        return self._core.wants_response
+
+    @property
+    def wants_acknowledge(self) -> bool:
+        """Whether its sender waits for an acknowledgement."""
+        return self._core.wants_acknowledge
+
+    def respond(self, body: object = b"", *, status: int = 0) -> None:
+        """Send a response. Status 0 is success; 1000 and above are free for applications."""
+        self._client.respond(self._core, status, bodies.encode(body))
+
+    def ack(self) -> None:
+        """Acknowledge it to its sender."""
+        self._client.acknowledge_direct(self._core)
+
+    def nack(self, reason: str = "none") -> None:
+        """Reject it to its sender."""
+        self._client.acknowledge_direct(self._core, reason)
+
+
+class Batch(Sequence[Delivered[_T]]):
+    """The messages of one pull."""
+
+    def __init__(self, messages: list[Delivered[_T]], remaining: int | None, complete: bool) -> None:
+        self._messages = messages
+        self.remaining = remaining
+        """Messages left in the queue, if the broker sent their number."""
+        self.complete = complete
+        """Whether the broker sent all it had; false if the time was over or the connection was lost before."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Delivered[_T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Delivered[_T]]: ...
+    def __getitem__(self, index: int | slice) -> Delivered[_T] | list[Delivered[_T]]:
+        return self._messages[index]

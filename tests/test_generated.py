@@ -1,0 +1,72 @@
+"""The blocking clients are what `make generate` makes of the asyncio ones."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from served import ROOT
+
+PACKAGE = ROOT / "python" / "mqcore"
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate_sync", ROOT / "tools" / "generate_sync.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_committed_files_are_the_generated_ones(generator: ModuleType) -> None:
+    assert len(generator.targets()) == 6
+    assert generator.stale() == [], "run `make generate`"
+
+
+@pytest.mark.parametrize("name", ["client/queue.py", "sync/queue.py"])
+def test_a_change_of_either_side_is_detected(
+    name: str, generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in [*PACKAGE.glob("client/*.py"), *PACKAGE.glob("sync/*.py"), *PACKAGE.glob("throttr/*.py")]:
+        copy = tmp_path / "python" / "mqcore" / path.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text())
+    (tmp_path / "python" / "mqcore" / "_core.pyi").write_text((PACKAGE / "_core.pyi").read_text())
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    monkeypatch.setattr(generator, "ROOT", tmp_path)
+    monkeypatch.setattr(generator, "PACKAGE", tmp_path / "python" / "mqcore")
+    assert generator.stale() == []
+    changed = tmp_path / "python" / "mqcore" / name
+    changed.write_text(changed.read_text().replace("Publish to it", "Publish a message to it"))
+    assert [path.name for path in generator.stale()] == ["queue.py"]
+
+
+def test_what_has_no_blocking_twin_is_refused(generator: ModuleType, tmp_path: Path) -> None:
+    source = ROOT / "tools" / "generate_sync.py"
+    with pytest.raises(ValueError, match="no blocking twin"):
+        generator.module(source, tmp_path / "x.py", ())
+
+
+def test_both_clients_have_the_same_methods_but_for_those_of_asyncio() -> None:
+    def methods(path: Path) -> dict[str, set[str]]:
+        tree = ast.parse(path.read_text())
+        return {
+            node.name: {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+            for node in tree.body
+            if isinstance(node, ast.ClassDef)
+        }
+
+    asyncio_only = set()
+    for name in ("messages", "streams", "queue", "client"):
+        both = methods(PACKAGE / "client" / f"{name}.py"), methods(PACKAGE / "sync" / f"{name}.py")
+        for kind, found in both[0].items():
+            public = {method for method in found if not method.startswith("_")}
+            assert both[1][kind] >= public - {"serve"}, kind
+            asyncio_only |= {f"{kind}.{method}" for method in public - both[1][kind]}
+    assert asyncio_only == {"Client.serve", "ExtensionFrames.serve"}
