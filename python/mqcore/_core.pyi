@@ -32,7 +32,6 @@ __all__ = [
     "BlockingClient",
     "BlockingThrottrClient",
     "Broker",
-    "Burst",
     "ClientView",
     "Consumer",
     "Decision",
@@ -53,6 +52,7 @@ __all__ = [
     "Membership",
     "Message",
     "NodeFrame",
+    "PendingAnswers",
     "QueueView",
     "Received",
     "States",
@@ -64,7 +64,7 @@ __all__ = [
     "end_delivering",
     "hash_password",
     "history_columns",
-    "join_strays",
+    "join_leaked_threads",
     "journal_compact",
     "journal_inspect",
     "policies",
@@ -256,7 +256,7 @@ class Acknowledgement:
         """Why it did not."""
 
 @final
-class Burst:
+class PendingAnswers:
     """Answers of a handler that have to be awaited. For `mqcore.handlers` alone."""
 
     def __len__(self) -> int: ...
@@ -329,7 +329,7 @@ class Broker:
         policy: str,
         timeout: float,
         fallback: Decision,
-        submit: Callable[[Burst], None],
+        submit: Callable[[PendingAnswers], None],
     ) -> None: ...
     def set_authority(
         self,
@@ -947,7 +947,7 @@ class Received:
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
 
-def join_strays(timeout: float) -> int: ...
+def join_leaked_threads(timeout: float) -> int: ...
 
 # limits
 

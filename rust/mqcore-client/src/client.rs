@@ -12,51 +12,7 @@ use crate::connection;
 use crate::error::ClientError;
 use crate::mailbox::lock;
 use crate::shared::Shared;
-
-/// Where the connection is. What follows a loss is by itself: nobody has to act on it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum State {
-    /// An attempt is under way.
-    Connecting {
-        /// Which in a row, counted from 1.
-        attempt: u32,
-    },
-    /// It stands.
-    Connected {
-        /// With whom.
-        address: Arc<str>,
-        /// What the broker calls this client.
-        client_id: Arc<str>,
-    },
-    /// It was lost; the next attempt follows.
-    Waiting {
-        /// Why.
-        cause: Arc<str>,
-        /// Which attempt follows.
-        attempt: u32,
-        /// How long after this state was entered.
-        retry_in: Duration,
-    },
-    /// The client is closed, or has given up.
-    Closed {
-        /// Why.
-        cause: Arc<str>,
-    },
-}
-
-impl State {
-    /// One word: `connecting`, `connected`, `waiting`, `closed`.
-    #[must_use]
-    pub fn as_str(&self) -> &'static str {
-        match self {
-            Self::Connecting { .. } => "connecting",
-            Self::Connected { .. } => "connected",
-            Self::Waiting { .. } => "waiting",
-            Self::Closed { .. } => "closed",
-        }
-    }
-}
+pub use crate::state::ClientState;
 
 /// What a client has counted since it was made. Nothing is dropped without one of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -158,13 +114,13 @@ impl Client {
 
     /// Where the connection is now.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ClientState {
         self.shared.state.borrow().clone()
     }
 
     /// Every state from now on; a watcher that is slow sees the latest.
     #[must_use]
-    pub fn states(&self) -> watch::Receiver<State> {
+    pub fn states(&self) -> watch::Receiver<ClientState> {
         self.shared.state.subscribe()
     }
 
@@ -204,6 +160,6 @@ impl Client {
         self.shared.begin_closing(drain.unwrap_or(self.shared.config.drain_timeout));
         let mut states = self.states();
         // The sender lives in `shared`, which this handle keeps.
-        drop(states.wait_for(|state| matches!(state, State::Closed { .. })).await);
+        drop(states.wait_for(|state| matches!(state, ClientState::Closed { .. })).await);
     }
 }

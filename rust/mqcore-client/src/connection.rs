@@ -15,16 +15,18 @@ use mqcore_wire::tmqp::header::nack_reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
-use crate::client::State;
 use crate::config::Transport;
 use crate::conversation::{Answer, Arrival, PullAnswer};
+use crate::counters::Counters;
 use crate::dial::{Endpoint, Link, Stream, dial};
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, lock};
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
 use crate::route::{Route, Routes};
-use crate::shared::{Core, Counters, Shared, Waiter};
+use crate::shared::{Core, Shared};
+use crate::state::ClientState;
+use crate::waiter::Waiter;
 
 /// Octets that a read has room for, at least.
 const READ_BYTES: usize = 64 * 1024;
@@ -95,7 +97,7 @@ async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientErro
         }
         tokio::time::sleep(delay).await;
         attempt += 1;
-        shared.set_state(State::Connecting { attempt });
+        shared.set_state(ClientState::Connecting { attempt });
     }
 }
 
@@ -154,10 +156,10 @@ async fn keep_connected(
             }
             let delay = jittered(shared.config.backoff.delay(attempt));
             tracing::warn!(%cause, attempt, ?delay, "connection lost; connecting again");
-            shared.set_state(State::Waiting { cause: cause.clone(), attempt, retry_in: delay });
+            shared.set_state(ClientState::Waiting { cause: cause.clone(), attempt, retry_in: delay });
             let next = tokio::select! {
                 () = tokio::time::sleep(delay) => {
-                    shared.set_state(State::Connecting { attempt });
+                    shared.set_state(ClientState::Connecting { attempt });
                     tokio::select! {
                         next = dial_all(shared, routes) => next,
                         () = shared.closing() => return "closed by the program".into(),
@@ -281,7 +283,7 @@ enum Outlook {
 }
 
 impl Shared {
-    pub(crate) fn set_state(&self, state: State) {
+    pub(crate) fn set_state(&self, state: ClientState) {
         self.state.send_replace(state);
     }
 
@@ -292,7 +294,7 @@ impl Shared {
         core.conversation.opened(&link.greeted);
         drop(core);
         Counters::add(&self.counters.connects, 1);
-        self.set_state(State::Connected {
+        self.set_state(ClientState::Connected {
             address: link.address.clone(),
             client_id: link.greeted.own_id().into(),
         });
@@ -334,7 +336,7 @@ impl Shared {
         for mailbox in mailboxes {
             mailbox.close();
         }
-        self.set_state(State::Closed { cause });
+        self.set_state(ClientState::Closed { cause });
         self.room.notify_waiters();
     }
 

@@ -10,7 +10,7 @@ use mqcore_wire::tmqp::{decode, needed};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::consume::Consumption;
+use crate::consumption::Consumption;
 use crate::conversation::{
     Arrival, Conversation, DirectMessage, MessageId, Publication, PullAnswer, TakenUp, Tally,
 };
@@ -20,7 +20,7 @@ use crate::micromessage::conversation::Conversation as Micromessage;
 use crate::mqks::conversation::{Conversation as Mqks, Question};
 use crate::received::Received;
 use crate::request::{Intent, Request};
-use crate::shared::Waiter;
+use crate::waiter::Waiter;
 
 /// What a client takes part in, for as long as somebody in it wants that.
 #[derive(Debug, Clone)]

@@ -7,12 +7,13 @@ use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::conversation::{Answer, DirectMessage, Wait};
+use crate::counters::Counters;
 use crate::dialogue::DIRECT;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
 use crate::received::Received;
 use crate::request::push;
-use crate::shared::{Counters, Waited};
+use crate::shared::Waited;
 
 /// How to send.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

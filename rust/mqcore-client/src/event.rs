@@ -6,13 +6,13 @@ use serde::Deserialize;
 
 use crate::address::channel_name;
 use crate::client::Client;
+use crate::counters::Counters;
 use crate::dialogue::Part;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Intent, Subscription};
-use crate::shared::Counters;
 
 /// Events that may wait in a stream; later ones are dropped and counted, because nothing else must wait for them.
 pub const EVENTS_WAITING_MAX: usize = 4096;

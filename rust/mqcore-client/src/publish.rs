@@ -13,7 +13,8 @@ use crate::conversation::{Answer, By, Publication};
 use crate::dialogue::Dialogue;
 use crate::error::ClientError;
 use crate::request::push;
-use crate::shared::{Batch, Outcome, Question, Waited, Waiter};
+use crate::shared::{Question, Waited};
+use crate::waiter::{Batch, Outcome, Waiter};
 use mqcore_wire::tmqp::header::key;
 
 /// How to publish.

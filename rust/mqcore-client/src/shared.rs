@@ -1,6 +1,5 @@
 //! What the program's handles and the connection task share: the conversation, who waits, who consumes.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -10,88 +9,17 @@ use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::address::Protocol;
-use crate::client::State;
 use crate::config::ClientConfig;
 use crate::conversation::{Answer, MessageId, PullAnswer, TakenUp};
+use crate::counters::Counters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Gauge, Letter, Mailbox, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Request, Subscription};
-
-/// How a wait ended, and when that was known.
-pub(crate) type Outcome = (Result<Answer, ClientError>, Instant);
-
-/// Who waits for an answer.
-#[derive(Debug)]
-pub(crate) enum Waiter {
-    One(oneshot::Sender<Outcome>),
-    /// One message of many that were published together.
-    Many(Arc<Batch>, u32),
-}
-
-impl Waiter {
-    pub(crate) fn settle(self, result: Result<Answer, ClientError>, now: Instant) {
-        match self {
-            // Nobody listens any more if the caller gave up: then the answer concerns nobody.
-            Self::One(sender) => drop(sender.send((result, now))),
-            Self::Many(batch, index) => batch.settle(index, result, now),
-        }
-    }
-}
-
-/// The outcomes of messages that were published together; one wake-up for all of them.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    outcomes: Mutex<Vec<Option<Outcome>>>,
-    missing: AtomicUsize,
-    complete: Notify,
-}
-
-impl Batch {
-    pub(crate) fn new(size: usize) -> Arc<Self> {
-        let outcomes = Mutex::new(vec![None; size]);
-        Arc::new(Self { outcomes, missing: AtomicUsize::new(size), complete: Notify::new() })
-    }
-
-    fn settle(&self, index: u32, result: Result<Answer, ClientError>, now: Instant) {
-        let before = lock(&self.outcomes)[index as usize].replace((result, now));
-        debug_assert!(before.is_none(), "a message has one outcome");
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.complete.notify_one();
-        }
-    }
-
-    /// Waits until every outcome is known.
-    pub(crate) async fn completed(&self) {
-        while self.missing.load(Ordering::Acquire) > 0 {
-            self.complete.notified().await;
-        }
-    }
-
-    /// The outcomes; `None` where none is known.
-    pub(crate) fn take(&self) -> Vec<Option<Outcome>> {
-        std::mem::take(&mut *lock(&self.outcomes))
-    }
-}
-
-/// Counters that belong to no single call.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) connects: AtomicU64,
-    pub(crate) unclaimed: AtomicU64,
-    pub(crate) unclaimed_direct: AtomicU64,
-    pub(crate) stale_settlements: AtomicU64,
-    pub(crate) stale_discarded: AtomicU64,
-    pub(crate) dropped_events: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        counter.fetch_add(count, Ordering::Relaxed);
-    }
-}
+use crate::state::ClientState;
+use crate::waiter::{Outcome, Waiter};
 
 /// Those who consume one queue in this client. They share its messages in turn, as consumers of a queue do.
 #[derive(Debug)]
@@ -136,7 +64,7 @@ pub(crate) struct Shared {
     pub(crate) room: Notify,
     /// Notified when all output is written, or lost with its connection.
     pub(crate) written: Notify,
-    pub(crate) state: watch::Sender<State>,
+    pub(crate) state: watch::Sender<ClientState>,
     pub(crate) counters: Counters,
 }
 
@@ -168,7 +96,7 @@ impl Shared {
             core: Mutex::new(core),
             room: Notify::new(),
             written: Notify::new(),
-            state: watch::Sender::new(State::Connecting { attempt: 1 }),
+            state: watch::Sender::new(ClientState::Connecting { attempt: 1 }),
             counters: Counters::default(),
         })
     }

@@ -7,7 +7,7 @@ use foldhash::fast::RandomState;
 use hashbrown::{Equivalent, HashMap};
 
 use crate::address::QueueAddress;
-use crate::consume::Consumption;
+use crate::consumption::Consumption;
 use crate::conversation::{Answer, Arrival, By, MessageId, PullAnswer, TakenUp};
 use crate::error::ClientError;
 use crate::request::Target;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_client::address::QueueAddress;
-use mqcore_client::client::{Client, State};
+use mqcore_client::client::{Client, ClientState};
 use mqcore_client::config::{Backoff, ClientConfig, Transport};
 use mqcore_client::consume::Settlement;
 use mqcore_client::direct::SendOptions;
@@ -311,7 +311,7 @@ async fn publishing_waits_for_a_connection_and_says_that_nothing_was_sent_if_non
 
     drop((peer, broker));
     let mut states = client.states();
-    states.wait_for(|state| matches!(state, State::Waiting { .. })).await.unwrap();
+    states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap();
     let options = PublishOptions { timeout: Some(Duration::from_millis(20)), ..PublishOptions::default() };
     let error = client.publish(&queue(), b"x", &options).await.unwrap_err();
     assert!(error.is_unsent(), "{error}");
@@ -381,7 +381,7 @@ async fn the_client_gives_up_only_if_it_is_told_to() {
     };
     drop(broker);
     let mut states = client.states();
-    states.wait_for(|state| matches!(state, State::Closed { .. })).await.unwrap();
+    states.wait_for(|state| matches!(state, ClientState::Closed { .. })).await.unwrap();
     assert!(consumer.next_batch(1).await.is_empty(), "consumers end with the client");
     let error = client.publish(&queue(), b"x", &PublishOptions::default()).await.unwrap_err();
     assert_eq!(error, ClientError::Closed);
@@ -398,11 +398,14 @@ async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
     assert_eq!(peer.read_octets(8).await, PING);
     assert!(!states.has_changed().unwrap());
     // Half open: nothing is refused, and nothing comes.
-    let lost = states.wait_for(|state| matches!(state, State::Waiting { .. })).await.unwrap().clone();
-    assert!(matches!(&lost, State::Waiting { cause, .. } if cause.contains("no life sign")), "{lost:?}");
+    let lost = states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap().clone();
+    assert!(
+        matches!(&lost, ClientState::Waiting { cause, .. } if cause.contains("no life sign")),
+        "{lost:?}"
+    );
     tokio::time::resume();
     let _peer = broker.accept().await;
-    states.wait_for(|state| matches!(state, State::Connected { .. })).await.unwrap();
+    states.wait_for(|state| matches!(state, ClientState::Connected { .. })).await.unwrap();
 }
 
 #[tokio::test]
@@ -418,7 +421,7 @@ async fn a_client_that_cannot_read_still_shows_that_it_lives() {
     for _ in 0..3 {
         assert_eq!(peer.read_octets(8).await, PING);
     }
-    assert!(matches!(client.state(), State::Connected { .. }));
+    assert!(matches!(client.state(), ClientState::Connected { .. }));
     peer.deliver("m2", 1, false).await;
     assert_eq!(consumer.next_batch(9).await.len(), 1);
     assert_eq!(consumer.next_batch(9).await[0].message().id(), b"m2", "it reads again");
@@ -537,7 +540,7 @@ async fn the_connection_goes_with_the_last_handle() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let clone = client.clone();
     drop(client);
-    assert!(matches!(clone.state(), State::Connected { .. }));
+    assert!(matches!(clone.state(), ClientState::Connected { .. }));
     drop(clone);
     assert!(peer.is_closed().await);
 }
@@ -549,5 +552,5 @@ async fn a_broken_frame_ends_the_connection_and_nothing_else() {
     peer.write_octets(&[0x11, 0x30, 0, 0, 0, 0, 0, 0, 0, 0]).await;
     let _peer = broker.accept().await;
     let mut states = client.states();
-    states.wait_for(|state| matches!(state, State::Connected { .. })).await.unwrap();
+    states.wait_for(|state| matches!(state, ClientState::Connected { .. })).await.unwrap();
 }

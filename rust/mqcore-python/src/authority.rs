@@ -20,7 +20,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::error;
-use crate::stray::Stray;
+use crate::leaked_threads::LeakedThread;
 use crate::view::ClientView;
 
 /// Batches of questions that may wait; more are answered by no.
@@ -159,7 +159,7 @@ impl AuthorityThread {
     }
 }
 
-impl Stray for AuthorityThread {
+impl LeakedThread for AuthorityThread {
     fn join(&self, deadline: Instant) -> bool {
         self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }

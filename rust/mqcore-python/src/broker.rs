@@ -28,13 +28,14 @@ use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
 use crate::dispatcher::Dispatcher;
+use crate::dispatchers::Dispatchers;
 use crate::extension::{self, ExtensionThread};
+use crate::fields::seconds;
 use crate::handler::Handler;
 use crate::message::Message;
 use crate::node_filter::{self, FilterThread};
-use crate::port::Dispatchers;
 use crate::signal::Signal;
-use crate::{config, error, routing, survey};
+use crate::{config, error, routing, snapshot};
 
 /// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
 const HANDLERS_MAX: usize = 10_000;
@@ -280,7 +281,7 @@ impl Broker {
     /// Returns the keys of handlers that did not come back in time.
     fn stop(&self, py: Python<'_>, grace: f64) -> PyResult<Vec<String>> {
         self.check_process()?;
-        let grace = config::seconds(grace, "grace")?;
+        let grace = seconds(grace, "grace")?;
         let running = match &*lock(&self.state) {
             State::Running(running) => running.clone(),
             State::Stopped | State::Starting => return Ok(Vec::new()),
@@ -301,7 +302,7 @@ impl Broker {
             self.check_process()?;
             return Ok(true);
         };
-        let limit = timeout.map(|timeout| config::seconds(timeout, "timeout")).transpose()?;
+        let limit = timeout.map(|timeout| seconds(timeout, "timeout")).transpose()?;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -364,7 +365,7 @@ impl Broker {
             key: key.into(),
             overrides: Handler::new(&name, copies)?.overrides(),
             base: policy_of(policy)?,
-            timeout: config::seconds(timeout, "timeout")?,
+            timeout: seconds(timeout, "timeout")?,
             fallback: fallback.decision,
         };
         let definition = Definition { spec: spec.clone(), name, methods, submit };
@@ -402,8 +403,7 @@ impl Broker {
                 "the authority of a running broker cannot be changed; stop it first",
             ));
         }
-        let (timeout, cache) =
-            (config::seconds(timeout, "timeout")?, config::seconds(cache, "cache_seconds")?);
+        let (timeout, cache) = (seconds(timeout, "timeout")?, seconds(cache, "cache_seconds")?);
         let definition = authority::Definition { authenticate, authorize, timeout, cache, submit };
         // The old one's Python objects are released after the lock: that may run Python code.
         let replaced = lock(&self.authority).replace(definition);
@@ -426,7 +426,7 @@ impl Broker {
                 "the extensions of a running broker cannot be changed; stop it first",
             ));
         }
-        let timeout = config::seconds(timeout, "timeout")?;
+        let timeout = seconds(timeout, "timeout")?;
         let definition = extension::Definition { name: name.into(), received, timeout, submit };
         let mut extensions = lock(&self.extensions);
         let place = extensions.iter().position(|known| known.name == definition.name);
@@ -500,14 +500,14 @@ impl Broker {
     /// The last requests that could not be done, the latest first, as plain dicts.
     fn failures<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let failures = self.running("tell its errors")?.server.failures(limit);
-        failures.iter().map(|failure| survey::failure_dict(py, failure)).collect()
+        failures.iter().map(|failure| snapshot::failure_dict(py, failure)).collect()
     }
 
     /// The schedules that are due next, as plain dicts, and how many there are.
     fn schedules<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(u64, Vec<Bound<'py, PyDict>>)> {
         let running = self.running("tell its schedules")?;
         let list = py.detach(|| running.handle.block_on(running.server.schedules(limit)));
-        let schedules = list.schedules.iter().map(|schedule| survey::schedule_dict(py, schedule));
+        let schedules = list.schedules.iter().map(|schedule| snapshot::schedule_dict(py, schedule));
         Ok((list.total, schedules.collect::<PyResult<_>>()?))
     }
 
@@ -523,7 +523,7 @@ impl Broker {
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let running = self.running("be surveyed")?;
         let seen = py.detach(|| running.handle.block_on(running.server.survey()));
-        survey::to_python(py, &seen, &running.dispatchers.counts())
+        snapshot::to_python(py, &seen, &running.dispatchers.counts())
     }
 
     /// Everything that is saved now, to be read while the broker goes on.
@@ -583,7 +583,7 @@ impl Broker {
 
     /// Turns a manual clock forward.
     fn advance(&self, seconds: f64) -> PyResult<()> {
-        let by = config::seconds(seconds, "the time to advance by")?;
+        let by = crate::fields::seconds(seconds, "the time to advance by")?;
         self.running("turn its clock")?.server.advance(by);
         Ok(())
     }
@@ -591,7 +591,7 @@ impl Broker {
     /// Blocks until nothing is left to do.
     fn settle(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let running = self.running("settle")?;
-        let limit = config::seconds(timeout, "timeout")?;
+        let limit = seconds(timeout, "timeout")?;
         let settled = py.detach(|| {
             let settled = async {
                 if let Some(clients) = &self.local_clients {

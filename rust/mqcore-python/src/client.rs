@@ -37,7 +37,7 @@ use self::models::{Model, Modelled};
 use self::process::Owned;
 use self::received::Received;
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
-use crate::config::seconds;
+use crate::fields::seconds;
 
 /// Interval at which a blocking call checks for signals. Ctrl-C takes effect within this time.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);

@@ -18,8 +18,8 @@ use mqcore_server::nodes::config::{
 };
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
+use crate::fields::{duration, field, seconds};
 use crate::{authority, error, routing};
 
 /// Reads a `mqcore.BrokerConfig`.
@@ -235,23 +235,6 @@ pub(crate) fn queue_address(text: &str) -> PyResult<QueueAddress> {
     QueueAddress::parse(text).map_err(|broken| error::name(text, broken))
 }
 
-/// Reads a number of seconds.
-pub(crate) fn seconds(value: f64, what: &str) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value)
-        .map_err(|broken| error::ConfigError::new_err(format!("{what} cannot be {value} seconds: {broken}")))
-}
-
-pub(crate) fn field<'py, T>(config: &Bound<'py, PyAny>, name: &str) -> PyResult<T>
-where
-    T: FromPyObjectOwned<'py>,
-{
-    let value = config.getattr(PyString::intern(config.py(), name))?;
-    value.extract().map_err(|broken: T::Error| {
-        let broken: PyErr = broken.into();
-        error::ConfigError::new_err(format!("{name} cannot be {value}: {broken}"))
-    })
-}
-
 /// What a queue says; `none` removes what it inherits.
 fn publish_limit(options: &Bound<'_, PyAny>) -> PyResult<Option<Option<Limit>>> {
     let text: Option<String> = field(options, "publish_limit")?;
@@ -265,10 +248,6 @@ fn rate_limit(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Limit>> 
     text.map(|text| text.parse::<Limit>())
         .transpose()
         .map_err(|broken| error::ConfigError::new_err(format!("{name}: {broken}")))
-}
-
-pub(crate) fn duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Duration> {
-    seconds(field(config, name)?, name)
 }
 
 fn optional_duration(config: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Duration>> {

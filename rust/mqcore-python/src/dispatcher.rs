@@ -17,11 +17,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::answers::Answers;
-use crate::burst::{Burst, Entry};
 use crate::call::{Call, Views};
 use crate::handler::{Handler, Outcome, Verdict};
+use crate::leaked_threads::LeakedThread;
 use crate::load::{Counts, Load};
-use crate::stray::Stray;
+use crate::pending_answers::{Entry, PendingAnswers};
 
 /// Questions answered at most before the answers are sent.
 const BATCH_MAX: usize = 256;
@@ -103,7 +103,7 @@ impl Dispatcher {
     }
 }
 
-impl Stray for Dispatcher {
+impl LeakedThread for Dispatcher {
     fn join(&self, deadline: Instant) -> bool {
         self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }
@@ -243,7 +243,7 @@ impl Turn {
         }
         let entries = std::mem::take(&mut self.waiting);
         self.load.awaited(entries.len());
-        let burst = Burst::new(self.handler.clone(), self.load.clone(), entries);
+        let burst = PendingAnswers::new(self.handler.clone(), self.load.clone(), entries);
         if let Err(broken) = Bound::new(py, burst).and_then(|burst| self.submit.bind(py).call1((burst,))) {
             self.report(py, Step::ExceptionThrown, &broken, 1);
         }

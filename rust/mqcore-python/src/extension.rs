@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
-use crate::stray::Stray;
+use crate::leaked_threads::LeakedThread;
 use crate::view::ClientView;
 
 /// Batches of frames that may wait; more have failed.
@@ -72,7 +72,7 @@ impl ExtensionThread {
     }
 }
 
-impl Stray for ExtensionThread {
+impl LeakedThread for ExtensionThread {
     fn join(&self, deadline: Instant) -> bool {
         self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }

@@ -4,31 +4,32 @@ mod answers;
 mod authority;
 mod backup;
 pub mod broker;
-mod burst;
 mod call;
 mod client;
 mod compaction;
 mod config;
 mod decision;
 mod dispatcher;
+mod dispatchers;
 mod error;
 mod export;
 mod extension;
+mod fields;
 mod frame;
 mod handler;
 mod history;
 mod journal;
+mod leaked_threads;
 mod load;
 mod log;
 mod message;
 mod node_filter;
-mod port;
+mod pending_answers;
 mod ratelimit;
 mod routing;
 mod selection;
 mod signal;
-mod stray;
-mod survey;
+mod snapshot;
 mod view;
 mod zmtp;
 
@@ -45,8 +46,6 @@ mod _core {
     #[pymodule_export]
     use crate::broker::Broker;
     #[pymodule_export]
-    use crate::burst::Burst;
-    #[pymodule_export]
     use crate::compaction::journal_compact;
     #[pymodule_export]
     use crate::decision::{Decision, policies, policy_decision};
@@ -61,15 +60,17 @@ mod _core {
     #[pymodule_export]
     use crate::journal::{JournalMessages, journal_inspect};
     #[pymodule_export]
+    use crate::leaked_threads::join_leaked_threads;
+    #[pymodule_export]
     use crate::message::{Headers, Message};
     #[pymodule_export]
     use crate::node_filter::NodeFrame;
     #[pymodule_export]
+    use crate::pending_answers::PendingAnswers;
+    #[pymodule_export]
     use crate::ratelimit::{LimitRule, LimitStore, Verdict};
     #[pymodule_export]
     use crate::selection::JournalSelection;
-    #[pymodule_export]
-    use crate::stray::join_strays;
     #[pymodule_export]
     use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
     #[pymodule_export]

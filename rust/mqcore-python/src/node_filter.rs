@@ -15,9 +15,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBool;
 
-use crate::config::{duration, field};
+use crate::fields::{duration, field};
+use crate::leaked_threads::LeakedThread;
 use crate::message::Message;
-use crate::stray::Stray;
 use crate::view::ClientView;
 
 /// Batches of questions that may wait for one filter; about more the fallback holds at once. A connection has one at most.
@@ -201,7 +201,7 @@ impl FilterThread {
     }
 }
 
-impl Stray for FilterThread {
+impl LeakedThread for FilterThread {
     fn join(&self, deadline: Instant) -> bool {
         self.ended.recv_deadline(deadline) != Err(RecvTimeoutError::Timeout)
     }

@@ -6,8 +6,8 @@ use mqcore_broker::model::router::{Binding, Interaction, RouterDefinition, Route
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
-use crate::config::field;
 use crate::error;
+use crate::fields::field;
 use crate::handler::Verdict;
 
 /// Reads a `mqcore.RouterOptions`.

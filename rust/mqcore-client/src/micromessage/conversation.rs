@@ -21,7 +21,7 @@ use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame as Parts, Kind as Sort};
 
 use crate::address::{Protocol, QueueAddress};
-use crate::consume::{ConsumeTerms, Consumption};
+use crate::consumption::{ConsumeTerms, Consumption};
 use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;

@@ -14,7 +14,7 @@ use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request};
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::address::{Protocol, QueueAddress};
-use crate::consume::{Consumption, UnusedQueue};
+use crate::consumption::{Consumption, UnusedQueue};
 use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
@@ -435,7 +435,7 @@ fn check_consumption(consumption: &Consumption) -> Result<(), ClientError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consume::ConsumeTerms;
+    use crate::consumption::ConsumeTerms;
     use std::time::Duration;
 
     type Names = Conversation<&'static str>;

@@ -1,6 +1,6 @@
 //! From what the client returns to the dataclasses of `mqcore.client.models`.
 
-use mqcore_client::client::{ClientStats, State};
+use mqcore_client::client::{ClientState, ClientStats};
 use mqcore_client::event::{Event, Subject};
 use mqcore_client::models::{
     Binding, ChannelInformation, ClientInformation, Interaction, NodeInformation, QueueInformation,
@@ -180,7 +180,7 @@ impl Model for RouterStep {
     }
 }
 
-impl Model for State {
+impl Model for ClientState {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let status = self.as_str();
         match self {

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use super::error;
 use crate::broker::{Broker, LocalClients};
-use crate::config::seconds;
+use crate::fields::seconds;
 
 /// Where to connect: an embedded broker, or a list of URLs.
 pub(super) fn transport(target: &Bound<'_, PyAny>) -> PyResult<Transport> {

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use mqcore_client::client::State;
+use mqcore_client::client::ClientState;
 use mqcore_client::consume::Consumer as CoreConsumer;
 use mqcore_client::direct::Incoming as CoreIncoming;
 use mqcore_client::event::EventStream as CoreEventStream;
@@ -155,17 +155,17 @@ stream! {
 /// States of a client, the newest one if several came since the last look.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct States {
-    states: Owned<Mutex<watch::Receiver<State>>>,
+    states: Owned<Mutex<watch::Receiver<ClientState>>>,
 }
 
 impl States {
     /// From now on; the state now is the first.
-    pub(crate) fn new(mut states: watch::Receiver<State>) -> Self {
+    pub(crate) fn new(mut states: watch::Receiver<ClientState>) -> Self {
         states.mark_changed();
         Self { states: Owned::new(Mutex::new(states)) }
     }
 
-    fn receiver(&self) -> PyResult<MutexGuard<'_, watch::Receiver<State>>> {
+    fn receiver(&self) -> PyResult<MutexGuard<'_, watch::Receiver<ClientState>>> {
         Ok(self.states.get()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -19,7 +19,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 use super::error::{self, InvalidArgument};
 use super::process::{self, Owned};
 use super::{Way, optional_seconds, options};
-use crate::config::seconds;
+use crate::fields::seconds;
 use crate::ratelimit::Verdict;
 
 /// A message: its channel, if the edition tells it, and what was published.

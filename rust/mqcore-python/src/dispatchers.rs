@@ -14,9 +14,9 @@ use mqcore_server::nodes::judge::{NodeFilterPort, NodeFilters};
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
 use crate::extension::ExtensionThread;
+use crate::leaked_threads::{self, LeakedThread};
 use crate::load::Counts;
 use crate::node_filter::FilterThread;
-use crate::stray::{self, Stray};
 
 /// The dispatchers by [`HandlerId`].
 ///
@@ -95,7 +95,7 @@ impl Dispatchers {
         slots.iter().filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts()))).collect()
     }
 
-    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`: they are strays from
+    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`: they are leaked threads from
     /// then on. To be called detached from the interpreter, because a handler needs it to come back.
     pub(crate) fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
         let slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
@@ -112,12 +112,12 @@ impl Dispatchers {
         let filters: Vec<_> = filters.accept.into_iter().chain(filters.send.into_iter().flatten()).collect();
         filters.iter().for_each(|filter| filter.stop());
         let late_filters = filters.into_iter().filter(|filter| !filter.join(deadline)).map(|filter| {
-            stray::add(filter);
+            leaked_threads::add(filter);
             Box::from("node filter")
         });
         let authority = authority.filter(|authority| !authority.join(deadline));
         let late_authority = authority.map(|authority| {
-            stray::add(authority);
+            leaked_threads::add(authority);
             Box::from("authority")
         });
         let extensions = self.extensions.write().unwrap_or_else(PoisonError::into_inner).take();
@@ -125,12 +125,12 @@ impl Dispatchers {
             extensions.stop();
         }
         let late_extensions = extensions.filter(|extensions| !extensions.join(deadline)).map(|extensions| {
-            stray::add(extensions);
+            leaked_threads::add(extensions);
             Box::from("extensions")
         });
         let late = running.into_iter().filter(|(_, dispatcher)| !dispatcher.join(deadline));
         late.map(|(key, dispatcher)| {
-            stray::add(dispatcher);
+            leaked_threads::add(dispatcher);
             key
         })
         .chain(late_authority)

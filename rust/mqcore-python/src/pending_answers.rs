@@ -20,7 +20,7 @@ use crate::load::Load;
 /// Whatever happens to it, each question is answered at most once, and those that nobody answered count as failed
 /// when it is dropped.
 #[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct Burst {
+pub(crate) struct PendingAnswers {
     handler: Arc<Handler>,
     load: Arc<Load>,
     entries: Vec<Entry>,
@@ -73,7 +73,7 @@ impl Entry {
     }
 }
 
-impl Burst {
+impl PendingAnswers {
     /// Takes `entries`, whose questions are already counted as waiting in `load`.
     pub(crate) fn new(handler: Arc<Handler>, load: Arc<Load>, entries: Vec<Entry>) -> Self {
         Self { handler, load, entries, answers: Mutex::default() }
@@ -107,7 +107,7 @@ impl Burst {
 }
 
 #[pymethods]
-impl Burst {
+impl PendingAnswers {
     fn __len__(&self) -> usize {
         self.entries.len()
     }
@@ -181,7 +181,7 @@ impl Burst {
     }
 }
 
-impl Drop for Burst {
+impl Drop for PendingAnswers {
     fn drop(&mut self) {
         self.settle_rest(HandlerFailure::Gone);
         // `None`: the interpreter is ending, and nobody would hear the complaint.

@@ -1,0 +1,20 @@
+//! Counters that belong to no single call.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters that belong to no single call.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connects: AtomicU64,
+    pub(crate) unclaimed: AtomicU64,
+    pub(crate) unclaimed_direct: AtomicU64,
+    pub(crate) stale_settlements: AtomicU64,
+    pub(crate) stale_discarded: AtomicU64,
+    pub(crate) dropped_events: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}
