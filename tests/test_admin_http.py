@@ -214,9 +214,9 @@ def test_an_answer_of_more_bytes_than_the_limit_is_refused() -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("tmqp://127.0.0.1", "is no admin side"),
-        ("http://", "is no admin side"),
-        ("http://127.0.0.1:x", "is no admin side"),
+        ("tmqp://127.0.0.1", "is not a URL of an admin side"),
+        ("http://", "is not a URL of an admin side"),
+        ("http://127.0.0.1:x", "is not a URL of an admin side"),
         ("https://127.0.0.1?cax=1", "has no option 'cax'"),
         ("http://127.0.0.1?ca=x.pem", "write https://"),
     ],

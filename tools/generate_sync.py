@@ -1,8 +1,8 @@
 """Generate the blocking clients from the asyncio ones: `make generate`, or `--check` to compare only.
 
-Each generated file is its source with the words of asyncio replaced, formatted by ruff. What cannot be replaced word by
-word stands in `mqcore/client/base.py` and `mqcore/sync/base.py`, or between `# asyncio only` and `# end asyncio only`
-in the source, which is left out.
+Each generated file is its source with the words of asyncio replaced, formatted by ruff. Code that differs in more
+than words is in `mqcore/client/base.py` and `mqcore/sync/base.py`. Lines of the source between `# asyncio only` and
+`# end asyncio only` are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ WORDS = (
     (r"\bwait_async\b", "wait_blocking"),
     (r"\bAsync(Client|ThrottrClient)\b", r"Blocking\1"),
 )
-CLIENT_WORDS = ((r"\bmqcore\.client\.(base|client|messages|queue|streams)\b", r"mqcore.sync.\1"),)
+CLIENT_WORDS = (
+    (r"\bmqcore\.client\.(base|client|messages|queue|streams)\b", r"mqcore.sync.\1"),
+    (r"\bmqcore\.connect\b", "mqcore.sync.connect"),
+)
 THROTTR_WORDS = (
     (r"(?<![.\w`])(Client|Pipeline)\b", r"Sync\1"),
     (r"`(Client|Pipeline)`", r"`Sync\1`"),

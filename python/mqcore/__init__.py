@@ -1,4 +1,4 @@
-"""A message broker with a Rust core whose behaviour is decided in typed Python."""
+"""A message broker with a Rust core whose behavior is decided in typed Python."""
 
 from __future__ import annotations
 

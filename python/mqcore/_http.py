@@ -98,10 +98,10 @@ class AdminClient:
             parts = urllib.parse.urlsplit(plain)
             host, port = parts.hostname, parts.port or DEFAULT_PORT
         except ValueError as error:
-            raise errors.ConfigError(f"{url} is no admin side: {error}") from None
+            raise errors.ConfigError(f"{url} is not a URL of an admin side: {error}") from None
         if parts.scheme not in {"http", "https"} or not host:
             raise errors.ConfigError(
-                f"{url} is no admin side; write http://HOST:PORT as the ready line of the broker tells"
+                f"{url} is not a URL of an admin side; write http://HOST:PORT, as in the ready line of the broker"
             )
         if named is not None and token is not None:
             raise errors.ConfigError("give the token in the URL of the admin side or as `token`, not both")
@@ -129,8 +129,8 @@ class AdminClient:
     ) -> dict[str, Any]:
         """Send a request and return the JSON object of its answer, of at most `bytes_max` bytes.
 
-        Raises `ConnectFailed` if the admin side cannot be reached, `BadAnswer` if what answers is no admin side or
-        answers with more, and what `stream` raises.
+        Raises `ConnectFailed` if the admin side cannot be reached, `BadAnswer` if the answer is larger or not
+        that of an admin side, and what `stream` raises.
         """
         with self.stream(method, path, headers, rejections=rejections, otherwise=otherwise) as body:
             text = body.read(bytes_max + 1)
@@ -139,7 +139,7 @@ class AdminClient:
         try:
             return dict(json.loads(text))
         except (ValueError, TypeError) as error:
-            raise errors.BadAnswer(f"{self.url} answers {_OK}, and not as the admin side of a broker does") from error
+            raise errors.BadAnswer(f"{self.url} answers {_OK}, but not like the admin side of a broker") from error
 
     @contextmanager
     def stream(
@@ -206,7 +206,7 @@ class AdminClient:
             content = json.loads(text)["error"]
             code, message = str(content["code"]), str(content["message"])
         except (ValueError, KeyError, TypeError):
-            return errors.BadAnswer(f"{self.url} answers {status}, and not as the admin side of a broker does")
+            return errors.BadAnswer(f"{self.url} answers {status}, but not like the admin side of a broker")
         if code in rejections:
             return rejections[code](message)
         return errors.BadAnswer(f"{self.url}: {message}") if otherwise is None else otherwise(message)
@@ -233,7 +233,7 @@ def _is_basic(named: str | None) -> bool:
 
 
 def _tls(query: str, tls: TLSConfig | None) -> TLSConfig | None:
-    """TLS options of the URL, or those given beside it."""
+    """Return the TLS options of the URL, or those given beside it."""
     named = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     if not named:
         return tls
@@ -249,7 +249,7 @@ def _tls(query: str, tls: TLSConfig | None) -> TLSConfig | None:
 
 
 def _tls_options(tls: TLSConfig) -> dict[str, Any]:
-    """What urllib3 needs for `tls`."""
+    """Return the arguments of urllib3 for `tls`."""
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.cert is not None:
@@ -267,7 +267,7 @@ def _tls_options(tls: TLSConfig) -> dict[str, Any]:
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """The proxy that the environment names for a host, if any."""
+    """Return the proxy that the environment names for a host, if any."""
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
     if proxy is None or _is_loopback(host) or urllib.request.proxy_bypass(host):
@@ -285,7 +285,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, without the name of a connection object that urllib3 puts in front."""
+    """Return the text of an error without the connection object that urllib3 names first."""
     text = str(error) or type(error).__name__
     _, separator, reason = text.partition(">: ")
     return reason if separator else text

@@ -1,4 +1,4 @@
-"""What a broker's admin side tells a program by HTTP.
+"""Requests to the admin side of a broker over HTTP.
 
 ::
 
@@ -37,66 +37,66 @@ __all__ = [
 ]
 
 DEFAULT_URL: Final = "http://127.0.0.1:2627"
-"""Where an admin side is served if nothing else is said."""
+"""The default URL of an admin side."""
 
 _SCHEDULE_ID: Final = re.compile(r"[0-9a-fA-F]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
-    """A request that could not be done, and of which its client was told a number."""
+    """A failed request whose client received only an error number."""
 
     id: str
-    """The number: 20 digits of the time in UTC, and four characters."""
+    """The error number: 20 digits of the time in UTC, and four characters."""
     request: str
-    """The request's id as the client wrote it; octets that are no printable ASCII are escaped."""
+    """The request's id as the client wrote it. Bytes other than printable ASCII are escaped."""
     why: str
-    """What was wrong and what to do."""
+    """The error and how to fix it."""
     at_ms: int
-    """When: Unix milliseconds."""
+    """Time in Unix milliseconds."""
     client: str
     """The client's id."""
     connection: int
     """The number of its connection."""
     protocol: str
-    """What it speaks: ``mqks``."""
+    """Its protocol: ``mqks``."""
 
     @property
     def at(self) -> datetime:
-        """When, in UTC."""
+        """The time in UTC."""
         return datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """A schedule that a broker keeps, and how far it is."""
+    """A schedule of a broker, and its progress."""
 
     id: str
-    """A hash of the call that it makes, which tells schedules apart."""
+    """A hash of its call, unique among schedules."""
     queue: str
-    """The queue that it names."""
+    """The queue of its runs."""
     headers: str
     """The headers of each run, as the protocol writes them."""
     job: str
-    """The JSON of the job; of a long one the beginning."""
+    """The JSON of the job; a long one is cut."""
     interval_ms: int | None
-    """Milliseconds between two runs; ``None``: it has a cron expression."""
+    """Milliseconds between two runs; ``None`` if it has a cron expression."""
     cron: str | None
     """Its cron expression."""
     timezone: str | None
-    """The zone of that."""
+    """The time zone of `cron`."""
     catch_up: str
-    """What becomes of runs that were missed: ``none``, ``latest`` or ``all``."""
+    """The missed runs that are made later: ``none``, ``latest`` or ``all``."""
     due_ms: int
-    """When it is due next: Unix milliseconds."""
+    """Time of the next run in Unix milliseconds."""
     runs: int
-    """How often it ran."""
+    """Runs so far."""
     left: int | None
-    """How often it still runs; ``None``: without end."""
+    """Remaining runs; ``None``: unlimited."""
 
     @property
     def due(self) -> datetime:
-        """When it is due next, in UTC."""
+        """Time of the next run in UTC."""
         return datetime.fromtimestamp(self.due_ms / 1000, UTC)
 
 
@@ -105,9 +105,9 @@ class ScheduleList:
     """Schedules of a broker."""
 
     total: int
-    """How many there are in all."""
+    """Number of all schedules."""
     schedules: tuple[ScheduleInfo, ...]
-    """As many as were asked for, those that are due next first."""
+    """Up to `limit` of them, those due next first."""
 
 
 def schedules(
@@ -118,16 +118,16 @@ def schedules(
     timeout: Duration = 15.0,
     tls: TLSConfig | None = None,
 ) -> ScheduleList:
-    """Return the schedules that the broker with this admin side keeps, those that are due next first.
+    """Return the schedules of the broker with this admin side, those due next first.
 
-    `limit` is how many at most, up to 10,000; `token` and `timeout` are as for `errors`, and so is what is raised.
+    `limit` is at most 10,000. The other arguments and the exceptions are those of `errors`.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/schedules?limit={limit:d}")
     try:
         found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
         return ScheduleList(int(content["total"]), found)
     except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} tells its schedules in another form: {error}") from error
+        raise _errors.BadAnswer(f"{url} returns its schedules in another form: {error}") from error
 
 
 def unschedule(
@@ -138,16 +138,16 @@ def unschedule(
     timeout: Duration = 15.0,
     tls: TLSConfig | None = None,
 ) -> None:
-    """End the schedule of this id, which `schedules` tells, of the broker with this admin side.
+    """Remove the schedule with this id, as `schedules` returns it, from the broker with this admin side.
 
-    When this returns, that is on disk and survives any crash. A run that is due already is still made. A worker whose
-    program has the schedule sends it again when it starts. As everything that changes something by the admin side it
-    needs a `token`, of one with the rule ``administer:/schedules/*``.
+    When the call returns, the removal is on disk. Runs that are already due are still made. A worker whose program
+    declares the schedule sends it again when it starts. Like every change through the admin side it needs a `token`
+    with the rule ``administer:/schedules/*``.
 
-    Raises `NotFound` if the broker keeps no such schedule, `InvalidArgument` for what can be no id, `Unauthorized`,
-    `Busy` while the broker cannot write schedules down, `Nacked` if its disk failed in that moment, `ConfigError` for
-    a URL of something else, `ConnectFailed` if nobody answers, `ConnectionLost` while the broker stops, and `BadAnswer`
-    if what answers is no broker of this version.
+    Raises `NotFound` if there is no such schedule, `InvalidArgument` for a malformed id, `Unauthorized`, `Busy` while
+    the broker cannot save schedules, `Nacked` if its disk failed during the call, `ConfigError` for another URL,
+    `ConnectFailed` if the broker does not answer, `ConnectionLost` while it stops, and `BadAnswer` if the answer is not
+    that of a broker of this version.
     """
     if not _SCHEDULE_ID.fullmatch(schedule_id):
         raise _errors.InvalidArgument(f"{schedule_id!r}: the id of a schedule has 40 hexadecimal digits")
@@ -162,88 +162,89 @@ def errors(
     timeout: Duration = 15.0,
     tls: TLSConfig | None = None,
 ) -> tuple[FailedRequest, ...]:
-    """Return the last requests that the broker with this admin side could not do, the latest first.
+    """Return the last failed requests of the broker with this admin side, the latest first.
 
-    `limit` is how many at most; a broker keeps the last 1,000. `token` is that of one who may administer it, where that
-    is asked for. `timeout` is how long it may say nothing.
+    A broker keeps the last 1,000. `token` belongs to an administrator, if the broker has users. `timeout` is the
+    longest time to connect and the longest silence. `tls` is the trust for
+    ``https://``; default: the authorities of the system.
 
-    Raises `ConfigError` for a URL of something else, `ConnectFailed` if nobody answers, `Unauthorized`, `Busy` if it
-    has too much to do, `ConnectionLost` while it stops, and `BadAnswer` if what answers is no broker of this version.
+    Raises `ConfigError` for another URL, `ConnectFailed` if the broker does not answer, `Unauthorized`, `Busy` if it is
+    overloaded, `ConnectionLost` while it stops, and `BadAnswer` if the answer is not that of a broker of this version.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/errors?limit={limit:d}")
     try:
         return tuple(FailedRequest(**failed) for failed in content["errors"])
     except (KeyError, TypeError) as error:
-        raise _errors.BadAnswer(f"{url} tells its errors in another form: {error}") from error
+        raise _errors.BadAnswer(f"{url} returns its errors in another form: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedClient:
-    """A client that had to do with a message."""
+    """A client that produced or received a message."""
 
     id: str
     """Its client id."""
     name: str | None
-    """What it calls itself; of EventMQ its identity."""
+    """Its name; in EventMQ its identity."""
     type: str | None
-    """Of EventMQ ``eventmq-backend`` for workers, ``eventmq-frontend`` for clients."""
+    """Its type; in EventMQ ``eventmq-backend`` for workers, ``eventmq-frontend`` for clients."""
     protocol: str
-    """What it speaks: ``emqp``, ``tmqp``, ..."""
+    """Its protocol: ``emqp``, ``tmqp``, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceStep:
-    """Something that has happened to a message, as the history has it."""
+    """A lifecycle event of a message in the history."""
 
     at_ms: int
-    """When: Unix milliseconds."""
+    """Time in Unix milliseconds."""
     kind: str
     """``produced``, ``saved``, ``delivered``, ``acked``, ``nacked``, ``put-back``, ``dropped``, ..."""
     queue: str
-    """Where."""
+    """The queue."""
     attempt: int | None
-    """How often it had been handed out."""
+    """Deliveries of the message so far."""
     last: bool
-    """Whether it left its queue for good with this."""
+    """Whether the message left its queue for good."""
     reason: str | None
-    """Why, if somebody said so."""
+    """The reason, if one was given."""
     target: str | None
     """The queue that it moved to."""
     producer: TracedClient | None
-    """Who brought it, where that is told."""
+    """The producer, if the event names it."""
     consumer: TracedClient | None
-    """Who had it, where that is told."""
+    """The consumer, if the event names it."""
     shard: int
-    """With `number`: which message it is. A dead letter is another one than what it was before, of the same id."""
+    """With `number`, the identity of the message. A dead letter is a new message with the same id."""
     number: int
     """See `shard`."""
 
     @property
     def at(self) -> datetime:
-        """When, in UTC."""
+        """The time in UTC."""
         return datetime.fromtimestamp(self.at_ms / 1000, UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """A message that is in a queue now."""
+    """The location of a message that is in a queue now."""
 
     queue: str
-    """Which queue."""
+    """The queue."""
     state: str
     """``waiting``, ``delayed`` until a time, ``delivered`` and not settled, or ``undecided`` by its handler."""
     until_ms: int | None
-    """Until when it is delayed: Unix milliseconds."""
+    """End of the delay in Unix milliseconds."""
     consumers: tuple[TracedClient, ...]
-    """Who has it."""
+    """Consumers that hold it unsettled."""
     attempts: int
-    """How often it was handed out."""
+    """Deliveries so far."""
     put_backs: int
-    """How often it was put back."""
+    """Requeues so far."""
     saved: bool
     """Whether it is durable."""
     producer: TracedClient | None
-    """Who brought it; unknown after a restart."""
+    """The producer; unknown after a restart."""
     shard: int
     """See `TraceStep`."""
     number: int
@@ -252,26 +253,26 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What is known of a message."""
+    """Where a message is, and what happened to it."""
 
     id: str
     """Its id. Producers choose it, so several messages may have the same."""
     history: bool
     """Whether the broker keeps a history; without one `steps` is empty."""
     steps: tuple[TraceStep, ...]
-    """What has happened, in order."""
+    """Its lifecycle events in order."""
     now: tuple[Sighting, ...]
-    """Where it is."""
+    """Its locations now."""
     truncated: bool
-    """There are more steps than were told, which are 10,000."""
+    """Whether there are more than the returned 10,000 steps."""
     not_all_looked_at: bool
-    """So many messages wait in queues that not all of them were looked at; it may be among the others."""
+    """Whether the broker searched only a part of the queued messages, because there are too many."""
 
     @property
     def outcome(self) -> str:
-        """How it stands in a word: a `Sighting.state`, or how it ended: ``done``, ``dead-lettered``, ``dropped``, ...
+        """The state of a `Sighting`, or how the message ended: ``done``, ``dead-lettered``, ``dropped``, ...
 
-        ``unknown`` if it is nowhere and its end was not written down: it was in memory only when the broker was killed.
+        ``unknown`` if it is in no queue and the history has no end: it was only in memory when the broker was killed.
         """
         if self.now:
             return self.now[-1].state
@@ -289,14 +290,14 @@ def trace(
     timeout: Duration = 60.0,
     tls: TLSConfig | None = None,
 ) -> Trace:
-    """Return what the broker with this admin side knows of the message, or the job, of this id.
+    """Return where the message, or the job, with this id is, and what happened to it.
 
-    What has happened to it is read from the history, all of it, if the broker keeps one; that may take its time,
-    `timeout` at most. What it is doing now is known without one, unless it waits and its body is not in memory, as
-    after a restart. `token` is that of one who may administer the broker, where that is asked for.
+    If the broker keeps a history, it searches all of it, which takes up to `timeout`. Without a history, the answer has
+    the locations only, and misses a waiting message whose body is not in memory, as after a restart. `token` belongs to
+    an administrator, if the broker has users.
 
-    Raises `NotFound` if there is no such message, `ConfigError` for a URL of something else, `ConnectFailed` if nobody
-    answers, `Unauthorized`, and `BadAnswer` if what answers is no broker of this version.
+    Raises `NotFound` if there is no such message, `ConfigError` for another URL, `ConnectFailed` if the broker does not
+    answer, `Unauthorized`, and `BadAnswer` if the answer is not that of a broker of this version.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask(
         "GET", f"/trace/{urllib.parse.quote(message_id, safe='')}"
@@ -310,14 +311,14 @@ def trace(
             }
         )
     except (KeyError, TypeError) as error:
-        raise _errors.BadAnswer(f"{url} tells traces in another form: {error}") from error
+        raise _errors.BadAnswer(f"{url} returns traces in another form: {error}") from error
 
 
-def _clients(told: dict[str, Any]) -> dict[str, Any]:
-    """The same with clients in place of what stands for them."""
+def _clients(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the same with `TracedClient` objects."""
     for name in ("producer", "consumer"):
-        if told.get(name) is not None:
-            told[name] = TracedClient(**told[name])
-    if "consumers" in told:
-        told["consumers"] = tuple(TracedClient(**consumer) for consumer in told["consumers"])
-    return told
+        if fields.get(name) is not None:
+            fields[name] = TracedClient(**fields[name])
+    if "consumers" in fields:
+        fields["consumers"] = tuple(TracedClient(**consumer) for consumer in fields["consumers"])
+    return fields

@@ -1,4 +1,4 @@
-"""Whole copies of what a broker has saved, made while it works, and the way back.
+"""Complete copies of the saved data of a running broker, and restoring them.
 
 ::
 
@@ -41,31 +41,31 @@ __all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
 
 _SCHEMA: Final = "mqcore.backup/1"
 _MANIFEST: Final = "manifest.json"
-_MANIFEST_OCTETS_MAX: Final = 64 * 1024 * 1024
+_MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 _NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits|schedules)/\d{10}\.segment")
-"""What may be in a backup: nothing that leads out of the directory that it is restored to."""
+"""Files of a backup. No name leads out of the directory that it is restored to."""
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
-"""What a compressed file begins with."""
+"""The first bytes of a compressed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackedUp:
-    """A backup that was made."""
+    """The result of `backup`."""
 
     path: str
     files: int
     bytes: int
-    """Octets of its files, before compression."""
+    """Bytes of its files before compression."""
     messages: int | None
-    """Saved messages in it; ``None`` if the broker was stopped: `restore` tells."""
+    """Saved messages in it; ``None`` if the broker was stopped. `restore` counts them."""
     created: datetime
-    """When it was begun, in UTC."""
+    """When it began, in UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What came back."""
+    """The result of `restore`."""
 
     data_dir: str
     shards: int
@@ -76,17 +76,17 @@ class Restored:
     definitions: int
     """Channels and queues."""
     limits: int
-    """Limits that were kept."""
+    """Saved limits."""
     schedules: int
     """Schedules of jobs."""
     created: datetime
-    """When the backup was begun, in UTC."""
+    """When the backup began, in UTC."""
     findings: tuple[Finding, ...]
-    """What `mqcore.journal.verify` found in the new directory: damage that was in the broker's files already."""
+    """The findings of `mqcore.journal.verify` in the new directory: damage of the broker's files before the backup."""
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something that was confirmed was lost before the backup was made."""
+        """Whether confirmed messages were lost before the backup."""
         return any(finding.is_damage for finding in self.findings)
 
 
@@ -150,7 +150,7 @@ def backup(
 
 
 def take(archive: _core.BackupArchive, to: Path, progress: Copied | None) -> BackedUp:
-    """Write an archive of this process to `to`, and let its files go."""
+    """Write an archive of this process to `to`, and release its files."""
     try:
         return _take(archive, archive.file_bytes, to, progress)
     finally:
@@ -158,21 +158,21 @@ def take(archive: _core.BackupArchive, to: Path, progress: Copied | None) -> Bac
 
 
 def check_new(to: Path) -> None:
-    """Raise `ConfigError` if something is there that would be overwritten; an empty directory is nothing."""
+    """Raise `ConfigError` if `to` exists and is not an empty directory."""
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise errors.ConfigError(f"{to} is there already and not empty; nothing is overwritten, so name a new place")
+        raise errors.ConfigError(f"{to} exists and is not empty; name a new path")
 
 
 def restore(
     source: str | os.PathLike[str], data_dir: str | os.PathLike[str], *, progress: Copied | None = None
 ) -> Restored:
-    """Make a data directory from a backup, for a broker to be started on.
+    """Create a data directory from a backup.
 
     All checksums are verified, and the new directory is read as `mqcore.journal.verify` does, before it appears at
     `data_dir`, which must not exist or be empty. It is the same journal as the one that was copied: start only one of
     the two brokers where clients could take them for one, or where both would make the same runs of schedules.
 
-    Raises `DataDirMissing` if `source` is no backup, `DataDirDamaged` if it is not complete or not what was written,
+    Raises `DataDirMissing` if `source` is not a backup, `DataDirDamaged` if it is incomplete or was changed,
     `ConfigError` if something is at `data_dir`, and `DataDirFull`.
     """
     from mqcore import journal
@@ -206,7 +206,7 @@ def restore(
 
 
 def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> BackedUp:
-    """Write what comes, and see meanwhile that it is whole."""
+    """Write the archive that `source` sends, and verify it."""
     unfinished = to.with_name(f"{to.name}.{os.getpid()}.part")
     with _cleared(unfinished, to):
         if to.name.endswith((".tar", ".tar.zst")):
@@ -239,7 +239,7 @@ def _read_archive(source: _Source, into: Path | None, total: int | None, progres
                 if content is None or manifest is not None:
                     raise errors.DataDirDamaged(f"{member.name} does not belong into a backup")
                 if member.name == _MANIFEST:
-                    text = content.read(_MANIFEST_OCTETS_MAX)
+                    text = content.read(_MANIFEST_BYTES_MAX)
                     manifest = _manifest(text)
                     if into is not None:
                         (into / _MANIFEST).write_bytes(text)
@@ -254,7 +254,7 @@ def _read_archive(source: _Source, into: Path | None, total: int | None, progres
         raise errors.DataDirDamaged(f"the backup is not whole: {error}") from error
     if manifest is None:
         raise errors.DataDirDamaged("the backup is not whole: its manifest is missing, so its making was interrupted")
-    # What is behind the end: padding, or nothing.
+    # Padding may follow the end of the archive.
     while source.read(_PIECE):
         pass
     _compare(manifest, seen)
@@ -275,7 +275,7 @@ def _unpack(path: Path, into: Path, total: int | None, progress: Copied | None) 
     try:
         manifest = _manifest((path / _MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise errors.DataDirMissing(f"{path} is no backup: {_MANIFEST} is missing") from None
+        raise errors.DataDirMissing(f"{path} is not a backup: {_MANIFEST} is missing") from None
     seen: dict[str, tuple[int, str]] = {}
     done = 0
     for name, file in manifest.files.items():
@@ -335,7 +335,7 @@ class _Sink:
 
 
 class _Tee:
-    """Gives what is read to a sink too."""
+    """Copies the bytes that are read to a sink."""
 
     def __init__(self, source: _Source, sink: _Sink) -> None:
         self._source = source
@@ -434,7 +434,7 @@ def _cleared(unfinished: Path, target: Path) -> Iterator[None]:
 
 
 def _admin_of(data_dir: Path) -> str:
-    """Where the broker that runs on a directory can be asked."""
+    """Return the URL of the admin side of the broker that runs on a directory."""
     try:
         return (data_dir / "admin").read_text(encoding="utf-8").strip()
     except FileNotFoundError:

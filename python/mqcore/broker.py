@@ -249,7 +249,7 @@ class CertificateStats:
     """Seconds until then; negative once it is over."""
 
 
-def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.Burst], None]:
+def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.PendingAnswers], None]:
     return handlers.LoopRunner(key, timeout, loop.get).submit
 
 
@@ -381,6 +381,12 @@ class Broker:
 
     Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started
     again.
+
+    >>> with mqcore.Broker(listen=["tmqp://127.0.0.1:0"], auto_create_channels=True, auto_create_queues=True) as shop:
+    ...     with mqcore.sync.connect(shop.listeners[0]) as client:
+    ...         receipt = client.publish("orders/1001", b"2 apples")
+    ...     shop.stats().queue("orders/1001").normal
+    1
     """
 
     def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
@@ -693,7 +699,7 @@ _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()
 
 
 # How long the end of the program waits for handlers that have not come back from a call.
-_STRAY_PATIENCE: Final = 10.0
+_LEAKED_THREADS_SECONDS: Final = 10.0
 
 
 @atexit.register
@@ -708,6 +714,6 @@ def _stop_all() -> None:
             broker.stop(grace=0.0)
         except errors.Forked:
             continue
-    left = _core.join_strays(_STRAY_PATIENCE)
+    left = _core.join_leaked_threads(_LEAKED_THREADS_SECONDS)
     if left:
         _LOG.error("%d delivery handlers have not come back; the program ends without them", left)

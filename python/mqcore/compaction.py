@@ -1,4 +1,4 @@
-"""Making a stopped broker's data directory as small as what lives in it; offered to users by `mqcore.journal`."""
+"""Compaction of a stopped broker's data directory. Users import it from `mqcore.journal`."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ __all__ = ["Compacted", "CompactedShard", "compact"]
 
 @dataclass(frozen=True, slots=True)
 class CompactedShard:
-    """What became of one shard."""
+    """The result of compacting one shard."""
 
     shard: int
     bytes_before: int
-    """Octets of its segment files."""
+    """Bytes of its segment files."""
     bytes_after: int
     segments_before: int
     segments_after: int
     quarantined: tuple[str, ...]
-    """Names of damaged segments that stand aside."""
+    """Names of quarantined segments: damaged ones that were renamed."""
     dropped_bytes: int
-    """Octets of damaged segments that were removed."""
+    """Bytes of removed damaged segments."""
     lost: int
-    """Messages that could not be read any more when they were to be copied."""
+    """Messages that could not be read for copying."""
     damage: str | None
-    """What was wrong when it was opened, in words."""
+    """Damage found when the shard was opened; ``None``: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What compaction did."""
+    """The result of a compaction."""
 
     shards: tuple[CompactedShard, ...]
-    """Those that have a journal."""
+    """The shards that have a journal."""
 
     @property
     def bytes_before(self) -> int:
-        """Octets of all segment files."""
+        """Bytes of all segment files before the compaction."""
         return sum(shard.bytes_before for shard in self.shards)
 
     @property
     def bytes_after(self) -> int:
-        """Octets of all segment files now."""
+        """Bytes of all segment files after the compaction."""
         return sum(shard.bytes_after for shard in self.shards)
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something that was confirmed may be lost."""
+        """Whether confirmed messages may be lost."""
         return any(shard.damage or shard.lost for shard in self.shards)
 
 
 def compact(
     data_dir: str | os.PathLike[str], *, drop_quarantined: bool = False, progress: Progress | None = None
 ) -> Compacted:
-    """Rewrite every segment of a stopped broker of which more than a 64th is dead, and cut what is reserved.
+    """Rewrite segments of a stopped broker of which more than 1/64 is dead, and truncate reserved space.
 
-    `drop_quarantined` removes damaged segments that stand aside, whose readable records were copied before. It may be
-    interrupted or killed at any moment; another call goes on. `progress` is told octets of segments to rewrite.
+    `drop_quarantined` removes quarantined segments; their readable records were copied before. The call may be
+    interrupted or killed at any time; another call continues. `progress` gets bytes of the segments to rewrite.
 
-    Raises `DataDirBusy` while a broker runs on the directory or somebody looks at it, `DataDirFull` if there is no
-    space for the copies, which come before the removals, `DataDirMissing`, and `DataDirUnreadable`.
+    Raises `DataDirBusy` while a broker or another reader uses the directory, `DataDirFull` if there is no space for the
+    copies, which are written before the removals, `DataDirMissing`, and `DataDirUnreadable`.
     """
     rows = _core.journal_compact(os.fspath(data_dir), drop_quarantined, progress or _unseen)
     return Compacted(tuple(CompactedShard(*row[:5], tuple(row[5]), *row[6:]) for row in rows))

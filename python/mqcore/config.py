@@ -126,7 +126,12 @@ class Durability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOptions:
-    """Options of a queue, for creating or changing one. What is ``None`` is inherited, or stays as it is."""
+    """Options of a queue, for creating or changing one. ``None`` inherits the option, or leaves it unchanged.
+
+    >>> options = mqcore.QueueOptions(status="round-robin", request_acknowledge=True, acknowledge_timeout="30s")
+    >>> options.status, options.acknowledge_timeout
+    (<QueueStatus.ROUND_ROBIN: 'round-robin'>, 30.0)
+    """
 
     status: QueueStatus | None = None
     """How it hands out. Default push."""

@@ -28,7 +28,7 @@
     └── BodyError (ValueError)                 a body that is not what was asked for
 
 Leaf classes are also what a reader of the standard library expects (``ConnectionError``, ``TimeoutError``,
-``LookupError``, ...), so that code which knows nothing of mqcore can still react.
+``LookupError``, ...), so that code that does not know mqcore can still react.
 """
 
 from __future__ import annotations
@@ -208,35 +208,35 @@ class CertificateError(TLSError):
 
 
 class ProtocolError(MqcoreError):
-    """Octets that the protocol does not allow."""
+    """Bytes that the protocol does not allow."""
 
 
 class BadFrame(ProtocolError):
-    """Octets that can be no frame, whatever follows them."""
+    """Malformed frame: no continuation can make these bytes valid."""
 
 
 class TooLarge(ProtocolError):
-    """A frame, or a part of one, beyond its limit."""
+    """A frame, or a part of one, exceeds its limit."""
 
     def __init__(self, message: str = "", limit: int = 0) -> None:
         super().__init__(message)
         self.limit = limit
-        """Octets that are allowed."""
+        """The limit in bytes."""
 
 
 class BadAnswer(ProtocolError):
-    """An answer whose content is not what the operation answers with."""
+    """An answer that does not have the form of the operation's answers."""
 
 
 class OperationError(MqcoreError):
-    """The broker refused an operation. Subclasses by status code."""
+    """The broker rejected an operation. There is a subclass for each status code."""
 
     def __init__(self, message: str = "", code: int = 1, target: str = "") -> None:
         super().__init__(message)
         self.code = code
         """The status code of the answer."""
         self.target = target
-        """What was asked for: a queue, a channel, a client."""
+        """The target of the operation: a queue, a channel, a client."""
 
 
 class BadRequest(OperationError):
@@ -296,9 +296,9 @@ class RateLimited(MqcoreError):
     def __init__(self, message: str = "", retry_after: float = 0.0, limit: int = 0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds after which the same is allowed if nobody else takes anything; infinity: never."""
+        """Seconds after which the same call is allowed if no other call uses the quota; infinity: never."""
         self.limit = limit
-        """How much may be taken in a period."""
+        """The quota of one period."""
 
 
 class JobError(MqcoreError):
@@ -339,13 +339,13 @@ class JobDuplicate(JobError):
 
 
 class BodyError(MqcoreError, ValueError):
-    """A body cannot be read as what was asked for."""
+    """A body cannot be decoded as the requested type."""
 
     def __init__(self, message: str = "", raw: bytes = b"", wanted: object = None, path: str = "") -> None:
         super().__init__(message)
         self.raw = raw
-        """The octets."""
+        """The bytes of the body."""
         self.wanted = wanted
-        """The type that was asked for."""
+        """The requested type."""
         self.path = path
         """Where in the body the trouble is, ``$.items[0].sku`` for example."""

@@ -1,4 +1,4 @@
-"""What a stopped broker left, written to files of rows; offered to users by `mqcore.journal`."""
+"""Export of a stopped broker's history to tables. Users import it from `mqcore.journal`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TableFormat = Literal["parquet", "arrow"]
 
 @contextmanager
 def unfinished(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a name beside `path` to write to. What is there when the block ends well becomes `path`, else it goes."""
+    """Give a temporary path. It is renamed to `path` when the block succeeds, and removed when it raises."""
     target = Path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
@@ -32,8 +32,8 @@ def unfinished(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 class History:
-    """The steps of messages' lives that the journals of a stopped broker still have. What was archived may be gone from
-    them: then it is in the archive."""
+    """The lifecycle events in the journals of a stopped broker. Archived events may be removed from the journals; the
+    archive has them."""
 
     def __init__(self, source: _core.JournalHistory) -> None:
         self._source = source
@@ -73,7 +73,7 @@ def history(data_dir: str | os.PathLike[str], queue: str | None = None, *, progr
     """Return the history in the journals of a stopped broker: of all queues, or of one, and of the shards themselves
     (that they started, and gaps).
 
-    Raises the same as `segments`. A queue without history is no error.
+    Raises the same as `segments`. A queue without history is not an error.
     """
     return History(_core.JournalHistory(os.fspath(data_dir), queue, progress or _unread))
 

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from mqcore._core import (
     Acknowledgement,
-    Burst,
     ClientView,
     Decision,
     Delivery,
     Message,
+    PendingAnswers,
     QueueView,
     policy_decision,
 )
@@ -59,7 +59,7 @@ class PutBack(StrEnum):
 
 
 class SendAck(StrEnum):
-    """What the producer is told, right after the step."""
+    """The confirmation that the producer receives right after the step."""
 
     NONE = "none"
     """Nothing."""
@@ -74,12 +74,24 @@ class SendAck(StrEnum):
 class DeliveryHandler:
     """Decides what happens to messages on their way through a queue.
 
-    Every step may be overridden by a plain or an ``async`` method. What is not overridden is decided by
-    `policy`, and so is what you get by calling a method of this class through ``super()``.
+    Every step may be overridden by a plain or an ``async`` method. The policy named by
+    `policy` decides the other steps, and the calls of methods of this class through ``super()``.
 
-    A `Decision` that does not ``allow`` ends the message's way at this step: the message is removed, unless
-    it is put back. ``save`` asks `save_message`, once a message. ``acknowledge`` speaks to the producer right
-    after the step, whether or not it asked to be told; a policy speaks only to those who did.
+    A `Decision` that does not ``allow`` ends the processing of the message at this step: the broker removes the
+    message, unless ``put_back`` requeues it. ``save`` calls `save_message`, once for a message. ``acknowledge``
+    confirms to the producer right after the step, even if the producer requested no confirmation; a policy confirms
+    only on request.
+
+    >>> class OnlyFrance(mqcore.DeliveryHandler):
+    ...     def received_from_producer(self, queue, message, producer):
+    ...         country = message.headers.get("Country")
+    ...         return mqcore.Decision(allow=country == "fr", acknowledge=mqcore.SendAck.ALWAYS)
+    >>> broker.delivery_handlers["france"] = OnlyFrance()
+    >>> async with mqcore.connect(broker) as client:
+    ...     created = await client.declare("france", 1, mqcore.QueueOptions(delivery_handler="france"))
+    ...     receipt = await client.publish("france/1", b"1 pear", headers={"Country": "de"})
+    >>> broker.stats().queue("france/1").normal
+    0
     """
 
     policy: str = "memory"
@@ -133,10 +145,10 @@ class DeliveryHandler:
         return policy_decision(self.policy, "message_timed_out")
 
     def message_dequeued(self, queue: QueueView, message: Message) -> _Answer[None]:
-        """Take note that a message left its queue for good. Told, not asked: nothing waits for it."""
+        """Take note that a message left its queue for good. The broker does not wait for this call."""
 
     def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
-        """Decide instead of a method that raised `exception`, or whose answer was no answer.
+        """Decide instead of a method that raised `exception`, or returned an invalid value.
 
         Not overridden, the exception is logged and `fallback` holds. A message whose `save_message` raised counts as
         not saved, whatever is decided here.
@@ -198,55 +210,54 @@ class LoopRunner:
         self._timeout = timeout
         self._loop = loop
 
-    def submit(self, burst: Burst) -> None:
-        """Take a burst; called on the handler's thread."""
+    def submit(self, pending: PendingAnswers) -> None:
+        """Await these answers on the event loop. The thread of the handler calls this."""
         try:
             loop = self._loop()
-            loop.call_soon_threadsafe(self._run, loop, burst)
+            loop.call_soon_threadsafe(self._run, loop, pending)
         except RuntimeError as closed:
-            burst.abandon()
-            _report(self._key, burst.method(0), closed, len(burst))
+            pending.abandon()
+            _report(self._key, pending.method(0), closed, len(pending))
 
-    def _run(self, loop: asyncio.AbstractEventLoop, burst: Burst) -> None:
-        _BurstRun(loop, burst, self._key, self._timeout)
+    def _run(self, loop: asyncio.AbstractEventLoop, pending: PendingAnswers) -> None:
+        _AnswerRun(loop, pending, self._key, self._timeout)
 
 
-class _BurstRun:
-    """One burst on the loop: a task an awaitable, one deadline for all, one flush for those that end
-    together."""
+class _AnswerRun:
+    """Answers awaited on the loop: one task for each, one deadline for all, one flush for those that end together."""
 
     __slots__ = (
-        "_burst",
         "_deadline",
         "_failure",
         "_failures",
         "_key",
         "_left",
         "_loop",
+        "_pending",
         "_tasks",
         "_timeout",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, burst: Burst, key: str, timeout: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pending: PendingAnswers, key: str, timeout: float) -> None:
         self._loop = loop
-        self._burst = burst
+        self._pending = pending
         self._key = key
         self._timeout = timeout
-        self._left = len(burst)
+        self._left = len(pending)
         self._failure: tuple[str, BaseException] | None = None
         self._failures = 0
         self._deadline = loop.call_later(timeout, self._cancel)
         # Held here because a loop holds its tasks weakly; their frames hold this object.
-        self._tasks = [loop.create_task(self._answer(index)) for index in range(len(burst))]
+        self._tasks = [loop.create_task(self._answer(index)) for index in range(len(pending))]
 
     async def _answer(self, index: int) -> None:
-        burst = self._burst
+        pending = self._pending
         try:
             try:
-                flush = burst.decide(index, await burst.awaitable(index))
+                flush = pending.decide(index, await pending.awaitable(index))
             except Exception as exception:
-                answer = burst.thrown(index, exception)
-                flush = answer if isinstance(answer, bool) else burst.recover(index, await answer)
+                answer = pending.thrown(index, exception)
+                flush = answer if isinstance(answer, bool) else pending.recover(index, await answer)
             if flush:
                 self._loop.call_soon(self._flush)
         except asyncio.CancelledError:
@@ -263,14 +274,14 @@ class _BurstRun:
                 self._tasks.clear()
 
     def _fail(self, index: int, unhandled: BaseException) -> None:
-        self._burst.fail(index)
+        self._pending.fail(index)
         self._failures += 1
         if self._failure is None:
-            self._failure = (self._burst.method(index), unhandled)
+            self._failure = (self._pending.method(index), unhandled)
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._burst.flush()
+        self._pending.flush()
         if self._failure is not None:
             method, exception = self._failure
             _report(self._key, method, exception, self._failures)

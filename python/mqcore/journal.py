@@ -1,7 +1,7 @@
-"""What a stopped broker left in its data directory: looked at, checked, read. Only `compact` changes anything in there.
+"""Reading and checking the data directory of a stopped broker. Only `compact` changes it.
 
-A broker that runs holds its directory; these functions then raise `DataDirBusy`. While they read, no broker can start
-on it. `replay` publishes what is saved there to a queue of a running broker.
+A running broker locks its directory; these functions then raise `DataDirBusy`. While they read, no broker can start on
+the directory. `replay` publishes its saved messages to a queue of a running broker.
 """
 
 from __future__ import annotations
@@ -51,37 +51,36 @@ class Segment:
     """One file of a journal."""
 
     journal: str
-    """Whose, as its directory is called: ``shard-0``, ..., ``limits``, ``schedules``."""
+    """The name of its directory: ``shard-0``, ..., ``limits``, ``schedules``."""
     shard: int | None
-    """``None``: its journal is of no shard."""
+    """The shard; ``None`` for limits and schedules."""
     number: int
-    """As in its name."""
+    """The number in its name."""
     records: int
-    """Of every kind, lost ones among them."""
+    """Records of every kind, including lost ones."""
     live: int
-    """Messages in it that are not settled; limits, or schedules and their runs, in a journal of these."""
+    """Unsettled messages in it; in other journals limits, or schedules and their runs."""
     bytes: int
     """The length of its file."""
     state: State
-    """``sealed``: something says where it ends. ``open``: it was written to last. ``damaged``. ``spare``: made ahead,
-    nothing in it."""
+    """``sealed``: complete. ``open``: the last one written. ``damaged``. ``spare``: preallocated and empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a data directory holds."""
+    """The content of a data directory."""
 
     shards: int
     segments: tuple[Segment, ...]
-    """By shard and number, and behind them those of limits and of schedules."""
+    """Ordered by shard and number, then those of limits and of schedules."""
     definitions: int
     """Channels and queues that are defined."""
     limits: int = 0
-    """Limits that are kept, those among them that have expired meanwhile."""
+    """Saved limits, including expired ones."""
     schedules: int = 0
     """Schedules of jobs."""
     runs: int = 0
-    """Runs of schedules that no queue has confirmed; the next start sends them again, and a queue takes each once."""
+    """Unconfirmed runs of schedules. The next start sends them again; a queue accepts each run once."""
 
     @property
     def records(self) -> int:
@@ -95,40 +94,40 @@ class Listing:
 
     @property
     def bytes(self) -> int:
-        """What all segment files take."""
+        """Bytes of all segment files."""
         return sum(segment.bytes for segment in self.segments)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a sound directory, whose broker was stopped, does not have."""
+    """A deviation from the directory of a broker that stopped normally."""
 
     journal: str
-    """Where, as `Segment.journal`."""
+    """The journal, as `Segment.journal`."""
     shard: int | None
     """As `Segment.shard`."""
     kind: FindingKind
     text: str
-    """What it is and where."""
+    """The deviation and its place."""
     meaning: str
-    """What it means for what was promised."""
+    """The consequence for saved messages."""
 
     @property
     def is_damage(self) -> bool:
-        """Whether something that was confirmed may be lost."""
+        """Whether confirmed messages may be lost."""
         return self.kind not in ("torn", "aside")
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What reading everything found."""
+    """The result of `verify`."""
 
     listing: Listing
     findings: tuple[Finding, ...]
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something that was confirmed may be lost."""
+        """Whether confirmed messages may be lost."""
         return any(finding.is_damage for finding in self.findings)
 
 
@@ -141,20 +140,20 @@ class StoredMessage:
     id: str
     """Empty if it has none."""
     source: str | None
-    """The id of the client that produced it, if anybody knows."""
+    """The id of the client that produced it; ``None`` if it was not saved."""
     headers: tuple[tuple[str, str], ...]
-    """Keys and values, those of one key together; a key may repeat."""
+    """Keys and values, grouped by key. A key may repeat."""
     body: bytes
     attempts: int
-    """How often it was handed out, as far as that was saved."""
+    """Saved number of its deliveries."""
     high_priority: bool
     received: datetime
-    """When the broker took it from its producer, in UTC."""
+    """When the broker accepted it, in UTC."""
 
 
 class SavedMessages:
-    """The saved messages of one queue, in the order in which they would be handed out. Each is read when it is its
-    turn; to be iterated, or written, once."""
+    """The saved messages of one queue in delivery order. Each is read when iteration reaches it. Iterate over them, or
+    write them, once."""
 
     def __init__(self, source: _core.JournalMessages) -> None:
         self._source = source
@@ -236,10 +235,10 @@ _TEXTS: dict[str, str] = {
     "aside": "{} damaged segments stand aside (*.quarantined)",
 }
 _MEANINGS: dict[FindingKind, str] = {
-    "torn": "Nothing that was confirmed is lost; the next start goes on before it.",
-    "damaged": "What was confirmed as saved may be lost here; everything that can still be read will be served.",
-    "missing": "What was saved in there is lost, unless the broker was killed while it started for the first time.",
-    "stray": "It is not read; if it was put back from a copy, what it held is not served.",
+    "torn": "Nothing that was confirmed is lost; the next start continues before this place.",
+    "damaged": "Confirmed messages may be lost here; the broker delivers every message that can still be read.",
+    "missing": "Its saved messages are lost, unless the broker was killed during its first start.",
+    "stray": "It is not read; if it was restored from a copy, its messages are not delivered.",
     "aside": "They were reported when they were found, and what could be read was copied out of them before.",
     "unreadable": "A start reports it or refuses, because another version wrote it or the disk changed it.",
 }

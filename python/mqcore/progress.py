@@ -1,4 +1,4 @@
-"""What long operations call while they run: the arguments of `mqcore.journal`, `mqcore.backup` and `mqcore.replay`."""
+"""Callbacks that long operations call while they run: arguments of `mqcore.journal`, `mqcore.backup` and replays."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ ID_HEADER: Final = "Replay-Id"
 _OF_REPLAYS: Final = {name.lower() for name in (QUEUE_HEADER, RECEIVED_HEADER, ID_HEADER)}
 _SCHEMA: Final = "mqcore.journal.replay.position/1"
 _BATCH: Final = 256
-"""Messages published at once: enough to keep the broker busy, few enough to come again after a kill."""
-_BATCH_OCTETS: Final = 4 * 1024 * 1024
+"""Messages published at once; a killed replay publishes up to so many twice."""
+_BATCH_BYTES: Final = 4 * 1024 * 1024
 _BURSTS_A_SECOND: Final = 10
 """With a rate, messages go in so many bursts a second."""
 _FOR_EVER: Final = (1 << 64) - 1
@@ -44,7 +44,7 @@ _Outgoing = tuple[bytes, str | None, list[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did."""
+    """The result of a replay."""
 
     to: str
     """The queue that messages were published to."""
@@ -73,7 +73,7 @@ class Selection:
 
     @property
     def queues(self) -> Mapping[str, tuple[int, int]]:
-        """The queues, each with how many messages of it were found and the octets of their bodies, without a limit."""
+        """The queues, each with its messages and the bytes of their bodies, regardless of the limit."""
         return {name: (messages, octets) for name, messages, octets in self._core.queues}
 
     @property
@@ -133,14 +133,14 @@ def replay(
     `via` is a connected client or where to connect to. Messages are chosen as `select` does, at most `limit` of them,
     and keep their order, id, headers, body and priority; the headers ``Replay-Queue``, ``Replay-Received`` (ISO 8601,
     UTC) and ``Replay-Id`` say where each comes from. `rate` is messages a second at most. With `confirm`, a message
-    counts as published when the queue says so.
+    counts as published when the broker confirms it.
 
     The position is how many are done. `skip` begins behind so many; `resume` names a file in which the position is kept
-    after each batch, so that another call with the same arguments goes on there. A call that was killed may have
+    after each batch, so that another call with the same arguments continues there. A call that was killed may have
     published up to one batch of 256 more than its file says: the next call publishes these again, with the same ids.
 
-    The first message that is not taken ends the replay with its error: `NotFound` for no such queue, `Nacked`, `Busy`,
-    `ConnectionLost`. The messages behind it may have been taken, up to the end of the batch, and come again. Raises
+    The first rejected message ends the replay with its error: `NotFound` if the queue does not exist, `Nacked`, `Busy`,
+    `ConnectionLost`. Later messages of its batch may be published, and the next call publishes them again. Raises
     `ConfigError` if `resume` is the position of another replay, and what `select` raises.
     """
     selection = select(data_dir, from_queue, since=since, until=until, limit=limit, progress=progress)
@@ -227,7 +227,7 @@ class _Walk:
         for _ in range(self._first, len(self._selection)):
             shard, number, queue, message, received_ms = next(source)
             id_ = message.id or f"replay-{received_ms}-{shard}-{number}"
-            full = len(batch.messages) >= most or octets + len(message) > _BATCH_OCTETS
+            full = len(batch.messages) >= most or octets + len(message) > _BATCH_BYTES
             if batch.messages and (full or id_ in ids or message.high_priority != batch.high_priority):
                 yield batch
                 batch, ids, octets = _Batch([], False), set(), 0

@@ -17,7 +17,7 @@ A router can also be written in Python. It is asked for each message, in batches
 
 Something in between is a `BindingHandler`: one binding of a ready-made router that Python decides about.
 
-What the program declares is not kept in the data directory: the program declares it again at its next start.
+The broker does not save these declarations: the program repeats them at its next start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from mqcore._core import Burst, ClientView, Decision, Message
+from mqcore._core import ClientView, Decision, Message, PendingAnswers
 from mqcore.config import Binding, Interaction, RouteMethod, RouterOptions, seconds
 from mqcore.errors import ConfigError
 
@@ -58,20 +58,30 @@ class Router(ABC):
 
     Messages leave a router in the order in which they came: one that waits for its decision holds those behind it in
     this router and nowhere else.
+
+    >>> class ByCountry(mqcore.Router):
+    ...     def route(self, message, publisher):
+    ...         return f"orders-{message.headers['Country']}/1"
+    >>> broker.routers["by-country"] = ByCountry()
+    >>> async with mqcore.connect(broker) as client:
+    ...     created = await client.declare("orders-fr", 1)
+    ...     test = await client.test_router("by-country", headers={"Country": "fr"})
+    >>> test.steps[0].target
+    'orders-fr/1'
     """
 
     timeout: Duration = 10.0
-    """How long an answer may take before `fallback` holds."""
+    """Longest wait for `route` before `fallback` applies. Default 10 s."""
     fallback: Targets = None
-    """Where a message goes for which `route` named nothing that took it, raised, or was late: the first of these that
-    takes it. Default nowhere: its producer, if it waits, is told why."""
+    """Targets for a message if no target of `route` accepts it, or if `route` raises or is late. The first that accepts
+    it gets it. Default none: a producer that waits receives the reason."""
 
     @abstractmethod
     def route(self, message: Message, publisher: ClientView) -> Targets | Awaitable[Targets]:
         """Return where `message` goes; every target gets it.
 
-        Plain or ``async``. What raises, or returns something else, costs this message only: its producer, if it waits,
-        gets a negative acknowledgement or a response that says so.
+        Plain or ``async``. If it raises or returns another value, only this message fails: a producer that waits
+        receives a negative acknowledgement, or a response with the reason.
         """
 
 
@@ -79,17 +89,17 @@ class BindingHandler(ABC):
     """A binding that is written in Python: registered under a key, it is bound as ``@handler:KEY``."""
 
     timeout: Duration = 10.0
-    """How long an answer may take before the message counts as not taken."""
+    """Longest wait for `send` before it counts as false. Default 10 s."""
 
     @abstractmethod
     def send(self, message: Message, publisher: ClientView) -> bool | Targets | Awaitable[bool | Targets]:
         """Take `message`: return true if you have sent it yourself, targets to have it sent there, false to leave it.
 
-        Plain or ``async``. What raises counts as false.
+        Plain or ``async``. An exception counts as false.
         """
 
 
-_Submit: TypeAlias = Callable[[Burst], None]
+_Submit: TypeAlias = Callable[[PendingAnswers], None]
 
 
 class Routers(Mapping[str, "Router | RouterOptions"]):

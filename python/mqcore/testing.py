@@ -133,11 +133,14 @@ class TestBroker(Broker):
     otherwise close connections, so the broker sends no pings and has no handshake timeout, unless `ping_interval` or
     `handshake_timeout` is given.
 
-    Example::
-
-        async with TestBroker(auto_create_queues=True) as mq:
-            await mq.publish("orders/1001", b"...")
-            assert [message.body for message in mq.messages("orders/1001")] == [b"..."]
+    >>> options = mqcore.QueueOptions(message_timeout="1m")
+    >>> async with mqcore.testing.TestBroker(auto_create_channels=True, auto_create_queues=True) as test:
+    ...     async with test.client() as client:
+    ...         created = await client.declare("orders", 1, options)
+    ...     receipt = await test.publish("orders/1", b"2 apples")
+    ...     await test.clock.advance(minutes=2)
+    ...     print(test.messages("orders/1"))
+    []
     """
 
     __test__ = False  # keeps pytest from collecting this class

@@ -292,7 +292,7 @@ def test_the_errors_page_tells_the_last_ones(broker: mqcore.Broker, peer: MqksPe
 
 
 def test_errors_of_an_admin_side_that_is_none_are_typed(broker: mqcore.Broker) -> None:
-    with pytest.raises(errors.ConfigError, match="is no admin side"):
+    with pytest.raises(errors.ConfigError, match="is not a URL of an admin side"):
         admin.errors("mqks://127.0.0.1:1")
     with pytest.raises(errors.ConnectFailed):
         admin.errors("http://127.0.0.1:1", timeout=1)

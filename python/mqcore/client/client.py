@@ -165,6 +165,10 @@ class Client(ClientBase):
         In MicroMessage2 `queue` is a destination: a queue or ``topic/NAME``. Headers are properties of the message,
         `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
         raises `NotSupported` if no acknowledgements were agreed on. Ids, priorities and copies raise it always.
+
+        >>> receipt = await mq.publish("orders/1", b"2 apples", headers={"Country": "fr"})
+        >>> receipt.by
+        'server'
         """
         by, latency = await self._connected().publish(
             queue,
@@ -296,6 +300,9 @@ class Client(ClientBase):
         """Send a request to a client and return its response: the body decoded as `reply`, or without it the message.
 
         If several clients match, only the oldest gets the request, unless `one` is false; then the first response wins.
+
+        >>> await mq.request("@name:clock", b"What time is it?", reply=str)
+        'noon'
         """
         core = await self._connected().request(
             target,
@@ -375,7 +382,13 @@ class Client(ClientBase):
         *,
         tag: str | None = None,
     ) -> bool:
-        """Create a queue unless it exists. Return whether it was created; an existing queue is not changed."""
+        """Create a queue unless it exists. Return whether it was created; an existing queue is not changed.
+
+        >>> await mq.declare("invoices", 1, mqcore.QueueOptions(status="pull"))
+        True
+        >>> await mq.declare("invoices", 1)
+        False
+        """
         try:
             await self.create_queue(address(channel, id), tagged(options, tag))
         except errors.AlreadyExists:
@@ -508,6 +521,10 @@ def connect(urls: str | Sequence[str] | EmbeddedBroker = DEFAULT_URL, **options:
     Connecting raises `ConnectFailed` if no broker answers, `TLSError` or its subclass `CertificateError` if the TLS
     handshake fails, and `AuthFailed` if the broker denies access. After that the client reconnects when a connection is
     lost.
+
+    >>> async with mqcore.connect(broker.listeners[0], name="shop") as client:
+    ...     print(client.state.status)
+    connected
     """
     return Client(*target_and_options(urls, ClientOptions(**options)))
 

@@ -1,4 +1,4 @@
-"""What a client returns: confirmations, states, and descriptions of channels, queues, clients, routers and nodes.
+"""Results of a client: confirmations, states, and descriptions of channels, queues, clients, routers and nodes.
 
 The core makes these objects; `mqcore._core` reads the protocols.
 """
@@ -30,7 +30,7 @@ class Receipt:
     """A publisher confirmation."""
 
     by: Literal["server", "consumer", "nobody"]
-    """Who confirmed: the broker, a consumer, or ``nobody`` if the message was published without confirmation."""
+    """The peer that confirmed: the broker, a consumer, or ``nobody`` with ``confirm=False``."""
     latency: float
     """Seconds from the call to the confirmation."""
 
@@ -181,7 +181,7 @@ class RouterInformation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStep:
-    """What a router would do at one binding."""
+    """One step of a route: a binding, and whether its target would accept the message."""
 
     binding: str | None
     """The binding; ``None`` for a target that a router in Python chose."""

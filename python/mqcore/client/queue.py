@@ -77,6 +77,14 @@ class Queue:
         In MicroMessage2 a destination is a queue or ``topic/NAME``, and `filter` selects messages of a topic by their
         properties: ``price>N10;region=Teu``. With ``manual_ack=False`` the client acknowledges messages as they come.
         Raises `NotSupported` if the two sides did not agree on ``pub-sub``.
+
+        >>> receipts = await mq.publish_many("orders/2", ["apples", "pears"])
+        >>> async with mq.queue("orders", 2).consume(str, idle_timeout=0.5) as messages:
+        ...     async for message in messages:
+        ...         async with message.process():
+        ...             print(message.body)
+        apples
+        pears
         """
         idle = optional_seconds(idle_timeout)
         return Consumer(self._client, self.address, wanted, prefetch, idle, consume_options(options))
@@ -107,6 +115,12 @@ class Queue:
         """Take up to `count` messages from a pull queue, the oldest first unless `order` is ``lifo``.
 
         `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty.
+
+        >>> created = await mq.declare("letters", 1, mqcore.QueueOptions(status="pull"))
+        >>> receipt = await mq.publish("letters/1", "first")
+        >>> batch = await mq.queue("letters", 1).pull(10, str)
+        >>> [message.body for message in batch]
+        ['first']
         """
         answer = await self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
         messages, remaining, complete = answer

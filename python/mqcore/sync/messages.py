@@ -42,7 +42,7 @@ class Delivered(Incoming[_T_co]):
     def ack(self) -> bool:
         """Acknowledge it. Return whether the acknowledgement was sent.
 
-        False is no error: the queue does not request acknowledgements, the message was settled before, or the
+        False is not an error: the queue does not request acknowledgements, the message was settled before, or the
         connection over which it came is lost and the broker delivers it again.
         """
         return self._core.ack() == "sent"

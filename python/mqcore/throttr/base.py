@@ -1,4 +1,4 @@
-"""What both clients of Throttr share: requests that are gathered for one write."""
+"""Requests that are gathered for one write, the same for both clients of Throttr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units, rules, and what a Throttr listener answers with."""
+"""Units, rules, and the answers of a Throttr listener."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Algorithm(StrEnum):
 
 
 class Mode(IntEnum):
-    """What a request with a rule does to the quota."""
+    """The effect of a request with a rule on the quota."""
 
     TAKE = 0
     PEEK = 1
@@ -178,7 +178,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class Information:
-    """Counters of a server: totals since its start, and of the last whole minute if the name says so."""
+    """Counters of a server: totals since its start; names in ``_per_minute`` are of the last whole minute."""
 
     numbers: dict[str, int]
     version: str
