@@ -155,8 +155,9 @@ test-python: $(EXTENSION) ## the tests written in Python
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --maxprocesses $(TEST_PROCESSES)
 
 .PHONY: generate
-generate: $(ENVIRONMENT) ## write the blocking clients from the asyncio ones; tools/generate_sync.py says how
+generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of queue options
 	@$(PY) tools/generate_sync.py
+	@$(PY) tools/generate_options.py
 
 .PHONY: format
 format: $(ENVIRONMENT) ## rewrite every file in the project's format

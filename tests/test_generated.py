@@ -1,27 +1,33 @@
-"""The blocking clients are what `make generate` makes of the asyncio ones."""
+"""Generated files are what `make generate` makes: the blocking clients, and what the table of queue options says."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from mqcore._queue_options import QUEUE_OPTIONS
 from served import ROOT
 
 PACKAGE = ROOT / "python" / "mqcore"
 
 
-@pytest.fixture(scope="module")
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate_sync", ROOT / "tools" / "generate_sync.py")
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    return tool("generate_sync")
 
 
 def test_committed_files_are_the_generated_ones(generator: ModuleType) -> None:
@@ -70,3 +76,23 @@ def test_both_clients_have_the_same_methods_but_for_those_of_asyncio() -> None:
             assert both[1][kind] >= public - {"serve"}, kind
             asyncio_only |= {f"{kind}.{method}" for method in public - both[1][kind]}
     assert asyncio_only == {"Client.serve", "ExtensionFrames.serve"}
+
+
+def test_queue_options_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = tool("generate_options")
+    assert options.stale() == [], "run `make generate`"
+    monkeypatch.setattr(options, "QUEUE_OPTIONS", QUEUE_OPTIONS[:-1])
+    assert {path.name for path in options.stale()} == {"queues.py", "configuration.md"}
+
+
+def test_queue_options_are_those_of_the_broker_and_of_the_wire() -> None:
+    def fields(path: str) -> set[str]:
+        text = (ROOT / "rust" / path).read_text()
+        (body,) = re.findall(r"^(?:pub )?struct QueueOptions \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
+        return set(re.findall(r"^    (?:pub )?(\w+):", body, re.MULTILINE))
+
+    wire = {re.sub(r"(?<!^)(?=[A-Z])", "_", option.wire).lower() for option in QUEUE_OPTIONS}
+    assert fields("mqcore-broker/src/model/options.rs") == {option.name for option in QUEUE_OPTIONS}
+    assert fields("mqcore-client/src/models.rs") == wire
+    # The session also accepts other spellings.
+    assert fields("mqcore-session/src/tmqp/options.rs") >= wire

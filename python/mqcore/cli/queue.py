@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mqcore._queue_options import QUEUE_OPTIONS
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
 from mqcore.cli.group import CommandGroup
@@ -35,54 +36,27 @@ _STATUS = _Status()
 
 
 def _queue_options(command: _F) -> _F:
-    """Add the options of a queue. An option that is not given is inherited from the channel, or stays unchanged."""
-    declared = (
-        click.option("--status", type=_STATUS, help=f"Delivery mode: {', '.join(_STATUSES)}."),
-        click.option(
-            "--acknowledge/--no-acknowledge",
-            "request_acknowledge",
+    """Add the options of a queue, from their table. Options that are not given are inherited, or stay unchanged."""
+    types: dict[str, click.ParamType[Any] | None] = {
+        "status": _STATUS,
+        "duration": options.DURATION,
+        "count": click.IntRange(min=0),
+        "number": click.IntRange(0, 65535),
+        "durability": click.Choice(["none", "os", "fsync"]),
+    }
+    metavars = {"queue": "QUEUE", "key": "KEY", "rate": "RATE"}
+    for option in reversed(QUEUE_OPTIONS):
+        if option.command is None:
+            continue
+        choices = f": {', '.join(_STATUSES)}" if option.kind == "status" else ""
+        command = click.option(
+            option.command,
+            option.name,
+            type=types.get(option.kind),
+            metavar=metavars.get(option.kind),
             default=None,
-            help="Require consumers to acknowledge each message, or not.",
-        ),
-        click.option("--acknowledge-timeout", type=options.DURATION, help="Time for a consumer to acknowledge."),
-        click.option(
-            "--wait/--no-wait",
-            "wait_for_acknowledge",
-            default=None,
-            help="Deliver the next message only after the previous one is settled, or do not wait.",
-        ),
-        click.option(
-            "--only-first/--to-all",
-            "only_first_acquirer",
-            default=None,
-            help="Deliver each message to the first free consumer only, or to all consumers.",
-        ),
-        click.option(
-            "--hide-names/--show-names",
-            "hide_client_names",
-            default=None,
-            help="Hide the producer's name from consumers, or show it.",
-        ),
-        click.option("--message-timeout", type=options.DURATION, help="Time until a message expires. [0: never]"),
-        click.option("--message-limit", type=click.IntRange(min=0), help="Maximum number of messages. [0: unlimited]"),
-        click.option(
-            "--message-size-limit", type=click.IntRange(min=0), help="Maximum body size in bytes. [0: unlimited]"
-        ),
-        click.option("--publish-limit", metavar="RATE", help="Maximum publish rate: 100/s, 6000/1m or none."),
-        click.option(
-            "--put-back-limit", type=click.IntRange(0, 65535), help="Maximum number of times a message is requeued."
-        ),
-        click.option("--dead-letter", metavar="QUEUE", help="Queue for messages requeued too often."),
-        click.option("--handler", "delivery_handler", metavar="KEY", help="Delivery handler or built-in policy."),
-        click.option("--tag", help="Tag of the queue, for people and for routers."),
-        click.option(
-            "--durability",
-            type=click.Choice(["none", "os", "fsync"]),
-            help="Confirm messages when received (none), written (os) or synced to disk (fsync).",
-        ),
-    )
-    for option in reversed(declared):
-        command = option(command)
+            help=f"{option.meaning[0].upper()}{option.meaning[1:]}{choices}.",
+        )(command)
     return command
 
 

@@ -1,0 +1,34 @@
+"""What a broker, its channels and its queues can be told, and where it may be written down.
+
+Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a unit: ``"250ms"``, ``"30s"``,
+``"5m"``, ``"1h"``, ``"1d"``. Options that are ``None`` are inherited: a queue's from its channel, a channel's
+from the broker.
+"""
+
+from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
+from mqcore.config.broker import BrokerConfig
+from mqcore.config.duration import Duration, seconds
+from mqcore.config.nodes import MasterConfig, NodeConfig, NodeFilter, NodeRule
+from mqcore.config.queues import ChannelOptions, Durability, QueueOptions, QueueStatus
+from mqcore.config.routing import Binding, Interaction, RouteMethod, RouterOptions
+
+__all__ = [
+    "AuthorityOptions",
+    "Binding",
+    "BrokerConfig",
+    "ChannelOptions",
+    "Durability",
+    "Duration",
+    "Interaction",
+    "MasterConfig",
+    "NodeConfig",
+    "NodeFilter",
+    "NodeRule",
+    "QueueOptions",
+    "QueueStatus",
+    "RouteMethod",
+    "RouterOptions",
+    "TokenOptions",
+    "UserOptions",
+    "seconds",
+]

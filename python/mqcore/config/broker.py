@@ -1,0 +1,246 @@
+"""The configuration of a broker, and the files and variables that it is read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, Self
+
+from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
+from mqcore.config.convert import build, check
+from mqcore.config.duration import Duration
+from mqcore.config.nodes import NodeConfig
+from mqcore.config.queues import ChannelOptions
+from mqcore.config.routing import RouterOptions
+from mqcore.errors import ConfigError
+from mqcore.tls import Listener, ListenerTLS
+
+__all__ = ["BrokerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that a broker can be told."""
+
+    listen: tuple[str, ...] = ()
+    """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
+    admin: str | None = None
+    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default nowhere."""
+    listener: tuple[Listener, ...] = ()
+    """Further listeners, each with TLS of its own: ``[[listener]]`` in a file. Default none."""
+    tls: ListenerTLS | None = None
+    """What listeners with TLS show that name no files themselves. Default nothing, and such a listener is an error."""
+    tls_handshakes_max: int = 1024
+    """TLS handshakes under way at most; beyond that the oldest gives way. Default 1,024."""
+    tls_expiry_warning: Duration = timedelta(days=30)
+    """How long before its end a certificate is called about to expire in the log. Default 30 days."""
+    data_dir: str | None = None
+    """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
+    memory, and queues whose policy saves refuse messages."""
+    history: bool = False
+    """Whether every step of every message's life is written down, in the data directory. Default no."""
+    history_bodies: bool = True
+    """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    node: NodeConfig | None = None
+    """What the broker is among others. Default nothing: it stands alone."""
+    history_max_age: Duration = 0.0
+    """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
+    history_max_bytes: int = 2 * 1024 * 1024 * 1024
+    """Octets of history that the journal keeps at most; the oldest goes first. Default 2 GiB."""
+    archive: bool = True
+    """Whether history is carried over to Parquet files, in the directory ``archive`` of the data directory. Default
+    yes."""
+    archive_interval: Duration = 300.0
+    """How old history may become before it is archived even if there is little of it. Default 5 minutes."""
+    archive_max_age: Duration = 0.0
+    """How long the archive keeps a file, counted from the latest row in it; 0: for ever. Default 0."""
+    archive_max_bytes: int = 0
+    """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
+    allow_remote: bool = False
+    """Whether addresses other than loopback may be bound although nobody has to log in. Default no. Without meaning
+    once there is a user, a token or an authenticator."""
+    shards: int = 0
+    """Parts that work side by side, at most 16; 0: one for each core. Default 0."""
+    channel: ChannelOptions = field(default_factory=ChannelOptions)
+    """What channels, and through them queues, start with."""
+    auto_create_channels: bool = False
+    """Publishing to, or joining, a missing channel creates it. Default no."""
+    auto_create_queues: bool = False
+    """Publishing to a missing queue creates it. Default no."""
+    client_limit: int = 0
+    """Clients at most; 0: no limit but `connections_max`. Default 0."""
+    channel_limit: int = 0
+    """Channels of one shard at most; 0: no limit. Default 0."""
+    delivery_handler: str = "memory"
+    """The handler or policy of queues whose channel names none. Default ``memory``."""
+    frame_bytes_max: int = 64 * 1024 * 1024
+    """Octets of a frame at most. Default 64 MiB."""
+    header_bytes_max: int = 65_535
+    """Octets of a frame's header text at most. Default 65,535."""
+    connections_max: int = 65_536
+    """Connections at most, of all listeners together. Default 65,536."""
+    half_open_max: int = 16_384
+    """Connections at most whose peers have not said who they are. Default 16,384."""
+    output_bytes_max: int = 8 * 1024 * 1024
+    """Octets at most that wait for one connection to take them. Default 8 MiB."""
+    slow_consumer_timeout: Duration = 30.0
+    """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
+    handshake_timeout: Duration = 10.0
+    """How long a peer may take for the TLS handshake, if there is one, and again to say who it is. Default 10 s."""
+    ping_interval: Duration = 60.0
+    """A peer from which nothing came for this long is pinged. Default 60 s."""
+    pong_timeout: Duration = 10.0
+    """How long after a ping something has to come. Default 10 s."""
+    undecided_max: int = 100_000
+    """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    publish_limit: str | None = None
+    """How often one client may publish, ``"1000/s"`` or ``"6000/1m"``; more is refused with the time after which to try
+    again. Default no limit."""
+    connect_limit: str | None = None
+    """How often one address may connect and say who it is, written likewise. Default no limit."""
+    limiter_keys_max: int = 1 << 24
+    """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
+    Default 16,777,216."""
+    limiter_bytes_max: int = 2 << 30
+    """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
+    limiter_persist_interval: Duration = 0.1
+    """How long a change of what Throttr listeners with ``?persist=on`` keep may wait before it is written to the data
+    directory: a crash loses no more than that. Default 100 ms."""
+    routers: tuple[RouterOptions, ...] = ()
+    """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
+    ``[[router]]`` and ``[[router.binding]]``. Default none."""
+    memory_watermark: int = 256 * 1024 * 1024
+    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
+    and are read back from the data directory before they are needed. Default 256 MiB."""
+
+    authority: AuthorityOptions = field(default_factory=AuthorityOptions)
+    """Who may do what, beside users and tokens."""
+    user: tuple[UserOptions, ...] = ()
+    """Users, each a table ``[[user]]``. Default none."""
+    token: tuple[TokenOptions, ...] = ()
+    """Tokens, each a table ``[[token]]``. Default none."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def _authority(self) -> str:
+        """Return what the core wants to know about users and tokens, as JSON."""
+        return json.dumps(
+            {
+                "users": [
+                    {
+                        "name": user.name,
+                        "password": user.password_hash,
+                        "certificate": user.certificate,
+                        "allow": user.allow,
+                        "restrict": _restrictions(user),
+                    }
+                    for user in self.user
+                ],
+                "tokens": [
+                    {
+                        "id": token.id,
+                        "name": token.name,
+                        "hash": token.hash,
+                        "allow": token.allow,
+                        "expires_ms": token.expires_ms,
+                        "restrict": _restrictions(token),
+                    }
+                    for token in self.token
+                ],
+                **dataclasses.asdict(self.authority),
+            }
+        )
+
+    @classmethod
+    def load(
+        cls,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        **flags: Any,
+    ) -> Self:
+        """Read the configuration: `flags`, then ``MQCORE_*`` of `environ`, then `file` (TOML), then defaults.
+
+        Keys are the fields' names; tables and double underscores lead to the inner options:
+        ``[channel.queue]`` with ``status = "push"``, or ``MQCORE_CHANNEL__QUEUE__STATUS=push``. Flags that
+        are ``None`` were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError`
+        for unknown keys and wrong values.
+        """
+        settings: dict[str, Any] = {}
+        if file is not None:
+            _merge(settings, _from_file(Path(file)))
+        _merge(settings, _from_environ(os.environ if environ is None else environ))
+        _merge(settings, {name: value for name, value in flags.items() if value is not None})
+        masters = settings.pop("master", None)
+        if masters is not None:
+            # A table of its own, as `[[master]]` reads better than `[[node.masters]]`.
+            _merge(settings, {"node": {"masters": masters}})
+        loaded: Self = build(cls, settings, "")
+        return loaded
+
+
+def _restrictions(options: UserOptions | TokenOptions) -> dict[str, tuple[str, ...]]:
+    return {
+        "client_ids": options.client_ids,
+        "client_names": options.client_names,
+        "client_types": options.client_types,
+        "addresses": options.addresses,
+    }
+
+
+# Variables with the prefix that are not settings of a broker but of the command line.
+_COMMAND_LINE: Final = frozenset(
+    {
+        "APP",
+        "CONFIG",
+        "CONTEXT",
+        "DEBUG",
+        "DRAIN_TIMEOUT",
+        "LOG_FORMAT",
+        "LOG_LEVEL",
+        "PASSWORD",
+        "TIMEOUT",
+        "TOKEN",
+        "URL",
+        "USER",
+    }
+)
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from error
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for variable, value in environ.items():
+        name = variable.removeprefix("MQCORE_")
+        if name == variable or name in _COMMAND_LINE:
+            continue
+        *tables, key = name.lower().split("__")
+        place = settings
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[key] = value
+    return settings
+
+
+def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        inner = below.get(key)
+        if isinstance(inner, dict) and isinstance(value, Mapping):
+            _merge(inner, value)
+        else:
+            below[key] = dict(value) if isinstance(value, Mapping) else value

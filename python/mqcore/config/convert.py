@@ -1,0 +1,189 @@
+"""From tables and loose values to typed options, with errors that name the setting."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import os
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final, TypeVar, Union
+
+from mqcore.config.duration import seconds
+from mqcore.errors import ConfigError
+
+__all__ = ["build", "check", "count", "same_word", "text"]
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def same_word(cls: type[_Word], value: object) -> _Word | None:
+    """Return the member that a text spells, without regard to case and separators."""
+    if not isinstance(value, str):
+        return None
+    word = re.sub("[-_ ]", "", value).lower()
+    return next((member for member in cls if member.replace("-", "") == word), None)
+
+
+# Each table of a list is one of its things.
+_TABLES: Final = {"router": "routers", "binding": "bindings"}
+
+
+def build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
+    """Make options of a table. `path` is the place of the table, for errors. Raises `ConfigError`."""
+    fields = {entry.name: entry for entry in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    arguments = {}
+    for written, value in settings.items():
+        key = _TABLES.get(written, written)
+        if key not in fields:
+            known = ", ".join(sorted(fields))
+            raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
+        arguments[key] = _nested(hints[key], value, f"{path}{key}.")
+    missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
+    if missing:
+        raise ConfigError(f"the setting {path + missing[0]!r} is missing")
+    return cls(**arguments)
+
+
+def _is_required(entry: dataclasses.Field[Any]) -> bool:
+    return entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+
+
+def _nested(hint: Any, value: Any, path: str) -> Any:
+    """Make a table what its field's type says; what is no table stays as it is."""
+    choices = typing.get_args(hint) or (hint,)
+    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    if inner is None:
+        return value
+    if isinstance(value, Mapping):
+        return build(typing.cast("type[Any]", inner), value, path)
+    if isinstance(value, list):
+        return [_nested(inner, entry, path) for entry in value]
+    return value
+
+
+def check(options: Any) -> None:
+    """Make every field of a frozen dataclass what its type says, or raise `ConfigError`."""
+    for name, convert in _converters(type(options)).items():
+        value = getattr(options, name)
+        if value is None and convert.optional:
+            continue
+        try:
+            object.__setattr__(options, name, convert.function(value))
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        except (TypeError, ValueError):
+            raise ConfigError(f"{name} cannot be {value!r}; it is {convert.wanted}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Converter:
+    function: Callable[[Any], Any]
+    wanted: str
+    optional: bool
+
+
+_CONVERTERS: Final[dict[type[Any], dict[str, _Converter]]] = {}
+
+
+def _converters(cls: type[Any]) -> dict[str, _Converter]:
+    known = _CONVERTERS.get(cls)
+    if known is None:
+        hints = typing.get_type_hints(cls)
+        known = {entry.name: _converter(hints[entry.name]) for entry in dataclasses.fields(cls)}
+        _CONVERTERS[cls] = known
+    return known
+
+
+def _converter(hint: Any) -> _Converter:
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    optional = types.NoneType in choices
+    kinds = [kind for kind in choices if kind is not types.NoneType]
+    if timedelta in kinds:
+        return _Converter(seconds, "seconds, a timedelta, or text such as '30s'", optional)
+    (kind,) = kinds
+    if kind is bool:
+        return _Converter(_flag, "true or false", optional)
+    if kind is int:
+        return _Converter(count, "a whole number, not negative", optional)
+    if kind is str:
+        return _Converter(text, "text", optional)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _Converter(kind, "one of " + ", ".join(kind), optional)
+    if kind == tuple[str, ...]:
+        return _Converter(lambda value: tuple(map(text, _several(value))), "a list of texts", optional)
+    if kind == tuple[int, ...]:
+        return _Converter(lambda value: tuple(map(count, _several(value))), "a list of numbers", optional)
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return _Converter(_function, "a function, which only a program can give", optional)
+    if typing.get_origin(kind) is tuple:
+        part = typing.get_args(kind)[0]
+        return _Converter(lambda value: _all_built(value, part), f"a list of {part.__name__}s", optional)
+    return _Converter(lambda value: _model(value, kind), f"a {kind.__name__}", optional)
+
+
+def _all_built(values: Any, kind: type[Any]) -> tuple[Any, ...]:
+    """Take instances as they are, and make those of tables that a file has in their place."""
+    if isinstance(values, str):
+        raise TypeError
+    return tuple(_model(value, kind) for value in values)
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        word = value.lower()
+        if word in {"true", "yes", "on", "1"}:
+            return True
+        if word in {"false", "no", "off", "0"}:
+            return False
+    raise ValueError
+
+
+def count(value: object) -> int:
+    """Return a number that is not negative. Raises `TypeError` or `ValueError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise TypeError
+    number = int(value.replace("_", "")) if isinstance(value, str) else value
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def _function(value: object) -> object:
+    if not callable(value):
+        raise TypeError
+    return value
+
+
+def text(value: object) -> str:
+    """Return text or a path as text. Raises `TypeError` for anything else."""
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _several(value: Any) -> list[Any]:
+    """Split text at commas, as in an environment variable; a list stays a list."""
+    if isinstance(value, str):
+        return [part for part in (part.strip() for part in value.split(",")) if part]
+    return list(value)
+
+
+def _model(value: object, kind: type[Any]) -> object:
+    if isinstance(value, Mapping):
+        return build(kind, value, "")
+    if isinstance(value, str) and (from_text := getattr(kind, "from_text", None)) is not None:
+        return from_text(value)
+    if not isinstance(value, kind):
+        raise TypeError
+    return value
