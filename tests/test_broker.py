@@ -101,7 +101,7 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
         ({"admin": "https://127.0.0.1:0"}, "has no certificate"),
         ({"shards": 99}, "at most 16"),
         ({"shards": -1}, "shards"),
-        ({"ping_interval": "soon"}, "ping_interval: 'soon' is no duration"),
+        ({"ping_interval": "soon"}, "ping_interval: 'soon' is not a duration"),
         ({"channel": QueueOptions()}, "a ChannelOptions"),
     ],
 )
@@ -181,7 +181,7 @@ def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path
     with pytest.raises(errors.ConfigError, match=r"'liste'; there are: .*listen"):
         BrokerConfig.load(environ={"MQCORE_LISTE": "x"})
     file.write_text("listen = ")
-    with pytest.raises(errors.ConfigError, match="is no TOML"):
+    with pytest.raises(errors.ConfigError, match="invalid TOML"):
         BrokerConfig.load(file, environ={})
     with pytest.raises(errors.ConfigError, match="cannot read"):
         BrokerConfig.load(tmp_path / "missing.toml", environ={})

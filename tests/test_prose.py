@@ -34,8 +34,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "python/mqcore/_answering",
         "python/mqcore/_core",
         "python/mqcore/bodies",
-        "python/mqcore/broker",
-        "python/mqcore/config",
         "python/mqcore/credentials",
         "python/mqcore/micromessage",
         "python/mqcore/tls",

@@ -74,50 +74,49 @@ __all__ = [
 
 _LOG: Final = logging.getLogger("mqcore.broker")
 _LOOK_INTERVAL: Final = 0.2
-"""How often `serve_forever` looks whether somebody else has stopped the broker, in seconds."""
+"""Seconds between two checks of `serve_forever` whether the broker was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStats:
-    """A queue now, and what it has counted since it was created."""
+    """The state of a queue, and its counters since it was created."""
 
     address: str
     """``orders/1001``."""
     options: QueueOptions
-    """All of its options, none of them inherited any more."""
+    """All its options; none is inherited any more."""
     high_priority: int
-    """Stored messages of high priority."""
+    """Stored messages with high priority."""
     normal: int
-    """The other stored messages."""
+    """Stored messages without high priority."""
     in_flight: int
-    """Handed out and not settled."""
+    """Delivered and not settled."""
     undecided: int
     """Waiting for a handler's decision."""
     unsettled: int
-    """Messages that were taken out to be handed out and have no end yet; one for several consumers counts
-    once."""
+    """Messages that are being delivered and are not settled; a message for several consumers counts once."""
     memory_bytes: int
-    """Octets of stored and unsettled messages."""
+    """Bytes of stored and unsettled messages."""
     received: int
-    """Messages taken from producers."""
+    """Messages accepted from producers."""
     sent: int
-    """Messages handed out, each once however many consumers got it."""
+    """Delivered messages, each counted once however many consumers got it."""
     deliveries: int
-    """Messages handed out, once a consumer."""
+    """Deliveries: each message once for every consumer that got it."""
     acks: int
     """Positive acknowledgements."""
     negative_acks: int
-    """Negative acknowledgements, and those that did not come."""
+    """Negative acknowledgements, and acknowledgements that timed out."""
     timed_out: int
-    """Messages that waited too long in the queue."""
+    """Expired messages."""
     saved: int
-    """Messages saved."""
+    """Saved messages."""
     save_failed: int
-    """Messages that were to be saved, and were not."""
+    """Messages whose saving failed."""
     removed: int
     """Messages that left the queue for good."""
     put_back: int
-    """Messages put back."""
+    """Requeued messages."""
     dead_lettered: int
     """Messages moved to a dead-letter queue."""
     errors: int
@@ -129,14 +128,14 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """A channel now."""
+    """The state of a channel."""
 
     name: str
     """Its name."""
     queues: tuple[int, ...]
     """Ids of its queues, ascending."""
     clients: int
-    """Clients joined."""
+    """Clients that joined it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +143,11 @@ class ClientStats:
     """A connected client."""
 
     id: str
-    """Unique among those connected."""
+    """Its id, unique among connected clients."""
     name: str | None
-    """Not unique."""
+    """Its name, which several clients may share."""
     kind: str | None
-    """What sort of program it is."""
+    """Its type."""
     admin: bool
     """Whether it may administer."""
     online: float
@@ -157,64 +156,64 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerStats:
-    """A delivery handler, and what it has counted since the broker started."""
+    """A delivery handler, and its counters since the broker started."""
 
     key: str
     """The key by which queues name it."""
     asked: int
-    """Questions taken."""
+    """Accepted questions."""
     failed: int
     """Questions whose method raised, unless `exception_thrown` decided."""
     refused: int
-    """Questions not taken because too many waited; the fallback held."""
+    """Questions rejected because too many waited; the fallback applied."""
     waiting: int
-    """Questions taken and not answered yet."""
+    """Accepted questions without an answer yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingStats:
-    """A binding of a router, and what it has counted."""
+    """A binding of a router, and its counters."""
 
     name: str
     """Unique within its router."""
     target: str
-    """Where it leads."""
+    """Its target."""
     priority: int
-    """Higher is sooner."""
+    """Higher comes first."""
     taken: int
-    """Messages that it took."""
+    """Messages that its target accepted."""
     refused: int
-    """Messages that it did not take."""
+    """Messages that its target did not accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterStats:
-    """A router, and what it has counted since it was made."""
+    """A router, and its counters since it was created."""
 
     name: str
     """Its name."""
     method: RouteMethod
     """Which bindings get a message."""
     enabled: bool
-    """Whether it takes messages."""
+    """Whether it accepts messages."""
     bindings: tuple[BindingStats, ...]
     """Its bindings, the highest priority first."""
     received: int
-    """Messages that came to it."""
+    """Messages published to it."""
     routed: int
-    """Messages that a binding took."""
+    """Messages that a binding accepted."""
     unrouted: int
-    """Messages that no binding took."""
+    """Messages that no binding accepted."""
     errors: int
-    """Questions to Python that were not answered in time, or not at all."""
+    """Questions to Python without a valid answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
-    """A topic, and what it has counted since it was first used."""
+    """A topic, and its counters since its first use."""
 
     name: str
-    """Its name; octets that are no text are replaced."""
+    """Its name; invalid UTF-8 is replaced."""
     subscribers: int
     """Connections that get its messages."""
     queues: int
@@ -222,18 +221,18 @@ class TopicStats:
     published: int
     """Messages published."""
     published_bytes: int
-    """Octets of their bodies."""
+    """Bytes of their bodies."""
     delivered: int
     """Deliveries to subscribers."""
     copied: int
     """Copies for queues."""
     dropped: Mapping[str, int]
-    """``no-consumer``: messages that nobody got; ``slow``: deliveries that a subscriber was too slow for."""
+    """``no-consumer``: messages without a receiver; ``slow``: deliveries that a slow subscriber missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateStats:
-    """What an encrypted listener shows."""
+    """The certificate of an encrypted listener."""
 
     listener: str
     """Its URL."""
@@ -244,9 +243,9 @@ class CertificateStats:
     fingerprint: str
     """SHA-256 of the certificate, 64 hexadecimal digits."""
     not_after: int
-    """The last second at which it, and what leads to its authority, is valid: Unix time."""
+    """Expiry of the certificate and its chain in Unix seconds."""
     expires_in: int
-    """Seconds until then; negative once it is over."""
+    """Seconds until the expiry; negative after it."""
 
 
 def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.PendingAnswers], None]:
@@ -377,7 +376,7 @@ class DeliveryHandlers(Mapping[str, DeliveryHandler]):
 
 
 class Broker:
-    """A broker in this process. See the module for how to use it, and `BrokerConfig` for what it can be told.
+    """A broker in this process. The module shows how to use it; `BrokerConfig` documents its settings.
 
     Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started
     again.
@@ -408,7 +407,7 @@ class Broker:
 
     @property
     def config(self) -> BrokerConfig:
-        """What it was told."""
+        """Its configuration."""
         return self._config
 
     @property
@@ -418,7 +417,7 @@ class Broker:
 
     @property
     def authority(self) -> Authority | None:
-        """Who decides in Python about logins and actions: ``broker.authority = Staff()``, before the broker starts."""
+        """Object that decides about logins and actions: ``broker.authority = Staff()``, before the broker starts."""
         return self._authority
 
     @authority.setter
@@ -429,8 +428,8 @@ class Broker:
     def reload_authority(self) -> None:
         """Read users and tokens again, and end the connections whose rights have changed.
 
-        A running broker also does so by itself, a moment after their file has changed. Raises `AuthorityError` if they
-        cannot be read; those that are known then go on to hold.
+        A running broker also does so shortly after their file has changed. Raises `AuthorityError` if they cannot be
+        read; the known users and tokens then stay in force.
         """
         self._core.reload_authority()
 
@@ -456,12 +455,12 @@ class Broker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and not stopped."""
+        """Whether it is running."""
         return self._core.is_running
 
     @property
     def listeners(self) -> tuple[str, ...]:
-        """URLs where clients connect, with the ports that were picked."""
+        """URLs of its listeners with the chosen ports."""
         return tuple(self._core.listeners)
 
     @property
@@ -480,11 +479,11 @@ class Broker:
         return connect(self, **options)
 
     def stats(self) -> BrokerStats:
-        """Return what is there and what was counted."""
+        """Return the state and the counters of the broker."""
         return _stats(self._core.survey())
 
     def errors(self, limit: int = 100) -> tuple[FailedRequest, ...]:
-        """Return the last requests that could not be done, the latest first, `limit` of them at most.
+        """Return the last failed requests, the latest first, up to `limit`.
 
         They are those of protocols that tell their peer a number only, and say what the number stands for. The last
         1,000 are kept, in memory. Raises `NotRunning`.
@@ -494,7 +493,7 @@ class Broker:
         return tuple(FailedRequest(**failure) for failure in self._core.failures(limit))
 
     def schedules(self, limit: int = 100) -> ScheduleList:
-        """Return the schedules of jobs that this broker keeps, those that are due next first, `limit` of them at most.
+        """Return the schedules of jobs of this broker, those due next first, up to `limit`.
 
         Clients of EventMQ's protocol make them, `mqcore.jobs` among them. Raises `NotRunning`.
         """
@@ -504,7 +503,7 @@ class Broker:
         return ScheduleList(total, tuple(ScheduleInfo(**schedule) for schedule in found))
 
     def unschedule(self, schedule_id: str) -> None:
-        """End the schedule of this id, which `schedules` tells, for good: when this returns, that survives any crash.
+        """Remove the schedule with this id, as `schedules` returns it. When the call returns, the removal is on disk.
 
         A run that is due already is still made. A worker whose program has the schedule sends it again when it starts.
         Raises `NotFound` if this broker keeps no such schedule, `InvalidArgument` for what can be no id, `Busy` while
@@ -513,9 +512,9 @@ class Broker:
         self._core.end_schedule(schedule_id)
 
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
-        """Copy everything that is saved into a new directory, ``.tar`` or ``.tar.zst``, and go on meanwhile.
+        """Copy all saved data to a new directory, ``.tar`` or ``.tar.zst``. The broker keeps running.
 
-        Blocks while it copies: with asyncio, call it with `asyncio.to_thread`. `mqcore.backup.restore` is the way back.
+        Blocks while it copies: with asyncio, call it with `asyncio.to_thread`. `mqcore.backup.restore` restores it.
         Raises `NotRunning`, `Unacceptable` without a data directory, `Busy` while another backup is made, `ConfigError`
         if something is at `to`, and `DataDirFull`.
         """
@@ -534,10 +533,9 @@ class Broker:
         _RUNNING.add(self)
 
     def stop(self, grace: Duration = 5.0) -> None:
-        """Stop: accept nothing new, say goodbye to clients, wait up to `grace` for them to take what is
-        theirs.
+        """Stop: reject new connections, notify clients, and wait up to `grace` for their in-flight work.
 
-        In a coroutine use ``async with`` or `aclose`, which let the event loop go on meanwhile.
+        In a coroutine use ``async with`` or `aclose`, which do not block the event loop.
         """
         patience = seconds(grace)
         stuck = self._core.stop(patience)
@@ -554,7 +552,7 @@ class Broker:
         await asyncio.shield(asyncio.to_thread(self.stop, grace))
 
     def certificates(self) -> tuple[CertificateStats, ...]:
-        """Return what each encrypted listener shows now, the admin side among them."""
+        """Return the certificates of all encrypted listeners, including the admin side."""
         return tuple(
             CertificateStats(**{**shown, "names": tuple(shown["names"])}) for shown in self._core.certificates()
         )
@@ -562,16 +560,16 @@ class Broker:
     def reload_tls(self) -> None:
         """Read certificates, keys and client authorities again, of every encrypted listener.
 
-        Who connects from now on is shown what is new; who is connected stays so. `mqcore serve` does this on SIGHUP.
-        Raises `ConfigError` if files cannot be used: their listener keeps what it had, the others have what is new.
+        New connections see the new certificates; existing connections stay. `mqcore serve` does this on SIGHUP.
+        Raises `ConfigError` if files cannot be used: their listener keeps its certificate, the others get the new ones.
         """
         self._core.reload_tls()
 
     def wait(self, timeout: Duration | None = None) -> bool:
         """Block until the broker is stopped, or for `timeout`; return whether it is.
 
-        Another thread may stop it, or an administrator by a word of a protocol (EventMQ's DISCONNECT); then `stop` is
-        still to be called, for what is left in this process.
+        Another thread may stop it, or an administrator over a protocol (EventMQ's DISCONNECT). Then call `stop` too, to
+        release what is left in this process.
 
         Ctrl-C raises `KeyboardInterrupt` within a tenth of a second.
         """
@@ -704,7 +702,7 @@ _LEAKED_THREADS_SECONDS: Final = 10.0
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop what a program left running: threads of Rust must not meet an interpreter that is gone.
+    """Stop brokers that a program left running: no Rust thread may run after the interpreter ended.
 
     A handler that is still in a call would come back to one, so the end of the program waits for it as it
     does for other threads, but not for ever.

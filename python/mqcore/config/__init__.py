@@ -1,4 +1,4 @@
-"""What a broker, its channels and its queues can be told, and where it may be written down.
+"""Configuration of a broker, its channels and its queues, from code, files and environment variables.
 
 Durations are seconds as a number, a :class:`datetime.timedelta`, or text with a unit: ``"250ms"``, ``"30s"``,
 ``"5m"``, ``"1h"``, ``"1d"``. Options that are ``None`` are inherited: a queue's from its channel, a channel's

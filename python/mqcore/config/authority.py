@@ -11,16 +11,16 @@ __all__ = ["AuthorityOptions", "TokenOptions", "UserOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserOptions:
-    """A user that the configuration names. Those of ``mqcore user add`` are kept elsewhere and need not be here."""
+    """A user in the configuration. Users of ``mqcore user add`` are in the store and need not be here."""
 
     name: str
     """Unique among users."""
     allow: tuple[str, ...] = ()
     """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
     password_hash: str | None = field(default=None, repr=False)
-    """What ``mqcore user hash`` prints. Default none: no password is the right one."""
+    """The output of ``mqcore user hash``. Default none: the user cannot log in by password."""
     certificate: str | None = None
-    """A name in a client certificate that is as good as the password: ``cn:worker-1``. Default none."""
+    """A name in a client certificate that replaces the password: ``cn:worker-1``. Default none."""
     client_ids: tuple[str, ...] = ()
     """Patterns of client ids that the peer may take. Default all."""
     client_names: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class UserOptions:
     client_types: tuple[str, ...] = ()
     """Patterns of client types. Default all."""
     addresses: tuple[str, ...] = ()
-    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+    """Networks it may connect from: ``10.0.0.0/8``. Default all."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -41,13 +41,13 @@ class TokenOptions:
     id: str
     """The part of the token between the first two underscores."""
     name: str
-    """For people."""
+    """A name for people."""
     hash: str = field(repr=False)
     """SHA-256 of the part behind the second underscore, hexadecimal."""
     allow: tuple[str, ...] = ()
     """Rules: ``push,pull:orders/*``, ``*``. Default nothing."""
     expires_ms: int | None = None
-    """From when on it is worth nothing, Unix milliseconds. Default never."""
+    """Expiry in Unix milliseconds. Default never."""
     client_ids: tuple[str, ...] = ()
     """Patterns of client ids that the peer may take. Default all."""
     client_names: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class TokenOptions:
     client_types: tuple[str, ...] = ()
     """Patterns of client types. Default all."""
     addresses: tuple[str, ...] = ()
-    """Where it may come from: ``10.0.0.0/8``. Default everywhere."""
+    """Networks it may connect from: ``10.0.0.0/8``. Default all."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,17 +63,17 @@ class TokenOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorityOptions:
-    """Who may do what, beside users and tokens."""
+    """Settings of authorization beside users and tokens."""
 
     anonymous: tuple[str, ...] = ()
-    """Rules for peers that show nothing, once there is a user or a token. Default none: they are turned away."""
+    """Rules for peers without credentials, once there is a user or a token. Default none: the broker rejects them."""
     store: str | None = None
     """The file of users and tokens that the command line changes. Default ``authority.json`` in the data directory."""
     audit: str | None = None
-    """Where audit lines go: a file, ``stderr`` or ``off``. Default ``audit.jsonl`` in the data directory, without one
-    standard error."""
+    """Destination of audit lines: a file, ``stderr`` or ``off``. Default ``audit.jsonl`` in the data directory, or
+    standard error without one."""
     audit_allowed: bool = False
-    """Whether what was allowed is written too, where it had to be looked up. Default no."""
+    """Whether allowed actions are written too, if they had to be checked. Default no."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -26,101 +26,100 @@ __all__ = ["BrokerConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """Everything that a broker can be told."""
+    """All settings of a broker."""
 
     listen: tuple[str, ...] = ()
-    """URLs where clients connect, ``tmqp://127.0.0.1:2622``; port 0 picks a free one. Default nowhere."""
+    """URLs to listen on, such as ``tmqp://127.0.0.1:2622``. Port 0 picks a free port. Default none."""
     admin: str | None = None
-    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default nowhere."""
+    """URL of the admin side, ``http://127.0.0.1:2627`` or ``https://``. Default none."""
     listener: tuple[Listener, ...] = ()
     """Further listeners, each with TLS of its own: ``[[listener]]`` in a file. Default none."""
     tls: ListenerTLS | None = None
-    """What listeners with TLS show that name no files themselves. Default nothing, and such a listener is an error."""
+    """Certificate and key of TLS listeners that name no files themselves. Default none: such a listener is an error."""
     tls_handshakes_max: int = 1024
-    """TLS handshakes under way at most; beyond that the oldest gives way. Default 1,024."""
+    """Maximum number of concurrent TLS handshakes. Beyond it the broker drops the oldest. Default 1,024."""
     tls_expiry_warning: Duration = timedelta(days=30)
-    """How long before its end a certificate is called about to expire in the log. Default 30 days."""
+    """Time before the expiry of a certificate when the broker starts to log warnings. Default 30 days."""
     data_dir: str | None = None
-    """The directory for definitions and saved messages, made if it is missing. Default none: everything stays in
-    memory, and queues whose policy saves refuse messages."""
+    """Directory for definitions and saved messages, created if missing. Default none: everything stays in memory,
+    and queues whose policy saves reject messages."""
     history: bool = False
-    """Whether every step of every message's life is written down, in the data directory. Default no."""
+    """Whether the data directory records every lifecycle event of every message. Default no."""
     history_bodies: bool = True
-    """Whether the history keeps the bodies of messages too, and not only their sizes. Default yes."""
+    """Whether the history keeps message bodies, and not only their sizes. Default yes."""
     node: NodeConfig | None = None
-    """What the broker is among others. Default nothing: it stands alone."""
+    """Links to other brokers. Default none."""
     history_max_age: Duration = 0.0
-    """How long the journal keeps history that is not archived; 0: for ever. Default 0."""
+    """How long the journal keeps history that is not archived; 0: forever. Default 0."""
     history_max_bytes: int = 2 * 1024 * 1024 * 1024
-    """Octets of history that the journal keeps at most; the oldest goes first. Default 2 GiB."""
+    """Maximum bytes of history in the journal; the oldest is removed first. Default 2 GiB."""
     archive: bool = True
-    """Whether history is carried over to Parquet files, in the directory ``archive`` of the data directory. Default
-    yes."""
+    """Whether history is moved to Parquet files in the directory ``archive`` of the data directory. Default yes."""
     archive_interval: Duration = 300.0
-    """How old history may become before it is archived even if there is little of it. Default 5 minutes."""
+    """Maximum age of history before it is archived, however little it is. Default 5 minutes."""
     archive_max_age: Duration = 0.0
-    """How long the archive keeps a file, counted from the latest row in it; 0: for ever. Default 0."""
+    """How long the archive keeps a file, counted from its latest row; 0: forever. Default 0."""
     archive_max_bytes: int = 0
-    """Octets of the archive at most; the oldest files go first; 0: no limit. Default 0."""
+    """Maximum bytes of the archive; the oldest files are removed first; 0: no limit. Default 0."""
     allow_remote: bool = False
-    """Whether addresses other than loopback may be bound although nobody has to log in. Default no. Without meaning
+    """Whether the broker may listen on addresses other than loopback without a login. Default no. It has no effect
     once there is a user, a token or an authenticator."""
     shards: int = 0
-    """Parts that work side by side, at most 16; 0: one for each core. Default 0."""
+    """Number of shards, which work in parallel, at most 16; 0: one for each core. Default 0."""
     channel: ChannelOptions = field(default_factory=ChannelOptions)
-    """What channels, and through them queues, start with."""
+    """Default options of channels and their queues."""
     auto_create_channels: bool = False
     """Publishing to, or joining, a missing channel creates it. Default no."""
     auto_create_queues: bool = False
     """Publishing to a missing queue creates it. Default no."""
     client_limit: int = 0
-    """Clients at most; 0: no limit but `connections_max`. Default 0."""
+    """Maximum number of clients; 0: limited by `connections_max` only. Default 0."""
     channel_limit: int = 0
-    """Channels of one shard at most; 0: no limit. Default 0."""
+    """Maximum number of channels of one shard; 0: no limit. Default 0."""
     delivery_handler: str = "memory"
     """The handler or policy of queues whose channel names none. Default ``memory``."""
     frame_bytes_max: int = 64 * 1024 * 1024
-    """Octets of a frame at most. Default 64 MiB."""
+    """Maximum size of a frame in bytes. Default 64 MiB."""
     header_bytes_max: int = 65_535
-    """Octets of a frame's header text at most. Default 65,535."""
+    """Maximum size of the header text of a frame in bytes. Default 65,535."""
     connections_max: int = 65_536
-    """Connections at most, of all listeners together. Default 65,536."""
+    """Maximum number of connections of all listeners together. Default 65,536."""
     half_open_max: int = 16_384
-    """Connections at most whose peers have not said who they are. Default 16,384."""
+    """Maximum number of connections that have not finished the handshake. Default 16,384."""
     output_bytes_max: int = 8 * 1024 * 1024
-    """Octets at most that wait for one connection to take them. Default 8 MiB."""
+    """Maximum bytes waiting to be written to one connection. Default 8 MiB."""
     slow_consumer_timeout: Duration = 30.0
-    """How long a consumer may be unable to take more before it is disconnected. Default 30 s."""
+    """How long a consumer may stall before the broker disconnects it. Default 30 s."""
     handshake_timeout: Duration = 10.0
-    """How long a peer may take for the TLS handshake, if there is one, and again to say who it is. Default 10 s."""
+    """Longest TLS handshake, and again longest handshake of the protocol. Default 10 s."""
     ping_interval: Duration = 60.0
-    """A peer from which nothing came for this long is pinged. Default 60 s."""
+    """Silence of a peer after which the broker sends a ping. Default 60 s."""
     pong_timeout: Duration = 10.0
-    """How long after a ping something has to come. Default 10 s."""
+    """Longest wait for anything after a ping. Then the broker disconnects the peer. Default 10 s."""
     undecided_max: int = 100_000
-    """Messages of one queue at most that wait for a handler's decision. Default 100,000."""
+    """Maximum number of messages of one queue that wait for a handler's decision. Default 100,000."""
     publish_limit: str | None = None
-    """How often one client may publish, ``"1000/s"`` or ``"6000/1m"``; more is refused with the time after which to try
-    again. Default no limit."""
+    """Publish rate of one client, ``"1000/s"`` or ``"6000/1m"``. The broker rejects what exceeds it and tells the
+    client when to retry. Default no limit."""
     connect_limit: str | None = None
-    """How often one address may connect and say who it is, written likewise. Default no limit."""
+    """Rate of connects and logins of one address, such as ``"10/s"``. Default no limit."""
     limiter_keys_max: int = 1 << 24
-    """Counters and buffers of the limiter at most; one more takes the place of the one that expires soonest.
+    """Maximum number of counters and buffers of the limiter. A further one replaces the one that expires soonest.
     Default 16,777,216."""
     limiter_bytes_max: int = 2 << 30
-    """Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB."""
+    """Maximum bytes of counters and buffers: 120 for each, plus keys above 16 bytes and values. Default 2 GiB."""
     limiter_persist_interval: Duration = 0.1
-    """How long a change of what Throttr listeners with ``?persist=on`` keep may wait before it is written to the data
-    directory: a crash loses no more than that. Default 100 ms."""
+    """Longest delay before changes of Throttr listeners with ``?persist=on`` are written to the data directory. A crash
+    loses no more than that. Default 100 ms."""
     routers: tuple[RouterOptions, ...] = ()
-    """Routers that are there from the start, as they are written here whatever clients made of them before. In a file,
+    """Routers that the broker creates at its start. They replace saved routers of the same names. In a file,
     ``[[router]]`` and ``[[router.binding]]``. Default none."""
     memory_watermark: int = 256 * 1024 * 1024
-    """Octets of saved messages that may wait in memory. Above it, bodies that are far from being handed out leave it
-    and are read back from the data directory before they are needed. Default 256 MiB."""
+    """Bytes of saved messages in memory above which the broker pages out bodies far from delivery. It reads them back
+    from the data directory before they are needed. Default 256 MiB."""
 
     authority: AuthorityOptions = field(default_factory=AuthorityOptions)
-    """Who may do what, beside users and tokens."""
+    """Settings of authorization beside users and tokens."""
     user: tuple[UserOptions, ...] = ()
     """Users, each a table ``[[user]]``. Default none."""
     token: tuple[TokenOptions, ...] = ()
@@ -220,7 +219,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path}: invalid TOML: {error}") from error
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def _is_required(entry: dataclasses.Field[Any]) -> bool:
 
 
 def _nested(hint: Any, value: Any, path: str) -> Any:
-    """Make a table what its field's type says; what is no table stays as it is."""
+    """Make options of a table, as the type of its field requires; return other values unchanged."""
     choices = typing.get_args(hint) or (hint,)
     inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
     if inner is None:

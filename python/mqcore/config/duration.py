@@ -21,21 +21,21 @@ _DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
 def seconds(duration: Duration) -> float:
     """Return `duration` as seconds.
 
-    Raises `ConfigError` for text that is no duration, and for what is negative or not finite.
+    Raises `ConfigError` for other text, and for a negative or infinite number.
     """
     if isinstance(duration, timedelta):
         value = duration.total_seconds()
     elif isinstance(duration, str):
         match = _DURATION.fullmatch(duration)
         if match is None:
-            raise ConfigError(f"{duration!r} is no duration; write for example '250ms', '30s', '5m', '1h' or '1d'")
+            raise ConfigError(f"{duration!r} is not a duration; write for example '250ms', '30s', '5m', '1h' or '1d'")
         value = float(match[1]) * _UNITS[match[2] or "s"]
     else:
         try:
             value = float(duration)
         except (TypeError, ValueError):
             raise ConfigError(
-                f"{duration!r} is no duration; give seconds, a timedelta, or text such as '30s'"
+                f"{duration!r} is not a duration; give seconds, a timedelta, or text such as '30s'"
             ) from None
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"a duration cannot be {duration!r}: it is finite and not negative")

@@ -22,10 +22,10 @@ __all__ = ["MasterConfig", "NodeConfig", "NodeFilter", "NodeRule"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRule:
-    """A rule about what is passed on. All that it names must hold; in texts, ``*`` stands for any characters."""
+    """A rule about forwarded frames. Every given field must match; ``*`` stands for any characters."""
 
     kinds: tuple[str, ...] = ()
-    """Of ``queue``, ``router``, ``direct``, ``acknowledge``, ``response``; empty: any."""
+    """Kinds: ``queue``, ``router``, ``direct``, ``acknowledge``, ``response``; empty: any."""
     channel: str | None = None
     """The channel of a queue message, or of its acknowledgement."""
     queue: int | None = None
@@ -35,15 +35,15 @@ class NodeRule:
     client_id: str | None = None
     """The id of the client that produced it."""
     client_name: str | None = None
-    """Its name; a master does not learn it."""
+    """The name of that client. An upstream broker does not know it."""
     client_type: str | None = None
-    """Its type; a master does not learn it."""
+    """The type of that client. An upstream broker does not know it."""
     node: str | None = None
-    """The name of the node that passes it on; only its master looks at that."""
+    """The name of the forwarding node. Only its upstream broker checks it."""
     header: str | None = None
-    """A header that it has,"""
+    """A header that the message has."""
     value: str = "*"
-    """and what the header says."""
+    """The value of `header`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -54,21 +54,21 @@ class NodeRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFilter:
-    """What is passed on to a master, or taken from a node. Without rules and `decide`, everything."""
+    """A filter of frames sent to an upstream broker, or accepted from a downstream one. By default all frames pass."""
 
     allow: tuple[NodeRule, ...] = ()
-    """If there are any, one of them must match."""
+    """If there are any, at least one of them must match."""
     deny: tuple[NodeRule, ...] = ()
     """None of them may match."""
     decide: Callable[[NodeFrame], bool] | None = None
-    """A function that has the last word: true lets through what the rules have let through. Called in batches on a
-    thread of its own, so it may take its time, but not be ``async``; whoever produced (or, on a master, passes on)
-    waits for it, and nobody else. Only a program can give one, no file. Default none."""
+    """A function that decides about frames that the rules let through: true passes the frame. It runs in batches on a
+    thread of its own, so it may block, but not be ``async``. Only the producer (on an upstream broker, the forwarding
+    node) waits for it. A configuration file cannot set it. Default none."""
     timeout: Duration = 1.0
-    """How long `decide` may take over what a client or a node sent at once. Default 1 s."""
+    """Longest time of `decide` for one batch of frames. Default 1 s."""
     fallback: bool = False
-    """What holds for what `decide` was late for, raised about, or answered with no bool: true lets it through. Counted
-    in ``mqcore_node_filter_fallbacks_total``. Default no."""
+    """Whether a frame passes if `decide` is late, raises, or does not return a bool. The metric
+    ``mqcore_node_filter_fallbacks_total`` counts these frames. Default no."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -78,50 +78,50 @@ class NodeFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterConfig:
-    """A broker to which this one passes on what its clients produce."""
+    """An upstream broker, to which this one forwards what its clients produce."""
 
     url: str
     """``tmqp://host:port``, or ``tmqps://`` with ``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``."""
     token: str | None = None
-    """What this broker says there. Default nothing."""
+    """Token sent to the upstream broker. Default none."""
     send: NodeFilter = field(default_factory=NodeFilter)
-    """What is passed on. Default everything."""
+    """Filter of forwarded frames. Default all."""
 
     def __post_init__(self) -> None:
         check(self)
 
     @classmethod
     def from_text(cls, url: str) -> Self:
-        """Return the configuration of a master that has only a URL."""
+        """Return the configuration of an upstream broker that has only a URL."""
         return cls(url=url)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What a broker is among others: a master of those that dial it, a slave of its own masters, or both."""
+    """Links to other brokers: upstream for those that connect to it, downstream of its masters, or both."""
 
     name: str = ""
-    """Its name, unique among the nodes that know each other. Default its id."""
+    """Its name, unique among linked nodes. Default its id."""
     accepts: bool = True
-    """Whether other brokers may pass on to this one. Default yes."""
+    """Whether other brokers may forward to this one. Default yes."""
     token: str | None = None
-    """What they have to say then. Default nothing; where clients log in, nodes without a token are refused."""
+    """Token that they must send. Default none; if clients must log in, nodes without a token are rejected."""
     accept: NodeFilter = field(default_factory=NodeFilter)
-    """What of theirs is taken. Default everything."""
+    """Filter of frames from them. Default all."""
     masters: tuple[MasterConfig, ...] = ()
-    """Where this broker passes on, at most 32: configurations, or URLs. Default nowhere."""
+    """Upstream brokers, at most 32: configurations or URLs. Default none."""
     keep_messages: bool = False
-    """Whether messages are kept in the data directory for a master that is away. Default no."""
+    """Whether the data directory keeps messages for an unreachable upstream broker. Default no."""
     keep_bytes_max: int = 1 << 30
-    """Octets that are kept at most; the oldest are dropped beyond it, and counted. Default 1 GiB."""
+    """Maximum bytes of kept messages. Beyond it the oldest are dropped and counted. Default 1 GiB."""
     keep_age_max: Duration | None = None
-    """How long a message is kept. Default until it is sent."""
+    """Maximum age of a kept message. Default none: until it is sent."""
     buffer_bytes_max: int = 64 << 20
-    """Octets on their way without `keep_messages`; beyond it, producers wait. Default 64 MiB."""
+    """Maximum bytes in flight without `keep_messages`. Beyond it producers wait. Default 64 MiB."""
     reconnect_wait: Duration = 0.5
-    """The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms."""
+    """First delay before reconnecting to an upstream broker; it doubles up to 30 s. Default 500 ms."""
     confirm_timeout: Duration = 30.0
-    """How long a connected master may go without confirming anything before it counts as away. Default 30 s."""
+    """How long a connected upstream broker may confirm nothing before it counts as unreachable. Default 30 s."""
 
     def __post_init__(self) -> None:
         check(self)

@@ -12,22 +12,22 @@ __all__ = ["ChannelOptions", "Durability", "QueueOptions", "QueueStatus"]
 
 
 class QueueStatus(StrEnum):
-    """How a queue hands its messages out."""
+    """How a queue delivers its messages."""
 
     BROADCAST = "broadcast"
-    """To all consumers that are there now; nothing is stored."""
+    """To all present consumers; nothing is stored."""
     PUSH = "push"
-    """To all consumers; stored until there is at least one."""
+    """To all consumers; stored until there is one."""
     ROUND_ROBIN = "roundrobin"
-    """To one consumer after the other; stored until there is one."""
+    """To one consumer at a time in turn; stored until there is one."""
     PULL = "pull"
-    """To whoever asks."""
+    """To clients that pull."""
     CACHE = "cache"
-    """The latest message, to whoever asks; it stays."""
+    """The latest message to clients that request it; it stays in the queue."""
     PAUSED = "paused"
-    """Stored, handed to nobody."""
+    """Messages are stored and not delivered."""
     STOPPED = "stopped"
-    """Refused; entering this status erases the queue."""
+    """Messages are rejected. Entering this status erases the queue."""
 
     @classmethod
     def _missing_(cls, value: object) -> QueueStatus | None:
@@ -43,11 +43,11 @@ class Durability(StrEnum):
     """When a saved message counts as saved."""
 
     NONE = "none"
-    """At once; it is written behind. A crash may lose the latest."""
+    """At once; written later. A crash may lose the latest messages."""
     OS = "os"
-    """When the operating system has it: survives the end of the process, not of the machine."""
+    """When handed to the operating system. It survives a crash of the process, not of the machine."""
     FSYNC = "fsync"
-    """When the disk has it."""
+    """When it is on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,20 +100,20 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelOptions:
-    """Options of a channel, for creating one. What is ``None`` is inherited."""
+    """Options of a channel, for creating one. ``None`` inherits the option from the broker."""
 
     queue: QueueOptions = field(default_factory=QueueOptions)
-    """What its queues start with."""
+    """Default options of its queues."""
     allow_multiple_queues: bool | None = None
-    """May it have more than one queue? Default yes."""
+    """Whether it may have more than one queue. Default yes."""
     allowed_queues: tuple[int, ...] | None = None
-    """Which queue ids it may have. Default all."""
+    """Allowed queue ids. Default all."""
     client_limit: int | None = None
-    """Clients joined at most; 0: no limit. Default 0."""
+    """Maximum number of joined clients; 0: no limit. Default 0."""
     queue_limit: int | None = None
-    """Queues at most; 0: no limit. Default 0."""
+    """Maximum number of queues; 0: no limit. Default 0."""
     destroy_when_empty: bool | None = None
-    """The channel goes when its last client leaves and all its queues are empty. Default no."""
+    """Whether the channel is removed when its last client leaves and all its queues are empty. Default no."""
 
     def __post_init__(self) -> None:
         check(self)

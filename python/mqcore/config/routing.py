@@ -17,9 +17,9 @@ class RouteMethod(StrEnum):
     DISTRIBUTE = "distribute"
     """All of them."""
     ROUND_ROBIN = "round-robin"
-    """One after the other; one that does not take it is passed over."""
+    """One at a time in turn; one that does not accept the message is skipped."""
     ONLY_FIRST = "only-first"
-    """The one of the highest priority; the next one if it does not take it."""
+    """The one with the highest priority; the next one if it does not accept the message."""
 
     @classmethod
     def _missing_(cls, value: object) -> RouteMethod | None:
@@ -28,10 +28,10 @@ class RouteMethod(StrEnum):
 
 
 class Interaction(StrEnum):
-    """What a binding's receiver is asked for, and so who answers the producer."""
+    """The answer that a binding requests from its receiver, and so the peer that answers the producer."""
 
     NONE = "none"
-    """Nothing: the receiver's copy has an id of its own, and the router answers."""
+    """None: the copy of the receiver has a new id, and the router answers."""
     ACKNOWLEDGE = "acknowledge"
     """An acknowledgement, which the producer gets."""
     RESPONSE = "response"
@@ -44,9 +44,9 @@ class Interaction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One rule of a router: where a message may go.
+    """A rule of a router: a target for messages.
 
-    Raises `ConfigError` for values that cannot be; the target is judged when a broker gets to know it.
+    Raises `ConfigError` for invalid values. A broker checks the target when it gets the binding.
     """
 
     target: str
@@ -55,13 +55,13 @@ class Binding:
     name: str | None = None
     """Unique within its router. Default the target."""
     priority: int = field(default=0, kw_only=True)
-    """Higher is sooner; may be negative. Default 0."""
+    """Higher comes first; may be negative. Default 0."""
     interaction: Interaction = field(default=Interaction.NONE, kw_only=True)
-    """What the receiver is asked for. Default nothing."""
+    """The answer that the receiver must send. Default none."""
     content_type: int | None = field(default=None, kw_only=True)
-    """What the message's content type becomes, up to 65535, unless it goes to a queue. Default it stays."""
+    """New content type of the message, up to 65535, unless it goes to a queue. Default unchanged."""
     method: RouteMethod = field(default=RouteMethod.DISTRIBUTE, kw_only=True)
-    """Which of the clients of a name or a type get the message. Default all."""
+    """Which clients of a name or type get the message. Default all."""
 
     def __post_init__(self) -> None:
         for name, convert, wanted in (
@@ -84,13 +84,13 @@ class RouterOptions:
     """A router with its bindings, as a program or a configuration file declares it."""
 
     name: str
-    """Its name, under the rules of channels' names; compared with respect to case."""
+    """Its name, with the rules of channel names; case matters."""
     method: RouteMethod = RouteMethod.DISTRIBUTE
     """Which bindings get a message. Default all."""
     bindings: tuple[Binding, ...] = ()
-    """Where messages may go. Default nowhere."""
+    """Its bindings. Default none."""
     enabled: bool = field(default=True, kw_only=True)
-    """A router that is not enabled takes nothing. Default yes."""
+    """Whether it accepts messages. Default yes."""
 
     def __post_init__(self) -> None:
         check(self)
