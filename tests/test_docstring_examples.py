@@ -37,19 +37,18 @@ ITEMS = [
 def broker() -> Iterator[mqcore.Broker]:
     """A broker that creates queues, and a client of it that answers requests."""
     with mqcore.Broker(listen=["tmqp://127.0.0.1:0"], auto_create_channels=True, auto_create_queues=True) as running:
-        ready = threading.Event()
+        clock = mqcore.sync.connect(running, name="clock")
+        requests = clock.requests().__enter__()
 
         def answer() -> None:
-            with mqcore.sync.connect(running, name="clock") as clock, clock.requests() as requests:
-                ready.set()
-                for request in requests:
-                    request.respond("noon")
+            for request in requests:
+                request.respond("noon")
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=answer, daemon=True)
         thread.start()
-        assert ready.wait(10)
         yield running
-    thread.join(10)
+        clock.close()
+        thread.join(10)
 
 
 def run(code: Any, names: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
