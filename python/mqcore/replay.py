@@ -20,7 +20,7 @@ from mqcore.client.arguments import optional_seconds
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
-    from mqcore.client import Outcome
+    from mqcore.client.arguments import Outcome
     from mqcore.client.options import EmbeddedBroker
     from mqcore.progress import Advanced, Progress
 

@@ -66,8 +66,8 @@ class Router(ABC):
     >>> async with mqcore.connect(broker) as client:
     ...     created = await client.declare("orders-fr", 1)
     ...     test = await client.test_router("by-country", headers={"Country": "fr"})
-    >>> test.steps[0].target
-    'orders-fr/1'
+    >>> test.taken
+    True
     """
 
     timeout: Duration = 10.0

@@ -13,7 +13,8 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from mqcore.client import Incoming, Order
+    from mqcore.client import Incoming
+    from mqcore.client.options import Order
 
 __all__ = ["consume", "pull"]
 

@@ -20,7 +20,6 @@ protocol does not have raises `NotSupported`.
 `mqcore.sync` is the same client without ``await``; `tools/generate_sync.py` generates it from this package.
 """
 
-from mqcore.client.arguments import Outcome
 from mqcore.client.client import Client, connect
 from mqcore.client.incoming import Incoming
 from mqcore.client.messages import Batch, Delivered, Request
@@ -40,15 +39,10 @@ from mqcore.client.models import (
 from mqcore.client.options import (
     DEFAULT_URL,
     PREFETCH,
-    Clear,
     ClientOptions,
     ConnectOptions,
     ConsumeOptions,
-    Copies,
     EmbeddedBroker,
-    Headers,
-    Order,
-    Subscription,
     without_credentials,
 )
 from mqcore.client.queue import Queue
@@ -60,7 +54,6 @@ __all__ = [
     "REASON_CLOSED",
     "Batch",
     "ChannelInformation",
-    "Clear",
     "Client",
     "ClientCounters",
     "ClientInformation",
@@ -68,17 +61,13 @@ __all__ = [
     "ConnectOptions",
     "ConsumeOptions",
     "Consumer",
-    "Copies",
     "Delivered",
     "EmbeddedBroker",
     "Event",
     "Events",
     "ExtensionFrames",
-    "Headers",
     "Incoming",
     "NodeInformation",
-    "Order",
-    "Outcome",
     "Queue",
     "QueueInformation",
     "Receipt",
@@ -88,7 +77,6 @@ __all__ = [
     "RouterStep",
     "RouterTest",
     "State",
-    "Subscription",
     "connect",
     "without_credentials",
 ]

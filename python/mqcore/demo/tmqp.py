@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from mqcore.broker import QueueStats
-    from mqcore.client import Client, Incoming, Order
+    from mqcore.client import Client, Incoming
+    from mqcore.client.options import Order
 
 __all__ = ["run"]
 
