@@ -25,9 +25,9 @@ PY := $(BIN)/python
 
 FUZZ_SECONDS ?= 60
 
-# Processes that run the Python tests. Most tests wait for a broker in a process of its own, so two of them keep two cores
-# busy; more than four are not quicker.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+# Processes that run the Python tests: one more than cores, because most tests wait for a broker in a process of its own.
+# More than five are not quicker, since the tests of Spark share one.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n > 4 ? 5 : n + 1)))
 
 # How many cases tests try (`quick` or `full`), and where random choices begin; `make test MQCORE_SEED=...` repeats a run.
 export MQCORE_TEST_DEPTH ?= quick
@@ -152,7 +152,7 @@ types: $(ENVIRONMENT) ## mypy, and the stub against the extension module if that
 .PHONY: test-python
 test-python: $(EXTENSION) ## the tests written in Python
 	$(call step,pytest)
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup --maxprocesses $(TEST_PROCESSES)
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 .PHONY: generate
 generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of queue options
