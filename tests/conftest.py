@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,8 +33,8 @@ def pytest_report_header() -> str:
     return f"depth: MQCORE_TEST_DEPTH={DEPTH}; random choices: MQCORE_SEED={SEED}"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # a wrapper, so that it runs before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     """Leave out what only the full depth runs, and keep together what shares a session or the machine."""
     left_out = [] if FULL else [item for item in items if item.get_closest_marker("full")]
     if left_out:
@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # An environment is installed before a test's own time begins: a slow network makes that long.
             item.add_marker(pytest.mark.timeout(func_only=True))
             item.add_marker(pytest.mark.xdist_group("eventmq original"))
+    return (yield)
 
 
 @pytest.fixture
