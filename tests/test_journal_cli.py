@@ -111,7 +111,7 @@ def test_segments_are_listed_with_what_is_live(data_dir: Path) -> None:
 def test_journal_is_intact_after_stop_and_kill(data_dir: Path) -> None:
     seen = run("verify", data_dir)
     assert seen.returncode == 0, seen.stdout
-    assert "nothing saved is lost" in seen.stdout
+    assert "no saved message is lost" in seen.stdout
 
 
 def test_messages_are_exported_in_the_order_of_the_queue(data_dir: Path, tmp_path: Path) -> None:
