@@ -1,37 +1,31 @@
 //! One conversation: what the peer sends, what the broker answers.
 
+mod commands;
+mod handshake;
+
 use std::sync::Arc;
 
-use mqcore_broker::model::client::{Client, Introduction};
-use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::{Deliver, Event};
-use mqcore_broker::model::id::{QueueAddress, RequestId, Tag, TopicName};
+use mqcore_broker::model::id::{RequestId, Tag, TopicName};
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
-use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_broker::model::topic::TopicPattern;
-use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::content::Content;
-use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
+use mqcore_wire::micromessage::extension::{Agreement, Kind};
 use mqcore_wire::micromessage::failure::{Failure, Token};
-use mqcore_wire::micromessage::field::is_field;
-use mqcore_wire::micromessage::filter::Filter;
-use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
-use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
+use mqcore_wire::micromessage::negotiation::{Abilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
-use super::MicroMessageProtocol;
-use super::destination::Place;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
 use super::outgoing::{Outgoing, Owed, Parcel};
 use super::subscriptions;
-use super::subscriptions::{Key, Subscription, Subscriptions};
+use super::subscriptions::{Key, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
-use crate::protocol::ProtocolFactory;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Subscriptions of one connection; more are refused.
@@ -166,77 +160,6 @@ impl MicroMessageSession {
         SessionError::Refused(failure.to_string().into())
     }
 
-    // ---- The handshake -----------------------------------------------------------------------------------
-
-    /// Takes a message of the handshake, if it is there whole.
-    fn shake_hands(
-        &mut self,
-        input: &[u8],
-        now: Timestamp,
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<usize, Failure> {
-        let longest = self.config.limits.header_bytes_max.min(LIST_BYTES_MAX);
-        // The rest is about an ERROR frame, which can stand in the place of the handshake.
-        let limits = Limits { header_bytes_max: longest, frame_bytes_max: LIST_BYTES_MAX.into() };
-        let Some((opening, size)) = handshake::decode(input, &limits)? else { return Ok(0) };
-        let said = match opening {
-            Opening::Handshake(said) => said,
-            Opening::Error { .. } => {
-                self.stage = Stage::Over;
-                return Ok(size);
-            }
-        };
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Offering => self.reply(&said, output)?,
-            Stage::Concluding { offer, reply } => self.conclude(&said, &offer, &reply, now, commands)?,
-            other => self.stage = other,
-        }
-        Ok(size)
-    }
-
-    fn reply(&mut self, said: &Handshake<'_>, output: &mut Vec<u8>) -> Result<(), Failure> {
-        negotiation::check_version(said)?;
-        let offer = Lists::read(said)?;
-        let reply = negotiation::reply(&offer, &self.terms.required, &self.abilities())?;
-        let (required, optional) = reply.write();
-        let answer = Handshake {
-            major: negotiation::MAJOR,
-            minor: negotiation::MINOR,
-            flags: 0,
-            identity: IDENTITY.as_bytes(),
-            required: &required,
-            optional: &optional,
-        };
-        handshake::encode(&answer, output);
-        self.stage = Stage::Concluding { offer: offer.into(), reply: reply.into() };
-        Ok(())
-    }
-
-    fn conclude(
-        &mut self,
-        said: &Handshake<'_>,
-        offer: &Lists,
-        reply: &Lists,
-        now: Timestamp,
-        commands: &mut Vec<Command>,
-    ) -> Result<(), Failure> {
-        let last = Lists::read(said)?;
-        self.agreement = negotiation::conclude(offer, reply, &last, &self.abilities())?;
-        self.incoming = Incoming::new(self.config.connection, now, &self.agreement);
-        self.outgoing = Outgoing::new(&self.agreement);
-        let token = [offer, &last].into_iter().find_map(|lists| lists.find(X_MQCORE)?.property("token"));
-        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
-        let introduction = Introduction {
-            name: (!said.identity.is_empty()).then(|| text(said.identity)),
-            token: token.map(text),
-            ..Introduction::default()
-        };
-        commands.push(Command::Introduce(introduction.into()));
-        self.stage = Stage::Introduced;
-        Ok(())
-    }
-
     // ---- Frames ------------------------------------------------------------------------------------------
 
     /// Takes a frame, if it is there whole.
@@ -318,142 +241,6 @@ impl MicroMessageSession {
                 Err(Failure::new(Token::Malformed, why))
             }
         }
-    }
-
-    // ---- Commands ----------------------------------------------------------------------------------------
-
-    fn answers_commands(&self) -> bool {
-        self.agreement.id_of_kind(Kind::Answers).is_some()
-    }
-
-    fn command(
-        &mut self,
-        payload: &[u8],
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
-        let said = command::parse(payload)?;
-        let id = match said.argument("id") {
-            Some(id) if is_field(id) => Some(Box::from(String::from_utf8_lossy(id))),
-            Some(_) => {
-                return Err(Failure::new(
-                    Token::Malformed,
-                    "an id is made of lower-case letters, digits and hyphens",
-                ));
-            }
-            None => None,
-        };
-        let done = match &*said.name {
-            "subscribe" | "unsubscribe" if self.agreement.id_of_kind(Kind::Subscribes).is_none() => {
-                Err(Failure::new(Token::Unexpected, format!("{} needs the extension pub-sub", said.name)))
-            }
-            "subscribe" => self.subscribe(&said, id.clone(), commands),
-            "unsubscribe" => self.unsubscribe(&said, id.clone(), commands, output),
-            "ping" if self.answers_commands() => {
-                if let Some(id) = &id {
-                    write_ok(id, output);
-                }
-                Ok(())
-            }
-            other => Err(Failure::new(
-                Token::UnknownCommand,
-                format!("{other}; known are subscribe and unsubscribe"),
-            )),
-        };
-        match (done, id) {
-            (Err(failure), Some(id)) if self.answers_commands() => {
-                write_fail(&id, &failure, output);
-                Ok(())
-            }
-            (done, _) => done,
-        }
-    }
-
-    fn subscribe(
-        &mut self,
-        said: &command::Command<'_>,
-        id: Option<Box<str>>,
-        commands: &mut Vec<Command>,
-    ) -> Result<(), Failure> {
-        let destination = said.argument("destination").unwrap_or_default();
-        let place = Place::parse(destination)?;
-        let filter = Filter::parse(said.argument("filter").unwrap_or_default())
-            .map_err(|error| Failure::new(Token::BadFilter, error.to_string()))?;
-        if matches!(place, Place::Queue(_)) && !filter.is_empty() {
-            let why = "a queue hands each message to one receiver, whoever it is; filters are for topics";
-            return Err(Failure::new(Token::BadFilter, why));
-        }
-        let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
-        let subscription = Subscription { key, place: place.clone(), destination: destination.into() };
-        let tag = self.subscriptions.add(subscription, filter)?;
-        let request = match place {
-            Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
-            Place::Topic(topic) => Request::SubscribeTopic {
-                pattern: TopicPattern::Exact(topic),
-                told: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
-            },
-        };
-        self.ask(About::Subscribing(tag), id, request, commands);
-        Ok(())
-    }
-
-    fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
-        let told = MicroMessageProtocol::DELIVERIES.is_by_session();
-        let terms = match self.agreement.acknowledging() {
-            Some(acknowledging) => SubscriptionTerms {
-                settling: Settling::Explicit,
-                window: acknowledging.window.into(),
-                told,
-                ..SubscriptionTerms::default()
-            },
-            None => SubscriptionTerms { settling: Settling::AtOnce, told, ..SubscriptionTerms::default() },
-        };
-        let create = Some(Box::new(made_by_receivers()));
-        QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }
-    }
-
-    fn unsubscribe(
-        &mut self,
-        said: &command::Command<'_>,
-        id: Option<Box<str>>,
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
-        let key = match (&id, said.argument("destination")) {
-            (Some(id), _) => Key::Id(id.clone()),
-            (None, Some(destination)) => Key::Destination(destination.into()),
-            (None, None) => {
-                return Err(Failure::new(Token::Malformed, "unsubscribe names the id of a subscription"));
-            }
-        };
-        let unknown = || Failure::new(Token::Unexpected, "there is no such subscription");
-        let tag = self.subscriptions.tag(&key).ok_or_else(unknown)?;
-        let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
-        match place {
-            Some(Place::Queue(queue)) => {
-                // What is on its way to it still has to find it, unless it goes back to its queue anyhow.
-                self.subscriptions.unname(tag);
-                self.outgoing.forget(tag);
-                let request = Request::UnsubscribeQueue { queue, tag };
-                self.ask(About::Unsubscribing(tag), id, request, commands);
-            }
-            Some(Place::Topic(topic)) => {
-                if let Some((_, true)) = self.subscriptions.end(tag) {
-                    let request = Request::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
-                    self.ask(About::Unsubscribing(tag), id, request, commands);
-                } else if let Some(id) = id.filter(|_| self.answers_commands()) {
-                    write_ok(&id, output);
-                }
-            }
-            None => {}
-        }
-        Ok(())
-    }
-
-    fn ask(&mut self, about: About, id: Option<Box<str>>, request: Request, commands: &mut Vec<Command>) {
-        let number = self.asked.insert(Asked { about, id });
-        let number = RequestId(u32::try_from(number).expect("there are never so many as to overflow"));
-        commands.push(Command::Request(number, Box::new(request)));
     }
 
     // ---- What the broker says ----------------------------------------------------------------------------

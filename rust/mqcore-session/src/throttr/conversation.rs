@@ -1,18 +1,20 @@
 //! One conversation: what the peer sends, what the broker answers.
 
+mod accounting;
+mod channels;
+mod counters;
+mod server;
+
 use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use mqcore_broker::model::client::{Client, Introduction};
-use mqcore_broker::model::command::{Command, Request as BrokerRequest};
+use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{ConnectionId, TopicName};
-use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_broker::model::topic::TopicPattern;
-use mqcore_limiter::limiter::{Adjust, Limiter, StepRun};
+use mqcore_limiter::limiter::{Limiter, StepRun};
 use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as Ruling, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
@@ -20,16 +22,14 @@ use mqcore_wire::throttr::answer::{self, Verdict};
 use mqcore_wire::throttr::request::{self, Request};
 use mqcore_wire::throttr::{self as wire, Family, IMPOSSIBLE, NO, YES};
 
-use super::ThrottrProtocol;
 use super::held::{Held, Then};
 use super::listener::ThrottrTerms;
 use super::minutes::{TALLIES, Tallies, Tally};
 use super::peer::{Counted, Origin, Peer};
-use super::shared::{SUBSCRIPTIONS_MAX, Subscription, ThrottrShared};
+use super::shared::{Subscription, ThrottrShared};
 use super::stream::{Stream, What};
-use super::{listener, permission, stream};
+use super::{permission, stream};
 use crate::permission::{Permission, Permissions};
-use crate::protocol::ProtocolFactory;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Octets of answers after which others get their turn, and what waits is written first.
@@ -143,55 +143,6 @@ impl ThrottrSession {
     /// Something was asked and is not answered.
     fn owes(&self) -> bool {
         self.has_more() || !self.held.is_empty() || !self.admitted || self.undecided
-    }
-
-    // --- numbers ------------------------------------------------------------------------------------------------
-
-    #[inline]
-    fn count_written(&mut self, octets: usize) {
-        if self.terms.metrics {
-            self.peer.add(Counted::WriteBytes, octets as u64);
-        }
-    }
-
-    #[inline]
-    fn tally(&mut self, tally: Tally) {
-        if self.terms.metrics {
-            self.tallies[tally as usize] += 1;
-        }
-    }
-
-    #[inline]
-    fn count_refusal(&mut self, refused: bool) {
-        if refused {
-            self.tally(Tally::Refused);
-        }
-    }
-
-    #[inline]
-    fn count_request(&mut self, tally: Tally, counted: Counted) {
-        if self.terms.metrics {
-            self.tallies[tally as usize] += 1;
-            self.peer.add(counted, 1);
-        }
-    }
-
-    /// Tells the directory what was counted.
-    fn flush_tallies(&mut self) {
-        if !self.terms.metrics {
-            return;
-        }
-        let read = self.peer.get(Counted::ReadBytes) - self.reported_read;
-        let written = self.peer.get(Counted::WriteBytes) - self.reported_written;
-        if read == 0 && written == 0 {
-            return;
-        }
-        self.reported_read += read;
-        self.reported_written += written;
-        self.tallies[Tally::ReadBytes as usize] = read;
-        self.tallies[Tally::WriteBytes as usize] = written;
-        self.directory.count(self.connection, &self.tallies, (read, written), self.now);
-        *self.tallies = [0; TALLIES];
     }
 
     // --- requests -----------------------------------------------------------------------------------------------
@@ -414,235 +365,6 @@ impl ThrottrSession {
             }
             _ => answer::status(false, output),
         }
-    }
-
-    // --- counters and buffers -----------------------------------------------------------------------------------
-
-    #[inline]
-    fn store(&self) -> &Limiter {
-        self.directory.limiter()
-    }
-
-    #[inline]
-    fn query(&self, key: &[u8], run: &mut StepRun<'_>, output: &mut Vec<u8>) {
-        match run.query(key, self.now) {
-            Some(found) => {
-                let remaining = Ttl::remaining(found.unit, found.deadline, self.now);
-                answer::counter(found.quota, to_wire(remaining), self.terms.dialect.width, output);
-            }
-            None => answer::status(false, output),
-        }
-    }
-
-    /// A value that is longer than this width can say is none here.
-    fn get(&self, key: &[u8], output: &mut Vec<u8>) {
-        let (width, now) = (self.terms.dialect.width, self.now);
-        self.store().get(key, now, |found| match found {
-            Some(found) if found.value.len() as u64 <= width.max() => {
-                let remaining = Ttl::remaining(found.unit, found.deadline, now);
-                answer::buffer(to_wire(remaining), found.value, width, output);
-            }
-            _ => answer::status(false, output),
-        });
-    }
-
-    #[inline]
-    fn update(&self, attribute: u8, change: u8, value: u64, key: &[u8], run: &mut StepRun<'_>) -> bool {
-        let Some(adjust) = listener::adjust(change) else { return false };
-        match attribute {
-            request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
-                run.adjust_quota(key, Adjust::Raise, value, self.now)
-            }
-            request::QUOTA => run.adjust_quota(key, adjust, value, self.now),
-            request::TTL => run.adjust_ttl(key, adjust, value, self.now),
-            _ => false,
-        }
-    }
-
-    fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut StepRun<'_>) -> Verdict {
-        let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
-        let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
-        ruling.map_or(Verdict::IMPOSSIBLE, verdict)
-    }
-
-    fn consume_all<'a>(
-        &mut self,
-        mode: u8,
-        rules: impl Iterator<Item = request::Rule<'a>>,
-        output: &mut Vec<u8>,
-    ) {
-        self.tally(Tally::ConsumeAll);
-        let rules: Vec<_> = rules.collect();
-        let applied: Option<Vec<_>> =
-            rules.iter().map(|rule| rule_of(rule).map(|applied| (rule.key, applied))).collect();
-        let mut rulings = Vec::with_capacity(rules.len());
-        let all = match (mode_of(mode), applied) {
-            (Some(mode), Some(applied)) => {
-                self.store().consume_all(&applied, mode, self.terms.made(), self.now, &mut rulings).ok()
-            }
-            _ => None,
-        };
-        let verdicts: Vec<Verdict> = match all {
-            Some(_) => rulings.into_iter().map(verdict).collect(),
-            None => vec![Verdict::IMPOSSIBLE; rules.len()],
-        };
-        let status = match all {
-            Some(true) => YES,
-            Some(false) => NO,
-            None => IMPOSSIBLE,
-        };
-        self.count_refusal(status == NO && mode == request::TAKE);
-        answer::verdicts(status, &verdicts, self.terms.dialect.width, output);
-    }
-
-    // --- channels -----------------------------------------------------------------------------------------------
-
-    /// The topic of a channel's name, which has at most 255 octets.
-    fn topic(&mut self, channel: &[u8]) -> Option<TopicName> {
-        match &self.topic {
-            Some(topic) if topic.as_bytes() == channel => Some(topic.clone()),
-            _ => {
-                let topic = TopicName::new(channel).ok()?;
-                self.topic = Some(topic.clone());
-                Some(topic)
-            }
-        }
-    }
-
-    /// False if the broker need not be asked: the peer has subscribed already, or to too much.
-    fn subscribe(
-        &mut self,
-        channel: &[u8],
-        then: fn(TopicName) -> Then,
-        commands: &mut Vec<Command>,
-    ) -> bool {
-        if self.subscriptions.contains_key(channel) || self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
-            return false;
-        }
-        let Some(topic) = self.topic(channel) else { return false };
-        let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
-        self.subscriptions.insert(topic.clone(), subscription);
-        let request = self.held.ask(then(topic.clone()));
-        let told = ThrottrProtocol::PUBLICATIONS.is_by_session();
-        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told };
-        commands.push(Command::Request(request, Box::new(subscribe)));
-        true
-    }
-
-    /// False if the peer had not subscribed.
-    fn unsubscribe(&mut self, channel: &[u8], commands: &mut Vec<Command>) -> bool {
-        let Some((topic, subscription)) = self.subscriptions.remove_entry(channel) else { return false };
-        self.directory.unsubscribe(channel, &subscription);
-        let request = self.held.ask(Then::Tell);
-        let unsubscribe = BrokerRequest::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
-        commands.push(Command::Request(request, Box::new(unsubscribe)));
-        true
-    }
-
-    fn publish(&mut self, channel: &[u8], payload: &[u8], commands: &mut Vec<Command>, output: &mut Vec<u8>) {
-        let Some(topic) = self.topic(channel) else { return answer::status(false, output) };
-        if self.terms.metrics {
-            self.peer.add(Counted::PublishedBytes, payload.len() as u64);
-            if let Some(own) = self.subscriptions.get(channel) {
-                own.write_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
-            }
-        }
-        let producer = Some(Arc::clone(&self.client));
-        let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
-        let to_producer = self.terms.dialect.family == Family::V73;
-        // Whoever publishes to itself alone reaches a subscription too, even where it does not get its own messages.
-        let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
-        let answer = Some(self.held.ask(then));
-        commands.push(Command::PublishTopic { topic, message, to_producer, answer });
-    }
-
-    /// A message of a channel that the peer subscribed to. One that its width cannot express is dropped, and counted.
-    fn push(&mut self, topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
-        let (payload, dialect) = (message.body(), self.terms.dialect);
-        if payload.len() as u64 > dialect.width.max() {
-            return self.directory.count_inexpressible();
-        }
-        answer::push(topic.as_bytes(), payload, dialect, output);
-        if self.terms.metrics {
-            self.peer.add(Counted::ReceivedBytes, payload.len() as u64);
-            if let Some(own) = self.subscriptions.get(topic) {
-                own.read_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn channel(&self, channel: &[u8], output: &mut Vec<u8>) {
-        let subscriptions = self.directory.subscriptions(channel);
-        if subscriptions.is_empty() {
-            return answer::status(false, output);
-        }
-        answer::channel(subscriptions.len() as u64, output);
-        for subscription in subscriptions {
-            let read = subscription.read_bytes.load(Ordering::Relaxed);
-            let written = subscription.write_bytes.load(Ordering::Relaxed);
-            answer::subscriber(&subscription.id, subscription.since, read, written, output);
-        }
-    }
-
-    // --- the server ---------------------------------------------------------------------------------------------
-
-    fn begin(&mut self, stream: Stream, output: &mut Vec<u8>) {
-        self.stream = Some(stream);
-        // What is short is answered at once.
-        self.go_on(output);
-    }
-
-    /// Writes a piece of the answer that is under way.
-    fn go_on(&mut self, output: &mut Vec<u8>) {
-        let end = output.len() + STREAMED_BYTES_MAX;
-        while let Some(stream) = &mut self.stream
-            && output.len() < end
-        {
-            let counted = output.len();
-            if !stream.step(&self.directory, &self.terms, self.now, output) {
-                self.stream = None;
-            } else if output.len() == counted {
-                // It walked through much of the store and wrote nothing yet: others get their turn.
-                break;
-            }
-        }
-    }
-
-    fn record(&self, peer: &Peer, output: &mut Vec<u8>) {
-        let mut record = peer.record();
-        if !self.terms.metrics {
-            record.numbers = Default::default();
-        }
-        answer::status(true, output);
-        record.write(self.terms.dialect.family, output);
-    }
-
-    fn info(&mut self, output: &mut Vec<u8>) {
-        self.flush_tallies();
-        let mut numbers = [0; 52];
-        if self.terms.metrics {
-            let (total, last) = self.directory.counted(self.now);
-            for tally in 0..Tally::ReadBytes as usize {
-                (numbers[1 + 2 * tally], numbers[2 + 2 * tally]) = (total[tally], last[tally]);
-            }
-            let (read, written) = self.directory.octets();
-            (numbers[39], numbers[40]) = (read, last[Tally::ReadBytes as usize]);
-            (numbers[41], numbers[42]) = (written, last[Tally::WriteBytes as usize]);
-        }
-        let totals = self.store().totals();
-        let (channels, subscriptions) = self.directory.channel_counts();
-        numbers[0] = self.directory.unix(self.now) / 1_000_000_000;
-        numbers[43] = totals.keys();
-        numbers[44] = totals.counters;
-        numbers[45] = totals.buffers;
-        numbers[46] = totals.counters * self.terms.dialect.width.bytes() as u64;
-        numbers[47] = totals.buffer_bytes;
-        numbers[48] = subscriptions;
-        numbers[49] = channels;
-        numbers[50] = self.directory.running_since();
-        numbers[51] = self.directory.peers();
-        let with_time = self.terms.metrics || self.terms.dialect.family == Family::V73;
-        answer::info(&numbers, VERSION, with_time, output);
     }
 }
 

@@ -1,0 +1,207 @@
+//! Requests of peers, by the kind of listener.
+
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_wire::eventmq::{self, Case, Command as Said, Mistake, PeerKind};
+use mqcore_wire::zmtp::Parts;
+use mqcore_wire::zmtp::command::{Command as Control, subscription};
+
+use super::{EventmqSession, Part, Stage, deny};
+use crate::eventmq::listener::Role;
+use crate::request_error::RequestError;
+use crate::session::SessionError;
+
+impl EventmqSession {
+    pub(super) fn control(
+        &mut self,
+        body: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), SessionError> {
+        let control = Control::parse(body)?;
+        match (self.stage, control) {
+            (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands),
+            (Stage::Shaking, Control::Error(_)) => self.stage = Stage::Over,
+            (Stage::Shaking, _) => {
+                return Err(SessionError::Misbehaved("the handshake ends with READY".into()));
+            }
+            (_, Control::Ping { context, .. }) => Control::Pong(context).encode(output),
+            (_, Control::Subscribe(topic)) => self.subscribe(topic, commands),
+            (_, Control::Cancel(topic)) => self.cancel(topic, commands),
+            (_, Control::Ready(_)) => {
+                return Err(SessionError::Misbehaved("the handshake is over".into()));
+            }
+            (_, Control::Error(_)) => self.stage = Stage::Over,
+            (_, Control::Pong(_) | Control::Other(_)) => self.ignore(),
+        }
+        Ok(())
+    }
+
+    pub(super) fn ignore(&mut self) {
+        self.ignored += 1;
+        self.exchange.count(|counters| &counters.ignored);
+    }
+
+    /// Records a failed request: the protocol has no error message for its peer.
+    pub(super) fn fail(&mut self, id: &[u8], reason: String, now: Timestamp) {
+        let number = self.numbers.next(now);
+        self.request_errors.push(RequestError { number, request: id.into(), reason });
+    }
+
+    pub(super) fn message(
+        &mut self,
+        parts: Parts<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        if self.role == Role::Subscribe {
+            return match parts.get(0).and_then(subscription) {
+                Some(Control::Subscribe(topic)) => self.subscribe(topic, commands),
+                Some(Control::Cancel(topic)) => self.cancel(topic, commands),
+                _ => self.ignore(),
+            };
+        }
+        let case = if self.role == Role::Backend { Case::Any } else { Case::Exact };
+        let id = parts.get(3).unwrap_or_default();
+        let id = &id[..id.len().min(eventmq::NAME_BYTES_MAX)];
+        let done = match eventmq::parse(parts, case) {
+            Ok(message) => match self.role {
+                Role::Backend => self.worker_says(message, now, commands, output),
+                Role::Frontend => self.client_says(message, now, commands, output),
+                Role::Admin => self.administrator_says(&message, commands, output),
+                Role::Publish | Role::Subscribe => self.publisher_says(&message, commands),
+            },
+            // Programs say more than they know: the original's command line greets with words of its own.
+            Err(Mistake::UnknownCommand(_) | Mistake::Incomplete(_)) => {
+                self.ignore();
+                Ok(())
+            }
+            Err(mistake) => Err(mistake.to_string()),
+        };
+        if let Err(why) = done {
+            self.fail(id, why, now);
+        }
+    }
+
+    pub(super) fn worker_says(
+        &mut self,
+        message: eventmq::Message<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        match (message.command, &mut self.part) {
+            (Said::Ready, Part::Worker(work)) => work.ready(),
+            (Said::Reply { body, request: Some(request) }, Part::Worker(work)) => {
+                let Some(client) = &self.client else { return Ok(()) };
+                if !work.result(request, body, client, now, commands) {
+                    self.ignore();
+                }
+            }
+            (Said::Reply { request: None, .. }, _) => {
+                return Err("the result of a job is followed by the id of its request".to_owned());
+            }
+            // As any message, it says that the worker is there; and a queue that was not told of room is told now.
+            (Said::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
+            (Said::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
+                return self.join(message.id, queues, counts, now, commands, output);
+            }
+            (Said::Inform { kind: PeerKind::Scheduler, .. }, _) => {
+                return Err("schedulers join at the frontend".to_owned());
+            }
+            (Said::Kbye | Said::Kbai | Said::Disconnect, Part::Worker(work)) => work.leave(),
+            _ => self.ignore(),
+        }
+        Ok(())
+    }
+
+    pub(super) fn client_says(
+        &mut self,
+        message: eventmq::Message<'_>,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let id = message.id;
+        match message.command {
+            Said::Request(job) => {
+                let Some(client) = &self.client else { return Ok(()) };
+                self.intake.request(id, &job, client, commands)
+            }
+            Said::Schedule(schedule) => self.schedule(id, &schedule, true, commands),
+            Said::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
+            Said::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
+            Said::Inform { kind: PeerKind::Scheduler, .. } => {
+                let Some(client) = &self.client else { return Ok(()) };
+                if !matches!(self.part, Part::Scheduler(_)) {
+                    let registration = self.exchange.join_scheduler(&self.identity, &client.id, now);
+                    self.part = Part::Scheduler(registration);
+                }
+                self.acknowledge(id, now, output);
+                Ok(())
+            }
+            Said::Inform { kind: PeerKind::Worker, .. } => Err("workers join at the backend".to_owned()),
+            Said::Disconnect => {
+                Err("a broker is stopped at its administrative side, not by its clients".to_owned())
+            }
+            Said::Kbye | Said::Kbai => {
+                self.part = Part::None;
+                self.heartbeat_at = Timestamp::NEVER;
+                Ok(())
+            }
+            Said::Heartbeat => Ok(()),
+            _ => {
+                self.ignore();
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn administrator_says(
+        &mut self,
+        message: &eventmq::Message<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
+        match message.command {
+            Said::Status | Said::ShowWorkers | Said::ShowSchedulers | Said::Disconnect if !is_admin => {
+                let why = "only an administrator may ask for this";
+                deny(&Rejection::new(RejectionKind::Unauthorized, why), output);
+                return Err(why.to_owned());
+            }
+            Said::Status => self.ask_status(commands, output),
+            Said::ShowWorkers => {
+                let text = self.exchange.show_workers();
+                self.reply(text.as_bytes(), None, output);
+            }
+            Said::ShowSchedulers => {
+                let text = self.exchange.show_schedulers();
+                self.reply(text.as_bytes(), None, output);
+            }
+            Said::Disconnect => {
+                let id = message.id;
+                eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
+                self.stops_broker = true;
+            }
+            _ => self.ignore(),
+        }
+        Ok(())
+    }
+
+    pub(super) fn publisher_says(
+        &mut self,
+        message: &eventmq::Message<'_>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        match message.command {
+            Said::Publish { topic, body, .. } => self.publish(message.id, topic, body, commands),
+            _ => {
+                self.ignore();
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Publishing and subscribing.
+
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::id::TopicName;
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::topic::TopicPattern;
+
+use super::{EventmqSession, TOPICS_MAX};
+use crate::eventmq::EventmqProtocol;
+use crate::eventmq::listener::Role;
+use crate::eventmq::pending::Asked;
+use crate::protocol::ProtocolFactory;
+
+impl EventmqSession {
+    pub(super) fn publish(
+        &mut self,
+        id: &[u8],
+        topic: &[u8],
+        body: &[u8],
+        commands: &mut Vec<Command>,
+    ) -> Result<(), String> {
+        let mut headers = Vec::new();
+        if !topic.iter().any(u8::is_ascii_control) {
+            headers = [b"Topic:", topic, b"\r\n"].concat();
+        }
+        let properties = Properties { hops: 16, ..Properties::default() };
+        let message = Message::from_parts(id, &headers, body, properties, self.client.clone());
+        let topic = TopicName::new(topic).map_err(|error| error.to_string())?;
+        commands.push(Command::PublishTopic { topic, message, to_producer: false, answer: None });
+        Ok(())
+    }
+
+    pub(super) fn subscribe(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
+        // No topic has a name that long.
+        let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
+        if self.role != Role::Subscribe
+            || (self.topics.len() >= TOPICS_MAX && !self.topics.contains_key(topic))
+        {
+            return self.ignore();
+        }
+        let wanted = self.topics.entry(topic.into()).or_default();
+        *wanted = wanted.saturating_add(1);
+        if *wanted == 1 {
+            let pattern = TopicPattern::Prefix(prefix);
+            let told = EventmqProtocol::PUBLICATIONS.is_by_session();
+            self.ask_every_shard(Request::SubscribeTopic { pattern, told }, commands);
+        }
+    }
+
+    pub(super) fn cancel(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
+        let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
+        let Some(wanted) = self.topics.get_mut(topic) else { return self.ignore() };
+        *wanted -= 1;
+        if *wanted == 0 {
+            self.topics.remove(topic);
+            let pattern = TopicPattern::Prefix(prefix);
+            self.ask_every_shard(Request::UnsubscribeTopic { pattern }, commands);
+        }
+    }
+
+    pub(super) fn ask_every_shard(&mut self, request: Request, commands: &mut Vec<Command>) {
+        let number = self.pending.expect(Asked::Topic, self.config.shards.max(1));
+        commands.push(Command::Request(number, Box::new(request)));
+    }
+}

@@ -1,0 +1,159 @@
+//! Commands: subscribe, unsubscribe, ping.
+
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
+use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
+use mqcore_broker::model::topic::TopicPattern;
+use mqcore_wire::micromessage::command;
+use mqcore_wire::micromessage::extension::Kind;
+use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::field::is_field;
+use mqcore_wire::micromessage::filter::Filter;
+
+use super::{About, Asked, MicroMessageSession, made_by_receivers, write_fail, write_ok};
+use crate::micromessage::MicroMessageProtocol;
+use crate::micromessage::destination::Place;
+use crate::micromessage::subscriptions::{Key, Subscription};
+use crate::protocol::ProtocolFactory;
+
+impl MicroMessageSession {
+    pub(super) fn answers_commands(&self) -> bool {
+        self.agreement.id_of_kind(Kind::Answers).is_some()
+    }
+
+    pub(super) fn command(
+        &mut self,
+        payload: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let said = command::parse(payload)?;
+        let id = match said.argument("id") {
+            Some(id) if is_field(id) => Some(Box::from(String::from_utf8_lossy(id))),
+            Some(_) => {
+                return Err(Failure::new(
+                    Token::Malformed,
+                    "an id is made of lower-case letters, digits and hyphens",
+                ));
+            }
+            None => None,
+        };
+        let done = match &*said.name {
+            "subscribe" | "unsubscribe" if self.agreement.id_of_kind(Kind::Subscribes).is_none() => {
+                Err(Failure::new(Token::Unexpected, format!("{} needs the extension pub-sub", said.name)))
+            }
+            "subscribe" => self.subscribe(&said, id.clone(), commands),
+            "unsubscribe" => self.unsubscribe(&said, id.clone(), commands, output),
+            "ping" if self.answers_commands() => {
+                if let Some(id) = &id {
+                    write_ok(id, output);
+                }
+                Ok(())
+            }
+            other => Err(Failure::new(
+                Token::UnknownCommand,
+                format!("{other}; known are subscribe and unsubscribe"),
+            )),
+        };
+        match (done, id) {
+            (Err(failure), Some(id)) if self.answers_commands() => {
+                write_fail(&id, &failure, output);
+                Ok(())
+            }
+            (done, _) => done,
+        }
+    }
+
+    pub(super) fn subscribe(
+        &mut self,
+        said: &command::Command<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), Failure> {
+        let destination = said.argument("destination").unwrap_or_default();
+        let place = Place::parse(destination)?;
+        let filter = Filter::parse(said.argument("filter").unwrap_or_default())
+            .map_err(|error| Failure::new(Token::BadFilter, error.to_string()))?;
+        if matches!(place, Place::Queue(_)) && !filter.is_empty() {
+            let why = "a queue hands each message to one receiver, whoever it is; filters are for topics";
+            return Err(Failure::new(Token::BadFilter, why));
+        }
+        let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
+        let subscription = Subscription { key, place: place.clone(), destination: destination.into() };
+        let tag = self.subscriptions.add(subscription, filter)?;
+        let request = match place {
+            Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
+            Place::Topic(topic) => Request::SubscribeTopic {
+                pattern: TopicPattern::Exact(topic),
+                told: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
+            },
+        };
+        self.ask(About::Subscribing(tag), id, request, commands);
+        Ok(())
+    }
+
+    pub(super) fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
+        let told = MicroMessageProtocol::DELIVERIES.is_by_session();
+        let terms = match self.agreement.acknowledging() {
+            Some(acknowledging) => SubscriptionTerms {
+                settling: Settling::Explicit,
+                window: acknowledging.window.into(),
+                told,
+                ..SubscriptionTerms::default()
+            },
+            None => SubscriptionTerms { settling: Settling::AtOnce, told, ..SubscriptionTerms::default() },
+        };
+        let create = Some(Box::new(made_by_receivers()));
+        QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }
+    }
+
+    pub(super) fn unsubscribe(
+        &mut self,
+        said: &command::Command<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let key = match (&id, said.argument("destination")) {
+            (Some(id), _) => Key::Id(id.clone()),
+            (None, Some(destination)) => Key::Destination(destination.into()),
+            (None, None) => {
+                return Err(Failure::new(Token::Malformed, "unsubscribe names the id of a subscription"));
+            }
+        };
+        let unknown = || Failure::new(Token::Unexpected, "there is no such subscription");
+        let tag = self.subscriptions.tag(&key).ok_or_else(unknown)?;
+        let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
+        match place {
+            Some(Place::Queue(queue)) => {
+                // What is on its way to it still has to find it, unless it goes back to its queue anyhow.
+                self.subscriptions.unname(tag);
+                self.outgoing.forget(tag);
+                let request = Request::UnsubscribeQueue { queue, tag };
+                self.ask(About::Unsubscribing(tag), id, request, commands);
+            }
+            Some(Place::Topic(topic)) => {
+                if let Some((_, true)) = self.subscriptions.end(tag) {
+                    let request = Request::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
+                    self.ask(About::Unsubscribing(tag), id, request, commands);
+                } else if let Some(id) = id.filter(|_| self.answers_commands()) {
+                    write_ok(&id, output);
+                }
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn ask(
+        &mut self,
+        about: About,
+        id: Option<Box<str>>,
+        request: Request,
+        commands: &mut Vec<Command>,
+    ) {
+        let number = self.asked.insert(Asked { about, id });
+        let number = RequestId(u32::try_from(number).expect("there are never so many as to overflow"));
+        commands.push(Command::Request(number, Box::new(request)));
+    }
+}

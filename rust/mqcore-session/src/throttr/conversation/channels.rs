@@ -1,0 +1,113 @@
+//! Channels, which are topics of the broker.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mqcore_broker::model::command::{Command, Request as BrokerRequest};
+use mqcore_broker::model::id::TopicName;
+use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::topic::TopicPattern;
+use mqcore_wire::throttr::Family;
+use mqcore_wire::throttr::answer;
+
+use super::ThrottrSession;
+use crate::protocol::ProtocolFactory;
+use crate::throttr::ThrottrProtocol;
+use crate::throttr::held::Then;
+use crate::throttr::peer::Counted;
+use crate::throttr::shared::SUBSCRIPTIONS_MAX;
+
+impl ThrottrSession {
+    /// The topic of a channel's name, which has at most 255 octets.
+    pub(super) fn topic(&mut self, channel: &[u8]) -> Option<TopicName> {
+        match &self.topic {
+            Some(topic) if topic.as_bytes() == channel => Some(topic.clone()),
+            _ => {
+                let topic = TopicName::new(channel).ok()?;
+                self.topic = Some(topic.clone());
+                Some(topic)
+            }
+        }
+    }
+
+    /// False if the broker need not be asked: the peer has subscribed already, or to too much.
+    pub(super) fn subscribe(
+        &mut self,
+        channel: &[u8],
+        then: fn(TopicName) -> Then,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        if self.subscriptions.contains_key(channel) || self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
+            return false;
+        }
+        let Some(topic) = self.topic(channel) else { return false };
+        let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
+        self.subscriptions.insert(topic.clone(), subscription);
+        let request = self.held.ask(then(topic.clone()));
+        let told = ThrottrProtocol::PUBLICATIONS.is_by_session();
+        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told };
+        commands.push(Command::Request(request, Box::new(subscribe)));
+        true
+    }
+
+    /// False if the peer had not subscribed.
+    pub(super) fn unsubscribe(&mut self, channel: &[u8], commands: &mut Vec<Command>) -> bool {
+        let Some((topic, subscription)) = self.subscriptions.remove_entry(channel) else { return false };
+        self.directory.unsubscribe(channel, &subscription);
+        let request = self.held.ask(Then::Tell);
+        let unsubscribe = BrokerRequest::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
+        commands.push(Command::Request(request, Box::new(unsubscribe)));
+        true
+    }
+
+    pub(super) fn publish(
+        &mut self,
+        channel: &[u8],
+        payload: &[u8],
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        let Some(topic) = self.topic(channel) else { return answer::status(false, output) };
+        if self.terms.metrics {
+            self.peer.add(Counted::PublishedBytes, payload.len() as u64);
+            if let Some(own) = self.subscriptions.get(channel) {
+                own.write_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+            }
+        }
+        let producer = Some(Arc::clone(&self.client));
+        let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
+        let to_producer = self.terms.dialect.family == Family::V73;
+        // Whoever publishes to itself alone reaches a subscription too, even where it does not get its own messages.
+        let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
+        let answer = Some(self.held.ask(then));
+        commands.push(Command::PublishTopic { topic, message, to_producer, answer });
+    }
+
+    /// A message of a channel that the peer subscribed to. One that its width cannot express is dropped, and counted.
+    pub(super) fn push(&mut self, topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
+        let (payload, dialect) = (message.body(), self.terms.dialect);
+        if payload.len() as u64 > dialect.width.max() {
+            return self.directory.count_inexpressible();
+        }
+        answer::push(topic.as_bytes(), payload, dialect, output);
+        if self.terms.metrics {
+            self.peer.add(Counted::ReceivedBytes, payload.len() as u64);
+            if let Some(own) = self.subscriptions.get(topic) {
+                own.read_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
+            }
+        }
+    }
+
+    pub(super) fn channel(&self, channel: &[u8], output: &mut Vec<u8>) {
+        let subscriptions = self.directory.subscriptions(channel);
+        if subscriptions.is_empty() {
+            return answer::status(false, output);
+        }
+        answer::channel(subscriptions.len() as u64, output);
+        for subscription in subscriptions {
+            let read = subscription.read_bytes.load(Ordering::Relaxed);
+            let written = subscription.write_bytes.load(Ordering::Relaxed);
+            answer::subscriber(&subscription.id, subscription.since, read, written, output);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Answers from the store of limits.
+
+use mqcore_limiter::limiter::{Adjust, Limiter, StepRun};
+use mqcore_limiter::time::Ttl;
+use mqcore_wire::throttr::answer::{self, Verdict};
+use mqcore_wire::throttr::request;
+use mqcore_wire::throttr::{IMPOSSIBLE, NO, YES};
+
+use super::{ThrottrSession, mode_of, rule_of, to_wire, verdict};
+use crate::throttr::listener;
+use crate::throttr::minutes::Tally;
+
+impl ThrottrSession {
+    #[inline]
+    pub(super) fn store(&self) -> &Limiter {
+        self.directory.limiter()
+    }
+
+    #[inline]
+    pub(super) fn query(&self, key: &[u8], run: &mut StepRun<'_>, output: &mut Vec<u8>) {
+        match run.query(key, self.now) {
+            Some(found) => {
+                let remaining = Ttl::remaining(found.unit, found.deadline, self.now);
+                answer::counter(found.quota, to_wire(remaining), self.terms.dialect.width, output);
+            }
+            None => answer::status(false, output),
+        }
+    }
+
+    /// A value that is longer than this width can say is none here.
+    pub(super) fn get(&self, key: &[u8], output: &mut Vec<u8>) {
+        let (width, now) = (self.terms.dialect.width, self.now);
+        self.store().get(key, now, |found| match found {
+            Some(found) if found.value.len() as u64 <= width.max() => {
+                let remaining = Ttl::remaining(found.unit, found.deadline, now);
+                answer::buffer(to_wire(remaining), found.value, width, output);
+            }
+            _ => answer::status(false, output),
+        });
+    }
+
+    #[inline]
+    pub(super) fn update(
+        &self,
+        attribute: u8,
+        change: u8,
+        value: u64,
+        key: &[u8],
+        run: &mut StepRun<'_>,
+    ) -> bool {
+        let Some(adjust) = listener::adjust(change) else { return false };
+        match attribute {
+            request::QUOTA if self.terms.saturate && adjust == Adjust::Increase => {
+                run.adjust_quota(key, Adjust::Raise, value, self.now)
+            }
+            request::QUOTA => run.adjust_quota(key, adjust, value, self.now),
+            request::TTL => run.adjust_ttl(key, adjust, value, self.now),
+            _ => false,
+        }
+    }
+
+    pub(super) fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut StepRun<'_>) -> Verdict {
+        let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
+        let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
+        ruling.map_or(Verdict::IMPOSSIBLE, verdict)
+    }
+
+    pub(super) fn consume_all<'a>(
+        &mut self,
+        mode: u8,
+        rules: impl Iterator<Item = request::Rule<'a>>,
+        output: &mut Vec<u8>,
+    ) {
+        self.tally(Tally::ConsumeAll);
+        let rules: Vec<_> = rules.collect();
+        let applied: Option<Vec<_>> =
+            rules.iter().map(|rule| rule_of(rule).map(|applied| (rule.key, applied))).collect();
+        let mut rulings = Vec::with_capacity(rules.len());
+        let all = match (mode_of(mode), applied) {
+            (Some(mode), Some(applied)) => {
+                self.store().consume_all(&applied, mode, self.terms.made(), self.now, &mut rulings).ok()
+            }
+            _ => None,
+        };
+        let verdicts: Vec<Verdict> = match all {
+            Some(_) => rulings.into_iter().map(verdict).collect(),
+            None => vec![Verdict::IMPOSSIBLE; rules.len()],
+        };
+        let status = match all {
+            Some(true) => YES,
+            Some(false) => NO,
+            None => IMPOSSIBLE,
+        };
+        self.count_refusal(status == NO && mode == request::TAKE);
+        answer::verdicts(status, &verdicts, self.terms.dialect.width, output);
+    }
+}

@@ -1,0 +1,70 @@
+//! Answers about the server and its connections.
+
+use mqcore_wire::throttr::Family;
+use mqcore_wire::throttr::answer;
+
+use super::{STREAMED_BYTES_MAX, ThrottrSession, VERSION};
+use crate::throttr::minutes::Tally;
+use crate::throttr::peer::Peer;
+use crate::throttr::stream::Stream;
+
+impl ThrottrSession {
+    pub(super) fn begin(&mut self, stream: Stream, output: &mut Vec<u8>) {
+        self.stream = Some(stream);
+        // What is short is answered at once.
+        self.go_on(output);
+    }
+
+    /// Writes a piece of the answer that is under way.
+    pub(super) fn go_on(&mut self, output: &mut Vec<u8>) {
+        let end = output.len() + STREAMED_BYTES_MAX;
+        while let Some(stream) = &mut self.stream
+            && output.len() < end
+        {
+            let counted = output.len();
+            if !stream.step(&self.directory, &self.terms, self.now, output) {
+                self.stream = None;
+            } else if output.len() == counted {
+                // It walked through much of the store and wrote nothing yet: others get their turn.
+                break;
+            }
+        }
+    }
+
+    pub(super) fn record(&self, peer: &Peer, output: &mut Vec<u8>) {
+        let mut record = peer.record();
+        if !self.terms.metrics {
+            record.numbers = Default::default();
+        }
+        answer::status(true, output);
+        record.write(self.terms.dialect.family, output);
+    }
+
+    pub(super) fn info(&mut self, output: &mut Vec<u8>) {
+        self.flush_tallies();
+        let mut numbers = [0; 52];
+        if self.terms.metrics {
+            let (total, last) = self.directory.counted(self.now);
+            for tally in 0..Tally::ReadBytes as usize {
+                (numbers[1 + 2 * tally], numbers[2 + 2 * tally]) = (total[tally], last[tally]);
+            }
+            let (read, written) = self.directory.octets();
+            (numbers[39], numbers[40]) = (read, last[Tally::ReadBytes as usize]);
+            (numbers[41], numbers[42]) = (written, last[Tally::WriteBytes as usize]);
+        }
+        let totals = self.store().totals();
+        let (channels, subscriptions) = self.directory.channel_counts();
+        numbers[0] = self.directory.unix(self.now) / 1_000_000_000;
+        numbers[43] = totals.keys();
+        numbers[44] = totals.counters;
+        numbers[45] = totals.buffers;
+        numbers[46] = totals.counters * self.terms.dialect.width.bytes() as u64;
+        numbers[47] = totals.buffer_bytes;
+        numbers[48] = subscriptions;
+        numbers[49] = channels;
+        numbers[50] = self.directory.running_since();
+        numbers[51] = self.directory.peers();
+        let with_time = self.terms.metrics || self.terms.dialect.family == Family::V73;
+        answer::info(&numbers, VERSION, with_time, output);
+    }
+}
