@@ -69,7 +69,7 @@ pub struct Config {
     /// Connections at most whose peers have not said yet who they are; one more closes the oldest of them, so
     /// that idle strangers cannot keep clients out. Default 16,384.
     pub half_open_max: usize,
-    /// Octets at most that may wait for one connection to take them. Above half of it the connection is
+    /// Bytes at most that may wait for one connection to take them. Above half of it the connection is
     /// congested and is handed nothing new; below a quarter it is handed messages again; beyond all of it, it is
     /// closed instead of being told anything more. Default 8 MiB.
     pub output_bytes_max: usize,
@@ -87,7 +87,7 @@ pub struct Config {
     /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
     /// Default 100,000.
     pub undecided_max: usize,
-    /// Octets of saved messages that may wait in memory, of all shards together, each of which has an equal share.
+    /// Bytes of saved messages that may wait in memory, of all shards together, each of which has an equal share.
     /// Above it the bodies that are furthest from being handed out leave memory, and are read back before they are
     /// needed. Bodies about to be handed out stay: up to 1 MiB a queue that is being emptied comes on top.
     /// Default 256 MiB.
@@ -102,7 +102,7 @@ pub struct Config {
     /// Counters and buffers of the limiter at most; at this number a new one takes the place of the one that expires
     /// soonest. Default 16,777,216.
     pub limiter_keys_max: u64,
-    /// Octets at most that they take: 120 each, keys beyond 16 octets and values of buffers besides. Default 2 GiB.
+    /// Bytes at most that they take: 120 each, keys beyond 16 bytes and values of buffers besides. Default 2 GiB.
     pub limiter_bytes_max: u64,
     /// Maximum time between a change to a counter or buffer that survives restarts (a listener with `persist=on`) and the
     /// write of it. A crash loses no more than this time and the write in progress. Default 100 ms.
@@ -124,7 +124,7 @@ pub struct HistoryConfig {
     pub options: HistoryOptions,
     /// How long the journal keeps history that is not archived. `None`: for ever. Default for ever.
     pub max_age: Option<Duration>,
-    /// Octets of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
+    /// Bytes of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
     pub max_bytes: u64,
     /// Whether, and how, history is carried over to Parquet files. Default yes.
     pub archive: Option<ArchiveConfig>,
@@ -148,7 +148,7 @@ pub struct ArchiveConfig {
     pub interval: Duration,
     /// How long the archive keeps a file. `None`: for ever. Default for ever.
     pub max_age: Option<Duration>,
-    /// Octets of all files; the oldest go first. `None`: no limit. Default none.
+    /// Bytes of all files; the oldest go first. `None`: no limit. Default none.
     pub max_bytes: Option<u64>,
 }
 

@@ -51,8 +51,8 @@ pub enum ExtensionAnswer {
     Failed,
 }
 
-/// What the session of a frame is told: the payloads of frames to send, or why it is over.
-type Told = Result<Vec<Vec<u8>>, ExtensionFailure>;
+/// The answer to a frame, for its session: the payloads of frames to send, or why the conversation ends.
+type Answer = Result<Vec<Vec<u8>>, ExtensionFailure>;
 
 /// The frames of one connection that wait for their answers, in their order.
 #[derive(Default)]
@@ -90,7 +90,7 @@ impl OpenFrames {
     }
 
     /// The answer to the first frame, with its extension's number, once it is there or late.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Told)> {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Answer)> {
         let first = self.waiting.front_mut()?;
         let text = |why: &str| format!("{}: {why}", first.name);
         let result = match Pin::new(&mut first.answer).poll(context) {

@@ -74,7 +74,7 @@ pub(crate) struct SessionTerms {
 }
 
 impl Hub {
-    /// What a new session is told.
+    /// The configuration of a new session.
     pub(crate) fn session_config(
         &self,
         connection: ConnectionId,

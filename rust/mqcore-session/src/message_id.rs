@@ -6,7 +6,7 @@ use mqcore_broker::model::time::Timestamp;
 /// Makes ids of 32 lower-case hex digits: half of them tell the connection and its beginning, half count.
 ///
 /// Within a session they differ for sure. Between sessions, and between runs of a server, they differ as surely as
-/// 64 scrambled bits do. They are names, no secrets: whoever has seen one can guess the next.
+/// 64 scrambled bits do. They are names, not secrets: one id reveals the next.
 #[derive(Debug)]
 pub(crate) struct MessageIds {
     stem: u64,

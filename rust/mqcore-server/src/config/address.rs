@@ -15,7 +15,7 @@ use crate::config::error::ConfigError;
 pub enum ListenAddress {
     /// `host:port`; port 0 picks a free one.
     Tcp(String),
-    /// A Unix socket. Whoever the file system lets in is trusted like a peer of this machine.
+    /// A Unix socket. Peers that the file system admits are trusted like peers on loopback.
     Unix {
         /// The socket's file. A file left behind by a server that is gone is replaced.
         path: PathBuf,
@@ -104,7 +104,7 @@ impl AdminAddress {
     }
 }
 
-/// A URL in its parts. Options are taken out by name; [`ListenerUrl::finish`] refuses what nobody took.
+/// A URL in its parts. Options are taken out by name; [`ListenerUrl::finish`] rejects options that are left over.
 #[derive(Debug)]
 pub(crate) struct ListenerUrl<'a> {
     url: &'a str,
@@ -143,7 +143,7 @@ impl<'a> ListenerUrl<'a> {
         self.bad(why)
     }
 
-    /// The same URL with another address, and with those options alone that nobody has taken.
+    /// The same URL with another address, and only with the options that have not been taken.
     pub(crate) fn without_ports(&self, address: &str) -> String {
         let query = self.url.split_once('?').map_or("", |(_, query)| query);
         let kept = query.split('&').filter(|pair| {
@@ -206,7 +206,7 @@ impl<'a> ListenerUrl<'a> {
         Ok(ListenAddress::Unix { path, mode })
     }
 
-    /// Percent escapes as the octets that they stand for.
+    /// Percent escapes as the bytes that they stand for.
     fn decoded(&self, text: &str) -> Result<String, ConfigError> {
         let mut octets = Vec::with_capacity(text.len());
         let mut rest = text.bytes();

@@ -63,7 +63,7 @@ pub enum ConfigError {
         /// What there is.
         known: String,
     },
-    /// What this broker is told about others cannot work.
+    /// The configuration of this broker as a node is invalid.
     #[error("node: {what}: {why}")]
     Node {
         /// The field of [`NodeConfig`](crate::nodes::config::NodeConfig).

@@ -108,7 +108,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         Self::start(hub, stream, outbox, admin, peer, false);
     }
 
-    /// The same for a connection within this process, which nobody asks who it is.
+    /// The same for a connection within this process, which needs no login.
     pub(crate) fn spawn_inside(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>) {
         Self::start(hub, stream, outbox, true, Peer::default(), true);
     }

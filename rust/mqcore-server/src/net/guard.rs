@@ -37,7 +37,7 @@ impl Guard {
         self.publish.is_none() && self.connect.is_none()
     }
 
-    /// Why a command is refused, as its session is told; `None`: it is not.
+    /// The event with which a session learns that a command is rejected; `None`: the command passes.
     pub(crate) fn refusal(
         &self,
         limiter: &Limiter,
@@ -59,7 +59,7 @@ impl Guard {
                 })
             }
             Command::Introduce(_) => {
-                // Whoever needs no network to come is not counted.
+                // Peers that do not come through the network are not counted.
                 let address = address?.to_string();
                 spend(limiter, self.connect?, "connect", address.as_bytes(), now).map(Event::Refused)
             }

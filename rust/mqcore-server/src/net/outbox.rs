@@ -74,7 +74,7 @@ pub(crate) enum Order {
     Abort,
 }
 
-/// Where the marks are, in octets. Invariant: `low < high < max`.
+/// Where the marks are, in bytes. Invariant: `low < high < max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marks {
     low: usize,
@@ -113,7 +113,7 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct State {
     queue: Vec<Outgoing>,
-    /// Octets handed over and not yet written to the socket, whoever holds them now.
+    /// Bytes handed over and not yet written to the socket, in the outbox or in the connection.
     bytes: usize,
     /// Bit `n`: shard `n` was told `Congested` and waits for `Writable`.
     waiting_shards: u16,
@@ -231,7 +231,7 @@ impl Outbox {
         Taken { order: state.order.take(), probe: state.probe.take() }
     }
 
-    /// The connection produced `added` octets itself and got rid of `removed`. Answers with the shards that are
+    /// The connection produced `added` bytes itself and got rid of `removed`. Answers with the shards that are
     /// to be told `Writable`, as bits.
     pub(crate) fn settle(&self, added: usize, removed: usize) -> u16 {
         let mut state = self.lock();

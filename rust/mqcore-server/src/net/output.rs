@@ -1,4 +1,4 @@
-//! The octets that one connection has still to write, in order, and the writing of them.
+//! The bytes that one connection has still to write, in order, and the writing of them.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -39,7 +39,7 @@ impl Chunk {
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     chunks: VecDeque<Chunk>,
-    /// Octets in `chunks` and `tail` that are not written yet.
+    /// Bytes in `chunks` and `tail` that are not written yet.
     unwritten: usize,
     tail: Vec<u8>,
     /// How much of the first chunk, or without chunks of the tail, is written.
@@ -89,7 +89,7 @@ impl Output {
         }
     }
 
-    /// Octets not yet written.
+    /// Bytes not yet written.
     pub(crate) fn len(&self) -> usize {
         self.unwritten
     }
@@ -156,7 +156,7 @@ impl Output {
 mod tests {
     use super::*;
 
-    /// Takes at most `step` octets a write.
+    /// Takes at most `step` bytes a write.
     struct Slow {
         taken: Vec<u8>,
         step: usize,
@@ -214,7 +214,7 @@ mod tests {
                 }
                 output.append(|tail| tail.extend_from_slice(b"tail"));
                 expected.extend_from_slice(b"tail");
-                // Appending behind a tail that is half written is where octets could get lost.
+                // Appending behind a tail that is half written is where bytes could get lost.
                 let written = output.poll_write(&mut slow, &mut context, &spares);
                 assert!(matches!(written, Poll::Ready(Ok(1..))));
                 assert_eq!(output.len() + slow.taken.len(), expected.len());

@@ -1,4 +1,4 @@
-//! Jobs on their way into queues: to the one that they name, or to `default` where nobody knows that one.
+//! Jobs on their way into queues: to the queue that they name, or to `default` if that queue does not exist.
 //!
 //! Whether a queue is known is the broker's to say: a job for an unknown one comes back, and goes to `default`, which is made
 //! for it if need be.
@@ -43,7 +43,7 @@ pub(super) enum Refused {
     Lost,
 }
 
-/// Where jobs go that nobody would serve elsewhere.
+/// The queue for jobs whose queue does not exist.
 pub(super) fn default_queue() -> QueueAddress {
     QueueAddress::parse(queues::DEFAULT).expect("the name is one")
 }
@@ -77,7 +77,7 @@ impl Intake {
         Ok(())
     }
 
-    /// What cannot be a queue's name is nobody's queue.
+    /// A name that no queue can have stands for a queue that does not exist.
     pub(super) fn address(&mut self, name: &[u8]) -> QueueAddress {
         if let Some((_, address)) = self.known.iter().flatten().find(|(known, _)| **known == *name) {
             return address.clone();

@@ -36,7 +36,7 @@ use crate::session::{Session, SessionConfig, SessionError};
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 /// How long they may be silent. They are to say something every 3 s.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Octets of the command that ends the handshake, at most.
+/// Bytes of the command that ends the handshake, at most.
 pub const READY_BYTES_MAX: u32 = 512;
 /// Topics that a subscriber may want; more are refused.
 pub const TOPICS_MAX: usize = mqcore_broker::model::topic::PATTERNS_MAX;

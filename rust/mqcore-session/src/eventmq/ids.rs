@@ -25,7 +25,7 @@ impl MessageIds {
         Self { seed: seed ^ mixed(connection.0), count: 0, text: String::with_capacity(36) }
     }
 
-    /// 36 octets: version 4, as far as its form goes.
+    /// 36 bytes: version 4, as far as its form goes.
     pub(super) fn next(&mut self) -> &[u8] {
         self.count += 1;
         let (high, low) = (mixed(self.seed), mixed(self.seed ^ self.count.rotate_left(32)));

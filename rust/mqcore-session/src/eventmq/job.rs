@@ -36,10 +36,10 @@ const REPLY_REQUESTED: &[u8] = b"reply-requested";
 /// The word before the queue that a job's result goes to.
 const RESULT_QUEUE: &[u8] = b"result-queue:";
 
-/// Octets of header text that a message can have; what a request says besides its job must fit.
+/// Bytes of header text that a message can have; what a request says besides its job must fit.
 const TEXT_BYTES_MAX: usize = 60_000;
 
-/// The message of a request. `notify`: its client is told when it was handed out.
+/// The message of a request. `notify`: its client is notified of the delivery.
 pub(super) fn message(
     id: &[u8],
     job: &Job<'_>,
@@ -170,7 +170,7 @@ pub(super) struct Handed<'a> {
     message: &'a Message,
     queue: &'a QueueAddress,
     text: &'a [u8],
-    /// How often it was put back before.
+    /// Number of earlier requeues.
     put_backs: u16,
     /// What its sender wishes. A message that did not come as a job is kept until it is done, and comes
     /// again as often as its queue allows.

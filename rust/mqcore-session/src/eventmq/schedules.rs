@@ -25,7 +25,7 @@ use sha1::{Digest, Sha1};
 
 use super::job;
 
-/// Octets of a job that is scheduled, at most.
+/// Bytes of a job that is scheduled, at most.
 pub const JOB_BYTES_MAX: usize = 64 * 1024;
 
 const TIMEZONE: &[u8] = b"timezone";

@@ -29,11 +29,11 @@ pub struct Counters {
     pub finished: AtomicU64,
     /// Jobs that were given up: their last try failed.
     pub failed: AtomicU64,
-    /// Tries that failed and were put back to be tried again.
+    /// Attempts that failed and were requeued.
     pub retried: AtomicU64,
-    /// Jobs that were put back because their worker was lost, or did not finish them in time.
+    /// Jobs that were requeued because their worker was lost, or did not finish them in time.
     pub lost: AtomicU64,
-    /// Jobs that went to the queue `default` because nobody knows the one that they named.
+    /// Jobs that went to the queue `default` because the queue that they named does not exist.
     pub fallen_back: AtomicU64,
     /// Jobs that were not taken because another one of their key waits or runs.
     pub duplicates: AtomicU64,

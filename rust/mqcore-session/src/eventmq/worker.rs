@@ -55,7 +55,7 @@ struct Running {
     /// Not settled yet.
     kept: bool,
     wishes: Headers,
-    /// How often it was put back before.
+    /// Number of earlier requeues.
     put_backs: u16,
     /// The client that wants to know the result.
     client: Option<Box<str>>,
@@ -294,7 +294,7 @@ impl Work {
         Some(running)
     }
 
-    /// A result came. False if nobody waits for it.
+    /// Handles a result. False if it belongs to no running job.
     pub(super) fn result(
         &mut self,
         request: &[u8],
@@ -368,7 +368,7 @@ impl Work {
         true
     }
 
-    /// A job has had its last try: its client is told, and its queue.
+    /// Finishes a job after its last attempt: notifies its client and settles its delivery.
     fn finish(
         &mut self,
         id: MessageId,

@@ -34,7 +34,7 @@ pub const SUBSCRIPTIONS_MAX: usize = subscriptions::SUBSCRIPTIONS_MAX;
 pub const OPEN_COMMANDS_MAX: usize = 1024;
 /// Frames of vendors' extensions that may wait for their handlers; while there are so many, nothing more is read.
 pub const OPEN_FRAMES_MAX: usize = 256;
-/// Octets of a list in the handshake at most.
+/// Bytes of a list in the handshake at most.
 pub const LIST_BYTES_MAX: u32 = 16 * 1024;
 
 /// Who says it in the server's message of the handshake.
@@ -265,7 +265,7 @@ impl MicroMessageSession {
         if result.is_err() || matches!(about, About::Unsubscribing(_)) {
             self.subscriptions.end(tag);
         }
-        // Whoever ends what is ending already has what it wants.
+        // To end a subscription that is ending already succeeds.
         let result = if matches!(about, About::Unsubscribing(_)) { result.or_else(gone) } else { result };
         match (result, id.filter(|_| self.answers_commands())) {
             (Ok(()), Some(id)) => write_ok(&id, output),

@@ -1,4 +1,4 @@
-//! What the peer publishes, and what it is told became of that.
+//! Messages that the peer publishes, and their acknowledgements.
 
 use std::sync::Arc;
 
@@ -134,7 +134,7 @@ impl Incoming {
         }
     }
 
-    /// Tells the peer that a message was refused. `false` if there is no word for it.
+    /// Notifies the peer that a message was rejected. `false` if no agreed extension can express that.
     pub(super) fn refused(&mut self, receipt: Option<u32>, output: &mut Vec<u8>) -> bool {
         let (Some(received), Some(id), Some(receipt)) = (&mut self.received, self.refuses, receipt) else {
             return false;

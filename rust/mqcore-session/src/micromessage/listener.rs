@@ -8,7 +8,7 @@ use mqcore_wire::micromessage::properties::Typing;
 
 use crate::listener::{BadOption, ListenerOptions};
 
-/// Octets of a message, all its parts together, if the listener says nothing else: 64 MiB.
+/// Bytes of a message, all its parts together, if the listener says nothing else: 64 MiB.
 pub const MESSAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// How MicroMessage2 is spoken on one listener.
@@ -20,7 +20,7 @@ pub struct MicroMessageTerms {
     pub window_max: u16,
     /// How the values of properties are read. Default [`Typing::Typed`].
     pub typing: Typing,
-    /// Octets of a message at most, all its parts together. Default [`MESSAGE_BYTES_MAX`].
+    /// Bytes of a message at most, all its parts together. Default [`MESSAGE_BYTES_MAX`].
     pub message_bytes_max: u64,
     /// Where messages go that name no destination. Default nowhere: they are refused.
     pub default_destination: Option<Box<str>>,

@@ -1,4 +1,4 @@
-//! What is handed out to the peer: numbered, no more at once than it acknowledges, the rest in line.
+//! Messages for the peer: numbered, within the window that it acknowledges; the others wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,12 +24,12 @@ pub(super) struct Owed {
 pub(super) struct Parcel {
     pub(super) message: Message,
     pub(super) destination: Arc<[u8]>,
-    /// `None`: nobody waits for its settlement.
+    /// `None`: the message needs no settlement.
     pub(super) owed: Option<Owed>,
 }
 
 impl Parcel {
-    /// Octets for which the peer is called slow while they wait: those of topics, which nobody else keeps. What waits
+    /// Bytes for which the peer is called slow while they wait: those of topics, which nobody else keeps. What waits
     /// of a queue is bounded by its window, and is the queue's.
     fn burden(&self) -> usize {
         if self.owed.is_some() { 0 } else { self.message.memory_bytes() }
@@ -51,7 +51,7 @@ pub(super) struct Outgoing {
     waiting_bytes: usize,
     /// The extension that names types, if one was agreed on.
     types: Option<u8>,
-    /// The peer was told a type, which holds until it is told another.
+    /// A type was sent, which applies until another one is sent.
     typed: bool,
 }
 

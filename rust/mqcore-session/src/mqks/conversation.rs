@@ -55,7 +55,7 @@ pub struct MqksSession {
     pending: Pending,
     numbers: ErrorNumbers,
     request_errors: Vec<RequestError>,
-    /// The id of the line with which the peer came: it is told whether it may come in.
+    /// The id of the first line: the answer to the login names it.
     first: Box<[u8]>,
     /// That line showed credentials, and has not been answered.
     shows: bool,
@@ -274,7 +274,7 @@ impl MqksSession {
         Ok(())
     }
 
-    /// Asks the broker. Errors are told in any case, that it was done only if somebody wants to know.
+    /// Sends a request to the broker. Errors are always answered, success only if the peer asked for it.
     fn ask(&mut self, mut asked: Asked, request: Request, commands: &mut Vec<Command>) {
         asked.parts = match request.destination(self.config.shards.max(1)) {
             Destination::Every => self.config.shards.max(1),
@@ -290,7 +290,7 @@ impl MqksSession {
         self.ask(Asked { holds: true, ..asked }, request, commands);
     }
 
-    /// Asks every shard for a consumer that one of them may have. If none has it, nobody says anything.
+    /// Asks every shard for a consumer that one of them may have. If none has it, there is no answer.
     fn ask_all(&mut self, id: &[u8], confirm: bool, request: Request, commands: &mut Vec<Command>) {
         self.ask(Asked { silent_if_missing: true, ..Asked::new(id, confirm) }, request, commands);
     }
@@ -336,7 +336,7 @@ impl MqksSession {
     }
 }
 
-/// Queues that exist because somebody consumes them: one consumer after the other, put back as often as it takes.
+/// Options of queues that consumers create: round robin, requeued without a limit.
 fn made_by_consumers() -> QueueChanges {
     QueueChanges {
         status: Some(Status::RoundRobin),
@@ -453,7 +453,7 @@ impl Session for MqksSession {
                 self.stage = Stage::Over;
             }
             Event::Answered(number, part) => self.answered(number, part, now, output),
-            // Errors are told whether or not somebody asked to know that it was done.
+            // Errors are answered even if the peer did not ask for a confirmation.
             Event::TopicRefused { message, rejection } => {
                 self.fail(message.id(), rejection.to_string(), now, output);
             }

@@ -80,7 +80,7 @@ fn id(message: &Message) -> &[u8] {
     if id.iter().any(|octet| matches!(octet, b' ' | b'\n' | b'\r' | b'\t')) { b"-" } else { id }
 }
 
-/// About how many octets [`encode_delivery`] appends.
+/// About how many bytes [`encode_delivery`] appends.
 #[must_use]
 pub fn delivery_size(deliver: &Deliver) -> usize {
     let names = deliver.name.as_deref().map_or(0, <[u8]>::len) + deliver.message.id().len();

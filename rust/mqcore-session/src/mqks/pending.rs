@@ -15,9 +15,9 @@ pub(super) const OPEN_MAX: usize = 65_536;
 pub(super) struct Asked {
     /// The request's id.
     pub(super) id: Box<[u8]>,
-    /// Whether it is told that it was done.
+    /// Whether success is answered.
     pub(super) confirm: bool,
-    /// Nothing is said if nobody has what it is about.
+    /// There is no answer if no shard has the consumer.
     pub(super) silent_if_missing: bool,
     /// The consumer that begins if it is done.
     pub(super) consumes: Option<(QueueAddress, Tag)>,

@@ -32,12 +32,12 @@ use super::{permission, stream};
 use crate::permission::{Permission, Permissions};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Octets of answers after which others get their turn, and what waits is written first.
+/// Bytes of answers after which others get their turn, and what waits is written first.
 const OUTPUT_BYTES_MAX: usize = 256 * 1024;
-/// Octets of an answer in fragments that are made at once.
+/// Bytes of an answer in fragments that are made at once.
 const STREAMED_BYTES_MAX: usize = 64 * 1024;
 
-/// The name and the version that INFO tells, in 16 octets.
+/// The name and the version that INFO tells, in 16 bytes.
 const VERSION: &str = concat!("mqcore ", env!("CARGO_PKG_VERSION"));
 
 /// The channel that every connection of family 7.3 is subscribed to.
@@ -71,7 +71,7 @@ pub struct ThrottrSession {
     admitted: bool,
     /// `None`: the peer may ask for everything.
     permissions: Option<Arc<dyn Permissions>>,
-    /// It has asked for something that nobody has decided about yet.
+    /// The next request waits for a decision about its permission.
     undecided: bool,
     /// The peer says nothing more.
     last: bool,
@@ -131,7 +131,7 @@ impl ThrottrSession {
         }
     }
 
-    /// A session with a store of its own, which nobody else answers from.
+    /// A session with a store of its own.
     #[must_use]
     pub fn alone(config: &SessionConfig, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(Default::default(), RandomState::new()));
@@ -277,7 +277,7 @@ impl ThrottrSession {
         }
     }
 
-    /// What nobody asks a million times a second.
+    /// Rare requests, out of the hot path.
     #[cold]
     fn answer_rare(
         &mut self,
@@ -586,7 +586,7 @@ fn verdict(ruling: Ruling) -> Verdict {
     }
 }
 
-/// As it stands in the names of channels: lower case, two digits an octet.
+/// As it stands in the names of channels: lower case, two digits an byte.
 fn hexadecimal(octets: &[u8]) -> String {
     use std::fmt::Write;
     octets.iter().fold(String::new(), |mut text, octet| {

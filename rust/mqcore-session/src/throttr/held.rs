@@ -7,7 +7,7 @@ use mqcore_wire::throttr::answer;
 
 /// Requests that may wait for the broker before nothing more is read.
 const WAITING_MAX: usize = 1024;
-/// Octets that may wait behind them.
+/// Bytes that may wait behind them.
 const BYTES_MAX: usize = 256 * 1024;
 
 /// What waits.
@@ -30,13 +30,13 @@ struct Waiting {
 /// What the broker's answer means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
-    /// It is told to the peer.
+    /// The peer gets the result.
     Tell,
     /// It is told to the peer, who is a subscriber of what it published to: that is one in any case.
     Subscriber,
     /// Whether a subscription holds, which the peer asked for.
     Subscribed(TopicName),
-    /// The same, but nobody asked.
+    /// The same without an answer to the peer.
     Joined(TopicName),
 }
 

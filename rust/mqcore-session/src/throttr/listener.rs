@@ -10,7 +10,7 @@ use crate::listener::{BadOption, ListenerOptions};
 pub struct ThrottrTerms {
     /// Value width and edition. Default `uint16` and 7.1.
     pub dialect: Dialect,
-    /// Whether reads, writes and requests are counted. Without, they are told as zeros. Default yes.
+    /// Whether reads, writes and requests are counted. If not, answers contain zeros. Default yes.
     pub metrics: bool,
     /// Whether INCREASE beyond the width stays at the largest value instead of wrapping. Default no, as the original.
     pub saturate: bool,

@@ -1,6 +1,6 @@
 //! How often something happened, in all and in the last whole minute.
 
-/// What is counted of a server, in the order of INFO: requests by kind, then octets; then what INFO has no place for.
+/// What is counted of a server, in the order of INFO: requests by kind, then bytes; then what INFO has no place for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Tally {

@@ -1,4 +1,4 @@
-//! What all Throttr sessions of a server share: the store, who is connected, who subscribed to what, and the numbers.
+//! What all Throttr sessions of a server share: the store, connections, subscriptions and counters.
 //!
 //! Locks are held for a few steps each and never while anything is waited for. What a listing walks through is looked at
 //! a fragment at a time.
@@ -37,7 +37,7 @@ pub struct ThrottrShared {
     peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
     channels: Mutex<Channels>,
     stripes: [Stripe; STRIPES],
-    /// Octets read from and written to those who are connected.
+    /// Bytes read from and written to those who are connected.
     read_bytes: AtomicU64,
     write_bytes: AtomicU64,
     /// Messages that a subscriber's width could not express.
@@ -62,9 +62,9 @@ pub(super) struct Subscription {
     pub(super) id: [u8; ID_BYTES],
     /// Unix nanoseconds.
     pub(super) since: u64,
-    /// Octets that it was sent.
+    /// Bytes that it was sent.
     pub(super) read_bytes: AtomicU64,
-    /// Octets that its owner published there.
+    /// Bytes that its owner published there.
     pub(super) write_bytes: AtomicU64,
 }
 
@@ -213,7 +213,7 @@ impl ThrottrShared {
         (channels.names.len() as u64, channels.subscriptions)
     }
 
-    /// Up to `max` channels behind `last`: name, octets read, octets written, subscriptions.
+    /// Up to `max` channels behind `last`: name, bytes read, bytes written, subscriptions.
     pub(super) fn channels_behind(&self, last: Option<&[u8]>, max: usize) -> Vec<(Box<[u8]>, [u64; 3])> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let channels = lock(&self.channels);
@@ -253,7 +253,7 @@ impl ThrottrShared {
         (total, last)
     }
 
-    /// Octets read from and written to those who are connected.
+    /// Bytes read from and written to those who are connected.
     pub(super) fn octets(&self) -> (u64, u64) {
         (self.read_bytes.load(Ordering::Relaxed), self.write_bytes.load(Ordering::Relaxed))
     }

@@ -51,7 +51,7 @@ pub(super) enum What {
 #[derive(Debug)]
 struct Counting {
     listing: Listing,
-    /// Octets of the fragment that is being filled; 0: none is.
+    /// Bytes of the fragment that is being filled; 0: none is.
     filled: usize,
 }
 
@@ -205,7 +205,7 @@ impl Keys {
     }
 }
 
-/// What is told of how often something was used.
+/// The use counts of an entry; zeros where they are not counted.
 pub(super) fn uses(counts: Counts, terms: &ThrottrTerms) -> Uses {
     if !terms.metrics {
         return Uses::default();

@@ -6,7 +6,7 @@ use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
-/// Octets of a reason that travels in a header, at most.
+/// Bytes of a reason that travels in a header, at most.
 const REASON_BYTES_MAX: usize = 1024;
 
 /// What an answer repeats of the frame that it answers.
@@ -163,7 +163,7 @@ pub(super) fn without(headers: &[u8], key: &str) -> Vec<u8> {
     lines
 }
 
-/// Removes whole lines from the end until at most `octets` are left.
+/// Removes whole lines from the end until at most `bytes` are left.
 pub(super) fn truncate_lines(lines: &mut Vec<u8>, octets: usize) {
     if lines.len() > octets {
         let end = lines[..octets].windows(2).rposition(|pair| pair == b"\r\n").map_or(0, |at| at + 2);

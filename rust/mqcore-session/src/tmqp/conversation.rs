@@ -16,9 +16,9 @@ use crate::session::{Session, SessionConfig, SessionError};
 
 /// Operations and pulls of one session that may wait for their answers; more are refused as busy.
 pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
-/// Octets of the first frame, its body included, at most.
+/// Bytes of the first frame, its body included, at most.
 pub const HELLO_BYTES_MAX: u64 = handshake::HELLO_BYTES_MAX;
-/// Octets of the JSON that comes with an operation, at most.
+/// Bytes of the JSON that comes with an operation, at most.
 pub const OPTIONS_BYTES_MAX: usize = options::OPTIONS_BYTES_MAX;
 /// Copies that the CC headers of one message may ask for.
 pub const COPIES_MAX: usize = publish::COPIES_MAX;
@@ -26,7 +26,7 @@ pub const COPIES_MAX: usize = publish::COPIES_MAX;
 /// How far the conversation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The eight octets of the protocol have not come yet.
+    /// The eight bytes of the protocol have not come yet.
     Preamble,
     /// They were echoed; the first frame has not come yet.
     Hello,

@@ -16,7 +16,7 @@ pub fn encode_delivery(deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
     tmqp::encode(&delivered(deliver, first), output);
 }
 
-/// Octets that [`encode_delivery`] appends.
+/// Bytes that [`encode_delivery`] appends.
 #[must_use]
 pub fn delivery_size(deliver: &Deliver) -> usize {
     delivered(deliver, false).encoded_size()
@@ -57,7 +57,7 @@ pub(super) fn published(topic: &TopicName, message: &Message, output: &mut Vec<u
     tmqp::encode(&frame, output);
 }
 
-/// A message as it was sent, in a frame of this kind; nobody is named yet.
+/// A message as it was sent, in a frame of this kind, without source and target.
 fn carried(kind: Kind, message: &Message) -> Frame<'_> {
     let properties = message.properties();
     Frame {
@@ -86,7 +86,7 @@ pub(super) fn relay(kind: Kind, message: &Message, target: &[u8], output: &mut V
     tmqp::encode(&frame, output);
 }
 
-/// A pulled message and how it is handed out.
+/// A pulled message and how it is delivered.
 #[derive(Debug)]
 pub(super) struct Pulled<'a> {
     pub(super) message: &'a Message,
@@ -194,7 +194,7 @@ pub(super) fn cached(
     tmqp::encode(&frame, output);
 }
 
-/// Appends a header line. An id may be any octets, and one with a line break in it could not be told in a header: it is
+/// Appends a header line. An id may be any bytes, and one with a line break in it could not be told in a header: it is
 /// left out, and the frame's own id has to do.
 fn push(lines: &mut Vec<u8>, key: &str, value: &[u8]) {
     let _ = header::push_header(lines, key, value);

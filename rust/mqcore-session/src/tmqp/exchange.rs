@@ -30,7 +30,7 @@ use crate::session::{SessionConfig, SessionError};
 #[derive(Debug)]
 pub(super) struct Exchange {
     shards: usize,
-    /// Octets that the copies of one message may have together: as much as the message itself might.
+    /// Bytes that the copies of one message may have together: as much as the message itself might.
     copied_bytes_max: u64,
     ids: MessageIds,
     channels: ChannelNames,
@@ -101,7 +101,7 @@ impl Exchange {
         }
     }
 
-    /// Takes one frame of the client, which lies in `octets`.
+    /// Takes one frame of the client, which lies in `bytes`.
     #[inline]
     pub(super) fn frame(
         &mut self,
@@ -165,7 +165,7 @@ impl Exchange {
         Publisher { client, channels, ids, copied_bytes_max: self.copied_bytes_max }
     }
 
-    /// A consumer's word about a delivery. One that names nothing is ignored: nobody waits for an answer to it.
+    /// A consumer's acknowledgement. One without a channel or an id is ignored: it has no answer.
     fn acknowledge(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>) {
         let channel = match self.channels.name(frame.target) {
             Ok(channel) if !frame.id.is_empty() => channel,

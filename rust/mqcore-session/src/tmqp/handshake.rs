@@ -1,4 +1,4 @@
-//! The first octets and the first frame of a connection, and what is said to them.
+//! The first bytes and the first frame of a connection, and what is said to them.
 
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};

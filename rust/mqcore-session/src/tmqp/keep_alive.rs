@@ -1,6 +1,6 @@
 //! When the peer was heard last, and when it is asked whether it is still there.
 //!
-//! Any octet is a life sign, also one of a frame that is not complete: a peer that takes a minute to send a large
+//! Any byte is a heartbeat, also one of a frame that is not complete: a peer that takes a minute to send a large
 //! message is alive. What is sent *to* a peer says nothing about it.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(super) struct KeepAlive {
     heard_at: Timestamp,
     /// When a PING was sent that nothing was heard after.
     pinged_at: Option<Timestamp>,
-    /// Octets that were offered and not consumed; offered again they are no life sign.
+    /// Bytes that were offered and not consumed; offered again they are no heartbeat.
     unread: usize,
 }
 
@@ -37,7 +37,7 @@ impl KeepAlive {
         self.heard(now);
     }
 
-    /// `octets` are there to be read, of which some may have been there before.
+    /// `bytes` are there to be read, of which some may have been there before.
     #[inline]
     pub(super) fn offered(&mut self, octets: usize, now: Timestamp) {
         if octets > self.unread {
@@ -45,7 +45,7 @@ impl KeepAlive {
         }
     }
 
-    /// `octets` of them were not consumed.
+    /// `bytes` of them were not consumed.
     #[inline]
     pub(super) fn left(&mut self, octets: usize) {
         self.unread = octets;

@@ -98,7 +98,7 @@ fn queue_by_header(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
     }
 }
 
-/// The queue of an operation without options: the document has its id in a header, the program as a body of two octets.
+/// The queue of an operation without options: the document has its id in a header, the program as a body of two bytes.
 fn queue(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
     if header::header_value(frame.headers, key::QUEUE_ID).is_some() {
         return queue_by_header(frame);

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 /// Room for a channel that allows every queue id by its number.
 pub(super) const OPTIONS_BYTES_MAX: usize = 1024 * 1024;
-/// Octets of a tag or a handler's key, at most.
+/// Bytes of a tag or a handler's key, at most.
 const WORD_BYTES_MAX: usize = 255;
 
 #[derive(Debug, Default, Deserialize)]

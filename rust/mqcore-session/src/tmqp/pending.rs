@@ -14,7 +14,7 @@ pub(super) const OPEN_MAX: usize = 65_536;
 /// An empty table that once held more than this gives its memory back.
 const KEPT_ENTRIES: usize = 32;
 
-/// The request whose answer nobody waits for. Never a place in the table, which is smaller.
+/// The number of requests that need no answer. Never an index of the table, which is smaller.
 pub(super) const UNANSWERED: RequestId = RequestId(u32::MAX);
 
 /// How an answer is wanted.

@@ -19,7 +19,7 @@ pub(super) const COPIES_MAX: usize = 64;
 
 /// Names remembered by one session.
 const NAMES: usize = 4;
-/// Source and target lie between id and body on the wire, and a stored message needs neither. Up to this many octets
+/// Source and target lie between id and body on the wire, and a stored message needs neither. Up to this many bytes
 /// they are kept rather than moved away from.
 const GAP_BYTES_KEPT: usize = 16;
 /// Larger messages are stored as they lie on the wire: moving them would cost more than the gap.
@@ -79,7 +79,7 @@ pub(super) struct Publisher<'a> {
 }
 
 impl Publisher<'_> {
-    /// Publishes the message of a frame that lies in `octets`, and then its copies. A message without an id stays without:
+    /// Publishes the message of a frame that lies in `bytes`, and then its copies. A message without an id stays without:
     /// whether it gets one is an option of its queue.
     #[inline]
     pub(super) fn publish(
@@ -208,7 +208,7 @@ fn refuse_rest(frame: &Frame<'_>, output: &mut Vec<u8>) {
     );
 }
 
-/// The message of a frame that lies in `octets`, in one allocation.
+/// The message of a frame that lies in `bytes`, in one allocation.
 #[inline]
 pub(super) fn stored(frame: &Frame<'_>, octets: &[u8], producer: &Arc<Client>) -> Message {
     let gap = frame.source.len() + frame.target.len();

@@ -19,7 +19,7 @@ use super::publish::channel_name;
 use super::topic;
 use crate::message_id::MessageIds;
 
-/// Octets of the JSON of one binding, at most.
+/// Bytes of the JSON of one binding, at most.
 const BINDING_BYTES_MAX: usize = 64 * 1024;
 
 /// Reads a message for a router. One without an id gets one, under which receivers answer; but whoever gave none waits for

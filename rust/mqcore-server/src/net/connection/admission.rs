@@ -99,7 +99,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         commands.retain(|command| {
             let limiter = &self.hub.limiter;
             let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
-            // Whoever is not let in asks for nothing.
+            // Commands behind a rejected login are dropped.
             let passes = refusal.is_none() && !stranger;
             let counters = &self.hub.counters.limits;
             match &refusal {

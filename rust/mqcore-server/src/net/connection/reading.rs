@@ -180,7 +180,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 }
 
-/// Reads input that nobody uses any more. Ready with whether the peer has closed its side.
+/// Reads and discards input. Ready with whether the peer has closed its side.
 pub(super) fn read_and_discard<S: AsyncRead + Unpin>(
     stream: &mut S,
     context: &mut Context<'_>,

@@ -40,7 +40,7 @@ impl EventmqSession {
                 return Err(format!("a job that is scheduled has at most {most} octets"));
             }
             let kept_here = begins && (schedulers.is_empty() || request.needs_broker());
-            // Whoever had it before has it no longer: each schedule is kept by one.
+            // The previous keeper loses the schedule: only one keeps it.
             let queue = self.intake.address(schedule.queue);
             let number = self.pending.expect(Asked::Schedule(Box::new(request), kept_here), 1);
             commands.push(Command::Request(number, Box::new(Request::MayPublish { queue })));

@@ -96,7 +96,7 @@ impl EventmqSession {
         Ok(())
     }
 
-    /// Whoever joins hears that it has, and at once a heartbeat: the original's workers begin with the first one.
+    /// Confirms that a peer has joined, and sends a heartbeat: the original's workers begin with the first one.
     pub(super) fn acknowledge(&mut self, id: &[u8], now: Timestamp, output: &mut Vec<u8>) {
         eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
         self.heartbeat(now, output);

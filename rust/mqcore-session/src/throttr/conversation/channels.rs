@@ -18,7 +18,7 @@ use crate::throttr::peer::Counted;
 use crate::throttr::shared::SUBSCRIPTIONS_MAX;
 
 impl ThrottrSession {
-    /// The topic of a channel's name, which has at most 255 octets.
+    /// The topic of a channel's name, which has at most 255 bytes.
     pub(super) fn topic(&mut self, channel: &[u8]) -> Option<TopicName> {
         match &self.topic {
             Some(topic) if topic.as_bytes() == channel => Some(topic.clone()),
@@ -77,7 +77,7 @@ impl ThrottrSession {
         let producer = Some(Arc::clone(&self.client));
         let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
         let to_producer = self.terms.dialect.family == Family::V73;
-        // Whoever publishes to itself alone reaches a subscription too, even where it does not get its own messages.
+        // A publisher that is the only subscriber counts as a receiver, even where it does not get its own messages.
         let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
         let answer = Some(self.held.ask(then));
         commands.push(Command::PublishTopic { topic, message, to_producer, answer });
