@@ -1,16 +1,16 @@
-//! From notes to files, each exactly once.
+//! Archives notes in files, each exactly once.
 //!
-//! One round takes the notes of some sealed segments and ends with one manifest:
+//! One round archives the notes of some sealed segments and ends with one manifest:
 //!
 //! ```text
-//! 1. each file is written under `_tmp/`, synced, and given its own name     a crash leaves files that no manifest names
+//! 1. each file is written under `_tmp/`, synced and renamed                 a crash leaves files that no manifest names
 //! 2. the directories are synced
-//! 3. the manifest that names them is written, synced, renamed, synced       from here on the round has happened
-//! 4. the journal may forget the notes                                       a crash before: they are skipped by number
+//! 3. the manifest that names them is written, synced, renamed, synced       from here on the round is complete
+//! 4. the journal may remove the notes                                       after a crash, they are skipped by number
 //! ```
 //!
-//! What a crash or an error leaves is put away by the next opening, before anything else. After an error nothing is believed of
-//! what is in memory: open the archive anew.
+//! The next opening first removes what a crash or an error has left. After an error, the state in memory is invalid: open the
+//! archive again.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -29,96 +29,96 @@ use crate::manifest::{self, FileEntry, Manifest, Reach};
 use crate::partition::Partition;
 use crate::tables::{StepPlace, Table};
 
-/// Bytes of notes after which no further segment is taken into a round.
+/// Bytes of notes after which a round takes no further segment.
 const ROUND_BYTES: u64 = 32 * 1024 * 1024;
-/// Steps after which a round takes no further note: each of them takes some 200 bytes of memory until its file is written.
+/// Number of events after which a round takes no further note. Each takes about 200 bytes of memory until its file is written.
 const ROUND_STEPS: u64 = 256 * 1024;
-/// Bytes of notes after which a round takes no further one, now that they are unpacked.
+/// Bytes of unpacked notes after which a round takes no further note.
 const ROUND_UNPACKED_BYTES: usize = 64 * 1024 * 1024;
-/// Manifests that are kept, the newest among them: a reader that has just chosen one finds it.
+/// Number of manifests preserved, including the newest, so that a reader can still open one it has just chosen.
 const MANIFESTS_KEPT: u64 = 8;
-/// Where files are written before they have their name.
+/// Directory of files that are not complete yet.
 const TEMPORARY: &str = "_tmp/";
 
-/// How long the archive keeps what it has.
+/// Retention limits of the archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
-    /// Milliseconds after which a file goes, counted from the latest row in it. `None`: never. Default never.
+    /// Age in milliseconds at which a file is removed, measured from its latest row. `None`: never. Default `None`.
     pub age_ms: Option<u64>,
-    /// Bytes of all files; the oldest go first. `None`: no limit. Default none.
+    /// Maximum size of all files in bytes; the oldest are removed first. `None`: no limit. Default `None`.
     pub bytes: Option<u64>,
 }
 
-/// Why the archive could not do what it was asked for.
+/// An error of the archive.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// The disk refused.
+    /// A file operation failed.
     #[error("{doing} {path}: {source}")]
     Io {
-        /// What was being done.
+        /// Operation.
         doing: &'static str,
-        /// With which file.
+        /// File path.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The newest manifest cannot be read. Nothing is changed, because nobody knows what belongs to the archive.
-    #[error("the manifest {path} cannot be used: {why}; move the archive away, or use a newer mqcore")]
+    /// The newest manifest cannot be read. Nothing is changed, because it is unknown which files belong to the archive.
+    #[error("cannot use the manifest {path}: {why}; move the archive elsewhere, or use a newer mqcore")]
     Manifest {
-        /// Which.
+        /// File path.
         path: String,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// The journal holds history that a later version wrote.
+    /// A newer version wrote the history in the journal.
     #[error(transparent)]
     Record(RecordError),
-    /// Rows could not be encoded.
+    /// Rows cannot be encoded.
     #[error(transparent)]
     Export(#[from] ExportError),
 }
 
-/// The archive, as its newest manifest has it.
+/// The archive in the state of its newest manifest.
 #[derive(Debug)]
 pub struct Archive<S: Storage> {
     storage: S,
     manifest: Manifest,
 }
 
-/// What one round did.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Round {
-    /// Notes below this number are in the archive durably: the journal may forget them.
+    /// Notes below this number are durably archived, so the journal may remove them.
     pub archived: u64,
-    /// Files written.
+    /// Number of files written.
     pub files: u64,
-    /// Rows in them, of both tables.
+    /// Number of rows written to both tables.
     pub rows: u64,
-    /// Bytes of them.
+    /// Size of the files in bytes.
     pub bytes: u64,
-    /// Notes that were gone or unreadable.
+    /// Number of notes that were missing or unreadable.
     pub missing: u64,
-    /// There is more to archive at once.
+    /// More notes can be archived immediately.
     pub more: bool,
 }
 
-/// What the archive holds.
+/// The size of the archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Size {
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Rows in them.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes of them.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl<S: Storage> Archive<S> {
-    /// Opens the archive in `storage`, or begins one. Puts away what a crash left of rounds that did not happen.
+    /// Opens the archive in `storage`, or creates it. Removes the files of incomplete rounds.
     ///
     /// # Errors
-    /// [`ArchiveError::Manifest`] before anything is changed; [`ArchiveError::Io`].
+    /// [`ArchiveError::Manifest`] before anything is changed, and [`ArchiveError::Io`].
     pub fn open(storage: S) -> Result<Self, ArchiveError> {
         let names = storage.list().map_err(failed("listing", "the archive"))?;
         let newest = names.iter().filter_map(|name| manifest::number(name)).max();
@@ -127,23 +127,23 @@ impl<S: Storage> Archive<S> {
             None => Manifest::empty(),
         };
         let archive = Self { storage, manifest };
-        // That the manifest is there may so far be known to the system's cache only; from here on it is relied on.
+        // The manifest may so far exist only in the system's cache. From here on it must be durable.
         archive.sync_directories()?;
         archive.put_away(&names)?;
         Ok(archive)
     }
 
-    /// The newest manifest.
+    /// Returns the newest manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Where its files are.
+    /// Returns the storage.
     pub fn storage(&self) -> &S {
         &self.storage
     }
 
-    /// What it holds.
+    /// Returns the size of the archive.
     pub fn size(&self) -> Size {
         let files = &self.manifest.files;
         Size {
@@ -153,17 +153,17 @@ impl<S: Storage> Archive<S> {
         }
     }
 
-    /// Notes of this journal below this number are in the archive.
+    /// Returns the number below which all notes of this journal are archived.
     pub fn archived(&self, shard: u32, journal: u64) -> u64 {
         let reach = self.manifest.shards.get(&shard);
         reach.filter(|reach| reach.journal == hex(journal)).map_or(0, |reach| reach.notes)
     }
 
-    /// One round: takes notes of sealed segments that are not archived yet, some megabytes of them, and publishes them.
+    /// Archives notes of sealed segments, up to some megabytes, and publishes them.
     ///
     /// # Errors
-    /// [`ArchiveError`]; open the archive anew then. [`io::ErrorKind::NotFound`] of a segment says that housekeeping has
-    /// removed it meanwhile: ask the journal for a new inventory.
+    /// [`ArchiveError`]; open the archive again after an error. [`io::ErrorKind::NotFound`] for a segment means that
+    /// housekeeping has removed it: ask the journal for a new inventory.
     pub fn round<J: Storage>(
         &mut self,
         shard: u32,
@@ -205,11 +205,11 @@ impl<S: Storage> Archive<S> {
         Ok(round)
     }
 
-    /// Removes files that are too old, or too many, oldest first: by a manifest without them, and then themselves. Answers
-    /// how much went.
+    /// Removes the oldest files that exceed a retention limit: first from the manifest, then from the disk. Returns the size
+    /// of the removed files.
     ///
     /// # Errors
-    /// [`ArchiveError`]; open the archive anew then.
+    /// [`ArchiveError`]; open the archive again after an error.
     pub fn retain(&mut self, retention: Retention, now_ms: u64) -> Result<Size, ArchiveError> {
         let mut order: Vec<usize> = (0..self.manifest.files.len()).collect();
         order.sort_by_key(|&index| self.manifest.files[index].max_time_ms);
@@ -239,7 +239,7 @@ impl<S: Storage> Archive<S> {
         };
         for file in &removed {
             let reach = next.shards.entry(file.shard).or_default();
-            // What an earlier version wrote does not say which notes it has: all that are archived may be concerned.
+            // Files of earlier versions have unknown notes: any archived note may be affected.
             let behind = file.max_note.checked_add(1).unwrap_or(reach.notes);
             reach.kept_from = reach.kept_from.max(behind.min(reach.notes));
         }
@@ -253,7 +253,7 @@ impl<S: Storage> Archive<S> {
         Ok(size)
     }
 
-    /// Writes one file, and gives it its name. Nobody knows of it before a manifest names it.
+    /// Writes a file and renames it. It belongs to the archive only once a manifest names it.
     fn write_file(
         &self,
         number: u64,
@@ -287,7 +287,7 @@ impl<S: Storage> Archive<S> {
         })
     }
 
-    /// Writes a file of this content and makes it durable under this name, which nobody looks at yet.
+    /// Writes a file and makes its content durable.
     fn write(&self, path: &str, bytes: &[u8]) -> Result<(), ArchiveError> {
         let file = self.storage.create(path, 0).map_err(failed("creating", path))?;
         let mut done = 0;
@@ -301,7 +301,7 @@ impl<S: Storage> Archive<S> {
         self.storage.sync_data(&file).map_err(failed("syncing", path))
     }
 
-    /// Makes a manifest the newest one.
+    /// Writes the next manifest and makes it durable.
     fn publish(&mut self, next: Manifest) -> Result<(), ArchiveError> {
         self.sync_directories()?;
         let path = manifest::path(next.number);
@@ -311,7 +311,7 @@ impl<S: Storage> Archive<S> {
         self.sync_directories()?;
         self.manifest = next;
         if let Some(old) = self.manifest.number.checked_sub(MANIFESTS_KEPT) {
-            // One that stays is put away by the next opening.
+            // If this fails, the next opening removes it.
             let _ = self.storage.remove(&manifest::path(old));
         }
         Ok(())
@@ -321,7 +321,7 @@ impl<S: Storage> Archive<S> {
         self.storage.sync_directory().map_err(failed("syncing", "the directories of the archive"))
     }
 
-    /// Removes what no manifest names, and manifests that nobody needs any more. Other people's files are left alone.
+    /// Removes files that no manifest names and outdated manifests. Leaves unrelated files alone.
     fn put_away(&self, names: &[String]) -> Result<(), ArchiveError> {
         let files = &self.manifest.files;
         let named: std::collections::HashSet<&str> = files.iter().map(|file| file.path.as_str()).collect();
@@ -365,23 +365,23 @@ fn read_manifest<S: Storage>(storage: &S, number: u64) -> Result<Manifest, Archi
     let bytes = read().map_err(failed("reading", &path))?;
     let found = Manifest::parse(&bytes).map_err(|why| ArchiveError::Manifest { path: path.clone(), why })?;
     if found.number != number {
-        let why = format!("it says that it is number {}", found.number);
+        let why = format!("it contains the number {}", found.number);
         return Err(ArchiveError::Manifest { path, why });
     }
     Ok(found)
 }
 
-/// Which segments a round reads, and up to which note it may archive.
+/// The segments that a round reads, and the number up to which it may archive.
 struct Plan {
     segments: Vec<SealedNotes>,
-    /// All notes below this number that are left stand in `segments`, or in none.
+    /// All remaining notes below this number are in `segments`, or do not exist.
     below: u64,
     more: bool,
 }
 
 impl Plan {
-    /// Segments by the smallest number in them, until there are enough. Housekeeping may have copied notes to later segments:
-    /// only numbers that no other segment can hold are taken.
+    /// Selects segments by their smallest note number, until there are enough. Housekeeping may have copied notes to later
+    /// segments, so only numbers that no other segment can contain are archived.
     fn new(inventory: &NoteInventory, from: u64) -> Self {
         let mut sealed: Vec<_> =
             inventory.sealed.iter().filter(|sealed| sealed.last >= from).copied().collect();
@@ -403,7 +403,7 @@ impl Plan {
     }
 }
 
-/// A file of the round, before it has a place.
+/// A file that a round is building.
 struct Growing {
     rows: Exporter<Vec<u8>>,
     times: (u64, u64),
@@ -433,10 +433,10 @@ impl Growing {
     }
 }
 
-/// What a round archives.
+/// The notes that a round archives.
 struct Taken {
     files: BTreeMap<(Table, Partition), Growing>,
-    /// How many different notes were read.
+    /// Number of distinct notes read.
     notes: u64,
     below: u64,
 }
@@ -457,7 +457,7 @@ fn take(
         });
     }
     found.sort_unstable_by_key(|(number, _)| *number);
-    // Housekeeping that was interrupted leaves a note twice.
+    // Interrupted housekeeping may leave a note twice.
     found.dedup_by_key(|(number, _)| *number);
     let mut files = Files::default();
     let (mut steps, mut bytes, mut notes, mut reached) = (0, 0, 0, below);
@@ -486,7 +486,7 @@ fn take(
         }
         match outcome {
             Ok(()) => notes += 1,
-            // Not written by mqcore, although its checksum fits. What was readable of it is kept.
+            // The checksum matches, but mqcore did not write this content. The readable part is archived.
             Err(RecordError::Malformed { .. }) => {}
             Err(later) => return Err(ArchiveError::Record(later)),
         }
@@ -494,7 +494,7 @@ fn take(
     Ok(Taken { files: files.growing.into_iter().collect(), notes, below: reached })
 }
 
-/// The files of a round, and each queue's name once, however many rows have it.
+/// The files of a round, and the name of each queue, shared by all its rows.
 #[derive(Default)]
 struct Files {
     growing: HashMap<(Table, Partition), Growing>,

@@ -1,4 +1,4 @@
-//! Rows into one file: Parquet, or Arrow's stream of record batches.
+//! Export of rows to one file, in Parquet or Arrow IPC stream format.
 
 use std::io::Write;
 
@@ -13,41 +13,41 @@ use parquet::schema::types::ColumnPath;
 
 use crate::tables::{ASCENDING, OPAQUE, REPEATING, Rows, Table};
 
-/// Rows that are made a batch of at most.
+/// Maximum number of rows in a batch.
 const BATCH_ROWS: usize = 16 * 1024;
-/// Bytes after which a batch is made of them, so that large bodies do not pile up.
+/// Size in bytes at which a batch is completed, so that large bodies do not accumulate.
 const BATCH_BYTES: usize = 4 * 1024 * 1024;
-/// Rows of a row group at most.
+/// Maximum number of rows in a row group.
 const GROUP_ROWS: usize = 256 * 1024;
-/// Bytes, compressed, after which a row group is ended.
+/// Compressed size in bytes at which a row group is completed.
 const GROUP_BYTES: usize = 64 * 1024 * 1024;
-/// How hard Zstandard tries: files are a fifth smaller than with 1, for a tenth more work; 3 takes as much again for little.
+/// Zstandard level. Compared with 1, files are a fifth smaller for a tenth more work; 3 costs as much again for little gain.
 const EFFORT: i32 = 2;
 
-/// What a file is written as.
+/// File format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Apache Parquet, compressed with zstd.
+    /// Apache Parquet, compressed with Zstandard.
     Parquet,
-    /// The stream format of Arrow IPC, uncompressed.
+    /// Arrow IPC stream, uncompressed.
     Arrow,
 }
 
-/// Why a file could not be written.
+/// Why a file cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// Rows do not fit their table, or the destination refused bytes.
+    /// The rows do not match their table, or the destination cannot be written.
     #[error("writing record batches: {0}")]
     Arrow(#[from] ArrowError),
-    /// The same of a Parquet file.
+    /// The Parquet writer failed.
     #[error("writing Parquet: {0}")]
     Parquet(#[from] ParquetError),
 }
 
-/// A file that grows row by row.
+/// A writer for one file.
 pub struct Exporter<W: Write + Send> {
-    /// What is pushed here is written as soon as there is enough of it: call [`Exporter::advance`] after each row.
+    /// Rows of the next batch. Call [`Exporter::advance`] after adding each row.
     pub rows: Rows,
     sink: Sink<W>,
     count: u64,
@@ -62,7 +62,7 @@ impl<W: Write + Send> Exporter<W> {
     /// Begins a file.
     ///
     /// # Errors
-    /// [`ExportError`], as for all of these.
+    /// [`ExportError`] if the beginning of the file cannot be written.
     pub fn new(format: Format, table: Table, into: W) -> Result<Self, ExportError> {
         let schema = table.schema();
         let sink = match format {
@@ -75,15 +75,15 @@ impl<W: Write + Send> Exporter<W> {
         Ok(Self { rows: Rows::new(table), sink, count: 0 })
     }
 
-    /// Rows so far.
+    /// Number of rows added so far.
     pub fn count(&self) -> u64 {
         self.count + self.rows.len() as u64
     }
 
-    /// Writes a batch if enough rows are gathered.
+    /// Writes a batch if enough rows have been added.
     ///
     /// # Errors
-    /// [`ExportError`].
+    /// [`ExportError`] if the batch cannot be written.
     pub fn advance(&mut self) -> Result<(), ExportError> {
         if self.rows.len() >= BATCH_ROWS || self.rows.bytes() >= BATCH_BYTES {
             self.flush()?;
@@ -109,10 +109,10 @@ impl<W: Write + Send> Exporter<W> {
         Ok(())
     }
 
-    /// Writes the rest and the end of the file; answers how many rows there are, and the destination.
+    /// Writes the remaining rows and the end of the file. Returns the number of rows, and the destination.
     ///
     /// # Errors
-    /// [`ExportError`].
+    /// [`ExportError`] if the file cannot be completed.
     pub fn finish(mut self) -> Result<(u64, W), ExportError> {
         self.flush()?;
         let count = self.count;
@@ -124,8 +124,8 @@ impl<W: Write + Send> Exporter<W> {
     }
 }
 
-/// Zstandard; the smallest and largest value of every column that is asked for; dictionaries where few values
-/// repeat, differences where numbers ascend.
+/// Zstandard compression, minimum and maximum of every searchable column, dictionaries for repetitive values, and delta
+/// encoding for ascending numbers.
 fn properties() -> WriterProperties {
     let effort = ZstdLevel::try_new(EFFORT).unwrap_or_default();
     let mut properties = WriterProperties::builder()

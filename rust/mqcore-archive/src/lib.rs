@@ -1,16 +1,16 @@
-//! History for others to read: the notes of a journal become Parquet files, each exactly once.
+//! The archive: notes of a journal, which hold the history of messages, exported exactly once to Parquet files.
 //!
-//! There is no thread, no clock and no broker in here: who calls decides when, and says what time it is.
+//! The crate has no threads and no clock, and runs no broker: the caller decides when to archive and passes the time.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | [`archive`] | notes to files, published by a manifest; retention; what a crash leaves |
-//! | [`manifest`] | the list of what is in the archive: the only thing that a reader has to trust |
-//! | [`tables`] | the columns, and rows to record batches |
-//! | [`export`] | the same columns into one file, for a stopped broker's journal |
-//! | [`reading`] | the archive and the journal behind it as one row of steps, for analysts |
-//! | [`tree`] | directories of files |
-//! | [`partition`] | where in the tree a row belongs |
+//! | [`archive`] | from notes to files published by a manifest; retention; cleanup after a crash |
+//! | [`manifest`] | the list of files in the archive, which is all that a reader must trust |
+//! | [`tables`] | columns, and the conversion of rows to record batches |
+//! | [`export`] | the same columns in one file, for the journal of a stopped broker |
+//! | [`reading`] | archive and journal combined into one sequence of lifecycle events, for analysis |
+//! | [`tree`] | storage in nested directories |
+//! | [`partition`] | the directory of a row |
 
 pub mod archive;
 pub mod export;

@@ -1,94 +1,94 @@
-//! The manifest: which files belong to the archive, and how far it reaches. A file that it does not name is not there.
+//! The manifest lists the files of the archive and how far it extends. Files that it does not list are not part of the archive.
 //!
-//! Each change of the archive is a manifest with the next number, complete in itself, written under another name, synced and
-//! then renamed. So a reader takes the newest one and never sees half of anything.
+//! Each change of the archive writes a complete manifest with the next number under a temporary name, syncs it and renames
+//! it. A reader takes the newest manifest and therefore never sees a partial change.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What a manifest says it is. The number after the slash changes when a reader of the last version would misread it.
+/// Format name. The version after the slash changes when older readers would misinterpret the manifest.
 pub const FORMAT: &str = "mqcore.archive/1";
-/// The version of the tables' columns.
+/// Version of the tables' columns.
 pub const SCHEMA_VERSION: u32 = 1;
-/// Where manifests are; readers of partitioned directories pass over names that begin so.
+/// Directory of the manifests. Readers of partitioned directories ignore names that begin with an underscore.
 pub(crate) const DIRECTORY: &str = "_manifests/";
 
-/// One manifest.
+/// A manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: String,
     /// [`SCHEMA_VERSION`].
     pub schema_version: u32,
-    /// Its number, as in its name.
+    /// Number, as in the file name.
     pub number: u64,
-    /// When it was written, Unix milliseconds.
+    /// Time of writing, in milliseconds since the Unix epoch.
     pub written_ms: u64,
-    /// How far the archive reaches, by shard.
+    /// Archived range of each shard.
     pub shards: BTreeMap<u32, Reach>,
-    /// What retention removed so far.
+    /// Total removed by retention.
     pub removed: Removed,
-    /// Every file, in the order in which they were written.
+    /// All files, in the order of writing.
     pub files: Vec<FileEntry>,
 }
 
-/// How far the archive reaches in one shard.
+/// The archived range of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Reach {
-    /// The journal whose notes these are, in hex: another journal's numbers mean something else.
+    /// Identity of the journal, in hexadecimal. Note numbers are only meaningful together with it.
     pub journal: String,
-    /// All notes below this number are in the archive, were removed by retention, or are missing.
+    /// All notes below this number are archived, removed by retention, or missing.
     pub notes: u64,
-    /// Notes that were gone, or unreadable, before they could be archived.
+    /// Number of notes that were missing or unreadable before they could be archived.
     pub missing: u64,
     /// Retention has removed rows of notes below this number; 0: none.
     #[serde(default)]
     pub kept_from: u64,
 }
 
-/// What retention removed.
+/// Total removed by retention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Removed {
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Rows in them.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// One file.
+/// A file of the archive.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// `messages` or `steps`.
     pub table: String,
-    /// Its path below the archive.
+    /// Path relative to the archive.
     pub path: String,
-    /// The shard whose history it is.
+    /// Shard number.
     pub shard: u32,
-    /// The channel; `None`: steps of the shard itself.
+    /// Channel; `None` for events of the shard itself.
     pub channel: Option<String>,
-    /// The queue's id.
+    /// Queue id.
     pub queue_id: Option<u16>,
-    /// The day (UTC) of all of its rows.
+    /// UTC day of all rows.
     pub date: String,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// The earliest time in it, Unix milliseconds.
+    /// Earliest time of a row, in milliseconds since the Unix epoch.
     pub min_time_ms: u64,
-    /// The latest.
+    /// Latest time of a row.
     pub max_time_ms: u64,
-    /// The smallest message number in it; 0 if no row has one.
+    /// Smallest message number; 0 if no row has one.
     pub min_number: u64,
-    /// The largest.
+    /// Largest message number.
     pub max_number: u64,
-    /// The smallest number of a note of which it has rows. Manifests of earlier versions do not say.
+    /// Smallest note number. Missing in manifests of earlier versions.
     #[serde(default)]
     pub min_note: u64,
-    /// The largest.
+    /// Largest note number.
     #[serde(default = "unknown_note")]
     pub max_note: u64,
 }
@@ -110,37 +110,37 @@ impl Manifest {
         }
     }
 
-    /// Reads a manifest.
+    /// Parses a manifest.
     ///
     /// # Errors
-    /// In words: it is none, or one of a later version.
+    /// A message if the bytes are not a manifest, or one of a newer version.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Head {
             format: String,
         }
-        let broken = |error: serde_json::Error| format!("it is no manifest: {error}");
+        let broken = |error: serde_json::Error| format!("not a valid manifest: {error}");
         let head: Head = serde_json::from_slice(bytes).map_err(broken)?;
         if head.format != FORMAT {
-            return Err(format!("it has the format {:?}, this version reads {FORMAT:?}", head.format));
+            return Err(format!("unsupported format {:?}; this version reads {FORMAT:?}", head.format));
         }
         serde_json::from_slice(bytes).map_err(broken)
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        // Every field is a number, a text or a list of such, for which encoding cannot fail.
+        // Every field is a number, text or list, so encoding cannot fail.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
     }
 }
 
-/// The path of a manifest below the archive.
+/// Returns the path of a manifest, relative to the archive.
 pub fn path(number: u64) -> String {
     format!("{DIRECTORY}{number:010}.json")
 }
 
-/// The number of the manifest at a path; `None`: there is none.
+/// Returns the number of the manifest at a path; `None`: the path is not a manifest's.
 pub fn number(path: &str) -> Option<u64> {
     path.strip_prefix(DIRECTORY)?.strip_suffix(".json")?.parse().ok()
 }

@@ -1,41 +1,41 @@
-//! Where in the tree a row belongs: directories named as data lakes name them, `channel=orders/queue_id=7/date=2026-11-21`.
+//! The directory of a row, in Hive style: `channel=orders/queue_id=7/date=2026-11-21`.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// What stands where there is no value, as for a step of a whole shard.
+/// Replaces a missing value, for events of a whole shard.
 const NOTHING: &str = "__HIVE_DEFAULT_PARTITION__";
-/// Bytes of an escaped name that a directory's name can take; systems allow 255 for all of it.
+/// Maximum size in bytes of an escaped name in a directory name, which may have 255 bytes on most systems.
 const NAME_BYTES_MAX: usize = 200;
 
-/// A queue and a day (UTC).
+/// A queue and a UTC day.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Partition {
-    /// `channel/id`; empty: none.
+    /// Queue address `channel/id`; empty: none.
     pub queue: Arc<str>,
-    /// Days since 1970.
+    /// Days since 1970-01-01.
     pub day: u32,
 }
 
 impl Partition {
-    /// Where a row of this queue and this moment belongs.
+    /// Returns the partition of a row with this queue and time.
     pub fn of(queue: Arc<str>, time_ms: u64) -> Self {
         Self { queue, day: u32::try_from(time_ms / 86_400_000).unwrap_or(u32::MAX) }
     }
 
-    /// Channel and queue id; `None` for a step of a whole shard.
+    /// Channel and queue id; `None` for events of a whole shard.
     pub fn address(&self) -> Option<(&str, u16)> {
         let (channel, id) = self.queue.rsplit_once('/')?;
         Some((channel, id.parse().ok()?))
     }
 
-    /// The day as text.
+    /// The day as `YYYY-MM-DD`.
     pub fn date(&self) -> String {
         let (year, month, day) = civil(self.day);
         format!("{year:04}-{month:02}-{day:02}")
     }
 
-    /// The path of its directory below the table's.
+    /// Path of the directory, relative to the table's directory.
     pub fn path(&self) -> String {
         let date = self.date();
         match self.address() {
@@ -45,15 +45,15 @@ impl Partition {
     }
 }
 
-/// A name as part of a path, so that it means nothing to any file system: all but letters, digits, `_`, `.` and `-` as
-/// `%` and two hex digits. A name too long for a directory ends in `~` and a checksum; its rows say it in full.
+/// Escapes a name for use in a path: everything but letters, digits, `_`, `.` and `-` becomes `%` and two hexadecimal
+/// digits. A name that is too long is truncated and ends with `~` and a checksum; the rows contain it in full.
 pub fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-') {
             text.push(char::from(byte));
         } else {
-            // Writing to text cannot fail.
+            // Writing to a String cannot fail.
             let _ = write!(text, "%{byte:02X}");
         }
     }
@@ -68,9 +68,9 @@ pub fn escaped(name: &str) -> String {
     text
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar.
+/// Converts days since 1970-01-01 to year, month and day of the Gregorian calendar.
 fn civil(days: u32) -> (u64, u64, u64) {
-    // Years are taken to begin in March, so that the leap day is the last one.
+    // Years are counted from March, so that the leap day is the last day of a year.
     let days = u64::from(days) + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn days_are_named_as_calendars_name_them() {
+    fn days_are_formatted_as_calendar_dates() {
         let date = |days: u64| Partition::of("a/0".into(), days * 86_400_000).date();
         assert_eq!(date(0), "1970-01-01");
         assert_eq!(date(59), "1970-03-01");
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_stays_one_directory_whatever_is_in_it() {
+    fn escaped_name_is_always_a_single_directory() {
         let path = |queue: &str| Partition::of(queue.into(), 0).path();
         assert_eq!(path("orders/7"), "channel=orders/queue_id=7/date=1970-01-01");
         assert_eq!(path("logs/eu=%ü/7"), "channel=logs%2Feu%3D%25%C3%BC/queue_id=7/date=1970-01-01");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_and_still_differ() {
+    fn long_names_are_truncated_and_stay_distinct() {
         let (one, other) = ("ü".repeat(127), format!("{}x", "ü".repeat(126)));
         let (one, other) = (escaped(&one), escaped(&other));
         assert_ne!(one, other);

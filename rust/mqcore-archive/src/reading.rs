@@ -1,15 +1,15 @@
-//! History for analysts: the archive and the journal behind it as one row of steps, read while a broker runs or does not.
+//! Reading of the history: archive and journal combined into one sequence of events, while the broker runs or is stopped.
 //!
-//! Nothing is locked, consumed or changed. Each row of a shard has a *sequence* that ascends: its note's number and its place
-//! in there. A stretch of sequences says the same rows wherever they stand by then, so whoever remembers sequences can go on
-//! reading years later, as long as retention has not removed what is behind.
+//! Reading locks, consumes and changes nothing. Each row of a shard has an ascending *sequence*, composed of its note number
+//! and its position within the note. A range of sequences always yields the same rows, wherever they are stored. A reader
+//! that stores its last sequence can resume at any later time, unless retention has removed the rows that follow.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
 //! | [`columns`] | views and their columns |
-//! | [`request`] | which rows and columns are wanted |
-//! | `segments` | which notes stand in which file of a journal |
-//! | [`rows`] | a stretch as record batches |
+//! | [`request`] | selection of rows and columns |
+//! | `segments` | which segment file of a journal contains which notes |
+//! | [`rows`] | a range of the history as record batches |
 
 pub mod columns;
 pub mod request;
@@ -36,99 +36,98 @@ use segments::{Known, Segments, failed, found};
 
 use crate::manifest::{self, Manifest};
 
-/// Manifests are tried so often before the archive counts as unreadable: each failure can be the end of one that a newer one
-/// has replaced.
+/// Number of attempts to read the newest manifest. Each failure may mean that a newer manifest has replaced it.
 const ATTEMPTS: u32 = 8;
 
-/// Why history cannot be read.
+/// Why the history cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
     /// A file cannot be read.
     #[error("reading {path}: {source}")]
     Io {
-        /// Which.
+        /// File path.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The newest manifest of the archive cannot be used.
-    #[error("the manifest {path}: {why}")]
+    /// The newest manifest of the archive is invalid.
+    #[error("invalid manifest {path}: {why}")]
     Manifest {
-        /// Which.
+        /// File path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// A file of the archive is no Parquet file, or one with other columns.
-    #[error("the file {path}: {why}")]
+    /// A file of the archive is not a valid Parquet file, or has other columns.
+    #[error("invalid file {path}: {why}")]
     Parquet {
-        /// Which.
+        /// File path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// A later version wrote the journal.
+    /// A newer version wrote the journal.
     #[error(transparent)]
     Journal(JournalError),
-    /// A later version wrote the history.
+    /// A newer version wrote the history.
     #[error(transparent)]
     Record(RecordError),
-    /// Notes are nowhere any more.
+    /// Notes are neither in the journal nor in the archive.
     #[error("history of shard {shard} from sequence {from} to {until} is lost ({notes} notes): {why}")]
     Lost {
-        /// Whose.
+        /// Shard number.
         shard: u32,
-        /// Where the stretch begins that was asked for.
+        /// First sequence of the requested range.
         from: u64,
-        /// Behind its end.
+        /// End of the requested range.
         until: u64,
-        /// How many notes.
+        /// Number of lost notes.
         notes: u64,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// What was asked for cannot be meant.
+    /// The request is invalid.
     #[error("{0}")]
     Request(String),
-    /// Rows do not fit their columns: a fault of mqcore.
+    /// Rows do not match their columns, which is a bug in mqcore.
     #[error(transparent)]
     Rows(ArrowError),
 }
 
-/// How far the history of a shard reaches.
+/// The available history of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ends {
-    /// The shard.
+    /// Shard number.
     pub shard: u32,
-    /// The identity of its journal, in hex; empty as long as there is none. Sequences mean nothing beside it.
+    /// Identity of its journal in hexadecimal; empty if there is none. Sequences are only meaningful together with it.
     pub journal: String,
-    /// All rows from this sequence on are there, as far as anybody knows; before it some may be.
+    /// All rows from this sequence on are available, as far as known; some earlier ones may be.
     pub earliest: u64,
-    /// Behind the last row.
+    /// Sequence after the last row.
     pub latest: u64,
 }
 
-/// A stretch of a shard's history that is read as one.
+/// A range of a shard's history that is read at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// The shard.
+    /// Shard number.
     pub shard: u32,
-    /// The identity of the journal whose sequences these are, in hex.
+    /// Identity of the journal in hexadecimal.
     pub journal: String,
-    /// Its first sequence.
+    /// First sequence.
     pub from: u64,
-    /// Behind its last.
+    /// Sequence after the last one.
     pub until: u64,
-    /// In which segments of the journal to look first.
+    /// Segments of the journal to search first.
     pub segments: Vec<u32>,
-    /// Below this note retention had removed rows when this was planned: that they are gone is no news.
+    /// Retention had removed rows of notes below this number when this piece was planned, so their absence is not a loss.
     pub kept_from: u64,
-    /// About what it takes, in bytes.
+    /// Approximate size in bytes.
     pub bytes: u64,
 }
 
-/// One shard's history.
+/// The history of one shard.
 #[derive(Debug)]
 pub struct ShardHistory {
     number: u32,
@@ -137,17 +136,17 @@ pub struct ShardHistory {
 }
 
 impl ShardHistory {
-    /// Of the shard with this number, whose journal is in one directory and the archive of all shards in another. Neither needs to be there.
+    /// Creates the history of a shard from its journal's directory and the archive's directory. Neither needs to exist.
     pub fn new(number: u32, journal: &Path, archive: &Path) -> Self {
         Self { number, segments: Segments::new(journal.to_path_buf()), archive: archive.to_path_buf() }
     }
 
-    /// How far it reaches now.
+    /// Returns the available range.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the journal or the manifest cannot be read.
     pub fn ends(&self) -> Result<Ends, ReadError> {
-        // First the journal: what leaves it meanwhile is in the manifest that is read then.
+        // The journal is read first: notes that leave it afterwards are in the manifest that is read next.
         let known = self.segments.refresh()?;
         let manifest = self.manifest()?;
         let journal = known.journal.map(hex).or_else(|| self.archived_journal(manifest.as_ref()));
@@ -161,10 +160,10 @@ impl ShardHistory {
         })
     }
 
-    /// Parts a stretch into pieces of about `target_bytes` each. A stretch that begins with 0 begins with whatever there is.
+    /// Splits a range into pieces of about `target_bytes` each. A range that begins with 0 begins with the earliest row.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the journal or the manifest cannot be read.
     pub fn pieces(
         &self,
         request: &Request,
@@ -186,14 +185,14 @@ impl ShardHistory {
             let from = pieces.last().map_or(range.start.max(sequence(notes.start, 0)), |last| last.until);
             let until = range.end.min(sequence(notes.end, 0));
             match pieces.last_mut() {
-                // Of the same notes as those before: housekeeping copies some to later segments.
+                // Housekeeping copies notes to later segments, so this segment may contain notes of the previous one.
                 Some(last) if until <= last.until => last.segments.extend(segment),
                 Some(last) if last.bytes + bytes <= target_bytes => {
                     last.until = until;
                     last.bytes += bytes;
                     last.segments.extend(segment);
                 }
-                // Pieces leave nothing out between them: a note that is missing must be missed by somebody.
+                // Pieces are contiguous, so that a missing note is always in the range of some piece.
                 _ if from < until => pieces.push(Piece {
                     shard: self.number,
                     journal: journal.clone(),
@@ -215,7 +214,7 @@ impl ShardHistory {
     /// Reads a piece.
     ///
     /// # Errors
-    /// [`ReadError`], now or from the iterator; [`ReadError::Lost`] only if `fail_on_loss`.
+    /// [`ReadError`], immediately or from the iterator; [`ReadError::Lost`] only with `fail_on_loss`.
     pub fn read(
         self: &Arc<Self>,
         request: &Arc<Request>,
@@ -225,10 +224,11 @@ impl ShardHistory {
         Reading::new(Arc::clone(self), Arc::clone(request), piece, fail_on_loss)
     }
 
-    /// The sequence behind the first `rows` rows of a stretch that the request wants; its end if there are no more.
+    /// Returns the sequence after the first `rows` matching rows of a range, and their number. If there are fewer rows, the
+    /// sequence is the end of the range.
     ///
     /// # Errors
-    /// [`ReadError`].
+    /// [`ReadError`] if the history cannot be read.
     pub fn advance(
         self: &Arc<Self>,
         request: &Arc<Request>,
@@ -260,12 +260,12 @@ impl ShardHistory {
         Ok((range.end, taken))
     }
 
-    /// The newest manifest; `None`: there is no archive.
+    /// Returns the newest manifest; `None`: there is no archive.
     fn manifest(&self) -> Result<Option<Manifest>, ReadError> {
         newest_manifest(&self.archive)
     }
 
-    /// Below which note everything is archived, and below which rows of that were removed; nothing of another journal's.
+    /// Returns the numbers below which all notes are archived and below which retention removed rows; zeros for another journal.
     fn reach(&self, manifest: Option<&Manifest>, journal: Option<&str>) -> (u64, u64) {
         let reach = manifest.and_then(|manifest| manifest.shards.get(&self.number));
         let reach = reach.filter(|reach| journal.is_none_or(|journal| journal == reach.journal));
@@ -276,7 +276,7 @@ impl ShardHistory {
         manifest?.shards.get(&self.number).map(|reach| reach.journal.clone())
     }
 
-    /// Stretches of notes whose rows stand in the same files, with what these take: each of them whole.
+    /// Returns ranges of notes whose rows are in the same files, with the size of these files.
     fn archived_stretches(
         &self,
         manifest: &Manifest,
@@ -312,7 +312,7 @@ impl Known {
         self.segments.values().filter_map(|segment| segment.notes).map(|(first, _)| first).min()
     }
 
-    /// Segments that may have some of these notes.
+    /// Returns the segments that may contain some of these notes.
     fn holders(&self, missing: &[Range<u64>]) -> Vec<u32> {
         let holds =
             |notes: (u64, u64)| missing.iter().any(|range| notes.0 < range.end && range.start <= notes.1);
@@ -320,7 +320,7 @@ impl Known {
         held.map(|(number, _)| *number).collect()
     }
 
-    /// Notes of the journal from `reach` on, by segment.
+    /// Returns the notes of the journal from `reach` on, by segment.
     fn stretches(
         &self,
         request: &Request,
@@ -335,7 +335,7 @@ impl Known {
                 notes.1 >= reach.max(note_of(range.start)) && sequence(notes.0, 0) < range.end
             })
             .map(|(number, (first, last), segment)| {
-                // Segments of other times are still there to be read, only at no cost.
+                // Segments of other times must still be read, but count as free.
                 let bytes =
                     if request.overlaps_ms(segment.times.0, segment.times.1) { segment.bytes } else { 0 };
                 (first.max(reach)..last + 1, bytes, Some(number))
@@ -350,10 +350,10 @@ fn hex(journal: u64) -> String {
     format!("{journal:016x}")
 }
 
-/// The newest manifest of an archive; `None`: there is none.
+/// Reads the newest manifest of an archive; `None`: there is none.
 ///
 /// # Errors
-/// [`ReadError::Manifest`] and [`ReadError::Io`].
+/// [`ReadError::Manifest`] and [`ReadError::Io`] if it cannot be read.
 pub fn newest_manifest(archive: &Path) -> Result<Option<Manifest>, ReadError> {
     let mut attempts = 0;
     loop {

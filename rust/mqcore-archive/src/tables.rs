@@ -1,7 +1,7 @@
-//! The columns of each table, and rows to record batches.
+//! The columns of each table, and the conversion of rows to record batches.
 //!
-//! Types are those that every reader has: times in microseconds of UTC, signed numbers, plain text and bytes. None of them
-//! is dictionary-encoded or "large" in the schema; files compress what repeats by themselves.
+//! All types are widely supported: UTC times in microseconds, signed integers, plain text and bytes. The schema contains no
+//! dictionary-encoded or "large" types; the file formats compress repeated values themselves.
 
 use std::sync::{Arc, LazyLock};
 
@@ -15,19 +15,19 @@ use mqcore_broker::history::{ClientView, LifecycleKind, LifecycleStep};
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::record::{DeliveryProgress, PutMessage};
 
-/// A table: what a row of it is.
+/// A table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Table {
-    /// A message that came to a queue, with its content.
+    /// One row per message that arrived in a queue, with its content.
     Messages,
-    /// A step of a message's life.
+    /// One row per lifecycle event of a message.
     Steps,
-    /// A message that a stopped broker's journal has: not in the archive, but in exports.
+    /// One row per message in the journal of a stopped broker; used in exports only.
     Stored,
 }
 
 impl Table {
-    /// Its name, and that of its directory.
+    /// Name of the table and of its directory.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Messages => "messages",
@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// Its columns.
+    /// Columns of the table.
     pub fn schema(self) -> SchemaRef {
         static SCHEMAS: LazyLock<[SchemaRef; 3]> =
             LazyLock::new(|| [schema(&messages()), schema(&steps()), schema(&stored())]);
@@ -49,7 +49,7 @@ impl Table {
     }
 }
 
-/// Columns in which few values repeat often: worth a dictionary in a file.
+/// Columns with few distinct values, which are dictionary-encoded in files.
 pub const REPEATING: [&str; 17] = [
     "shard",
     "queue",
@@ -70,10 +70,10 @@ pub const REPEATING: [&str; 17] = [
     "attempts",
 ];
 
-/// Columns of numbers that mostly ascend: told by their differences in a file.
+/// Columns with mostly ascending numbers, which are delta-encoded in files.
 pub const ASCENDING: [&str; 5] = ["time", "note", "position", "number", "sequence"];
 
-/// Columns whose smallest and largest value nobody asks for.
+/// Columns without minimum and maximum statistics.
 pub const OPAQUE: [&str; 1] = ["body"];
 
 fn time() -> DataType {
@@ -96,7 +96,7 @@ fn schema(columns: &Columns) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-/// Where in the history a row stands: `note` and `position` order all rows of a shard.
+/// The position of a row in the history: `note` and `position` order all rows of a shard.
 fn placed() -> Columns {
     vec![
         ("time", time(), false),
@@ -171,23 +171,23 @@ fn stored() -> Columns {
     ]
 }
 
-/// Rows of one table, gathered column by column.
+/// Rows of one table, stored by column.
 pub struct Rows {
     schema: SchemaRef,
-    /// One a column of the table; `None`: it is left out.
+    /// One per column of the table; `None`: the column is omitted.
     columns: Vec<Option<Column>>,
     rows: usize,
     bytes: usize,
 }
 
-/// Where a step stands in the history of its shard.
+/// The position of an event in the history of its shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepPlace {
-    /// The shard.
+    /// Shard number.
     pub shard: u32,
-    /// The number of its note.
+    /// Note number.
     pub note: u64,
-    /// Its place in there, from 0.
+    /// Position within the note, from 0.
     pub position: u32,
 }
 
@@ -199,12 +199,12 @@ impl std::fmt::Debug for Rows {
 }
 
 impl Rows {
-    /// None yet.
+    /// Creates an empty set of rows with all columns.
     pub fn new(table: Table) -> Self {
         Self::of(table, &|_| true)
     }
 
-    /// None yet, and of the table's columns only the `wanted` ones, by name.
+    /// Creates an empty set of rows with the columns whose names are `wanted`.
     pub fn of(table: Table, wanted: &dyn Fn(&str) -> bool) -> Self {
         let all = table.schema();
         let columns =
@@ -214,25 +214,25 @@ impl Rows {
         Self { schema: Arc::new(Schema::new(fields)), columns, rows: 0, bytes: 0 }
     }
 
-    /// How many there are.
+    /// Number of rows.
     pub fn len(&self) -> usize {
         self.rows
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
-    /// About what they take, in bytes.
+    /// Approximate size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes a step as a row of [`Table::Steps`].
+    /// Adds an event as a row of [`Table::Steps`].
     ///
     /// # Errors
-    /// A fault of this module: a column is not what its builder is.
+    /// A column has another type than its builder, which is a bug in this module.
     pub fn push_step(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ArrowError> {
         let of_message = !step.kind.is_of_a_shard();
         let number = of_message.then(|| signed(step.number.0));
@@ -253,10 +253,10 @@ impl Rows {
         row.long((step.kind == LifecycleKind::Gap).then(|| signed(step.missing)))
     }
 
-    /// Takes a message that came as a row of [`Table::Messages`]; steps without content are left out.
+    /// Adds the arrival of a message as a row of [`Table::Messages`]. Ignores events without content.
     ///
     /// # Errors
-    /// As for [`Self::push_step`].
+    /// The same as [`Self::push_step`].
     pub fn push_message(&mut self, place: StepPlace, step: &LifecycleStep<'_>) -> Result<(), ArrowError> {
         let Some(content) = step.content else { return Ok(()) };
         let bytes = content.headers.len() + content.body.map_or(0, <[u8]>::len);
@@ -275,10 +275,10 @@ impl Rows {
         row.long(Some(signed(step.body_bytes)))
     }
 
-    /// Takes a message of a journal as a row of [`Table::Stored`].
+    /// Adds a message of a journal as a row of [`Table::Stored`].
     ///
     /// # Errors
-    /// As for [`Self::push_step`].
+    /// The same as [`Self::push_step`].
     pub fn push_stored(
         &mut self,
         shard: u32,
@@ -304,10 +304,10 @@ impl Rows {
         row.bytes(Some(message.body()))
     }
 
-    /// Makes a batch of them, and begins anew.
+    /// Returns the rows as a batch, and starts again with none.
     ///
     /// # Errors
-    /// As for [`Self::push_step`].
+    /// The same as [`Self::push_step`].
     pub fn take(&mut self) -> Result<RecordBatch, ArrowError> {
         let columns: Vec<ArrayRef> =
             self.columns.iter_mut().flatten().map(|column| column.finish()).collect();
@@ -323,12 +323,12 @@ impl Rows {
     }
 }
 
-/// Numbers beyond 63 bits do not occur: they count messages and bytes.
+/// Numbers beyond 63 bits do not occur, because they count messages and bytes.
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A column that grows.
+/// A column under construction.
 enum Column {
     Time(TimestampMicrosecondBuilder),
     Int(Int32Builder),
@@ -359,7 +359,7 @@ impl Column {
         }
     }
 
-    /// What it holds. It begins anew with room for as much, so that it needs not grow, and copy itself, step by step again.
+    /// Returns the values. The new builder has the same capacity, so that it need not grow step by step again.
     fn finish(&mut self) -> ArrayRef {
         match self {
             Self::Time(column) => {
@@ -398,15 +398,15 @@ fn times(rows: usize) -> TimestampMicrosecondBuilder {
 }
 
 fn unfit() -> ArrowError {
-    ArrowError::SchemaError("a row does not fit the columns of its table".to_owned())
+    ArrowError::SchemaError("a row does not match the columns of its table".to_owned())
 }
 
-/// One row, column after column.
+/// One row, written column by column.
 struct Row<'a> {
     columns: std::slice::IterMut<'a, Option<Column>>,
 }
 
-/// A row's next column, which is one of such a kind; `None`: it is left out.
+/// Returns the next column of a row with the expected type; `None`: the column is omitted.
 macro_rules! next {
     ($row:expr, $kind:ident) => {
         match $row.next()? {
@@ -457,7 +457,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Text that is empty is none.
+    /// Empty text becomes null.
     fn text(&mut self, value: Option<&str>) -> Result<(), ArrowError> {
         if let Some(column) = next!(self, Text) {
             column.append_option(value.filter(|text| !text.is_empty()));
@@ -465,7 +465,7 @@ impl Row<'_> {
         Ok(())
     }
 
-    /// Bytes that are text as a rule; what is no UTF-8 in them is replaced.
+    /// Converts bytes to text and replaces invalid UTF-8.
     fn lossy(&mut self, value: Option<&[u8]>) -> Result<(), ArrowError> {
         match value.map(std::str::from_utf8) {
             Some(Err(_)) => self.text(value.map(String::from_utf8_lossy).as_deref()),
@@ -504,7 +504,7 @@ impl Row<'_> {
     }
 }
 
-/// The `key:value` lines of header text. A line without a colon is a key without a value.
+/// Splits header text into pairs of key and value. A line without a colon is a key with an empty value.
 fn pairs(text: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).filter(|line| !line.is_empty()).map(|line| {
         match line.iter().position(|byte| *byte == b':') {
@@ -519,7 +519,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_text_becomes_pairs_whatever_is_in_it() {
+    fn header_text_is_split_into_pairs() {
         let text = b"Key:value\r\nTwice: a:b \r\n\r\nalone\r\n:empty\r\n";
         let found: Vec<_> = pairs(text).collect();
         let expected: [(&[u8], &[u8]); 4] =
@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn every_column_that_files_treat_apart_exists_in_some_table() {
+    fn columns_with_special_encoding_exist() {
         let tables = [Table::Messages, Table::Steps, Table::Stored].map(Table::schema);
         for name in REPEATING.iter().chain(&ASCENDING).chain(&OPAQUE) {
             assert!(tables.iter().any(|schema| schema.field_with_name(name).is_ok()), "{name}");

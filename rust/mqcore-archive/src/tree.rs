@@ -1,4 +1,4 @@
-//! A directory with directories in it, as the journal's storage sees one: names are paths with `/`.
+//! Storage in nested directories: file names are paths with `/`.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,27 +12,27 @@ use mqcore_journal::storage::Storage;
 #[derive(Debug)]
 pub struct TreeStorage {
     root: PathBuf,
-    /// Directories in which names changed since they were last made durable, relative to the root.
+    /// Directories whose names changed since the last sync, relative to the root.
     changed: RefCell<BTreeSet<PathBuf>>,
 }
 
 impl TreeStorage {
-    /// Takes a directory, made if it is missing.
+    /// Opens a directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the operating system.
     pub fn open(root: impl AsRef<Path>) -> io::Result<Self> {
         let root = root.as_ref().to_path_buf();
         fs::create_dir_all(&root)?;
         Ok(Self { root, changed: RefCell::default() })
     }
 
-    /// Makes the directory of a file, and remembers all that this changed.
+    /// Creates the directory of a file, and records all changed directories for the next sync.
     fn make_parent(&self, name: &str) -> io::Result<()> {
         let Some(parent) = Path::new(name).parent() else { return Ok(()) };
         if !self.root.join(parent).is_dir() {
             fs::create_dir_all(self.root.join(parent))?;
-            // Each of them is a name in the one above.
+            // Each new directory is a new name in its parent.
             self.changed.borrow_mut().extend(parent.ancestors().map(Path::to_path_buf));
         }
         self.changed.borrow_mut().insert(parent.to_path_buf());
@@ -42,7 +42,7 @@ impl TreeStorage {
     fn list_into(&self, below: &str, names: &mut Vec<String>) -> io::Result<()> {
         for entry in fs::read_dir(self.root.join(below))? {
             let entry = entry?;
-            // Names that are no text were never made here.
+            // Names that are not valid Unicode were not created by mqcore.
             let Ok(name) = entry.file_name().into_string() else { continue };
             let path = if below.is_empty() { name } else { format!("{below}/{name}") };
             if entry.file_type()?.is_dir() {
@@ -64,7 +64,7 @@ impl Storage for TreeStorage {
         Ok(names)
     }
 
-    /// Without reserving space: what is written here is written once and can be written again.
+    /// Does not reserve space: these files are written once and can be written again.
     fn create(&self, name: &str, length: u64) -> io::Result<File> {
         self.make_parent(name)?;
         let file = File::options().read(true).write(true).create_new(true).open(self.root.join(name))?;
@@ -104,7 +104,7 @@ impl Storage for TreeStorage {
         fs::rename(self.root.join(from), self.root.join(to))
     }
 
-    /// Directories that are empty then go too.
+    /// Also removes directories that become empty.
     fn remove(&self, name: &str) -> io::Result<()> {
         fs::remove_file(self.root.join(name))?;
         for directory in Path::new(name).ancestors().skip(1) {
@@ -119,12 +119,12 @@ impl Storage for TreeStorage {
 
     fn sync_directory(&self) -> io::Result<()> {
         let mut changed = self.changed.borrow_mut();
-        // The root too, even if nothing is known to have changed: another process may have been here before.
+        // The root is always synced, because another process may have changed it before.
         changed.insert(PathBuf::new());
         for directory in changed.iter() {
             let path = self.root.join(directory);
             match sync(&path) {
-                // It was removed since, which is a change of the one above.
+                // The directory was removed since then, which changed its parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
             }
@@ -139,7 +139,7 @@ fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
-/// Elsewhere directories cannot be opened, and names are durable with their file.
+/// Directories cannot be synced on this system; names are durable together with their file.
 #[cfg(not(unix))]
 fn sync(_directory: &Path) -> io::Result<()> {
     Ok(())

@@ -1,6 +1,6 @@
-//! What analysts are shown: names and types of columns, and how each is made of a table's.
+//! The views for analysis: the names and types of their columns, and how each is derived from a table.
 //!
-//! Every column may be null and none is dictionary-encoded or "large", because that is what Spark compares a batch with.
+//! All columns are nullable, and none is dictionary-encoded or "large", because Spark compares batches with such a schema.
 
 use std::sync::Arc;
 
@@ -14,48 +14,48 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 
 use crate::tables::Table;
 
-/// What a row is.
+/// A view of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum View {
-    /// A message that came to a queue, with its content.
+    /// One row per message that arrived in a queue, with its content.
     Messages,
-    /// A step of a message's life.
+    /// One row per lifecycle event of a message.
     Steps,
 }
 
-/// How many rows of one note can be told apart: the lower bits of a sequence are the place within the note.
+/// Number of low bits of a sequence that hold the position within the note.
 pub const POSITION_BITS: u32 = 20;
 
-/// Where a row stands among all rows of its shard.
+/// Returns the sequence of a row within its shard.
 pub fn sequence(note: u64, position: u32) -> u64 {
     (note << POSITION_BITS) | u64::from(position & ((1 << POSITION_BITS) - 1))
 }
 
-/// The note of a sequence.
+/// Returns the note number of a sequence.
 pub fn note_of(sequence: u64) -> u64 {
     sequence >> POSITION_BITS
 }
 
-/// When a column is shown.
+/// When a column is included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// Unless columns are named.
+    /// Unless columns are selected by name.
     Default,
-    /// If headers are asked for.
+    /// If headers are requested.
     Headers,
-    /// If everything that is known is asked for.
+    /// If all metadata is requested.
     Meta,
-    /// Only if it is named: what another column says under the name that Kafka's source has for it.
+    /// Only by name: the content of another column under the name used by Kafka's source.
     Alias,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Same(&'static str),
-    /// Text as bytes.
+    /// Text, converted to bytes.
     Bytes(&'static str),
-    /// Bytes as text; what is no UTF-8 in them is replaced.
+    /// Bytes, converted to text; invalid UTF-8 is replaced.
     Text(&'static str),
     Channel,
     QueueId,
@@ -63,14 +63,14 @@ enum Source {
     Zero,
 }
 
-/// One column.
+/// A column of a view.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// When it is shown.
+    /// When it is included.
     pub group: Group,
-    /// Its type, in Spark's words.
+    /// Spark type.
     pub spark_type: &'static str,
     source: Source,
 }
@@ -146,7 +146,7 @@ const STEPS: &[Column] = &[
 ];
 
 impl View {
-    /// The table that it is made of.
+    /// Table from which the view is derived.
     pub fn table(self) -> Table {
         match self {
             Self::Messages => Table::Messages,
@@ -154,7 +154,7 @@ impl View {
         }
     }
 
-    /// Everything that it can show.
+    /// All columns of the view.
     pub fn columns(self) -> &'static [Column] {
         match self {
             Self::Messages => MESSAGES,
@@ -163,7 +163,7 @@ impl View {
     }
 }
 
-/// Some columns, in an order of the reader's.
+/// A selection of columns, in the order requested.
 #[derive(Debug, Clone)]
 pub struct Shape {
     view: View,
@@ -172,16 +172,16 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Looks columns up by name. Those of bytes that `texts` names are text instead.
+    /// Selects columns by name. Binary columns named in `texts` are converted to text.
     ///
     /// # Errors
-    /// In words: which is unknown or cannot be text, and what there is.
+    /// A message that names the unknown or unsuitable column, and the available ones.
     pub fn new(view: View, names: &[String], texts: &[String]) -> Result<Self, String> {
         let find = |name: &String| {
             let found = view.columns().iter().find(|column| column.name == name).copied();
             found.ok_or_else(|| {
                 let known: Vec<_> = view.columns().iter().map(|column| column.name).collect();
-                format!("there is no column {name:?}; there are {}", known.join(", "))
+                format!("unknown column {name:?}; available columns: {}", known.join(", "))
             })
         };
         let found = |name| find(name).and_then(|column| column.told_as(texts.contains(name)));
@@ -192,22 +192,22 @@ impl Shape {
         Ok(Self { view, columns, schema: Arc::new(Schema::new(fields)) })
     }
 
-    /// What a row is.
+    /// The view.
     pub fn view(&self) -> View {
         self.view
     }
 
-    /// The schema of its batches.
+    /// Schema of the batches.
     pub fn schema(&self) -> SchemaRef {
         Arc::clone(&self.schema)
     }
 
-    /// Whether it is made of this column of its table, among others.
+    /// Whether the selection requires this column of the table.
     pub fn needs(&self, name: &str) -> bool {
         self.columns.iter().any(|column| column.needs().contains(&name))
     }
 
-    /// Makes its columns of a table's, of which those that it needs are there.
+    /// Derives the selected columns from rows of the table, which must contain the required columns.
     ///
     /// # Errors
     /// A column of the table is missing or has another type.
@@ -218,7 +218,9 @@ impl Shape {
                 return Ok(array);
             }
             let (name, found, wanted) = (column.name, array.data_type(), field.data_type());
-            Err(ArrowError::SchemaError(format!("the column {name} is {found} and not {wanted}")))
+            Err(ArrowError::SchemaError(format!(
+                "the column {name} has the type {found} instead of {wanted}"
+            )))
         });
         let options = RecordBatchOptions::new().with_row_count(Some(rows.num_rows()));
         RecordBatch::try_new_with_options(self.schema(), made.collect::<Result<_, _>>()?, &options)
@@ -231,7 +233,7 @@ impl Column {
             source if !text => source,
             Source::Bytes(name) => Source::Same(name),
             Source::Same(name) if self.spark_type == BINARY => Source::Text(name),
-            _ => return Err(format!("the column {} has no bytes that could be text", self.name)),
+            _ => return Err(format!("the column {} has no bytes that can be converted to text", self.name)),
         };
         Ok(Self { source, ..self })
     }
@@ -272,18 +274,18 @@ impl Column {
 
 fn named<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
     rows.column_by_name(name)
-        .ok_or_else(|| ArrowError::SchemaError(format!("the column {name} is missing in the table")))
+        .ok_or_else(|| ArrowError::SchemaError(format!("the table has no column {name}")))
 }
 
 fn other_type(name: &str) -> ArrowError {
-    ArrowError::SchemaError(format!("the column {name} has another type than it should"))
+    ArrowError::SchemaError(format!("the column {name} has an unexpected type"))
 }
 
 pub(super) fn text<'a>(rows: &'a RecordBatch, name: &str) -> Result<&'a StringArray, ArrowError> {
     named(rows, name)?.as_string_opt::<i32>().ok_or_else(|| other_type(name))
 }
 
-/// Note and place of each row as one number that ascends.
+/// Returns the sequence of each row.
 pub(super) fn sequences(rows: &RecordBatch) -> Result<Int64Array, ArrowError> {
     let notes = named(rows, "note")?.as_primitive_opt::<Int64Type>().ok_or_else(|| other_type("note"))?;
     let places = named(rows, "position")?.as_primitive_opt::<Int32Type>();
@@ -321,7 +323,8 @@ fn queue_ids(rows: &RecordBatch) -> Result<Int32Array, ArrowError> {
     Ok(made.finish())
 }
 
-/// Shows for each row what its queue's name says. Rows of one queue follow each other, so most names are taken apart once.
+/// Calls `show` with the value that `say` derives from each row's queue name. Consecutive rows usually have the same queue, so
+/// the value is cached.
 fn each_of_its_queue<'a, T: Copy>(
     queues: &'a StringArray,
     say: impl Fn(&'a str) -> T,
@@ -341,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_no_text_harm_no_other_row_where_text_is_wanted() {
+    fn invalid_utf8_is_replaced_when_bytes_become_text() {
         let rows: ArrayRef = Arc::new(BinaryArray::from_opt_vec(vec![
             Some("Gr\u{fc}\u{df}e".as_bytes()),
             None,
@@ -356,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn each_row_has_the_channel_and_the_id_of_its_own_queue() {
+    fn rows_get_channel_and_id_of_their_queue() {
         let queues =
             StringArray::from(vec![Some("a/1"), Some("a/1"), Some("a/2"), None, Some("a/2"), Some("b")]);
         let fields = Schema::new(vec![Field::new("queue", DataType::Utf8, true)]);

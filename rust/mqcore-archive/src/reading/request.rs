@@ -1,4 +1,4 @@
-//! What a reader asks for, as JSON: which view, which columns, and which rows at most.
+//! Requests in JSON: the view, its columns, and conditions on rows.
 
 use regex::Regex;
 use serde::Deserialize;
@@ -7,9 +7,9 @@ use super::ReadError;
 use super::columns::{Shape, View};
 use crate::manifest::FileEntry;
 
-/// Patterns of queues at most.
+/// Maximum number of queue patterns.
 const QUEUES_MAX: usize = 1024;
-/// What a pattern may become, in bytes.
+/// Maximum size of a compiled regular expression in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Debug, Deserialize)]
@@ -31,12 +31,12 @@ struct Words {
     until_us: Option<i64>,
 }
 
-/// What is to be read. Rows that fit are all there; of columns only the named ones.
+/// A parsed request: the selected columns, and the conditions on rows.
 #[derive(Debug)]
 pub struct Request {
-    /// The columns.
+    /// Selected columns.
     pub shape: Shape,
-    /// `None`: all. Lower case; `channel`, `channel/id`, with `*` for anything.
+    /// Lower-case patterns `channel` or `channel/id` with `*` as wildcard; `None`: all queues.
     queues: Option<Vec<Box<str>>>,
     pattern: Option<Regex>,
     kinds: Option<Vec<Box<str>>>,
@@ -45,31 +45,31 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads the JSON text of a request:
+    /// Parses a request in JSON:
     ///
-    /// | member | |
+    /// | member | meaning |
     /// |---|---|
     /// | `view` | `messages` or `steps` |
-    /// | `columns` | their names, in the order in which they are wanted |
-    /// | `texts` | of those of bytes the ones that are told as text; what is no UTF-8 in them is replaced |
-    /// | `queues` | channels (all of their queues) or `channel/id`, compared without regard to case; `*` stands for anything |
-    /// | `pattern` | a regular expression that must fit all of `channel/id` |
-    /// | `kinds` | kinds of steps |
-    /// | `since_us`, `until_us` | times from and before which rows are wanted, in Unix microseconds |
+    /// | `columns` | names of the columns, in order |
+    /// | `texts` | binary columns to convert to text; invalid UTF-8 is replaced |
+    /// | `queues` | channels (all their queues) or `channel/id`, case-insensitive, with `*` as wildcard |
+    /// | `pattern` | a regular expression that must match the whole of `channel/id` |
+    /// | `kinds` | kinds of lifecycle events |
+    /// | `since_us`, `until_us` | first time and end of the time range, in microseconds since the Unix epoch |
     ///
     /// # Errors
-    /// [`ReadError::Request`] with what is wrong.
+    /// [`ReadError::Request`] with the reason.
     pub fn parse(json: &str) -> Result<Self, ReadError> {
         let words: Words =
             serde_json::from_str(json).map_err(|error| ReadError::Request(error.to_string()))?;
         let shape = Shape::new(words.view, &words.columns, &words.texts).map_err(ReadError::Request)?;
         if words.queues.as_ref().is_some_and(|queues| queues.len() > QUEUES_MAX) {
-            return Err(ReadError::Request(format!("more than {QUEUES_MAX} queues are named")));
+            return Err(ReadError::Request(format!("a request names at most {QUEUES_MAX} queues")));
         }
         let pattern = words.pattern.map(|pattern| {
             let whole = format!("^(?:{pattern})$");
             let built = regex::RegexBuilder::new(&whole).size_limit(PATTERN_BYTES_MAX).build();
-            built.map_err(|error| ReadError::Request(format!("the pattern {pattern:?}: {error}")))
+            built.map_err(|error| ReadError::Request(format!("invalid pattern {pattern:?}: {error}")))
         });
         let lower = |name: String| name.to_lowercase().into_boxed_str();
         Ok(Self {
@@ -82,7 +82,7 @@ impl Request {
         })
     }
 
-    /// Whether rows of this queue are wanted; `None`: of a whole shard.
+    /// Whether rows of this queue match; `None` for rows of a whole shard.
     pub(super) fn wants_queue(&self, queue: Option<&str>) -> bool {
         let Some(queue) = queue else { return self.queues.is_none() && self.pattern.is_none() };
         let named = self.queues.as_ref().is_none_or(|wanted| {
@@ -101,19 +101,19 @@ impl Request {
         self.since_us <= us && us < self.until_us
     }
 
-    /// Whether every row is wanted, whatever its queue, kind and time.
+    /// Whether the request has no conditions on rows.
     pub(super) fn wants_all(&self) -> bool {
         let timeless = self.since_us == i64::MIN && self.until_us == i64::MAX;
         timeless && self.queues.is_none() && self.pattern.is_none() && self.kinds.is_none()
     }
 
-    /// Whether a stretch of time has any moment that is wanted.
+    /// Whether a time range overlaps the requested one.
     pub(super) fn overlaps_ms(&self, first: u64, last: u64) -> bool {
         let us = |ms: u64| i64::try_from(ms.saturating_mul(1000)).unwrap_or(i64::MAX);
         self.since_us <= us(last) && us(first) < self.until_us
     }
 
-    /// Whether a file of the archive may have rows that are wanted.
+    /// Whether a file of the archive may contain matching rows.
     pub(super) fn may_want(&self, file: &FileEntry) -> bool {
         let queue = file.channel.as_ref().zip(file.queue_id).map(|(channel, id)| format!("{channel}/{id}"));
         file.table == self.shape.view().table().as_str()
@@ -122,7 +122,7 @@ impl Request {
     }
 }
 
-/// Whether a text is what a pattern says, in which `*` stands for anything, also for nothing.
+/// Whether a text matches a pattern in which `*` stands for any characters, including none.
 fn fits(pattern: &str, text: &str) -> bool {
     let Some((first, mut rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(first) else { return false };
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_are_named_by_channel_by_address_and_by_pattern() {
+    fn queues_are_selected_by_channel_address_and_pattern() {
         let some = request(r#","queues":["Orders","logs/1","a*z"]"#);
         for (queue, wanted) in [
             ("orders/1", true),
@@ -162,10 +162,10 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_in_words() {
+    fn invalid_requests_name_the_problem() {
         for (text, word) in [
             ("{}", "view"),
-            (r#"{"view":"steps","columns":["nothing"]}"#, "there are timestamp"),
+            (r#"{"view":"steps","columns":["nothing"]}"#, "available columns: timestamp"),
             (r#"{"view":"steps","columns":["kind"],"texts":["kind"]}"#, "no bytes"),
             (r#"{"view":"steps","columns":[],"pattern":"("}"#, "pattern"),
             (r#"{"view":"steps","columns":[],"since":1}"#, "since"),

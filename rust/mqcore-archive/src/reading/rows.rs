@@ -1,8 +1,8 @@
-//! A stretch of a shard's history as record batches: from the archive what is there, from the journal the rest.
+//! A range of a shard's history as record batches, from the archive as far as possible and from the journal otherwise.
 //!
-//! The broker may carry notes over from one to the other, or housekeeping move them, at any moment in between. So what is read is told by
-//! the numbers of notes: what is missing at the end is looked for once more, first among all segments, then in the newest
-//! manifest. Only what is nowhere is lost.
+//! At any time, the broker may archive notes, and housekeeping may move them. The reader therefore tracks note numbers. It
+//! searches for notes missing at the end again, first in all segments, then in the newest manifest. Only notes that are in
+//! neither are lost.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -32,34 +32,34 @@ use super::{Piece, ReadError, ShardHistory};
 use crate::manifest::{FileEntry, Manifest};
 use crate::tables::{Rows, StepPlace};
 
-/// Rows of a batch at most.
+/// Maximum number of rows in a batch.
 const BATCH_ROWS: usize = 16 * 1024;
-/// Bytes after which a batch is made: larger ones are slower to hand on, because fresh memory is slow.
+/// Size in bytes at which a batch is completed. Larger batches are slower, because fresh memory is slow.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
-/// Columns that decide whether a row is wanted.
+/// Columns used to evaluate the conditions on rows.
 const DECIDING: [&str; 5] = ["time", "note", "position", "kind", "queue"];
-/// How often notes are looked for that were not where they should be. Each time they can only move further on once.
+/// Number of searches for missing notes. Between two searches, notes can only move further once.
 const ATTEMPTS: u32 = 8;
 
-/// Record batches of one piece, as they are asked for.
+/// An iterator over the record batches of one piece.
 pub struct Reading {
     shard: Arc<ShardHistory>,
     request: Arc<Request>,
-    /// Sequences.
+    /// Range of sequences.
     range: Range<u64>,
     journal: String,
     kept_from: u64,
     fail_on_loss: bool,
     steps: VecDeque<Step>,
     open: Open,
-    /// Rows of the open segment that are not enough for a batch yet.
+    /// Rows of the open segment that do not fill a batch yet.
     rows: Rows,
     queue: Memory,
-    /// Holds a block that was packed, from one to the next.
+    /// Reusable buffer for unpacked blocks.
     unpacked: Vec<u8>,
-    /// Notes that were read, in stretches.
+    /// Numbers of the notes already read.
     done: Stretches,
-    /// Notes of the range that stand in the archive.
+    /// Numbers of the notes to read from the archive.
     archived: Range<u64>,
     attempts: u32,
     ready: VecDeque<RecordBatch>,
@@ -69,11 +69,11 @@ pub struct Reading {
 
 enum Step {
     Segment(u32),
-    /// A file, and the notes that are wanted of it.
+    /// A file, and the notes to read from it.
     File(FileEntry, Vec<Range<u64>>),
 }
 
-/// What is being read.
+/// The source that is being read.
 enum Open {
     Nothing,
     Segment(Records),
@@ -84,7 +84,7 @@ struct OpenFile {
     reader: ParquetRecordBatchReader,
     path: PathBuf,
     notes: Vec<Range<u64>>,
-    /// Every row of it is wanted.
+    /// Whether all its rows match.
     whole: bool,
 }
 
@@ -128,7 +128,7 @@ impl Reading {
         Ok(reading)
     }
 
-    /// Notes that are nowhere any more, so far. Always 0 where that is an error.
+    /// Number of lost notes so far. Always 0 with `fail_on_loss`.
     pub fn lost(&self) -> u64 {
         self.lost
     }
@@ -157,7 +157,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Notes of these numbers are archived: reads them there.
+    /// Schedules the files of the archive that contain these notes.
     fn plan_files(&mut self, manifest: &Manifest, notes: Vec<Range<u64>>) -> Result<(), ReadError> {
         let (_, kept_from) = self.reach(Some(manifest));
         let first = notes.first().map_or(0, |range| range.start);
@@ -214,7 +214,7 @@ impl Reading {
         }
     }
 
-    /// What is missing of the journal's part, wherever it is now.
+    /// Searches for missing notes of the journal in all segments, then in the archive.
     fn look_again(&mut self) -> Result<(), ReadError> {
         let notes = self.notes();
         let missing = self.done.missing(self.archived.end.max(notes.start)..notes.end);
@@ -258,7 +258,7 @@ impl Reading {
         self.lose(notes, "neither the journal nor the archive has them")
     }
 
-    /// Takes the notes that somebody shows.
+    /// Processes the notes of a source.
     fn take<T>(
         &mut self,
         source: impl FnOnce(&mut dyn FnMut(Note<'_>)) -> Result<T, ReadError>,
@@ -310,7 +310,7 @@ impl Reading {
         Ok(())
     }
 
-    /// A file that the manifest named is not there: either a newer manifest does not name it, or somebody removed it.
+    /// Handles a missing file of the archive: a newer manifest does not list it any more, or it was deleted manually.
     fn lose_file(&mut self, file: &FileEntry) -> Result<(), ReadError> {
         let manifest = self.shard.manifest()?;
         let named = manifest
@@ -327,7 +327,7 @@ impl Reading {
                 && other.max_note >= file.max_note
         });
         if replaced {
-            let why = "the archive was rewritten meanwhile; run the query again";
+            let why = "the archive was rewritten during the query; run the query again";
             let (shard, from, until) = (self.shard.number, self.range.start, self.range.end);
             return Err(ReadError::Lost { shard, from, until, notes: 0, why: why.to_owned() });
         }
@@ -335,7 +335,7 @@ impl Reading {
         self.lose(notes, "retention has removed them")
     }
 
-    /// Of a file's rows those that are wanted, as columns that are.
+    /// Returns the matching rows of a batch with the selected columns.
     fn wanted(&self, file: &OpenFile, rows: &RecordBatch) -> Result<Option<RecordBatch>, ReadError> {
         let shaped = if file.whole {
             self.request.shape.apply(rows)
@@ -354,7 +354,7 @@ impl Reading {
         let times = rows
             .column_by_name("time")
             .and_then(|times| times.as_primitive_opt::<TimestampMicrosecondType>())
-            .ok_or_else(|| ArrowError::SchemaError("the column time has another type".to_owned()))?;
+            .ok_or_else(|| ArrowError::SchemaError("the column time has an unexpected type".to_owned()))?;
         let (kinds, queues) = (text(rows, "kind")?, text(rows, "queue")?);
         let mut memory = Memory::default();
         let mut mask = BooleanBuilder::with_capacity(rows.num_rows());
@@ -392,7 +392,7 @@ impl Iterator for Reading {
     }
 }
 
-/// The same for whoever knows Arrow's errors only.
+/// The same iterator with Arrow errors.
 #[derive(Debug)]
 pub struct Batches(pub Reading);
 
@@ -410,7 +410,7 @@ impl RecordBatchReader for Batches {
     }
 }
 
-/// Makes rows of the notes of a segment.
+/// Converts the notes of a segment to rows.
 struct Taker<'a> {
     rows: &'a mut Rows,
     request: &'a Request,
@@ -442,7 +442,7 @@ impl Taker<'_> {
         };
         let outcome = unpack(note.payload, &mut unpacked).and_then(|block| each_step(block, &mut show));
         *self.unpacked = unpacked;
-        // What was readable of a malformed one is taken, as the archive does.
+        // The readable part of a malformed block is used, as in the archive.
         if let Err(error @ RecordError::Version { .. }) = outcome {
             self.failed.get_or_insert(ReadError::Record(error));
         }
@@ -472,7 +472,7 @@ impl Taker<'_> {
     }
 }
 
-/// A batch of the rows that are gathered; `None`: there are none.
+/// Returns the collected rows as a batch; `None`: there are none.
 fn batch(rows: &mut Rows, request: &Request) -> Result<Option<RecordBatch>, ReadError> {
     if rows.is_empty() {
         return Ok(None);
@@ -480,7 +480,7 @@ fn batch(rows: &mut Rows, request: &Request) -> Result<Option<RecordBatch>, Read
     rows.take().and_then(|rows| request.shape.apply(&rows)).map(Some).map_err(ReadError::Rows)
 }
 
-/// Whether the queue that was asked for last is wanted: rows of one queue follow each other.
+/// Caches whether the last queue matches, because consecutive rows usually have the same queue.
 #[derive(Debug, Default)]
 struct Memory(Option<(Option<Box<str>>, bool)>);
 
@@ -497,7 +497,7 @@ impl Memory {
     }
 }
 
-/// Numbers, as stretches that do not touch, in ascending order.
+/// A set of numbers, stored as disjoint ranges in ascending order.
 #[derive(Debug, Default)]
 struct Stretches {
     ranges: Vec<Range<u64>>,
@@ -505,7 +505,7 @@ struct Stretches {
 }
 
 impl Stretches {
-    /// False: it was in there.
+    /// Adds a number. Returns false if the set already contains it.
     fn insert(&mut self, number: u64) -> bool {
         if let Some(last) = self.ranges.last_mut()
             && last.end == number
@@ -561,7 +561,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stretches_know_what_is_in_them_and_what_is_not() {
+    fn ranges_track_contained_and_missing_numbers() {
         let mut stretches = Stretches::default();
         for number in [5, 6, 9, 3, 7, 4] {
             assert!(stretches.insert(number), "{number}");

@@ -1,4 +1,4 @@
-//! Which notes stand in which segment file of a shard, while its broker goes on writing.
+//! The notes in the segment files of a shard, read while its broker keeps writing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,44 +11,44 @@ use mqcore_journal::record::Note;
 
 use super::ReadError;
 
-/// What is read of a segment at a time, in bytes.
+/// Bytes read from a segment at a time.
 const PIECE: usize = 512 * 1024;
 
-/// The files of one shard's journal.
+/// The segment files of one shard's journal.
 #[derive(Debug)]
 pub(super) struct Segments {
     directory: PathBuf,
     known: Mutex<Arc<Known>>,
 }
 
-/// What the files said when they were looked at last.
+/// The state of the files at the last refresh.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
-    /// The journal's identity; `None` as long as there is no segment.
+    /// Identity of the journal; `None` without segments.
     pub(super) journal: Option<u64>,
-    /// By number.
+    /// Segments by number.
     pub(super) segments: BTreeMap<u32, Segment>,
-    /// No note has this number yet.
+    /// Number of the next note.
     pub(super) next_note: u64,
-    /// The newest segment that is in use, and where each of the others ends.
+    /// The newest segment in use, and the ends of all others that it lists.
     roster: (u32, BTreeMap<u32, u32>),
 }
 
-/// One segment file.
+/// The state of one segment file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     identity: SegmentIdentity,
-    /// Behind the last readable record, in bytes.
+    /// End of the last readable record, in bytes.
     end: u32,
-    /// Nothing can follow any more.
+    /// Whether the segment is complete.
     closed: bool,
-    /// Another segment says where it ends, and it was read as that says.
+    /// Whether it was read up to the end listed by another segment.
     listed: bool,
-    /// The smallest and the largest number of its notes; `None`: it has none.
+    /// Smallest and largest note number; `None`: no notes.
     pub(super) notes: Option<(u64, u64)>,
-    /// The earliest and the latest time of them, Unix milliseconds.
+    /// Earliest and latest time of the notes, in milliseconds since the Unix epoch.
     pub(super) times: (u64, u64),
-    /// What they take, in bytes.
+    /// Size of the notes in bytes.
     pub(super) bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl Segments {
         Self { directory, known: Mutex::default() }
     }
 
-    /// Looks at what has changed since the last time, and says what there is.
+    /// Reads the changes since the last refresh, and returns the new state.
     pub(super) fn refresh(&self) -> Result<Arc<Known>, ReadError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let next = Known::clone(&known).refreshed(&self.directory)?;
@@ -80,13 +80,13 @@ impl Segments {
         Ok(Arc::clone(&known))
     }
 
-    /// Opens a segment whose notes are readable without the word of another segment. `None`: the file is gone, or is no
-    /// segment's.
+    /// Opens a segment whose notes can be read without the list in another segment. `None`: the file was removed, or is not a
+    /// segment.
     pub(super) fn open(&self, number: u32) -> Result<Option<Records>, ReadError> {
         Records::open(self.directory.join(following::segment_name(number)), PIECE)
     }
 
-    /// Shows the notes of one segment, as far as `known` says that it reaches.
+    /// Calls `show` with the notes of one segment, up to the end in `known`.
     pub(super) fn each_note(
         &self,
         number: u32,
@@ -102,15 +102,15 @@ impl Segments {
     }
 }
 
-/// The records of a segment file, in pieces that stay in the processor's caches.
+/// A reader for the records of a segment file, in pieces that fit the processor's caches.
 #[derive(Debug)]
 pub(super) struct Records {
     path: PathBuf,
     file: File,
     identity: SegmentIdentity,
-    /// Behind the last readable record, in bytes.
+    /// End of the last readable record, in bytes.
     end: u32,
-    /// What is read at a time, in bytes, unless a record is longer.
+    /// Bytes to read at a time, unless a record is longer.
     piece: usize,
     wanted: usize,
     bytes: Vec<u8>,
@@ -130,7 +130,7 @@ impl Records {
         Ok(Some(Self { path, file, identity, end: HEAD_BYTES as u32, piece, wanted: piece, bytes }))
     }
 
-    /// As [`Records::advance`], but shows notes only.
+    /// The same as [`Records::advance`], for notes only.
     pub(super) fn advance_notes(&mut self, show: &mut dyn FnMut(Note<'_>)) -> Result<bool, ReadError> {
         self.advance(&mut |seen| {
             if let FollowedRecord::Note(note) = seen {
@@ -139,7 +139,7 @@ impl Records {
         })
     }
 
-    /// Shows what the next piece of the file has. False: no more of it is readable by now.
+    /// Calls `show` with the records of the next piece. Returns false if nothing more can be read yet.
     fn advance(&mut self, show: &mut dyn FnMut(FollowedRecord<'_>)) -> Result<bool, ReadError> {
         read_at(&mut self.file, self.end.into(), self.wanted, &mut self.bytes)
             .map_err(|source| failed(&self.path, source))?;
@@ -158,7 +158,7 @@ impl Records {
 }
 
 impl Known {
-    /// Where a segment ends that did not say so, because of a crash or of damage.
+    /// Returns the listed end of a segment without a seal, after a crash or damage.
     fn cut_at(&self, number: u32) -> Option<u32> {
         let cut = self.segments.get(&number).is_some_and(|segment| segment.listed);
         self.roster.1.get(&number).copied().filter(|_| cut)
@@ -191,14 +191,14 @@ impl Known {
         Ok(self)
     }
 
-    /// Whether the directory has been given to a new journal since it was looked at last: nothing known counts then.
+    /// Whether the directory now contains another journal, which invalidates the known state.
     fn is_of_another_journal(&self, directory: &Path, newest: Option<u32>) -> Result<bool, ReadError> {
         let Some(newest) = newest else { return Ok(true) };
         let newest = Records::open(directory.join(following::segment_name(newest)), PIECE)?;
         Ok(newest.zip(self.journal).is_some_and(|(newest, known)| newest.identity.journal != known))
     }
 
-    /// Reads what a segment has more than last time.
+    /// Reads the records added to a segment since the last refresh.
     fn look(&mut self, directory: &Path, number: u32) -> Result<(), ReadError> {
         if self.segments.get(&number).is_some_and(|segment| segment.closed || segment.listed) {
             return Ok(());
@@ -237,7 +237,7 @@ impl Known {
         }
     }
 
-    /// Reads a segment again that ended without a word, now that another one says where.
+    /// Reads a segment without a seal again, once another segment lists its end.
     fn look_at_cut(&mut self, directory: &Path, number: u32) -> Result<(), ReadError> {
         let Some(&end) = self.roster.1.get(&number) else { return Ok(()) };
         let Some(segment) = self.segments.get(&number).filter(|segment| !segment.closed && !segment.listed)
@@ -253,7 +253,7 @@ impl Known {
     }
 }
 
-/// Shows the notes of a segment of which another one knows where it ends. False: the file is gone.
+/// Calls `show` with the notes of a segment up to its listed end. Returns false if the file was removed.
 fn each_until(
     path: &Path,
     identity: SegmentIdentity,
@@ -274,7 +274,7 @@ fn read_at(file: &mut File, offset: u64, most: usize, into: &mut Vec<u8>) -> io:
     Ok(())
 }
 
-/// A file that went meanwhile is no error: whoever reads looks where its content went.
+/// Converts a missing file to `None`: the reader searches for its content elsewhere.
 pub(super) fn found<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn every_note_is_found_wherever_a_piece_of_the_file_ends() {
+    fn notes_are_found_wherever_a_piece_ends() {
         let directory = TempDir::new().expect("a place for temporary files");
         write(directory.path(), 1, 1 << 20, 200);
         let path = directory.path().join(following::segment_name(1));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_got_a_new_journal_is_looked_at_anew() {
+    fn directory_with_a_new_journal_is_read_from_scratch() {
         let root = TempDir::new().expect("a place for temporary files");
         let directory = root.path().join("shard-0");
         fs::create_dir(&directory).expect("a place for temporary files");
