@@ -152,7 +152,7 @@ types: $(ENVIRONMENT) ## mypy, and the stub against the extension module if that
 .PHONY: test-python
 test-python: $(EXTENSION) ## the tests written in Python
 	$(call step,pytest)
-	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadgroup
+	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadscope
 
 .PHONY: generate
 generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of queue options

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,11 @@ from worker_peer import WorkerPeer
 # environments that are installed once, and interfaces of the machine. Folders and files, relative to this one.
 GROUPS = {
     "spark": ("spark/",),
-    "eventmq original": ("protocols/test_eventmq_original.py", "protocols/test_eventmq_libzmq.py"),
+    "eventmq original": (
+        "jobs/test_original_router.py",
+        "protocols/test_eventmq_libzmq.py",
+        "protocols/test_eventmq_original.py",
+    ),
     "network and disks": ("test_nodes_netns.py", "test_disk_full.py"),
 }
 
@@ -33,24 +38,29 @@ def pytest_report_header() -> str:
     return f"depth: MQCORE_TEST_DEPTH={DEPTH}; random choices: MQCORE_SEED={SEED}"
 
 
-@pytest.hookimpl(wrapper=True)  # a wrapper, so that it runs before pytest-xdist reads the groups
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Leave out what only the full depth runs, and keep together what shares a session or the machine."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only the full depth runs."""
     left_out = [] if FULL else [item for item in items if item.get_closest_marker("full")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
-    here = Path(__file__).parent
     for item in items:
-        place = item.path.relative_to(here).as_posix()
-        for group, places in GROUPS.items():
-            if place.startswith(places):
-                item.add_marker(pytest.mark.xdist_group(group))
         if isinstance(item, pytest.Function) and not INSTALLING.isdisjoint(item.fixturenames):
             # An environment is installed before a test's own time begins: a slow network makes that long.
             item.add_marker(pytest.mark.timeout(func_only=True))
-            item.add_marker(pytest.mark.xdist_group("eventmq original"))
-    return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run each group in one process, and all other tests wherever there is time. Groups begin first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            place = nodeid.removeprefix("tests/")
+            return next((group for group, places in GROUPS.items() if place.startswith(places)), nodeid)
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture
