@@ -37,7 +37,7 @@ def refusing(broker: ServedBroker) -> int:
     """Number of journals that accept no messages, from the metrics."""
     with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=5) as page:
         for line in page.read().decode().splitlines():
-            if line.startswith("mqcore_journal_refusing "):
+            if line.startswith("mqcore_journal_rejecting_shards "):
                 return int(line.split()[1])
     raise AssertionError("the metrics do not say whether the journal refuses")
 

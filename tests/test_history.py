@@ -326,8 +326,8 @@ async def test_a_full_disk_stops_only_the_archive_until_there_is_space_again(tmp
             await until(lambda: metric(broker, "mqcore_archive_failing") == 0, "the end of the alarm")
             await archived(archive, "saved", 15)
             await archived(archive, "acked", 10)
-        assert metric(broker, "mqcore_archive_missing_total") == 0
-        assert metric(broker, "mqcore_history_missed_total") == 0
+        assert metric(broker, "mqcore_archive_notes_lost_total") == 0
+        assert metric(broker, "mqcore_history_events_dropped_total") == 0
         assert broker.terminate() == 0
     assert sorted(row["body"].decode() for row in rows(archive, "messages")) == sorted(account.published)
     assert not any((archive / "_tmp").glob("*"))

@@ -39,11 +39,11 @@ LAYERS: dict[str, list[set[str]]] = {
         # What stands alone, and configuration.
         {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
         {"storage/data_dir", "authority/audit", "authority/port", "authority/store", "authority/config"},
-        {"nodes/judge", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
+        {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # What all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
         | {"schedules/view", "schedules/publisher", "schedules/store", "schedules/keeper", "schedules/port"}
-        | {"storage/inspection", "storage/backup", "nodes/store", "nodes/outlet", "nodes/membership"},
+        | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.
         {"authority", "limits", "nodes", "schedules", "stats", "storage"},

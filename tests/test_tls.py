@@ -99,7 +99,7 @@ def samples(broker: mqcore.Broker) -> dict[str, float]:
 
 
 def refusals(broker: mqcore.Broker, reason: str) -> float:
-    return samples(broker)[f'mqcore_tls_handshakes_refused_total{{reason="{reason}"}}']
+    return samples(broker)[f'mqcore_tls_handshakes_failed_total{{reason="{reason}"}}']
 
 
 def said(caplog: pytest.LogCaptureFixture, words: str) -> str:

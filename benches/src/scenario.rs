@@ -601,7 +601,7 @@ impl Scenario {
     }
 }
 
-const MISSED: &str = "mqcore_history_missed_total";
+const MISSED: &str = "mqcore_history_events_dropped_total";
 
 const MIB: f64 = 1024.0 * 1024.0;
 

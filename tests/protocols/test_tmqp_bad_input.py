@@ -288,13 +288,13 @@ def test_options_larger_than_any_options_are_refused(bystander: Client, connect:
 
 def test_refusals_are_counted(broker: mqcore.Broker, bystander: Client, connect: Connect) -> None:
     client = connect("cli")
-    before = metrics(broker)["mqcore_commands_refused_total"]
+    before = metrics(broker)["mqcore_commands_rejected_total"]
     client.ask(JOIN, "nope")
     client.publish("nope", 1, b"x")
     client.send_direct("nobody", b"x", pending_response=True)
     for _ in range(2):
         assert client.receive().content_type == NOT_FOUND
-    assert metrics(broker)["mqcore_commands_refused_total"] == before + 3
+    assert metrics(broker)["mqcore_commands_rejected_total"] == before + 3
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -501,7 +501,7 @@ def test_connections_over_the_limit_are_rejected_and_counted(
     for client in clients:
         client.hello()
     assert open_socket(broker).is_closed_within(5)
-    assert metrics(broker)['mqcore_connections_turned_away_total{protocol="tmqp"}'] == 1
+    assert metrics(broker)['mqcore_connections_rejected_total{protocol="tmqp"}'] == 1
     clients.pop().close()
 
     def let_in() -> bool:

@@ -522,7 +522,7 @@ impl Broker {
     /// What all shards know, as plain dicts.
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let running = self.running("be surveyed")?;
-        let seen = py.detach(|| running.handle.block_on(running.server.survey()));
+        let seen = py.detach(|| running.handle.block_on(running.server.snapshot()));
         snapshot::to_python(py, &seen, &running.dispatchers.counts())
     }
 

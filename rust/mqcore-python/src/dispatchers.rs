@@ -9,7 +9,7 @@ use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
 use mqcore_server::handler::{AnswerSink, HandlerPort};
-use mqcore_server::nodes::judge::{NodeFilterPort, NodeFilters};
+use mqcore_server::nodes::filter::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;

@@ -7,7 +7,8 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_server::storage::data_dir::DataDirError;
 use mqcore_server::storage::export::{FileError, Format, TableFile};
 use mqcore_server::storage::inspection::{
-    InspectedSegment, InspectedShard, Place, RecoveryReport, SideContents, SideJournal, StoppedDataDir,
+    InspectedSegment, InspectedShard, MessagePosition, RecoveryReport, SideContents, SideJournal,
+    StoppedDataDir,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -150,7 +151,7 @@ pub(crate) struct JournalMessages {
 
 struct Rest {
     shard: InspectedShard,
-    places: std::vec::IntoIter<Place>,
+    places: std::vec::IntoIter<MessagePosition>,
 }
 
 #[pymethods]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use mqcore_server::storage::data_dir::DataDirError;
-use mqcore_server::storage::inspection::{InspectedShard, QueuePlaces, Selection, StoppedDataDir};
+use mqcore_server::storage::inspection::{InspectedShard, QueuePositions, Selection, StoppedDataDir};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -35,7 +35,7 @@ pub(crate) struct JournalSelection {
 struct Walk {
     shards: Vec<InspectedShard>,
     /// Each with the index of its shard.
-    queues: Vec<(usize, QueuePlaces)>,
+    queues: Vec<(usize, QueuePositions)>,
     queue: usize,
     place: usize,
 }
@@ -114,7 +114,7 @@ impl Walk {
 
     fn take(&mut self) -> Result<Option<Selected>, DataDirError> {
         let Some((queue, place)) = self.step() else { return Ok(None) };
-        let (shard, QueuePlaces { places, .. }) = &self.queues[queue];
+        let (shard, QueuePositions { places, .. }) = &self.queues[queue];
         let place = places[place];
         let (restored, _) = self.shards[*shard].message(place)?;
         let put = restored.put;
@@ -124,7 +124,7 @@ impl Walk {
 }
 
 /// FNV-1a over everything that makes the order: stable over versions, since it stands in files.
-fn fingerprint(queues: &[(usize, QueuePlaces)]) -> u64 {
+fn fingerprint(queues: &[(usize, QueuePositions)]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut take = |octets: &[u8]| {
         for octet in octets {

@@ -48,7 +48,7 @@ use crate::hub::Hub;
 use crate::net::tls::TlsEndpoint;
 use crate::net::tls_accept::{self, Secured};
 use crate::runtime::shutdown::TaskGuard;
-use crate::stats::{metrics, survey};
+use crate::stats::{metrics, snapshot};
 
 /// Connections at the same time at most; others wait.
 const CONNECTIONS_MAX: usize = 64;
@@ -227,7 +227,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops");
     }
-    match tokio::time::timeout(SHARD_TIMEOUT, survey::ping(&admin.hub)).await {
+    match tokio::time::timeout(SHARD_TIMEOUT, snapshot::ping(&admin.hub)).await {
         Ok(true) => Json(json!({"status": "ready"})).into_response(),
         Ok(false) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
         Err(_) => busy(),
@@ -237,8 +237,9 @@ async fn readyz(State(admin): State<Admin>) -> Response {
 async fn metrics_page(State(admin): State<Admin>, uri: Uri) -> Response {
     let per_queue = parameter(&uri, "queues").is_some_and(|value| value != "0");
     match look(&admin).await {
-        Ok(survey) => {
-            let page = metrics::render(&admin.hub, &survey, admin.started.elapsed().as_secs_f64(), per_queue);
+        Ok(snapshot) => {
+            let page =
+                metrics::render(&admin.hub, &snapshot, admin.started.elapsed().as_secs_f64(), per_queue);
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
         }
         Err(response) => response,

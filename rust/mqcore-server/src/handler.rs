@@ -6,7 +6,7 @@ use mqcore_broker::model::effect::{Answer, Question};
 
 use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;
-use crate::nodes::judge::NodeFilters;
+use crate::nodes::filter::NodeFilters;
 
 /// Where questions go. Called by shards; must never block and never wait for Python.
 pub trait HandlerPort: Send + Sync {

@@ -3,19 +3,19 @@
 //! | module | contents |
 //! |---|---|
 //! | [`config`] | what a broker is told about others |
-//! | [`judge`] | filters that a program wrote, and the wait for their verdicts |
+//! | [`filter`] | filters that a program wrote, and the wait for their verdicts |
 //! | `membership` | what the rest of the server knows of other brokers |
 //! | `startup` | opens what was saved, and starts the links |
-//! | `outlet` | the thread that numbers, saves and hands out what is forwarded |
+//! | `forwarder` | the thread that numbers, saves and hands out what is forwarded |
 //! | `store` | its journal |
-//! | `master` | the task that looks after one upstream |
+//! | `upstream` | the task that looks after one upstream |
 //! | `dial` | the transport and the handshake |
 
 pub mod config;
 mod dial;
-pub mod judge;
-mod master;
+pub mod filter;
+pub(crate) mod forwarder;
 pub(crate) mod membership;
-pub(crate) mod outlet;
 pub(crate) mod startup;
 mod store;
+mod upstream;

@@ -2,12 +2,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `bell` | wakes a task from a thread outside the runtime |
+//! | `waker` | wakes a task from a thread outside the runtime |
 //! | `clock` | the system clock, or a manual one for tests |
 //! | `shutdown` | stopping, and the tasks that are still running |
 //! | `spares` | large buffers that are used again |
 
-pub(crate) mod bell;
 pub(crate) mod clock;
 pub(crate) mod shutdown;
 pub(crate) mod spares;
+pub(crate) mod waker;

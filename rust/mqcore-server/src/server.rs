@@ -33,7 +33,7 @@ use crate::net::connection::Connection;
 use crate::schedules::{EndScheduleError, EntryId, ScheduleList};
 use crate::shard::inbox::Urgent;
 use crate::stats::failures::Failure;
-use crate::stats::survey;
+use crate::stats::snapshot;
 use crate::storage::backup::{Backup, BackupError};
 
 pub use self::error::StartError;
@@ -157,8 +157,8 @@ impl Server {
     }
 
     /// What all shards know, joined. Shards that have stopped add nothing.
-    pub async fn survey(&self) -> ShardStats {
-        survey::survey(&self.inner.hub).await
+    pub async fn snapshot(&self) -> ShardStats {
+        snapshot::take(&self.inner.hub).await
     }
 
     /// The schedules that are due next, at most `max` of them, and how many there are. None after the server has ended.
@@ -182,7 +182,7 @@ impl Server {
 
     /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
     pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
-        survey::waiting(&self.inner.hub, queue, max).await
+        snapshot::waiting(&self.inner.hub, queue, max).await
     }
 
     /// A consistent copy of everything that is saved, as files that stay until it is dropped. Nobody is disturbed, apart

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `counter` | a number that only grows |
 //! | `counters` | counters that tasks increment |
-//! | `survey` | one consistent set of numbers from all shards |
+//! | `snapshot` | one consistent set of numbers from all shards |
 //! | `metrics` | both in the Prometheus text format |
 //! | [`failures`] | the most recent requests that failed |
 
@@ -13,4 +13,4 @@ pub mod failures;
 pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod metrics;
-pub(crate) mod survey;
+pub(crate) mod snapshot;

@@ -3,7 +3,9 @@
 //! | module | contents |
 //! |---|---|
 //! | [`data_dir`] | its layout, its lock and its format |
-//! | `journal_writer` | the thread that writes one shard's records |
+//! | `journal_writer` | the shard's side of the thread that writes its journal |
+//! | `journal_thread` | that thread |
+//! | `journal_batch` | what the shard hands to it |
 //! | `body_reader` | reads message bodies back into memory |
 //! | `archiver` | the thread that copies history to Parquet files |
 //! | [`backup`] | a consistent copy while the broker runs |
@@ -23,4 +25,6 @@ pub mod inspection;
 
 pub(crate) mod archiver;
 pub(crate) mod body_reader;
+pub(crate) mod journal_batch;
+mod journal_thread;
 pub(crate) mod journal_writer;

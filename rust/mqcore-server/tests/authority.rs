@@ -196,7 +196,7 @@ async fn a_denied_action_is_answered_and_leaves_no_trace_but_its_audit_line() {
     peer.publish("orders", "m2", b"m2").await;
     assert_eq!(peer.receive().await.unwrap().payload, b"m2");
 
-    let survey = server.survey().await;
+    let survey = server.snapshot().await;
     let channels: Vec<_> = survey.channels.iter().map(|channel| channel.channel.as_str()).collect();
     assert_eq!(channels, ["orders"]);
     assert_eq!(survey.refused, 0, "the broker has not even heard of it");

@@ -74,7 +74,7 @@ async fn bodies(server: &Server, queue: &str) -> Vec<String> {
 }
 
 async fn connected(server: &Server) -> usize {
-    server.survey().await.nodes.iter().filter(|node| node.connected).count()
+    server.snapshot().await.nodes.iter().filter(|node| node.connected).count()
 }
 
 async fn client(server: &Server) -> Peer<tokio::io::DuplexStream> {
@@ -199,7 +199,7 @@ async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
     let slave = start(config(None, slave_of("down", &["127.0.0.1:9".into()]))).await;
     client(&slave).await.publish_confirmed("ch", "x").await;
     assert_eq!(bodies(&slave, "ch").await, ["x"]);
-    let survey = slave.survey().await;
+    let survey = slave.snapshot().await;
     assert_eq!(
         (survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].downstream),
         (1, false, false)
@@ -215,7 +215,7 @@ async fn filters_of_both_sides_and_the_token_are_kept() {
     let mut node = slave_of("down", &[address(&master)]);
     node.masters[0].send = LinkFilter { allow: Vec::new(), deny: vec![rule("kept-here")] };
     let stranger = start(config(None, node.clone())).await;
-    until("it was tried", async || !stranger.survey().await.nodes.is_empty()).await;
+    until("it was tried", async || !stranger.snapshot().await.nodes.is_empty()).await;
     node.masters[0].token = Some("secret".into());
     let slave = start(config(None, node)).await;
     until("the link is up", async || connected(&slave).await == 1).await;
@@ -246,14 +246,14 @@ async fn a_node_of_the_originals_sort_may_pass_on_here() {
         Frame { id: b"i", source: b"its-client", target: b"ch", payload: b"x", ..Frame::new(Kind::QUEUE) };
     node.send(&frame).await;
     until("it is there", async || bodies(&master, "ch").await == ["x"]).await;
-    let nodes = master.survey().await.nodes;
+    let nodes = master.snapshot().await.nodes;
     assert_eq!(
         (&*nodes[0].id, &*nodes[0].name, nodes[0].downstream, nodes[0].connected),
         ("twino", "old", true, true)
     );
-    assert!(master.survey().await.clients.is_empty());
+    assert!(master.snapshot().await.clients.is_empty());
     drop(node);
-    until("it is gone", async || master.survey().await.nodes.is_empty()).await;
+    until("it is gone", async || master.snapshot().await.nodes.is_empty()).await;
 }
 
 /// Takes one node in as the original would, and answers its pings.

@@ -70,7 +70,7 @@ async fn what_was_saved_is_there_after_a_restart_and_what_was_acknowledged_is_no
 
     // The number of shards that was asked for first stays.
     let server = start(&directory, 4).await.expect("it starts again at once");
-    let survey = server.survey().await;
+    let survey = server.snapshot().await;
     let mut stored: Vec<_> = survey
         .queues
         .iter()

@@ -110,7 +110,7 @@ async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_or
         assert_eq!(local.receive().await.expect("it comes").payload, number.to_le_bytes());
     }
     sending.await.expect("it was sent");
-    let survey = server.survey().await;
+    let survey = server.snapshot().await;
     let stats = survey.topics.iter().map(|topic| (topic.subscribers, topic.stats.delivered));
     assert_eq!(stats.collect::<Vec<_>>(), [(3, 60_000)]);
     server.stop(PATIENCE).await;
@@ -125,7 +125,7 @@ async fn a_subscriber_that_reads_nothing_misses_messages_and_holds_nobody_up() {
     stuck.join("@topic:t").await;
     let mut producer = dial(&server, "producer").await;
     let mut sent = 0_u32;
-    let dropped = async || server.survey().await.topics[0].stats.dropped_slow;
+    let dropped = async || server.snapshot().await.topics[0].stats.dropped_slow;
     let begun = Instant::now();
     while sent == 0 || dropped().await == 0 {
         assert!(begun.elapsed() < PATIENCE, "whoever reads nothing is passed over some day");
@@ -352,8 +352,8 @@ async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
             assert_eq!(reader.receive().await.expect("it comes").payload.len(), 1024, "round {round}");
         }
     }
-    eventually("the sleeper is closed", async || server.survey().await.clients.len() == 2).await;
-    let survey = server.survey().await;
+    eventually("the sleeper is closed", async || server.snapshot().await.clients.len() == 2).await;
+    let survey = server.snapshot().await;
     let queue = &survey.queues[0];
     let slow = queue.stats.dropped[mqcore_broker::model::stats::DropReason::Slow as usize];
     assert!(slow > 0, "what the sleeper missed is counted");
@@ -389,7 +389,7 @@ async fn stop_writes_what_is_on_its_way_says_goodbye_and_leaves_nothing() {
         producer.publish("end", "x", &number.to_le_bytes()).await;
     }
     eventually("all were taken", async || {
-        server.survey().await.queues.first().is_some_and(|queue| queue.stats.received == 5000)
+        server.snapshot().await.queues.first().is_some_and(|queue| queue.stats.received == 5000)
     })
     .await;
     let stopping = tokio::spawn({
@@ -429,7 +429,7 @@ async fn a_stop_under_load_does_not_wait_for_those_who_keep_publishing() {
         }));
     }
     eventually("messages flow", async || {
-        server.survey().await.queues.first().is_some_and(|queue| queue.stats.sent > 10_000)
+        server.snapshot().await.queues.first().is_some_and(|queue| queue.stats.sent > 10_000)
     })
     .await;
     let started = Instant::now();
@@ -631,7 +631,7 @@ async fn the_admin_side_tells_health_metrics_and_an_overview() {
         peer.publish("shelf", "x", b"kept").await;
     }
     eventually("three are stored", async || {
-        server.survey().await.queues.first().is_some_and(|queue| queue.normal == 3)
+        server.snapshot().await.queues.first().is_some_and(|queue| queue.normal == 3)
     })
     .await;
     let admin = server.admin().expect("it is served").address;

@@ -233,7 +233,7 @@ async fn strangers_who_stall_in_handshakes_keep_no_client_out() {
     }
     let mut stream = dial(&server, &tls).await.expect("there is room for who goes on");
     welcome(&mut stream).await;
-    let pushed_out = "mqcore_tls_handshakes_refused_total{reason=\"limit\"} 0";
+    let pushed_out = "mqcore_tls_handshakes_failed_total{reason=\"limit\"} 0";
     assert!(!metric(&server, pushed_out).await, "strangers gave way");
     drop(strangers);
     eventually("no handshake is left", async || metric(&server, "mqcore_tls_handshakes 0").await).await;
@@ -253,7 +253,7 @@ async fn a_handshake_that_is_never_finished_is_ended_in_time_and_counted() {
     let mut scratch = [0; 16];
     let end = timeout(PATIENCE, silent.read(&mut scratch)).await.expect("in time");
     assert!(matches!(end, Ok(0) | Err(_)), "it is closed");
-    let line = "mqcore_tls_handshakes_refused_total{reason=\"timeout\"} 1";
+    let line = "mqcore_tls_handshakes_failed_total{reason=\"timeout\"} 1";
     eventually("it is counted", async || metric(&server, line).await).await;
     let none_open = "mqcore_connections{protocol=\"tmqp\",state=\"half-open\"} 0";
     eventually("its place is free", async || metric(&server, none_open).await).await;
@@ -287,7 +287,7 @@ async fn a_client_takes_up_its_session_until_the_certificate_is_replaced() {
     let mut fourth = dial(&server, &tls).await.expect("the old certificate is shown");
     welcome(&mut fourth).await;
     // Who was connected is still there.
-    assert_eq!(server.survey().await.clients.len(), 4);
+    assert_eq!(server.snapshot().await.clients.len(), 4);
     drop((first, second, third, fourth));
     server.stop(Duration::ZERO).await;
 }

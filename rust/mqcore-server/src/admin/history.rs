@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use crate::admin::backup::refuse as refuse_meeting;
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
-use crate::stats::survey;
+use crate::stats::snapshot;
 use crate::storage::backup::BackupError;
 use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request};
 
@@ -91,7 +91,7 @@ const ROUNDS: usize = 2;
 
 /// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
 pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
-    survey::ping(&admin.hub).await;
+    snapshot::ping(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
         match tokio::task::spawn_blocking(move || hub.backups.meet()).await {

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
 use crate::stats::failures::Failure;
-use crate::stats::survey::{self, Totals};
+use crate::stats::snapshot::{self, Totals};
 
 /// Asks no shard, so it answers even while shards are stuck.
 pub(crate) async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
@@ -45,16 +45,16 @@ pub(crate) async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
         Err(response) => return response,
     };
     match look(&admin).await {
-        Ok(survey) => Json(describe(&admin, survey, limit)).into_response(),
+        Ok(snapshot) => Json(describe(&admin, snapshot, limit)).into_response(),
         Err(response) => response,
     }
 }
 
-fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
-    let totals = Totals::of(&survey);
-    survey.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
-    survey.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
-    survey.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
+fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
+    let totals = Totals::of(&snapshot);
+    snapshot.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    snapshot.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
+    snapshot.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
     let listeners: Vec<Value> = admin
         .listeners
         .iter()
@@ -65,12 +65,12 @@ fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
         .collect();
     let certificates: Vec<Value> =
         admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
-    let queues: Vec<Value> = survey.queues.iter().take(limit).map(describe_queue).collect();
-    survey.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+    let queues: Vec<Value> = snapshot.queues.iter().take(limit).map(describe_queue).collect();
+    snapshot.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
     let routers: Vec<Value> =
-        survey.routers.iter().take(limit).map(|router| describe_router(router, &survey)).collect();
-    let topics: Vec<Value> = survey.topics.iter().take(limit).map(describe_topic).collect();
-    let clients: Vec<Value> = survey
+        snapshot.routers.iter().take(limit).map(|router| describe_router(router, &snapshot)).collect();
+    let topics: Vec<Value> = snapshot.topics.iter().take(limit).map(describe_topic).collect();
+    let clients: Vec<Value> = snapshot
         .clients
         .iter()
         .take(limit)
@@ -85,7 +85,7 @@ fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
             })
         })
         .collect();
-    let nodes: Vec<Value> = survey
+    let nodes: Vec<Value> = snapshot
         .nodes
         .iter()
         .map(|node| {
@@ -108,17 +108,17 @@ fn describe(admin: &Admin, mut survey: ShardStats, limit: usize) -> Value {
         "certificates": certificates,
         "nodes": nodes,
         "totals": {
-            "channels": survey.channels.len(),
-            "queues": survey.queues.len(),
-            "clients": survey.clients.len(),
+            "channels": snapshot.channels.len(),
+            "queues": snapshot.queues.len(),
+            "clients": snapshot.clients.len(),
             "ready": totals.ready,
             "in_flight": totals.in_flight,
             "undecided": totals.undecided,
             "memory_bytes": totals.memory_bytes,
-            "commands_refused": survey.refused,
+            "commands_refused": snapshot.refused,
             "messages": describe_stats(&totals.stats),
-            "topics": survey.topics.len(),
-            "routers": survey.routers.len(),
+            "topics": snapshot.topics.len(),
+            "routers": snapshot.routers.len(),
             "topic_messages": describe_topic_stats(&totals.topics),
         },
         "queues": queues,
@@ -154,8 +154,8 @@ fn describe_queue(queue: &QueueInformation) -> Value {
     })
 }
 
-fn describe_router(router: &RouterDefinition, survey: &ShardStats) -> Value {
-    let counts = survey::router_counts(survey, &router.name);
+fn describe_router(router: &RouterDefinition, snapshot: &ShardStats) -> Value {
+    let counts = snapshot::router_counts(snapshot, &router.name);
     let bindings: Vec<Value> = router
         .bindings
         .iter()

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::config::address::Listening;
 use crate::hub::Hub;
-use crate::stats::survey;
+use crate::stats::snapshot;
 use crate::storage::history::HistoryDir;
 
 /// How long shards may take to answer.
@@ -62,7 +62,7 @@ pub(crate) fn busy() -> Response {
 
 /// A snapshot of all shards; an error if one does not answer within [`SHARD_TIMEOUT`].
 pub(crate) async fn look(admin: &Admin) -> Result<ShardStats, Response> {
-    tokio::time::timeout(SHARD_TIMEOUT, survey::survey(&admin.hub)).await.map_err(|_| busy())
+    tokio::time::timeout(SHARD_TIMEOUT, snapshot::take(&admin.hub)).await.map_err(|_| busy())
 }
 
 /// The value of a parameter of the query; only plain words and numbers are looked for here.

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::admin::history::{refuse, settle};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
-use crate::stats::survey;
+use crate::stats::snapshot;
 use crate::storage::history::{HistoryDir, HistoryError, Request};
 
 /// Octets of an id at most; no protocol has longer ones.
@@ -64,7 +64,7 @@ pub(crate) async fn answer(
         numbers: keys.iter().filter(|key| key.0 as usize == shard).map(|key| MessageNumber(key.1)).collect(),
         max: MESSAGES_MAX,
     });
-    let Some(sightings) = survey::sightings(&admin.hub, sought.collect()).await else {
+    let Some(sightings) = snapshot::locate(&admin.hub, sought.collect()).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped");
     };
     let more = sightings.iter().any(|(_, sightings)| sightings.more);

@@ -26,19 +26,19 @@ use super::demand;
 use super::keys::LimitKeys;
 use super::port::AuthorityPort;
 use super::state::{Authority, Origin};
-use super::verdicts::{Answers, Said, VERDICTS_MAX, ask, write};
+use super::verdicts::{Answers, CachedVerdict, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
 /// The gate of one connection.
 pub(crate) struct Gate {
-    state: State,
+    state: GateState,
     /// Batches that wait, each with the octets that it was made of.
     held: VecDeque<(VecDeque<Command>, usize)>,
     origin: Origin,
     peer: Arc<Peer>,
 }
 
-enum State {
+enum GateState {
     /// Everything is allowed.
     Open,
     /// Nobody knows who it is.
@@ -57,7 +57,7 @@ struct Known {
     /// By action, the queue on which it was last found to be allowed by the rules.
     last: [Option<QueueAddress>; Action::COUNT],
     /// What the authorizer said.
-    verdicts: HashMap<(Action, Box<str>), Said, foldhash::fast::RandomState>,
+    verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
     /// Grows when commands that had to wait have passed.
     round: u64,
     asking: Option<Pin<Box<dyn Future<Output = Answers> + Send>>>,
@@ -88,7 +88,7 @@ impl Gate {
             || (authority.is_open()
                 && authority.authorizer().is_none()
                 && connection.is_none_or(|connection| authority.enter_unauthenticated(connection)));
-        let state = if free { State::Open } else { State::Stranger };
+        let state = if free { GateState::Open } else { GateState::Stranger };
         if local {
             let identity = Arc::new(Identity::trusted(IdentitySource::Local));
             if let Some(connection) = connection {
@@ -101,7 +101,7 @@ impl Gate {
     /// Whether commands need not be shown to it at all.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        matches!(self.state, State::Open)
+        matches!(self.state, GateState::Open)
     }
 
     /// Whether commands wait here, so that no more should be read.
@@ -112,13 +112,13 @@ impl Gate {
 
     /// Nothing more passes: the peer is gone before anybody knew it, or its rights are.
     pub(crate) fn shut(&mut self) {
-        self.state = State::Shut;
+        self.state = GateState::Shut;
         self.held.clear();
     }
 
     /// The peer is gone. What somebody who is known has asked for still counts.
     pub(crate) fn peer_gone(&mut self) {
-        if matches!(self.state, State::Stranger | State::Arriving(_)) {
+        if matches!(self.state, GateState::Stranger | GateState::Arriving(_)) {
             self.shut();
         }
     }
@@ -148,17 +148,17 @@ impl Gate {
         steps: &mut Vec<Step>,
     ) -> bool {
         match &mut self.state {
-            State::Arriving(arriving) => {
+            GateState::Arriving(arriving) => {
                 let Poll::Ready(applied) = arriving.as_mut().poll(context) else { return false };
                 self.arrived(applied, client, hub, steps);
             }
-            State::Known(known) => {
+            GateState::Known(known) => {
                 let Some(asking) = &mut known.asking else { return false };
                 let Poll::Ready(answers) = asking.as_mut().poll(context) else { return false };
                 known.asking = None;
                 known.remember(answers, hub.clock.now());
             }
-            State::Open | State::Stranger | State::Shut => return false,
+            GateState::Open | GateState::Stranger | GateState::Shut => return false,
         }
         hub.moved();
         let client = became(steps).unwrap_or_else(|| Arc::clone(client));
@@ -187,7 +187,7 @@ impl Gate {
     /// Decides which limits `client` may ask for: some sessions answer such requests themselves, so that no command comes
     /// here. `None`: the client may ask for all of them, or is not known yet.
     pub(crate) fn limit_keys(&self, client: &Arc<Client>, hub: &Arc<Hub>) -> Option<Arc<LimitKeys>> {
-        let State::Known(known) = &self.state else { return None };
+        let GateState::Known(known) = &self.state else { return None };
         let (identity, authorizer) = (Arc::clone(&known.identity), known.authorizer.clone());
         Some(Arc::new(LimitKeys::new(identity, authorizer, Arc::clone(client), self.origin, Arc::clone(hub))))
     }
@@ -202,10 +202,10 @@ impl Gate {
     fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<Step>) {
         while let Some((mut commands, octets)) = self.held.pop_front() {
             match &mut self.state {
-                State::Open => steps.push(Step::Pass(commands.into(), octets)),
-                State::Shut => {}
-                State::Arriving(_) => return self.held.push_front((commands, octets)),
-                State::Stranger => {
+                GateState::Open => steps.push(Step::Pass(commands.into(), octets)),
+                GateState::Shut => {}
+                GateState::Arriving(_) => return self.held.push_front((commands, octets)),
+                GateState::Stranger => {
                     let first = commands.pop_front();
                     if !commands.is_empty() {
                         self.held.push_front((commands, octets));
@@ -218,13 +218,13 @@ impl Gate {
                                 return self.turn_away(LoginRejection::UnknownToken, steps);
                             }
                             commands_of_node(&mut self.held, introduction, octets);
-                            self.state = State::Open;
+                            self.state = GateState::Open;
                         }
                         Some(Command::Introduce(introduction)) => {
                             let peer = Arc::clone(&self.peer);
                             let arrival = Arrival { origin: self.origin, peer, introduction: *introduction };
                             self.state =
-                                State::Arriving(Box::pin(admission::apply(Arc::clone(hub), arrival)));
+                                GateState::Arriving(Box::pin(admission::apply(Arc::clone(hub), arrival)));
                             if self.held.is_empty() {
                                 // Keeps reading from going on while it is found out who this is.
                                 self.held.push_front((VecDeque::new(), 0));
@@ -236,7 +236,7 @@ impl Gate {
                         None => {}
                     }
                 }
-                State::Known(known) => {
+                GateState::Known(known) => {
                     let rest = known.judge(commands, octets, &self.origin, client, hub, steps);
                     if let Some(rest) = rest {
                         return self.held.push_front((rest, octets));
@@ -263,12 +263,12 @@ fn became(steps: &[Step]) -> Option<Arc<Client>> {
     })
 }
 
-fn known(identity: Arc<Identity>, authority: &Authority) -> State {
+fn known(identity: Arc<Identity>, authority: &Authority) -> GateState {
     let authorizer = authority.authorizer().cloned();
     if identity.grants.is_everything() && authorizer.is_none() && authority.detail == AuditDetail::Denied {
-        return State::Open;
+        return GateState::Open;
     }
-    State::Known(Box::new(Known {
+    GateState::Known(Box::new(Known {
         identity,
         authorizer,
         last: [const { None }; Action::COUNT],
@@ -402,7 +402,7 @@ impl Known {
         let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();
         let (until, round) = (now.after(cache), self.round);
         for (key, allowed) in answers {
-            self.verdicts.insert(key, Said { allowed, until, round });
+            self.verdicts.insert(key, CachedVerdict { allowed, until, round });
         }
     }
 

@@ -17,7 +17,7 @@ use mqcore_session::permission::{Permission, Permissions, Wanted};
 
 use super::port::AuthorityPort;
 use super::state::Origin;
-use super::verdicts::{Answers, Said, VERDICTS_MAX, ask, write};
+use super::verdicts::{Answers, CachedVerdict, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
 /// The questions of one batch, on their way.
@@ -30,7 +30,7 @@ pub(crate) struct LimitKeys {
     client: Arc<Client>,
     origin: Origin,
     hub: Arc<Hub>,
-    state: Mutex<State>,
+    state: Mutex<LimitVerdicts>,
 }
 
 impl std::fmt::Debug for LimitKeys {
@@ -40,9 +40,9 @@ impl std::fmt::Debug for LimitKeys {
 }
 
 #[derive(Default)]
-struct State {
+struct LimitVerdicts {
     /// What the authorizer said.
-    verdicts: HashMap<(Action, Box<str>), Said, foldhash::fast::RandomState>,
+    verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
     /// What it has to be asked.
     wanted: Vec<(Action, Box<str>)>,
     /// Grows when everything that was read is answered.
@@ -60,7 +60,7 @@ impl LimitKeys {
         Self { identity, authorizer, client, origin, hub, state: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LimitVerdicts> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -76,7 +76,7 @@ impl LimitKeys {
     pub(crate) fn remember(&self, answers: Answers) {
         let now = self.hub.clock.now();
         let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();
-        let State { verdicts, round, .. } = &mut *self.lock();
+        let LimitVerdicts { verdicts, round, .. } = &mut *self.lock();
         if verdicts.len() + answers.len() > VERDICTS_MAX {
             verdicts.retain(|_, said| said.holds(now, *round));
         }
@@ -85,7 +85,7 @@ impl LimitKeys {
         }
         let until = now.after(cache);
         for (key, allowed) in answers {
-            verdicts.insert(key, Said { allowed, until, round: *round });
+            verdicts.insert(key, CachedVerdict { allowed, until, round: *round });
         }
     }
 

@@ -18,7 +18,7 @@ pub(super) const VERDICTS_MAX: usize = 1024;
 
 /// A verdict of the authorizer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Said {
+pub(super) struct CachedVerdict {
     pub(super) allowed: bool,
     /// How long it may be used again.
     pub(super) until: Timestamp,
@@ -29,7 +29,7 @@ pub(super) struct Said {
 /// What came of the questions about one batch.
 pub(super) type Answers = Vec<((Action, Box<str>), bool)>;
 
-impl Said {
+impl CachedVerdict {
     pub(super) fn holds(&self, now: Timestamp, round: u64) -> bool {
         now < self.until || self.round == round
     }

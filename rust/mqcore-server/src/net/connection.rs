@@ -464,11 +464,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Continues with commands about which the program's filters have decided.
     fn pass_filters(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         let mut moved = false;
-        while let Some(judged) = self.forwarding.poll_filters(&self.hub, context) {
+        while let Some(filtered) = self.forwarding.poll_filters(&self.hub, context) {
             moved = true;
-            self.queue(judged.commands, judged.octets);
-            if !judged.refused.is_empty() {
-                self.give_event(Event::Confirmed(judged.refused), now);
+            self.queue(filtered.commands, filtered.octets);
+            if !filtered.refused.is_empty() {
+                self.give_event(Event::Confirmed(filtered.refused), now);
             }
         }
         moved

@@ -25,12 +25,12 @@ pub(crate) struct Handshakes {
 struct HandshakeState {
     next: u64,
     /// By age.
-    places: BTreeMap<u64, (Instant, Arc<Notify>)>,
+    slots: BTreeMap<u64, (Instant, Arc<Notify>)>,
 }
 
 /// A handshake's place among those under way.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct HandshakeSlot {
     handshakes: Arc<Handshakes>,
     number: u64,
     lost: Arc<Notify>,
@@ -43,10 +43,10 @@ impl Handshakes {
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        lock(&self.state).places.len()
+        lock(&self.state).slots.len()
     }
 
-    /// Returns when one more may begin. If all places are taken, the oldest handshake loses its own once it had
+    /// Returns when one more may begin. If all slots are taken, the oldest handshake loses its own once it had
     /// a fair time: strangers who stall cannot keep clients out for longer, and clients who come all at once are
     /// taken one after the other instead of pushing each other out.
     pub(crate) async fn room(&self) {
@@ -54,10 +54,10 @@ impl Handshakes {
             let ended = self.ended.notified();
             let fair_until = {
                 let mut state = lock(&self.state);
-                if state.places.len() < self.max {
+                if state.slots.len() < self.max {
                     return;
                 }
-                let Some(oldest) = state.places.first_entry() else { return };
+                let Some(oldest) = state.slots.first_entry() else { return };
                 let fair_until = oldest.get().0 + FAIR;
                 if fair_until <= Instant::now() {
                     let (_, lost) = oldest.remove();
@@ -74,27 +74,27 @@ impl Handshakes {
     }
 
     /// Takes a place.
-    pub(crate) fn enter(self: &Arc<Self>) -> Place {
+    pub(crate) fn enter(self: &Arc<Self>) -> HandshakeSlot {
         let lost = Arc::new(Notify::new());
         let mut state = lock(&self.state);
         let number = state.next;
         state.next += 1;
-        state.places.insert(number, (Instant::now(), Arc::clone(&lost)));
+        state.slots.insert(number, (Instant::now(), Arc::clone(&lost)));
         drop(state);
-        Place { handshakes: Arc::clone(self), number, lost }
+        HandshakeSlot { handshakes: Arc::clone(self), number, lost }
     }
 }
 
-impl Place {
+impl HandshakeSlot {
     /// Returns when this handshake has to be dropped in favor of a newer one.
     pub(crate) async fn lost(&self) {
         self.lost.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
-        lock(&self.handshakes.state).places.remove(&self.number);
+        lock(&self.handshakes.state).slots.remove(&self.number);
         self.handshakes.ended.notify_one();
     }
 }

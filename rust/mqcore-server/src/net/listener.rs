@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
 use crate::config::address::{BoundAddress, ListenAddress};
 use crate::hub::Hub;
 use crate::net::connection::Connection;
-use crate::net::handshakes::Place;
+use crate::net::handshakes::HandshakeSlot;
 use crate::net::outbox::Outbox;
 use crate::net::registry::Refusal;
 use crate::net::tls::TlsEndpoint;
@@ -138,7 +138,7 @@ pub(crate) struct TlsSocket {
 }
 
 impl Source for TlsSocket {
-    type Accepted = (TcpStream, SocketAddr, Place);
+    type Accepted = (TcpStream, SocketAddr, HandshakeSlot);
 
     async fn next(&self, hub: &Hub) -> io::Result<Self::Accepted> {
         hub.tls.handshakes.room().await;

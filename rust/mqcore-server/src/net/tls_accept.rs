@@ -20,7 +20,7 @@ use tokio_rustls::rustls::HandshakeKind;
 use tokio_rustls::server::TlsStream;
 
 use crate::hub::Hub;
-use crate::net::handshakes::Place;
+use crate::net::handshakes::HandshakeSlot;
 use crate::net::outbox::Outbox;
 use crate::net::tls::{TlsEndpoint, unix_now};
 
@@ -47,14 +47,14 @@ pub(crate) async fn secure(
     endpoint: &TlsEndpoint,
     stream: TcpStream,
     peer: SocketAddr,
-    place: &Place,
+    slot: &HandshakeSlot,
     outbox: Option<&Outbox>,
 ) -> Option<Secured> {
     let patience = hub.session.handshake_timeout;
     let mut first = First::default();
     let refused = tokio::select! {
         biased;
-        () = place.lost() => {
+        () = slot.lost() => {
             let words = "too many handshakes are under way, and this is the oldest".into();
             Refused { reason: HandshakeRejection::Limit, words, stream: None }
         }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::nodes::config::MasterConfig;
-use crate::nodes::store::Identity;
+use crate::nodes::store::NodeIdentity;
 
 /// Octets of an answer to Hello at most.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024;
@@ -28,7 +28,7 @@ pub(crate) type Stream = Box<dyn Duplex>;
 /// How a node shows itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Introduced {
-    pub(crate) identity: Identity,
+    pub(crate) identity: NodeIdentity,
     pub(crate) name: String,
 }
 

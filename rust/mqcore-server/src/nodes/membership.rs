@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 
 use mqcore_session::node::NodeTerms;
 
-use crate::nodes::judge::NodeFilters;
-use crate::nodes::outlet::Outlet;
+use crate::nodes::filter::NodeFilters;
+use crate::nodes::forwarder::Forwarder;
 
 /// What the rest of the server knows of nodes.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Nodes {
     /// Addresses of the masters, in the order of the configuration.
     pub(crate) masters: Vec<String>,
     /// `None`: nothing is passed on.
-    pub(crate) outlet: Option<Outlet>,
+    pub(crate) forwarder: Option<Forwarder>,
     /// Those that the program wrote.
     pub(crate) filters: NodeFilters,
     /// How often one of them had no answer, so that its fallback held.

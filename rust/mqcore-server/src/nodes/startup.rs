@@ -12,11 +12,11 @@ use tokio::time::Instant;
 use crate::hub::Hub;
 use crate::nodes::config::NodeConfig;
 use crate::nodes::dial::Introduced;
-use crate::nodes::judge::NodeFilters;
-use crate::nodes::master::MasterTask;
+use crate::nodes::filter::NodeFilters;
+use crate::nodes::forwarder::{Forwarder, ForwarderStart};
 use crate::nodes::membership::Nodes;
-use crate::nodes::outlet::{Beginning, Outlet};
-use crate::nodes::store::{Identity, Kept, OpenedStore, Store};
+use crate::nodes::store::{NodeIdentity, OpenedStore, SavedForward, Store};
+use crate::nodes::upstream::UpstreamTask;
 use crate::runtime::shutdown::Shutdown;
 use crate::storage::data_dir::DataDirError;
 
@@ -26,9 +26,9 @@ const DIRECTORY: &str = "nodes";
 /// What was read before the server runs.
 pub(crate) struct OpenedNodes {
     config: NodeConfig,
-    identity: Identity,
+    identity: NodeIdentity,
     store: Option<Store>,
-    kept: Vec<Kept>,
+    kept: Vec<SavedForward>,
     next: u64,
 }
 
@@ -44,7 +44,7 @@ impl OpenedNodes {
         let random = format!("{fresh:016x}{:016x}", RandomState::new().build_hasher().finish());
         let Some(path) = data_dir else {
             let id = if config.name.is_empty() { random } else { config.name.clone() };
-            let identity = Identity { id, epoch: now_ms };
+            let identity = NodeIdentity { id, epoch: now_ms };
             return Ok(Self { config, identity, store: None, kept: Vec::new(), next: 1 });
         };
         let path = path.join(DIRECTORY);
@@ -78,14 +78,15 @@ impl OpenedNodes {
             sends: config.masters.iter().map(|master| master.send.clone()).collect(),
         };
         let masters = config.masters.iter().map(|master| master.address.clone()).collect();
-        let outlet = if config.masters.is_empty() {
+        let forwarder = if config.masters.is_empty() {
             None
         } else {
             let options = config.log_options();
-            let beginning = Beginning { options, masters: config.masters.len(), next, kept, store };
-            Some(Outlet::start(beginning, (directory, shutdown.enter()))?)
+            let start = ForwarderStart { options, masters: config.masters.len(), next, kept, store };
+            Some(Forwarder::start(start, (directory, shutdown.enter()))?)
         };
-        let nodes = Nodes { terms: Arc::new(terms), masters, outlet, filters, fallen_back: Arc::default() };
+        let nodes =
+            Nodes { terms: Arc::new(terms), masters, forwarder, filters, fallen_back: Arc::default() };
         Ok((nodes, Links { config, me: Introduced { identity, name } }))
     }
 }
@@ -99,17 +100,17 @@ pub(crate) struct Links {
 impl Links {
     /// Starts a task for each master.
     pub(crate) fn start(self, hub: &Arc<Hub>) {
-        let Some(outlet) = hub.nodes.as_ref().and_then(|nodes| nodes.outlet.clone()) else { return };
+        let Some(forwarder) = hub.nodes.as_ref().and_then(|nodes| nodes.forwarder.clone()) else { return };
         let options = self.config.link_options();
         let seeds = RandomState::new();
         for (index, config) in self.config.masters.into_iter().enumerate() {
             let seed = seeds.hash_one(index);
-            let task = MasterTask {
+            let task = UpstreamTask {
                 index,
                 config,
                 me: self.me.clone(),
                 link: Link::new(options, 0, seed, 0),
-                outlet: outlet.clone(),
+                forwarder: forwarder.clone(),
                 hub: Arc::clone(hub),
                 started: Instant::now(),
                 _alive: hub.shutdown.enter(),

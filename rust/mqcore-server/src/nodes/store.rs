@@ -20,14 +20,14 @@ const HEAD_BYTES: usize = 12;
 
 /// Who a node is, and how it counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct NodeIdentity {
     pub(crate) id: String,
     pub(crate) epoch: u64,
 }
 
 /// A message that was kept.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct SavedForward {
     pub(crate) number: u64,
     pub(crate) masters: UpstreamSet,
     pub(crate) bytes: u32,
@@ -45,8 +45,8 @@ pub(crate) struct Store {
 /// What opening brings.
 pub(crate) struct OpenedStore {
     pub(crate) store: Store,
-    pub(crate) identity: Identity,
-    pub(crate) kept: Vec<Kept>,
+    pub(crate) identity: NodeIdentity,
+    pub(crate) kept: Vec<SavedForward>,
     pub(crate) next: u64,
 }
 
@@ -76,7 +76,7 @@ impl Store {
         };
         let id = text("id").unwrap_or_else(|| fresh_id.to_owned());
         let before: Option<u64> = text("epoch").and_then(|epoch| epoch.parse().ok());
-        // Kept messages keep their numbers, and so their epoch. Without them, numbers begin anew.
+        // SavedForward messages keep their numbers, and so their epoch. Without them, numbers begin anew.
         let epoch = match before {
             Some(epoch) if keeps => epoch,
             before => now_ms.max(before.unwrap_or(0) + 1),
@@ -91,14 +91,14 @@ impl Store {
         let store = Self { journal, slots };
         let (kept, gone) = store.read_kept(keeps);
         let next = store.journal.next_sequence().max(1);
-        let mut opened = OpenedStore { store, identity: Identity { id, epoch }, kept, next };
+        let mut opened = OpenedStore { store, identity: NodeIdentity { id, epoch }, kept, next };
         opened.store.journal.settle(&gone).map_err(failed)?;
         opened.store.commit().map_err(failed)?;
         Ok(opened)
     }
 
     /// What is there, and the numbers of what nobody wants any more.
-    fn read_kept(&self, keeps: bool) -> (Vec<Kept>, Vec<u64>) {
+    fn read_kept(&self, keeps: bool) -> (Vec<SavedForward>, Vec<u64>) {
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
         self.journal.each_live(0, &mut |number, live| {
             let payload = live.ok().map(|live| live.payload);
@@ -113,7 +113,7 @@ impl Store {
                     if masters.is_empty() {
                         gone.push(number);
                     } else {
-                        kept.push(Kept { number, masters, bytes, taken_ms });
+                        kept.push(SavedForward { number, masters, bytes, taken_ms });
                     }
                 }
                 _ => gone.push(number),

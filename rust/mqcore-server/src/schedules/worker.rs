@@ -42,7 +42,7 @@ pub(crate) fn start(
     alive: TaskGuard,
 ) -> std::io::Result<()> {
     let Some(asks) = port.take_receiver() else { return Ok(()) };
-    let worker = Worker {
+    let worker = ScheduleThread {
         keeper,
         hub: Arc::clone(hub),
         shared: Arc::clone(&port.shared),
@@ -63,7 +63,7 @@ pub(crate) fn start(
 }
 
 /// The thread.
-struct Worker {
+struct ScheduleThread {
     keeper: Keeper<FileStorage>,
     hub: Arc<Hub>,
     shared: Arc<Shared>,
@@ -79,7 +79,7 @@ struct Worker {
     watch: ClockWatch,
 }
 
-impl Worker {
+impl ScheduleThread {
     fn run(mut self, asks: &Receiver<Ask>) {
         loop {
             let first = match asks.recv_timeout(self.patience()) {
@@ -90,7 +90,7 @@ impl Worker {
             let mut ended = false;
             for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
                 ended |= matches!(ask, Ask::End);
-                self.obey(ask);
+                self.handle(ask);
             }
             let outcome = self.round();
             self.tell_of_ends(&outcome);
@@ -121,7 +121,7 @@ impl Worker {
         due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
     }
 
-    fn obey(&mut self, ask: Ask) {
+    fn handle(&mut self, ask: Ask) {
         let now = self.hub.clock.now().0;
         match ask {
             Ask::Schedule(wanted) => {

@@ -48,7 +48,8 @@ use crate::stats::failures::Failures;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal};
-use crate::storage::journal_writer::{HistoryTerms, JournalWriter};
+use crate::storage::journal_batch::HistoryTerms;
+use crate::storage::journal_writer::JournalWriter;
 
 /// What was opened and bound, before the first task runs. Dropping it leaves nothing behind.
 pub(super) struct Parts {

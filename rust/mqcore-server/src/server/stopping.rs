@@ -45,8 +45,8 @@ pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
         shard.send_urgent(Urgent::End);
     }
     hub.schedules.end();
-    if let Some(outlet) = hub.nodes.as_ref().and_then(|nodes| nodes.outlet.as_ref()) {
-        outlet.end();
+    if let Some(forwarder) = hub.nodes.as_ref().and_then(|nodes| nodes.forwarder.as_ref()) {
+        forwarder.end();
     }
     hub.shutdown.end();
 }

@@ -5,32 +5,30 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 
-use mqcore_broker::history::Block;
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
-use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Question, Transfer};
-use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
-use mqcore_broker::model::record::Record;
+use mqcore_broker::model::effect::Effect;
+use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
-use crate::handler::{AnswerSink, HandlerPort};
+use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::schedules::publisher;
+use crate::shard::handlers::Handlers;
 use crate::shard::inbox::{Batch, Input, ShardInbox, SharedRoom, Urgent};
-use crate::shard::questions::Questions;
+use crate::shard::journal::ShardJournal;
+use crate::shard::peers::PeerShards;
 use crate::shard::staging::Staging;
 use crate::stats::counters::CloseReason;
-use crate::storage::body_reader::Wanted;
-use crate::storage::journal_writer::{JournalWriter, Turn};
+use crate::storage::body_reader::ReadRequest;
+use crate::storage::journal_writer::JournalWriter;
 
 /// Batches taken from the inbox in one go.
 const BATCHES_MAX: usize = 64;
@@ -46,30 +44,16 @@ pub(crate) struct Engine {
     shard: usize,
     broker: Broker,
     hub: Arc<Hub>,
-    port: Arc<dyn HandlerPort>,
-    /// Where handlers answer to.
-    sink: Arc<dyn AnswerSink>,
-    staging: Staging,
-    questions: Questions,
+    /// Effects of the broker that are not carried out yet.
     effects: Vec<Effect>,
-    asks: Vec<Question>,
-    /// By shard.
-    transfers: Vec<Vec<Transfer>>,
-    /// By shard.
-    transferred: Vec<Vec<Origin>>,
-    /// By shard.
-    forwards: Vec<Vec<Forwarded>>,
-    /// Of the batches that `forwards` come from.
-    rooms: Vec<SharedRoom>,
+    handlers: Handlers,
+    staging: Staging,
     congested: Vec<ConnectionId>,
-    /// Records and history of this turn, and the thread that writes them down; `None`: everything stays in memory.
-    records: Vec<(Sequence, Record)>,
-    history: Vec<Block>,
-    journal: Option<JournalWriter>,
-    /// What is to be read back.
-    wanted: Vec<Wanted>,
-    /// The broker has more to hand out at once.
+    peers: PeerShards,
+    journal: ShardJournal,
+    /// The broker has more to deliver at once.
     more: bool,
+    /// Dropped when the shard has nothing left to do.
     fences: Vec<mpsc::Sender<()>>,
     alive: TaskGuard,
 }
@@ -84,22 +68,13 @@ impl Engine {
         let shard = config.shard;
         let mut engine = Self {
             shard,
-            transfers: vec![Vec::new(); config.shards],
-            transferred: vec![Vec::new(); config.shards],
-            forwards: vec![Vec::new(); config.shards],
-            rooms: Vec::new(),
+            peers: PeerShards::new(shard, config.shards),
             broker: Broker::new(config),
-            sink: Arc::new(hub.shards[shard].clone()),
-            port,
+            handlers: Handlers::new(port, Arc::new(hub.shards[shard].clone())),
             staging: Staging::new(shard),
-            questions: Questions::new(),
             effects: Vec::new(),
-            asks: Vec::new(),
             congested: Vec::new(),
-            records: Vec::new(),
-            history: Vec::new(),
-            journal: None,
-            wanted: Vec::new(),
+            journal: ShardJournal::default(),
             more: false,
             fences: Vec::new(),
             alive: hub.shutdown.enter(),
@@ -114,7 +89,7 @@ impl Engine {
     /// Takes over what a journal had, and writes to it from now on. Before anything else.
     pub(crate) fn restore(&mut self, had: RecoveredState, journal: JournalWriter) {
         let now = self.hub.clock.now();
-        self.journal = Some(journal);
+        self.journal.attach(journal);
         self.broker.restore(had, now, &mut self.effects);
     }
 
@@ -130,21 +105,16 @@ impl Engine {
             } else {
                 let deadline = self.broker.next_timeout();
                 let (clock, journal) = (&self.hub.clock, &mut self.journal);
-                let rung = poll_fn(|context| match journal {
-                    Some(journal) => journal.poll_rung(context),
-                    None => Poll::Pending,
-                });
+                let journal_events = poll_fn(|context| journal.poll_ready(context));
                 tokio::select! {
                     biased;
-                    () = rung => {}
+                    () = journal_events => {}
                     _ = inbox.urgent.recv_many(&mut urgent, BATCHES_MAX) => {}
                     _ = inbox.inbox.recv_many(&mut inputs, BATCHES_MAX) => {}
                     () = poll_fn(|context| alarm.poll(context, deadline, clock.now(), clock)) => {}
                 }
             }
-            if let Some(journal) = &mut self.journal {
-                urgent.extend(journal.words());
-            }
+            self.journal.take_events(&mut urgent);
             while let Ok(next) = inbox.urgent.try_recv() {
                 urgent.push(next);
             }
@@ -208,7 +178,7 @@ impl Engine {
             if self.broker.forwards() != forwards && self.hub.shards.len() > 1 {
                 forwards = self.broker.forwards();
                 room = room.or_else(|| batch.room.take().map(SharedRoom::new));
-                self.keep_room(room.as_ref());
+                self.peers.keep_room(room.as_ref());
             }
             *commands += 1;
             if *commands >= COMMANDS_MAX {
@@ -220,20 +190,11 @@ impl Engine {
         self.hub.spare_commands.give(batch.commands);
     }
 
-    /// Notes whose room is given back only when other shards are done with what they get of it.
-    fn keep_room(&mut self, room: Option<&SharedRoom>) {
-        if let Some(room) = room
-            && !self.rooms.last().is_some_and(|last| Arc::ptr_eq(last, room))
-        {
-            self.rooms.push(Arc::clone(room));
-        }
-    }
-
     fn take_urgent(&mut self, urgent: Urgent, now: Timestamp) -> bool {
         match urgent {
             Urgent::Answers(answers) => {
                 for answer in answers {
-                    self.questions.answered(answer.id, &self.hub.counters.handlers);
+                    self.handlers.open.answered(answer.id, &self.hub.counters.handlers);
                     self.broker.answer(answer, now, &mut self.effects);
                 }
             }
@@ -249,7 +210,7 @@ impl Engine {
                 }
                 if self.broker.forwards() != before {
                     // It goes on to yet another shard, and takes its room along.
-                    self.rooms.extend(rooms.iter().cloned());
+                    self.peers.extend_rooms(&rooms);
                 }
             }
             Urgent::Committed(level, sequence) => {
@@ -270,7 +231,7 @@ impl Engine {
                 }
             }
             Urgent::Loaded(loaded) => self.broker.loaded(loaded, now, &mut self.effects),
-            Urgent::Farewell(question) => self.effects.push(Effect::Ask(*question)),
+            Urgent::Dequeued(question) => self.effects.push(Effect::Ask(*question)),
             Urgent::Handler(spec) => self.register(*spec),
             Urgent::Router(_, Some(router)) => self.define_router(*router),
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
@@ -279,7 +240,7 @@ impl Engine {
                 let _ = reply.send(self.broker.stats(now));
             }
             Urgent::WaitingMessage(queue, max, reply) => {
-                self.look(&queue, max, reply);
+                self.journal.look(self.broker.waiting(&queue, max), reply);
             }
             Urgent::Sight(sought, reply) => {
                 let _ = reply.send(self.broker.locations(&sought));
@@ -307,7 +268,7 @@ impl Engine {
     fn register(&mut self, spec: HandlerSpec) {
         let timeout = spec.timeout;
         let handler = self.broker.register_handler(spec);
-        self.questions.set_timeout(handler, timeout);
+        self.handlers.open.set_timeout(handler, timeout);
     }
 
     /// Takes a router of the program, unless there are as many as there may be.
@@ -323,14 +284,14 @@ impl Engine {
         if now >= self.broker.next_timeout() {
             self.broker.timeout(now, &mut self.effects);
         }
-        self.questions.expire(now, &self.hub.counters.handlers);
+        self.handlers.open.expire(now, &self.hub.counters.handlers);
         self.broker.work(now, WORK_BUDGET, &mut self.effects);
         // Congestion and transfers to this very shard cause further effects; each connection is congested once.
         while !self.effects.is_empty() {
             self.carry_out(now);
         }
         // A message can be stored without any effect, and is history all the same.
-        self.write_down();
+        self.journal.write(&mut self.broker, &self.hub);
         // Asked last, as a transfer gives work too.
         self.more = self.broker.has_work();
     }
@@ -346,27 +307,25 @@ impl Engine {
                     self.staging.tell(connection, event, &self.hub);
                 }
                 Effect::Ask(question) => {
-                    self.questions.asked(&question, now, &self.hub.counters.handlers);
-                    self.asks.push(question);
+                    self.handlers.push(question, now, &self.hub.counters.handlers);
                 }
                 Effect::Close(connection, rejection) => self.close(connection, &rejection),
                 Effect::Transfer(transfer) => {
-                    let shard = transfer.to.channel.shard(self.transfers.len());
-                    self.transfers[shard].push(transfer);
+                    self.peers.transfer(transfer);
                 }
-                Effect::Forward(shard, forwarded) => self.forwards[shard].push(forwarded),
-                Effect::Record(sequence, record) => self.records.push((sequence, record)),
-                Effect::Load(load) => self.wanted.push(Wanted::Load(load)),
+                Effect::Forward(shard, forwarded) => self.peers.forward(shard, forwarded),
+                Effect::Record(sequence, record) => self.journal.record(sequence, record),
+                Effect::Load(load) => self.journal.read(ReadRequest::Load(load)),
                 Effect::Dequeued(sequence, question) => {
-                    self.wanted.push(Wanted::Farewell(sequence, Box::new(question)));
+                    self.journal.read(ReadRequest::Dequeued(sequence, Box::new(question)));
                 }
-                Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
+                Effect::Transferred(origin) => self.peers.transferred(origin),
             }
         }
         self.effects = effects;
-        self.write_down();
-        self.ask();
-        self.pass_on(now);
+        self.journal.write(&mut self.broker, &self.hub);
+        self.handlers.ask(&self.hub);
+        self.peers.send(&mut self.broker, now, &mut self.effects, &self.hub);
         if self.staging.flush(&mut self.congested) {
             self.hub.moved();
         }
@@ -381,91 +340,6 @@ impl Engine {
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
         self.staging.close(connection, reason, &self.hub);
-    }
-
-    fn write_down(&mut self) {
-        let Some(journal) = &self.journal else { return };
-        self.broker.take_history(&mut self.history);
-        if self.records.is_empty() && self.history.is_empty() && self.wanted.is_empty() {
-            return;
-        }
-        self.hub.moved();
-        let (written, sync) = (self.broker.waits_for_write(), self.broker.waits_for_sync());
-        let (records, history) = (std::mem::take(&mut self.records), std::mem::take(&mut self.history));
-        let wanted = std::mem::take(&mut self.wanted);
-        journal.write(Turn { wanted, records, history, missed: 0, written, sync });
-    }
-
-    /// Shows messages that wait in a queue; those that are not in memory are read for it.
-    fn look(
-        &mut self,
-        queue: &QueueAddress,
-        max: usize,
-        reply: oneshot::Sender<Option<Vec<WaitingMessage>>>,
-    ) {
-        match (self.broker.waiting(queue, max), &self.journal) {
-            (Some(waiting), Some(journal)) if waiting.iter().any(|waiting| waiting.message.is_none()) => {
-                journal.write(Turn { wanted: vec![Wanted::Look(waiting, reply)], ..Turn::default() });
-            }
-            (waiting, _) => {
-                // Whoever asked may have gone; nobody misses the answer then.
-                let _ = reply.send(waiting);
-            }
-        }
-    }
-
-    fn ask(&mut self) {
-        if !self.asks.is_empty() {
-            self.hub.moved();
-            self.port.ask(std::mem::take(&mut self.asks), &self.sink);
-        }
-    }
-
-    /// Hands dead-lettered messages to the shards of their queues, this one among them.
-    fn pass_on(&mut self, now: Timestamp) {
-        for (shard, transfers) in self.transfers.iter_mut().enumerate() {
-            if transfers.is_empty() {
-                continue;
-            }
-            if shard == self.shard {
-                for transfer in transfers.drain(..) {
-                    self.broker.transfer(transfer, now, &mut self.effects);
-                }
-            } else {
-                self.hub.moved();
-                self.hub.shards[shard].send_urgent(Urgent::Transfers(std::mem::take(transfers)));
-            }
-        }
-        self.forward(now);
-        for (shard, origins) in self.transferred.iter_mut().enumerate() {
-            if !origins.is_empty() {
-                self.hub.moved();
-                self.hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(origins)));
-            }
-        }
-    }
-}
-
-impl Engine {
-    /// Hands over what is other shards', and does at once what is this one's.
-    fn forward(&mut self, now: Timestamp) {
-        let mut rooms: Option<Arc<[SharedRoom]>> = None;
-        for (shard, forwards) in self.forwards.iter_mut().enumerate() {
-            if forwards.is_empty() {
-                continue;
-            }
-            if shard == self.shard {
-                for forwarded in forwards.drain(..) {
-                    self.broker.forwarded(forwarded, now, &mut self.effects);
-                }
-                continue;
-            }
-            let rooms = rooms.get_or_insert_with(|| self.rooms.drain(..).collect());
-            self.hub.moved();
-            let handed = Urgent::Forwarded(std::mem::take(forwards), Arc::clone(rooms));
-            self.hub.shards[shard].send_urgent(handed);
-        }
-        self.rooms.clear();
     }
 }
 

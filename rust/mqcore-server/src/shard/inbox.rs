@@ -67,7 +67,7 @@ pub(crate) enum Urgent {
     /// Bodies came back from the journal.
     Loaded(Loaded),
     /// A message was read that left for good, for the handler that is told of it.
-    Farewell(Box<Question>),
+    Dequeued(Box<Question>),
     /// Another shard has saved dead letters of this one.
     Transferred(Vec<Origin>),
     /// A handler is added or replaced.

@@ -41,7 +41,7 @@ impl Archiver {
         let (offers, receiver) = channel();
         let archived: Arc<[AtomicU64]> = (0..hub.shards.len()).map(|_| AtomicU64::new(0)).collect();
         let interval_ms = u64::try_from(config.interval.as_millis()).unwrap_or(u64::MAX);
-        let worker = Worker {
+        let worker = ArchiveThread {
             config,
             hub: Arc::clone(hub),
             directory,
@@ -84,7 +84,7 @@ fn yield_to_others() {
     }
 }
 
-struct Worker {
+struct ArchiveThread {
     config: ArchiveConfig,
     hub: Arc<Hub>,
     directory: Arc<DataDir>,
@@ -97,7 +97,7 @@ struct Worker {
     failed: Option<Instant>,
 }
 
-impl Worker {
+impl ArchiveThread {
     fn run(mut self, offers: &Receiver<(usize, NoteInventory)>) {
         loop {
             match offers.recv_timeout(PATIENCE) {

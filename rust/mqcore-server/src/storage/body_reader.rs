@@ -24,11 +24,11 @@ const PART_BYTES: usize = 256 * 1024;
 
 /// What is to be read, and for whom.
 #[derive(Debug)]
-pub(crate) enum Wanted {
+pub(crate) enum ReadRequest {
     /// Messages that a queue will hand out.
     Load(Load),
     /// A message that left for good, for the handler that is told of it.
-    Farewell(Sequence, Box<Question>),
+    Dequeued(Sequence, Box<Question>),
     /// Messages that somebody looks at: those that are not in memory.
     Look(Vec<WaitingMessage>, oneshot::Sender<Option<Vec<WaitingMessage>>>),
 }
@@ -36,7 +36,7 @@ pub(crate) enum Wanted {
 /// The way to the thread. Dropping it lets the thread end when all is read.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
-    jobs: Sender<(Wanted, LocatedRecords<FileStorage>)>,
+    jobs: Sender<(ReadRequest, LocatedRecords<FileStorage>)>,
 }
 
 impl BodyReader {
@@ -53,11 +53,11 @@ impl BodyReader {
     }
 
     /// Locates what is wanted, before the journal changes, and has it read.
-    pub(crate) fn read(&self, journal: &Journal<FileStorage>, wanted: Wanted) {
+    pub(crate) fn read(&self, journal: &Journal<FileStorage>, wanted: ReadRequest) {
         let sequences: Vec<u64> = match &wanted {
-            Wanted::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
-            Wanted::Farewell(sequence, _) => vec![sequence.0],
-            Wanted::Look(waiting, _) => {
+            ReadRequest::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
+            ReadRequest::Dequeued(sequence, _) => vec![sequence.0],
+            ReadRequest::Look(waiting, _) => {
                 let absent = waiting.iter().filter(|waiting| waiting.message.is_none());
                 absent.map(|waiting| waiting.sequence.0).collect()
             }
@@ -67,17 +67,17 @@ impl BodyReader {
     }
 }
 
-fn run(shard: usize, hub: &Hub, jobs: &Receiver<(Wanted, LocatedRecords<FileStorage>)>) {
+fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<FileStorage>)>) {
     while let Ok((wanted, located)) = jobs.recv() {
         match wanted {
-            Wanted::Load(load) => bring(shard, hub, &load, &located),
-            Wanted::Farewell(_, mut question) => {
+            ReadRequest::Load(load) => bring(shard, hub, &load, &located),
+            ReadRequest::Dequeued(_, mut question) => {
                 each(shard, &located, &mut |_, message| question.message = message);
                 if question.message.is_some() {
-                    tell(shard, hub, Urgent::Farewell(question));
+                    tell(shard, hub, Urgent::Dequeued(question));
                 }
             }
-            Wanted::Look(mut waiting, reply) => {
+            ReadRequest::Look(mut waiting, reply) => {
                 let mut absent = waiting.iter_mut().filter(|waiting| waiting.message.is_none());
                 each(shard, &located, &mut |_, message| {
                     if let Some(waiting) = absent.next() {

@@ -17,7 +17,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::record::RecordError;
 
 use crate::storage::data_dir::DataDirError;
-use crate::storage::inspection::{InspectedShard, Place};
+use crate::storage::inspection::{InspectedShard, MessagePosition};
 
 pub use mqcore_archive::export::Format;
 
@@ -93,7 +93,7 @@ impl TableFile {
     ///
     /// # Errors
     /// [`FileError::Directory`] if it cannot be read any more; [`FileError::Io`].
-    pub fn push_message(&mut self, shard: &InspectedShard, place: Place) -> Result<(), FileError> {
+    pub fn push_message(&mut self, shard: &InspectedShard, place: MessagePosition) -> Result<(), FileError> {
         let message = shard.message(place)?.0;
         let pushed = self.rows.rows.push_stored(
             shard.number() as u32,

@@ -60,7 +60,7 @@ pub struct SideContents {
 
 /// Where a saved message stands, without its content: small, because a queue may have millions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct MessagePosition {
     /// Messages of high priority come first.
     normal: bool,
     rank: i64,
@@ -82,16 +82,16 @@ pub struct Selection {
 
 /// The selected messages of one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct QueuePlaces {
+pub struct QueuePositions {
     /// The queue.
     pub queue: QueueAddress,
     /// Where they stand, in the order in which they would be handed out.
-    pub places: Vec<Place>,
+    pub places: Vec<MessagePosition>,
     /// Octets of their bodies.
     pub body_bytes: u64,
 }
 
-impl Place {
+impl MessagePosition {
     /// The message's number in its shard's journal.
     pub fn sequence(&self) -> u64 {
         self.sequence
@@ -324,7 +324,7 @@ impl InspectedShard {
 
     /// The saved messages of a queue in the order in which they would be handed out, and how many records could not be
     /// read, of whichever queue they are.
-    pub fn places(&self, queue: &QueueAddress) -> (Vec<Place>, u64) {
+    pub fn places(&self, queue: &QueueAddress) -> (Vec<MessagePosition>, u64) {
         let (mut places, mut unreadable) = (Vec::new(), 0);
         let Some(journal) = &self.journal else { return (places, unreadable) };
         journal.each_live(0, &mut |sequence, live| {
@@ -332,7 +332,7 @@ impl InspectedShard {
             match live {
                 None => unreadable += 1,
                 Some(SavedMessage { put, progress, .. }) if is_same(&put.queue, queue) => {
-                    places.push(Place {
+                    places.push(MessagePosition {
                         normal: !put.message.properties().high_priority,
                         rank: progress.rank,
                         sequence,
@@ -348,8 +348,8 @@ impl InspectedShard {
     }
 
     /// The selected messages, by queue, and how many records could not be read, of whichever queue they are.
-    pub fn select(&self, wanted: &Selection) -> (Vec<QueuePlaces>, u64) {
-        let (mut queues, mut unreadable) = (BTreeMap::<QueueAddress, QueuePlaces>::new(), 0);
+    pub fn select(&self, wanted: &Selection) -> (Vec<QueuePositions>, u64) {
+        let (mut queues, mut unreadable) = (BTreeMap::<QueueAddress, QueuePositions>::new(), 0);
         let Some(journal) = &self.journal else { return (Vec::new(), unreadable) };
         let pattern = wanted.queues.to_ascii_lowercase();
         let mut matches = BTreeMap::<QueueAddress, bool>::new();
@@ -365,13 +365,13 @@ impl InspectedShard {
             if !named || !(wanted.since_ms..wanted.until_ms).contains(&put.received.0) {
                 return;
             }
-            let found = queues.entry(put.queue.clone()).or_insert_with(|| QueuePlaces {
+            let found = queues.entry(put.queue.clone()).or_insert_with(|| QueuePositions {
                 queue: put.queue.clone(),
                 places: Vec::new(),
                 body_bytes: 0,
             });
             found.body_bytes += put.message.body().len() as u64;
-            found.places.push(Place {
+            found.places.push(MessagePosition {
                 normal: !put.message.properties().high_priority,
                 rank: progress.rank,
                 sequence,
@@ -388,7 +388,7 @@ impl InspectedShard {
     ///
     /// # Errors
     /// [`DataDirError::Journal`] and [`DataDirError::Record`] if it cannot be read any more.
-    pub fn message(&self, place: Place) -> Result<(SavedMessage, u16), DataDirError> {
+    pub fn message(&self, place: MessagePosition) -> Result<(SavedMessage, u16), DataDirError> {
         let shard = self.shard;
         let failed = |source| DataDirError::Journal { shard, source };
         let journal = self.journal.as_ref().ok_or(failed(JournalError::NotLive(place.sequence)))?;

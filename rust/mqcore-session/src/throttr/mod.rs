@@ -95,7 +95,7 @@ impl ProtocolFactory for ThrottrProtocol {
                 samples,
             },
             MetricFamily::single(
-                "mqcore_limiter_refused_total",
+                "mqcore_limiter_rejected_total",
                 "counter",
                 "Of these requests, those that asked for quota and got none.",
                 refused,

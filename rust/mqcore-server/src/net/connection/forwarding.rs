@@ -14,7 +14,7 @@ use mqcore_session::forwards::{Forwards, Noted};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
-use crate::nodes::judge::{Judged, Judging, Shown, judge_accepted};
+use crate::nodes::filter::{FilteredBatch, PendingFilter, LinkFilter, filter_accepted};
 use crate::nodes::membership::Nodes;
 
 /// Forwarding for one connection.
@@ -22,21 +22,21 @@ pub(super) struct Forwarding {
     /// Encodes what is forwarded; `None`: this broker has no upstream brokers.
     forwards: Option<Box<Forwards>>,
     /// Commands that wait for the program's filters, in order.
-    judging: VecDeque<Judging>,
+    pending: VecDeque<PendingFilter>,
     /// Commands wait for these: each resolves when forwarded frames are safe.
     unconfirmed: VecDeque<oneshot::Receiver<()>>,
 }
 
 impl Forwarding {
     pub(super) fn new(hub: &Hub, connection: ConnectionId, now: Timestamp) -> Self {
-        let has_upstream = hub.nodes.as_ref().is_some_and(|nodes| nodes.outlet.is_some());
+        let has_upstream = hub.nodes.as_ref().is_some_and(|nodes| nodes.forwarder.is_some());
         let forwards = has_upstream.then(|| Box::new(Forwards::new(connection, now)));
-        Self { forwards, judging: VecDeque::new(), unconfirmed: VecDeque::new() }
+        Self { forwards, pending: VecDeque::new(), unconfirmed: VecDeque::new() }
     }
 
     /// Whether no command waits here.
     pub(super) fn is_empty(&self) -> bool {
-        self.judging.is_empty() && self.unconfirmed.is_empty()
+        self.pending.is_empty() && self.unconfirmed.is_empty()
     }
 
     /// Takes commands. Returns those that go to shards at once; others wait for filters, and come out of
@@ -51,29 +51,29 @@ impl Forwarding {
         hub: &Hub,
     ) -> Option<Vec<Command>> {
         let (noted, shown) = if is_node { Default::default() } else { self.note(&mut commands, client, hub) };
-        let judged = Judged { commands, octets: bytes, noted, refused: Vec::new() };
+        let filtered = FilteredBatch { commands, octets: bytes, noted, refused: Vec::new() };
         let nodes = hub.nodes.as_ref();
         let accept = nodes.and_then(|nodes| nodes.filters.accept.as_ref()).filter(|_| is_node);
-        let judging = match (nodes, accept) {
-            (Some(nodes), Some(accept)) => judge_accepted(accept, &nodes.fallen_back, client, judged),
+        let pending = match (nodes, accept) {
+            (Some(nodes), Some(accept)) => filter_accepted(accept, &nodes.fallen_back, client, filtered),
             (Some(nodes), None) if !shown.is_empty() => {
-                shown.judge(&nodes.filters, &nodes.fallen_back, judged)
+                shown.judge(&nodes.filters, &nodes.fallen_back, filtered)
             }
             // What comes behind something that waits must wait as well.
-            _ if !self.judging.is_empty() => Box::pin(std::future::ready(judged)),
+            _ if !self.pending.is_empty() => Box::pin(std::future::ready(filtered)),
             _ => {
-                self.forward(judged.noted, hub);
-                return Some(judged.commands);
+                self.forward(filtered.noted, hub);
+                return Some(filtered.commands);
             }
         };
-        self.judging.push_back(judging);
+        self.pending.push_back(pending);
         None
     }
 
     /// Encodes for upstream brokers what a client asks for, and selects what the program's filters have to see. What came
     /// from another broker is not forwarded again.
-    fn note(&mut self, commands: &mut [Command], client: &Arc<Client>, hub: &Hub) -> (Option<Noted>, Shown) {
-        let mut shown = Shown::default();
+    fn note(&mut self, commands: &mut [Command], client: &Arc<Client>, hub: &Hub) -> (Option<Noted>, LinkFilter) {
+        let mut shown = LinkFilter::default();
         let (Some(forwards), Some(nodes)) = (&mut self.forwards, &hub.nodes) else {
             return (None, shown);
         };
@@ -89,18 +89,18 @@ impl Forwarding {
     /// Forwards frames to upstream brokers. No later command goes to a shard until they are safe.
     fn forward(&mut self, noted: Option<Noted>, hub: &Hub) {
         let Some(noted) = noted else { return };
-        if let Some(Nodes { outlet: Some(outlet), .. }) = &hub.nodes {
-            self.unconfirmed.push_back(outlet.take(noted));
+        if let Some(Nodes { forwarder: Some(forwarder), .. }) = &hub.nodes {
+            self.unconfirmed.push_back(forwarder.take(noted));
         }
     }
 
     /// The next commands about which the program's filters have decided.
-    pub(super) fn poll_filters(&mut self, hub: &Hub, context: &mut Context<'_>) -> Option<Judged> {
-        let Poll::Ready(mut judged) = self.judging.front_mut()?.as_mut().poll(context) else { return None };
-        self.judging.pop_front();
+    pub(super) fn poll_filters(&mut self, hub: &Hub, context: &mut Context<'_>) -> Option<FilteredBatch> {
+        let Poll::Ready(mut filtered) = self.pending.front_mut()?.as_mut().poll(context) else { return None };
+        self.pending.pop_front();
         hub.moved();
-        self.forward(judged.noted.take(), hub);
-        Some(judged)
+        self.forward(filtered.noted.take(), hub);
+        Some(filtered)
     }
 
     /// Ready when all forwarded frames are safe. With whether any became safe now.

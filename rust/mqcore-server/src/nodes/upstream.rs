@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::hub::Hub;
 use crate::nodes::config::MasterConfig;
 use crate::nodes::dial::{self, Accepted, Introduced, Stream};
-use crate::nodes::outlet::{Frames, Outlet};
+use crate::nodes::forwarder::{Forwarder, Frames};
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
 
@@ -27,12 +27,12 @@ const CHUNK_BYTES: usize = 256 * 1024;
 const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 65_535 };
 
 /// One master, and what its task needs.
-pub(crate) struct MasterTask {
+pub(crate) struct UpstreamTask {
     pub(crate) index: usize,
     pub(crate) config: MasterConfig,
     pub(crate) me: Introduced,
     pub(crate) link: Link,
-    pub(crate) outlet: Outlet,
+    pub(crate) forwarder: Forwarder,
     pub(crate) hub: Arc<Hub>,
     /// Where `Link`'s time begins.
     pub(crate) started: Instant,
@@ -56,7 +56,7 @@ struct Conversation {
 }
 
 /// What a turn of the conversation waited for.
-enum Turn {
+enum LinkEvent {
     Stopped,
     Read(io::Result<usize>),
     Written(io::Result<usize>),
@@ -65,7 +65,7 @@ enum Turn {
     Time,
 }
 
-impl MasterTask {
+impl UpstreamTask {
     /// Runs until the server has ended.
     pub(crate) async fn run(mut self) {
         self.tell_home(None);
@@ -144,7 +144,7 @@ impl MasterTask {
     async fn converse(&mut self, accepted: Accepted) -> bool {
         let Accepted { stream, input, numbered, id, name } = accepted;
         self.link.accepted(numbered, self.now());
-        self.outlet.here(self.index, true);
+        self.forwarder.here(self.index, true);
         self.tell_home(Some((&id, &name)));
         tracing::info!(master = self.config.address, name, numbered, "connected to a master");
         let (reader, writer) = split(stream);
@@ -160,7 +160,7 @@ impl MasterTask {
             announced: false,
         };
         let ended = self.talk(&mut talk).await;
-        self.outlet.here(self.index, false);
+        self.forwarder.here(self.index, false);
         self.tell_home(None);
         match ended {
             None => {
@@ -186,7 +186,7 @@ impl MasterTask {
     /// Until the connection ends, and why; `None`: the server ends.
     async fn talk(&mut self, talk: &mut Conversation) -> Option<String> {
         let hub = Arc::clone(&self.hub);
-        let shared = Arc::clone(&self.outlet.shared);
+        let shared = Arc::clone(&self.forwarder.shared);
         let news = &shared.news[self.index];
         loop {
             if let Err(why) = self.read_frames(talk) {
@@ -202,40 +202,42 @@ impl MasterTask {
             let room = talk.output.len() < CHUNK_BYTES && !talk.exhausted && talk.asked.is_none();
             if let Some(after) = self.link.may_send().filter(|_| room) {
                 talk.announced = false;
-                talk.asked = Some(self.outlet.next(self.index, after, CHUNK_BYTES));
+                talk.asked = Some(self.forwarder.next(self.index, after, CHUNK_BYTES));
             }
             let until = self.instant(self.link.next_timeout());
             let Conversation { reader, writer, input, output, asked, .. } = talk;
-            let turn = tokio::select! {
-                () = hub.shutdown.ended() => Turn::Stopped,
-                read = reader.read_buf(input) => Turn::Read(read),
-                written = writer.write_buf(output), if !output.is_empty() => Turn::Written(written),
-                frames = fetched(asked) => Turn::Frames(frames),
-                () = news.notified() => Turn::News,
-                () = sleep_until(until) => Turn::Time,
+            let event = tokio::select! {
+                () = hub.shutdown.ended() => LinkEvent::Stopped,
+                read = reader.read_buf(input) => LinkEvent::Read(read),
+                written = writer.write_buf(output), if !output.is_empty() => LinkEvent::Written(written),
+                frames = fetched(asked) => LinkEvent::Frames(frames),
+                () = news.notified() => LinkEvent::News,
+                () = sleep_until(until) => LinkEvent::Time,
             };
-            match turn {
-                Turn::Stopped => return None,
-                Turn::Read(Ok(0)) => return Some("the master closed it".into()),
-                Turn::Read(Ok(_)) => self.link.heard(self.now()),
-                Turn::Written(Ok(_)) => {
+            match event {
+                LinkEvent::Stopped => return None,
+                LinkEvent::Read(Ok(0)) => return Some("the master closed it".into()),
+                LinkEvent::Read(Ok(_)) => self.link.heard(self.now()),
+                LinkEvent::Written(Ok(_)) => {
                     if talk.output.is_empty()
                         && let Err(error) = talk.writer.flush().await
                     {
                         return Some(error.to_string());
                     }
                 }
-                Turn::Read(Err(error)) | Turn::Written(Err(error)) => return Some(error.to_string()),
-                Turn::Frames(frames) => {
+                LinkEvent::Read(Err(error)) | LinkEvent::Written(Err(error)) => {
+                    return Some(error.to_string());
+                }
+                LinkEvent::Frames(frames) => {
                     talk.asked = None;
                     talk.exhausted = frames.is_empty() && !talk.announced;
                     self.send(talk, frames);
                 }
-                Turn::News => {
+                LinkEvent::News => {
                     talk.announced = true;
                     talk.exhausted = false;
                 }
-                Turn::Time => {}
+                LinkEvent::Time => {}
             }
         }
     }
@@ -284,7 +286,7 @@ impl MasterTask {
             if through.is_some() {
                 // What was confirmed may have been all that there was room for.
                 talk.exhausted = false;
-                self.outlet.confirm(self.index, self.link.confirmed());
+                self.forwarder.confirm(self.index, self.link.confirmed());
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
 /// Asks every shard, and joins what they say. Shards that have stopped add nothing.
-pub(crate) async fn survey(hub: &Hub) -> ShardStats {
+pub(crate) async fn take(hub: &Hub) -> ShardStats {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
         let (reply, answer) = oneshot::channel();
@@ -20,8 +20,8 @@ pub(crate) async fn survey(hub: &Hub) -> ShardStats {
     }
     let mut joined = ShardStats::default();
     for answer in replies {
-        if let Ok(survey) = answer.await {
-            join(&mut joined, survey);
+        if let Ok(snapshot) = answer.await {
+            join(&mut joined, snapshot);
         }
     }
     joined
@@ -36,7 +36,7 @@ pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Optio
 }
 
 /// Looks for messages: in each shard for that which `sought` has for it. `None`: a shard has stopped.
-pub(crate) async fn sightings(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(usize, Locations)>> {
+pub(crate) async fn locate(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(usize, Locations)>> {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for (shard, sought) in hub.shards.iter().zip(sought) {
         let (reply, answer) = oneshot::channel();
@@ -66,7 +66,7 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
     true
 }
 
-fn join(joined: &mut ShardStats, survey: ShardStats) {
+fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     // Taken apart, so that a new field cannot be forgotten here.
     let ShardStats {
         channels,
@@ -83,7 +83,7 @@ fn join(joined: &mut ShardStats, survey: ShardStats) {
         retired_topics,
         routers,
         router_counts,
-    } = survey;
+    } = snapshot;
     joined.channels.extend(channels);
     joined.queues.extend(queues);
     joined.clients.extend(clients);
@@ -149,8 +149,8 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
 }
 
 /// What was counted about a router.
-pub(crate) fn router_counts(survey: &ShardStats, name: &RouterName) -> RouterCounts {
-    let found = survey.router_counts.iter().find(|(known, _)| known == name);
+pub(crate) fn router_counts(snapshot: &ShardStats, name: &RouterName) -> RouterCounts {
+    let found = snapshot.router_counts.iter().find(|(known, _)| known == name);
     found.map(|(_, counts)| counts.clone()).unwrap_or_default()
 }
 
@@ -172,12 +172,12 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    pub(crate) fn of(survey: &ShardStats) -> Self {
-        let mut totals = Self { stats: survey.retired, topics: survey.retired_topics, ..Self::default() };
-        for topic in &survey.topics {
+    pub(crate) fn of(snapshot: &ShardStats) -> Self {
+        let mut totals = Self { stats: snapshot.retired, topics: snapshot.retired_topics, ..Self::default() };
+        for topic in &snapshot.topics {
             totals.topics.add(&topic.stats);
         }
-        for queue in &survey.queues {
+        for queue in &snapshot.queues {
             totals.ready += queue.high_priority + queue.normal;
             totals.in_flight += queue.in_flight;
             totals.undecided += queue.undecided;

@@ -50,7 +50,7 @@ impl fmt::Debug for NodeFilters {
 
 /// To whom something is passed on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Goal {
+pub enum Destination {
     /// A queue: its channel, and its id.
     Queue(Box<str>, u16),
     /// A topic.
@@ -67,7 +67,7 @@ pub struct Passage {
     /// What sort of frame.
     pub kind: ForwardKind,
     /// To whom.
-    pub goal: Goal,
+    pub goal: Destination,
     /// The message; of an acknowledgement its id, source and headers.
     pub message: Message,
     /// Who produced it, where it is produced. A master knows of it what the message says.
@@ -81,27 +81,29 @@ impl Passage {
     fn of(command: &Command, client: Option<&Arc<Client>>, node: Option<&Arc<str>>) -> Option<Self> {
         let (kind, goal, message) = match command {
             Command::PassedOn(passed) => return Self::of(&passed.command, client, node),
-            Command::Publish { queue, message } => {
-                (ForwardKind::Queue, Goal::Queue(queue.channel.as_str().into(), queue.id), message.clone())
-            }
+            Command::Publish { queue, message } => (
+                ForwardKind::Queue,
+                Destination::Queue(queue.channel.as_str().into(), queue.id),
+                message.clone(),
+            ),
             Command::PublishTopic { topic, message, .. } => {
                 let name = String::from_utf8_lossy(topic.as_bytes());
-                (ForwardKind::Queue, Goal::Topic(name.into()), message.clone())
+                (ForwardKind::Queue, Destination::Topic(name.into()), message.clone())
             }
             Command::Route { router, message } => {
-                (ForwardKind::Router, Goal::Router(router.as_str().into()), message.clone())
+                (ForwardKind::Router, Destination::Router(router.as_str().into()), message.clone())
             }
             Command::Direct { to, message } => {
-                (ForwardKind::Direct, Goal::Client(named(to)), message.clone())
+                (ForwardKind::Direct, Destination::Client(named(to)), message.clone())
             }
             Command::AcknowledgeDirect { to, message } => {
-                (ForwardKind::Acknowledge, Goal::Client(to.clone()), message.clone())
+                (ForwardKind::Acknowledge, Destination::Client(to.clone()), message.clone())
             }
             Command::Respond { to, message } => {
-                (ForwardKind::Response, Goal::Client(to.clone()), message.clone())
+                (ForwardKind::Response, Destination::Client(to.clone()), message.clone())
             }
             Command::Acknowledge(word) => {
-                let goal = Goal::Queue(word.queue.channel.as_str().into(), word.queue.id);
+                let goal = Destination::Queue(word.queue.channel.as_str().into(), word.queue.id);
                 (ForwardKind::Acknowledge, goal, acknowledgement(word, client))
             }
             _ => return None,
@@ -209,7 +211,7 @@ fn ask(
 
 /// What went through the filters, or needed none.
 #[derive(Debug)]
-pub(crate) struct Judged {
+pub(crate) struct FilteredBatch {
     pub(crate) commands: Vec<Command>,
     /// What the commands were made of.
     pub(crate) octets: usize,
@@ -220,17 +222,17 @@ pub(crate) struct Judged {
 }
 
 /// What waits for its verdicts.
-pub(crate) type Judging = Pin<Box<dyn Future<Output = Judged> + Send>>;
+pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Send>>;
 
 /// Which of what was noted a program's filters want to see, of one batch.
 #[derive(Debug, Default)]
-pub(crate) struct Shown {
+pub(crate) struct LinkFilter {
     /// By master: the numbers of the frames among those noted, and what they say.
     by_master: Vec<(usize, Vec<usize>, Vec<Passage>)>,
     noted: usize,
 }
 
-impl Shown {
+impl LinkFilter {
     /// A command was noted for these masters.
     pub(crate) fn add(
         &mut self,
@@ -269,8 +271,8 @@ impl Shown {
         self,
         filters: &NodeFilters,
         counter: &Arc<AtomicU64>,
-        mut judged: Judged,
-    ) -> Judging {
+        mut judged: FilteredBatch,
+    ) -> PendingFilter {
         let mut asked = Vec::new();
         for (master, frames, passages) in self.by_master {
             if let Some(Some(port)) = filters.send.get(master) {
@@ -293,12 +295,12 @@ impl Shown {
 }
 
 /// Shows what a node passed on to the filter of this side, and leaves out what that does not let through.
-pub(crate) fn judge_accepted(
+pub(crate) fn filter_accepted(
     port: &Arc<dyn NodeFilterPort>,
     counter: &Arc<AtomicU64>,
     node: &Client,
-    mut judged: Judged,
-) -> Judging {
+    mut judged: FilteredBatch,
+) -> PendingFilter {
     let name: Arc<str> = node.name.as_deref().unwrap_or_default().into();
     let (mut places, mut passages) = (Vec::new(), Vec::new());
     for (place, command) in judged.commands.iter().enumerate() {
@@ -389,13 +391,16 @@ mod tests {
             connected_at: Timestamp(0),
         };
         let commands = vec![passed_on(1, b"yes"), passed_on(2, b"no"), passed_on(3, b"?")];
-        let judged = Judged { commands, octets: 9, noted: None, refused: Vec::new() };
-        let judged = judge_accepted(&port, &counter, &node, judged).await;
+        let judged = FilteredBatch { commands, octets: 9, noted: None, refused: Vec::new() };
+        let judged = filter_accepted(&port, &counter, &node, judged).await;
         assert_eq!((judged.refused, judged.commands.len()), (vec![2], 2));
         assert_eq!(counter.load(Ordering::Relaxed), 1, "one had no answer");
         let asked = only.1.lock().expect("nobody panics");
         let passage = &asked[0].passages()[0];
-        assert_eq!((passage.node.as_deref(), &passage.goal), (Some("west"), &Goal::Queue("ch".into(), 1)));
+        assert_eq!(
+            (passage.node.as_deref(), &passage.goal),
+            (Some("west"), &Destination::Queue("ch".into(), 1))
+        );
         assert!(asked[0].is_given_up());
     }
 }

@@ -16,7 +16,7 @@ use mqcore_journal::error::JournalError;
 use mqcore_session::forwards::Noted;
 use tokio::sync::{Notify, oneshot};
 
-use crate::nodes::store::{Kept, Store};
+use crate::nodes::store::{SavedForward, Store};
 use crate::runtime::clock::{Clock, ClockConfig};
 
 /// How long the thread sleeps when nothing comes; then it makes durable what nobody waited for.
@@ -61,7 +61,7 @@ pub(crate) const DROP_REASONS: [&str; 3] = ["node-away", "node-full", "node-old"
 
 /// The other end of the thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Outlet {
+pub(crate) struct Forwarder {
     asks: Sender<Ask>,
     pub(crate) shared: Arc<Shared>,
 }
@@ -74,33 +74,33 @@ pub(crate) struct Shared {
     /// Rung when there is something new for a master.
     pub(crate) news: Vec<Notify>,
     /// Messages that should have been kept and could not be written down.
-    pub(crate) unkept: AtomicU64,
+    pub(crate) save_failures: AtomicU64,
 }
 
 /// What the thread begins with.
-pub(crate) struct Beginning {
+pub(crate) struct ForwarderStart {
     pub(crate) options: LogOptions,
     pub(crate) masters: usize,
     pub(crate) next: u64,
-    pub(crate) kept: Vec<Kept>,
+    pub(crate) kept: Vec<SavedForward>,
     /// Where messages are kept; `None`: in memory alone.
     pub(crate) store: Option<Store>,
 }
 
-impl Outlet {
+impl Forwarder {
     /// Starts the thread. `alive` is dropped at its end.
-    pub(crate) fn start<T: Send + 'static>(beginning: Beginning, alive: T) -> std::io::Result<Self> {
+    pub(crate) fn start<T: Send + 'static>(beginning: ForwarderStart, alive: T) -> std::io::Result<Self> {
         let (asks, receiver) = channel();
         let shared = Arc::new(Shared {
             backlogs: (0..beginning.masters).map(|_| Backlog::default()).collect(),
             news: (0..beginning.masters).map(|_| Notify::new()).collect(),
-            unkept: AtomicU64::new(0),
+            save_failures: AtomicU64::new(0),
         });
         let mut log = OutgoingLog::new(beginning.options, beginning.masters, beginning.next);
         for kept in beginning.kept {
             log.restore(kept.number, kept.masters, kept.bytes, kept.taken_ms);
         }
-        let keeper = Keeper {
+        let thread = ForwarderThread {
             keeps: beginning.options.keep,
             log,
             store: beginning.store,
@@ -115,7 +115,7 @@ impl Outlet {
             shared: Arc::clone(&shared),
         };
         std::thread::Builder::new().name("mqcore-nodes".into()).spawn(move || {
-            keeper.run(&receiver);
+            thread.run(&receiver);
             drop(alive);
         })?;
         Ok(Self { asks, shared })
@@ -161,7 +161,7 @@ struct Offer {
     answer: oneshot::Sender<()>,
 }
 
-struct Keeper {
+struct ForwarderThread {
     keeps: bool,
     log: OutgoingLog<Bytes>,
     store: Option<Store>,
@@ -180,7 +180,7 @@ struct Keeper {
     shared: Arc<Shared>,
 }
 
-impl Keeper {
+impl ForwarderThread {
     fn run(mut self, asks: &Receiver<Ask>) {
         loop {
             let first = match asks.recv_timeout(IDLE) {
@@ -192,7 +192,7 @@ impl Keeper {
             let mut ended = false;
             for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
                 ended |= matches!(ask, Ask::End);
-                self.obey(ask);
+                self.handle(ask);
             }
             self.take_held();
             if idle {
@@ -215,7 +215,7 @@ impl Keeper {
         }
     }
 
-    fn obey(&mut self, ask: Ask) {
+    fn handle(&mut self, ask: Ask) {
         match ask {
             Ask::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
             Ask::Next { master, after, bytes, answer } => {
@@ -289,7 +289,7 @@ impl Keeper {
             }
         }
         if self.failed {
-            self.shared.unkept.fetch_add(1, Ordering::Relaxed);
+            self.shared.save_failures.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         self.log.take(masters, Bytes::copy_from_slice(frame), frame.len() as u32, now_ms);

@@ -1,0 +1,42 @@
+//! The handlers of one shard: questions on their way to them, and those without an answer.
+
+use std::sync::Arc;
+
+use mqcore_broker::model::effect::Question;
+use mqcore_broker::model::time::Timestamp;
+
+use crate::handler::{AnswerSink, HandlerPort};
+use crate::hub::Hub;
+use crate::shard::questions::Questions;
+use crate::stats::counters::HandlerCounters;
+
+/// What a shard needs to ask handlers.
+pub(crate) struct Handlers {
+    port: Arc<dyn HandlerPort>,
+    /// Where handlers answer to.
+    sink: Arc<dyn AnswerSink>,
+    /// Questions without an answer.
+    pub(crate) open: Questions,
+    /// Questions to be asked together.
+    pending: Vec<Question>,
+}
+
+impl Handlers {
+    pub(crate) fn new(port: Arc<dyn HandlerPort>, sink: Arc<dyn AnswerSink>) -> Self {
+        Self { port, sink, open: Questions::new(), pending: Vec::new() }
+    }
+
+    /// Adds a question to the next batch.
+    pub(crate) fn push(&mut self, question: Question, now: Timestamp, counters: &HandlerCounters) {
+        self.open.asked(&question, now, counters);
+        self.pending.push(question);
+    }
+
+    /// Asks everything that was added since the last call.
+    pub(crate) fn ask(&mut self, hub: &Hub) {
+        if !self.pending.is_empty() {
+            hub.moved();
+            self.port.ask(std::mem::take(&mut self.pending), &self.sink);
+        }
+    }
+}

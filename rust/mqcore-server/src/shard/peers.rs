@@ -1,0 +1,106 @@
+//! What a shard sends to the other shards of its server: dead letters, forwarded commands, and receipts for both.
+
+use std::sync::Arc;
+
+use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Transfer};
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
+
+use crate::hub::Hub;
+use crate::shard::inbox::{SharedRoom, Urgent};
+
+/// Effects for other shards, gathered until they are sent together.
+pub(crate) struct PeerShards {
+    shard: usize,
+    /// Dead letters, by shard.
+    transfers: Vec<Vec<Transfer>>,
+    /// Dead letters of other shards that are saved here, by shard.
+    transferred: Vec<Vec<Origin>>,
+    /// Commands, by shard.
+    forwards: Vec<Vec<Forwarded>>,
+    /// Room in the inbox taken by the batches that `forwards` come from.
+    rooms: Vec<SharedRoom>,
+}
+
+impl PeerShards {
+    pub(crate) fn new(shard: usize, shards: usize) -> Self {
+        Self {
+            shard,
+            transfers: vec![Vec::new(); shards],
+            transferred: vec![Vec::new(); shards],
+            forwards: vec![Vec::new(); shards],
+            rooms: Vec::new(),
+        }
+    }
+
+    pub(crate) fn transfer(&mut self, transfer: Transfer) {
+        let shard = transfer.to.channel.shard(self.transfers.len());
+        self.transfers[shard].push(transfer);
+    }
+
+    pub(crate) fn transferred(&mut self, origin: Origin) {
+        self.transferred[origin.shard].push(origin);
+    }
+
+    pub(crate) fn forward(&mut self, shard: usize, forwarded: Forwarded) {
+        self.forwards[shard].push(forwarded);
+    }
+
+    /// Keeps the room of a batch until the other shards are done with their parts of it.
+    pub(crate) fn keep_room(&mut self, room: Option<&SharedRoom>) {
+        if let Some(room) = room
+            && !self.rooms.last().is_some_and(|last| Arc::ptr_eq(last, room))
+        {
+            self.rooms.push(Arc::clone(room));
+        }
+    }
+
+    /// Keeps the room of what another shard has forwarded and this one forwards again.
+    pub(crate) fn extend_rooms(&mut self, rooms: &[SharedRoom]) {
+        self.rooms.extend(rooms.iter().cloned());
+    }
+
+    /// Sends everything that was gathered. What is for this very shard is done at once.
+    pub(crate) fn send(&mut self, broker: &mut Broker, now: Timestamp, effects: &mut Vec<Effect>, hub: &Hub) {
+        for (shard, transfers) in self.transfers.iter_mut().enumerate() {
+            if transfers.is_empty() {
+                continue;
+            }
+            if shard == self.shard {
+                for transfer in transfers.drain(..) {
+                    broker.transfer(transfer, now, effects);
+                }
+            } else {
+                hub.moved();
+                hub.shards[shard].send_urgent(Urgent::Transfers(std::mem::take(transfers)));
+            }
+        }
+        self.send_forwards(broker, now, effects, hub);
+        for (shard, origins) in self.transferred.iter_mut().enumerate() {
+            if !origins.is_empty() {
+                hub.moved();
+                hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(origins)));
+            }
+        }
+    }
+
+    fn send_forwards(&mut self, broker: &mut Broker, now: Timestamp, effects: &mut Vec<Effect>, hub: &Hub) {
+        let mut rooms: Option<Arc<[SharedRoom]>> = None;
+        for (shard, forwards) in self.forwards.iter_mut().enumerate() {
+            if forwards.is_empty() {
+                continue;
+            }
+            if shard == self.shard {
+                for forwarded in forwards.drain(..) {
+                    broker.forwarded(forwarded, now, effects);
+                }
+                continue;
+            }
+            let rooms = rooms.get_or_insert_with(|| self.rooms.drain(..).collect());
+            hub.moved();
+            let sent = Urgent::Forwarded(std::mem::take(forwards), Arc::clone(rooms));
+            hub.shards[shard].send_urgent(sent);
+        }
+        self.rooms.clear();
+    }
+}

@@ -1,0 +1,153 @@
+//! Messages, topics, routers, and questions to handlers.
+
+use mqcore_broker::model::stats::{DropReason, RouterCounts};
+
+use super::{Metric, Source, counter, gauge};
+
+pub(super) const METRICS: &[Metric] = &[
+    counter(
+        "mqcore_messages_total",
+        "Messages, by what happened to them; out counts deliveries.",
+        |source, samples| {
+            let stats = &source.totals.stats;
+            for (outcome, count) in [
+                ("in", stats.received),
+                ("out", stats.deliveries),
+                ("ack", stats.acks),
+                ("nack", stats.negative_acks),
+                ("redelivered", stats.requeued),
+                ("expired", stats.timed_out),
+                ("dropped", stats.dropped.iter().sum()),
+                ("dead", stats.dead_lettered),
+                ("saved", stats.saved),
+                ("save-failed", stats.save_failed),
+            ] {
+                samples.labeled("outcome", outcome, count);
+            }
+        },
+    ),
+    counter(
+        "mqcore_messages_dropped_total",
+        "Dropped messages, by reason; slow counts deliveries.",
+        |source, samples| {
+            for reason in DropReason::ALL {
+                let count = source.totals.stats.dropped[reason as usize];
+                samples.labeled("reason", reason.as_str(), count);
+            }
+        },
+    ),
+    gauge("mqcore_messages_ready", "Messages that wait in queues for a consumer.", |source, samples| {
+        samples.value(source.totals.ready)
+    }),
+    gauge(
+        "mqcore_messages_unacked",
+        "Deliveries in flight: delivered and not settled.",
+        |source, samples| samples.value(source.totals.in_flight),
+    ),
+    gauge(
+        "mqcore_messages_undecided",
+        "Messages that wait for the decision of a handler.",
+        |source, samples| samples.value(source.totals.undecided),
+    ),
+    gauge(
+        "mqcore_messages_bytes",
+        "Bytes of messages that are ready, in flight or undecided.",
+        |source, samples| samples.value(source.totals.memory_bytes),
+    ),
+    gauge("mqcore_channels", "Channels.", |source, samples| samples.value(source.snapshot.channels.len())),
+    gauge("mqcore_queues", "Queues.", |source, samples| samples.value(source.snapshot.queues.len())),
+    gauge(
+        "mqcore_clients",
+        "Clients that are connected and have introduced themselves.",
+        |source, samples| samples.value(source.snapshot.clients.len()),
+    ),
+    gauge(
+        "mqcore_bodies_memory_bytes",
+        "Bytes of saved message bodies that are in memory.",
+        |source, samples| samples.value(source.snapshot.bodies.memory_bytes),
+    ),
+    counter(
+        "mqcore_bodies_evicted_total",
+        "Saved message bodies that were removed from memory.",
+        |source, samples| samples.value(source.snapshot.bodies.evicted),
+    ),
+    counter(
+        "mqcore_bodies_loaded_total",
+        "Message bodies that were read back from a journal.",
+        |source, samples| samples.value(source.snapshot.bodies.loaded),
+    ),
+    counter(
+        "mqcore_bodies_unreadable_total",
+        "Message bodies that could not be read back; the broker drops their messages.",
+        |source, samples| samples.value(source.snapshot.bodies.unreadable),
+    ),
+    counter(
+        "mqcore_commands_rejected_total",
+        "Requests of clients that the broker rejected.",
+        |source, samples| samples.value(source.snapshot.refused),
+    ),
+    counter(
+        "mqcore_acks_unknown_total",
+        "Acknowledgements of messages that are not in flight: late, or sent twice.",
+        |source, samples| samples.value(source.snapshot.unknown_acks),
+    ),
+    gauge("mqcore_topics", "Topics with a subscriber, a binding or a recent publish.", |source, samples| {
+        samples.value(source.snapshot.topics.len())
+    }),
+    counter(
+        "mqcore_topic_messages_total",
+        "Messages of topics; out counts deliveries, copied counts copies for bound queues.",
+        |source, samples| {
+            let stats = &source.totals.topics;
+            samples.labeled("outcome", "in", stats.published);
+            samples.labeled("outcome", "out", stats.delivered);
+            samples.labeled("outcome", "copied", stats.copied);
+        },
+    ),
+    counter(
+        "mqcore_topic_messages_dropped_total",
+        "Dropped messages of topics, by reason; slow counts deliveries.",
+        |source, samples| {
+            let stats = &source.totals.topics;
+            samples.labeled("reason", DropReason::NoConsumer.as_str(), stats.dropped_no_consumer);
+            samples.labeled("reason", DropReason::Slow.as_str(), stats.dropped_slow);
+        },
+    ),
+    gauge("mqcore_routers", "Routers.", |source, samples| samples.value(source.snapshot.routers.len())),
+    counter(
+        "mqcore_router_messages_total",
+        "Messages of routers, by what happened to them; no-consumer: no binding accepted them; late: the handler of the router \
+         did not answer in time.",
+        |source, samples| {
+            let sum = router_counts(source);
+            samples.labeled("outcome", "in", sum.received);
+            samples.labeled("outcome", "routed", sum.routed);
+            samples.labeled("outcome", "no-consumer", sum.dropped_no_consumer);
+            samples.labeled("outcome", "late", sum.errors);
+        },
+    ),
+    counter(
+        "mqcore_handler_questions_total",
+        "Questions to handlers; late counts those without an answer in time.",
+        |source, samples| {
+            let counters = &source.hub.counters.handlers;
+            samples.labeled("outcome", "asked", counters.asked.get());
+            samples.labeled("outcome", "answered", counters.answered.get());
+            samples.labeled("outcome", "late", counters.late.get());
+        },
+    ),
+    gauge(
+        "mqcore_handler_questions_open",
+        "Questions to handlers that wait for an answer and are not late.",
+        |source, samples| samples.value(source.hub.counters.handlers.open()),
+    ),
+];
+
+/// The counts of all routers together.
+fn router_counts(source: &Source<'_>) -> RouterCounts {
+    let mut sum = RouterCounts::default();
+    for (_, counts) in &source.snapshot.router_counts {
+        sum.add(counts);
+    }
+    sum
+}

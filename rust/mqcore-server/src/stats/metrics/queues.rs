@@ -1,0 +1,36 @@
+//! Metrics of single queues, which appear only when asked for.
+
+use mqcore_broker::model::stats::QueueInformation;
+
+use super::{Metric, Samples, Source, counter, gauge};
+
+/// Queues that are listed at most.
+pub(super) const QUEUES_MAX: usize = 500;
+
+pub(super) const METRICS: &[Metric] = &[
+    gauge("mqcore_queue_ready", "Messages that wait in the queue for a consumer.", |source, samples| {
+        each_queue(source, samples, |queue| queue.high_priority + queue.normal);
+    }),
+    gauge("mqcore_queue_unacked", "Deliveries in flight: delivered and not settled.", |source, samples| {
+        each_queue(source, samples, |queue| queue.in_flight);
+    }),
+    gauge("mqcore_queue_bytes", "Bytes of messages that are ready or in flight.", |source, samples| {
+        each_queue(source, samples, |queue| queue.memory_bytes);
+    }),
+    counter("mqcore_queue_in_total", "Messages accepted from producers.", |source, samples| {
+        each_queue(source, samples, |queue| queue.stats.received);
+    }),
+    counter("mqcore_queue_out_total", "Deliveries.", |source, samples| {
+        each_queue(source, samples, |queue| queue.stats.deliveries);
+    }),
+];
+
+/// One sample for each of the first queues by name, so that the same ones are shown each time.
+fn each_queue(source: &Source<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
+    let mut queues: Vec<&QueueInformation> = source.snapshot.queues.iter().collect();
+    queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
+    queues.truncate(QUEUES_MAX);
+    for queue in queues {
+        samples.labeled("queue", &queue.queue, value(queue));
+    }
+}

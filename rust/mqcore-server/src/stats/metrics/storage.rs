@@ -1,0 +1,91 @@
+//! Journals, history and its archive.
+
+use std::sync::atomic::Ordering;
+
+use super::{Metric, counter, gauge};
+
+pub(super) const METRICS: &[Metric] = &[
+    counter(
+        "mqcore_journal_fsync_seconds_sum",
+        "Seconds spent in fsync calls that a confirmation waited for.",
+        |source, samples| samples.value(source.hub.counters.journal.sync_micros.get() as f64 / 1e6),
+    ),
+    counter(
+        "mqcore_journal_fsync_seconds_count",
+        "Fsync calls that a confirmation waited for.",
+        |source, samples| samples.value(source.hub.counters.journal.syncs.get()),
+    ),
+    gauge("mqcore_journal_bytes", "Bytes of the segment files of all journals.", |source, samples| {
+        samples.value(source.hub.counters.journal.sums()[0])
+    }),
+    gauge("mqcore_journal_live_records", "Saved messages that are still in a queue.", |source, samples| {
+        samples.value(source.hub.counters.journal.sums()[1])
+    }),
+    gauge(
+        "mqcore_journal_quarantined_segments",
+        "Segments set aside because they are damaged.",
+        |source, samples| samples.value(source.hub.counters.journal.sums()[2]),
+    ),
+    gauge(
+        "mqcore_journal_rejecting_shards",
+        "Shards whose journal accepts no messages; the log has the reason.",
+        |source, samples| samples.value(source.hub.counters.journal.sums()[3]),
+    ),
+    counter("mqcore_history_events_total", "Lifecycle events recorded in the history.", |source, samples| {
+        samples.value(source.hub.counters.history.steps.get())
+    }),
+    counter("mqcore_history_bytes_total", "Bytes of these events.", |source, samples| {
+        samples.value(source.hub.counters.history.bytes.get())
+    }),
+    counter(
+        "mqcore_history_events_dropped_total",
+        "Lifecycle events that could not be recorded: the disk is full, broken or too slow.",
+        |source, samples| samples.value(source.hub.counters.history.missed.get()),
+    ),
+    gauge("mqcore_history_dropping_shards", "Shards that drop lifecycle events now.", |source, samples| {
+        samples.value(source.hub.counters.history.missing())
+    }),
+    counter("mqcore_archive_runs_total", "Runs that copied history to the archive.", |source, samples| {
+        samples.value(source.hub.counters.archive.rounds.get())
+    }),
+    counter("mqcore_archive_rows_total", "Rows written to the archive.", |source, samples| {
+        samples.value(source.hub.counters.archive.rows.get())
+    }),
+    counter("mqcore_archive_written_bytes_total", "Bytes written to the archive.", |source, samples| {
+        samples.value(source.hub.counters.archive.bytes.get())
+    }),
+    counter(
+        "mqcore_archive_notes_lost_total",
+        "Notes of the history that were removed or unreadable before they were archived.",
+        |source, samples| samples.value(source.hub.counters.archive.missing.get()),
+    ),
+    counter("mqcore_archive_failures_total", "Runs that failed.", |source, samples| {
+        samples.value(source.hub.counters.archive.failures.get())
+    }),
+    counter(
+        "mqcore_archive_removed_files_total",
+        "Files of the archive that retention removed.",
+        |source, samples| samples.value(source.hub.counters.archive.removed_files.get()),
+    ),
+    counter("mqcore_archive_removed_bytes_total", "Bytes of these files.", |source, samples| {
+        samples.value(source.hub.counters.archive.removed_bytes.get())
+    }),
+    gauge("mqcore_archive_failing", "1 while archiving fails; the log has the reason.", |source, samples| {
+        samples.value(source.hub.counters.archive.failing.load(Ordering::Relaxed))
+    }),
+    gauge("mqcore_archive_files", "Files of the archive.", |source, samples| {
+        samples.value(source.hub.counters.archive.files.load(Ordering::Relaxed))
+    }),
+    gauge("mqcore_archive_bytes", "Bytes of the archive.", |source, samples| {
+        samples.value(source.hub.counters.archive.file_bytes.load(Ordering::Relaxed))
+    }),
+    gauge(
+        "mqcore_archive_pending_notes",
+        "Notes of the history that are not archived yet.",
+        |source, samples| {
+            let pending: u64 =
+                source.hub.counters.archive.waiting.iter().map(|shard| shard.load(Ordering::Relaxed)).sum();
+            samples.value(pending);
+        },
+    ),
+];

@@ -1,0 +1,525 @@
+//! The thread that writes a shard's records down and says when they are durable.
+//!
+//! It takes everything that is pending, writes it with one write, makes it durable with one sync if anybody waits
+//! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
+//! larger the busier the shard is, and no timer delays anybody.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use mqcore_broker::history::Block;
+use mqcore_broker::history::packing::Packer;
+use mqcore_broker::model::definition::{
+    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_numbers, encode_queue, encode_router,
+    encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
+};
+use mqcore_broker::model::id::Sequence;
+use mqcore_broker::model::options::Durability;
+use mqcore_broker::model::record::{Record, encode_put};
+use mqcore_journal::error::JournalError;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::notes::NoteInventory;
+use mqcore_journal::stats::Health;
+use mqcore_journal::storage::FileStorage;
+
+use crate::hub::Hub;
+use crate::runtime::waker::WakeSender;
+use crate::shard::inbox::Urgent;
+use crate::storage::backup::Pin;
+use crate::storage::body_reader::BodyReader;
+use crate::storage::journal_batch::{HistoryTerms, JournalBatch};
+
+/// Batches of the shard that are written with one write.
+const BATCHES_MAX: usize = 256;
+/// How long the thread sleeps when nothing comes; then it makes settlements durable that nobody waited for.
+const IDLE: Duration = Duration::from_millis(200);
+/// What publishers are told while the disk is full.
+const NO_SPACE: &str = "no space is left on the disk of the data directory";
+/// How often housekeeping has its turn while there is work.
+const HOUSEKEEPING: Duration = Duration::from_millis(100);
+/// Octets that housekeeping may move at a time: a few milliseconds of the disk.
+const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WriterState {
+    Healthy,
+    /// No space: settlements wait, messages are refused, and it is tried again and again.
+    Full,
+    /// The disk broke its word. Nothing is written until somebody opens the journal anew.
+    Failed,
+}
+
+pub(super) struct JournalThread {
+    shard: usize,
+    journal: Journal<FileStorage>,
+    reader: BodyReader,
+    hub: Arc<Hub>,
+    /// How the shard hears of it.
+    sender: WakeSender<Urgent>,
+    /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
+    waiting: Vec<Record>,
+    /// Messages that left since the last commit.
+    settled: Vec<u64>,
+    /// The latest record taken.
+    last: Sequence,
+    state: WriterState,
+    housekept: Instant,
+    /// Alive while a backup needs the files as they are.
+    pin: Weak<Pin>,
+    pending: Arc<AtomicUsize>,
+    /// Steps that the history misses, and does not say so yet.
+    missed: u64,
+    /// That was logged; said once, not a million times.
+    missing: bool,
+    history: HistoryTerms,
+    packer: Packer,
+    /// What the archiver was told last.
+    offered: Option<NoteInventory>,
+}
+
+impl JournalThread {
+    pub(super) fn new(
+        shard: usize,
+        journal: Journal<FileStorage>,
+        reader: BodyReader,
+        hub: Arc<Hub>,
+        sender: WakeSender<Urgent>,
+        history: HistoryTerms,
+    ) -> Self {
+        Self {
+            shard,
+            journal,
+            reader,
+            hub,
+            sender,
+            waiting: Vec::new(),
+            settled: Vec::new(),
+            last: Sequence(0),
+            state: WriterState::Healthy,
+            housekept: Instant::now(),
+            pin: Weak::new(),
+            pending: Arc::default(),
+            missed: 0,
+            missing: false,
+            history,
+            packer: Packer::default(),
+            offered: None,
+        }
+    }
+
+    /// Bytes of history on their way to the thread.
+    pub(super) fn pending_history(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.pending)
+    }
+
+    /// Runs until the shard drops its side.
+    pub(super) fn run(mut self, batches: &Receiver<JournalBatch>) {
+        loop {
+            match batches.recv_timeout(IDLE) {
+                Ok(first) => {
+                    let (mut written, mut sync) = (first.written, first.sync);
+                    self.take(first);
+                    for batch in batches.try_iter().take(BATCHES_MAX) {
+                        written |= batch.written;
+                        sync |= batch.sync;
+                        self.take(batch);
+                    }
+                    self.commit(written, sync);
+                    self.meet();
+                    if self.housekept.elapsed() >= HOUSEKEEPING {
+                        // Consumers that go on must not keep publishers out: nobody else would look for space then.
+                        self.retry();
+                        self.keep_house();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    self.retry();
+                    self.commit(false, true);
+                    self.meet();
+                    self.keep_house();
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.retry();
+        if self.state != WriterState::Failed
+            && let Err(error) = self.journal.close()
+        {
+            tracing::error!(shard = self.shard, %error, "the journal could not be closed in order");
+        }
+    }
+
+    fn take(&mut self, batch: JournalBatch) {
+        // Before the records: some may settle what is to be read.
+        for request in batch.reads {
+            self.reader.read(&self.journal, request);
+        }
+        self.miss(batch.dropped);
+        for block in batch.history {
+            self.note(&block);
+        }
+        for (sequence, record) in batch.records {
+            self.last = sequence;
+            if self.state == WriterState::Failed {
+                continue;
+            }
+            if !self.waiting.is_empty() && !matches!(record, Record::Put { .. }) {
+                // Behind those that wait: a definition must not overtake an older one.
+                self.waiting.push(record);
+                continue;
+            }
+            match self.append(sequence, &record) {
+                Ok(()) => {}
+                Err(JournalError::Full { .. }) => {
+                    self.refuse(WriterState::Full, NO_SPACE);
+                    if !matches!(record, Record::Put { .. }) {
+                        self.waiting.push(record);
+                    }
+                }
+                Err(error) => self.fail(&error),
+            }
+        }
+    }
+
+    /// Writes history down. Nobody waits for it: what cannot be written is missed, and the history says so as soon as it
+    /// can.
+    fn note(&mut self, block: &Block) {
+        self.pending.fetch_sub(block.bytes.len(), Ordering::Relaxed);
+        if self.state != WriterState::Healthy {
+            return self.miss(block.steps);
+        }
+        if self.missed > 0 {
+            let gap = Block::gap(block.time, self.missed);
+            if self.journal.note(gap.time.0, &gap.bytes).is_ok() {
+                self.missed = 0;
+            }
+        }
+        let octets = self.packer.pack(&block.bytes);
+        match self.journal.note(block.time.0, octets) {
+            Ok(_) => {
+                let counters = &self.hub.counters.history;
+                counters.steps.add(block.steps);
+                counters.bytes.add(octets.len() as u64);
+                if self.missing && self.missed == 0 {
+                    self.missing = false;
+                    counters.set_missing(self.shard, false);
+                    tracing::warn!(shard = self.shard, "history is written down again");
+                }
+            }
+            Err(error) => {
+                self.miss(block.steps);
+                match error {
+                    JournalError::Full { .. } => self.refuse(WriterState::Full, NO_SPACE),
+                    // One message too large for a record; its delivery does not depend on that.
+                    JournalError::TooLarge { .. } => {}
+                    error => self.fail(&error),
+                }
+            }
+        }
+    }
+
+    fn miss(&mut self, steps: u64) {
+        if steps == 0 {
+            return;
+        }
+        self.missed += steps;
+        self.hub.counters.history.missed.add(steps);
+        if !self.missing {
+            self.missing = true;
+            self.hub.counters.history.set_missing(self.shard, true);
+            tracing::error!(
+                shard = self.shard,
+                "history misses steps: the disk is full, broken, or too slow"
+            );
+        }
+    }
+
+    fn append(&mut self, sequence: Sequence, record: &Record) -> Result<(), JournalError> {
+        match record {
+            Record::Put { queue, message, received, number } => {
+                if self.state == WriterState::Full {
+                    return Err(JournalError::Full { needed: message.body().len() as u64 });
+                }
+                self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
+            }
+            Record::Settle(settled) => {
+                // Gathered, so that those in a row become one range.
+                self.settled.push(settled.0);
+                Ok(())
+            }
+            Record::Touch(touched, progress) => self.journal.touch(touched.0, &progress.encode()),
+            Record::DefineChannel(name, options) => {
+                self.journal.define(&channel_key(name), &encode_channel(name, options))
+            }
+            Record::DefineQueue(queue, options) => {
+                self.journal.define(&queue_key(queue), &encode_queue(queue, options))
+            }
+            Record::DefineIntake(node, progress) => {
+                self.journal.define(&intake_key(node), &encode_intake(node, progress))
+            }
+            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
+            Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
+            Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
+            Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
+            Record::DefineRouter(router) => {
+                self.journal.define(&router_key(&router.name), &encode_router(router))
+            }
+            Record::BindTopic(pattern, queue) => {
+                self.journal.define(&topic_binding_key(pattern, queue), &encode_topic_binding(pattern, queue))
+            }
+            Record::UnbindTopic(pattern, queue) => self.journal.undefine(&topic_binding_key(pattern, queue)),
+            Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
+        }
+    }
+
+    /// Writes what was taken, makes it durable if anybody waits for that, and says so: once, unless somebody waits for
+    /// each. What is durable is written, and waking the shard for the lesser word costs it a turn while the disk works.
+    fn commit(&mut self, written: bool, sync: bool) {
+        if self.state == WriterState::Failed {
+            return;
+        }
+        match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) if sync && !written => {}
+            Ok(()) => self.tell(Durability::Os),
+            Err(JournalError::Full { .. }) => {
+                return self.refuse(WriterState::Full, NO_SPACE);
+            }
+            Err(error) => return self.fail(&error),
+        }
+        if !sync {
+            return;
+        }
+        let start = Instant::now();
+        match self.journal.sync() {
+            Ok(()) => {
+                self.hub.counters.journal.synced(start.elapsed());
+                self.tell(Durability::Fsync);
+            }
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Behind all messages of the batch, some of which may be among them. What finds no space stays for the next time.
+    fn settle(&mut self) -> Result<(), JournalError> {
+        if !self.settled.is_empty() {
+            self.journal.settle(&self.settled)?;
+            self.settled.clear();
+        }
+        Ok(())
+    }
+
+    /// After a refusal nothing is told as committed until there is space again: the shard has given up those
+    /// that wait, and what it asks for next comes after that.
+    fn tell(&self, level: Durability) {
+        if self.state == WriterState::Healthy {
+            self.send(Urgent::Committed(level, self.last));
+        }
+    }
+
+    fn send(&self, urgent: Urgent) {
+        self.hub.moved();
+        self.sender.send(urgent);
+    }
+
+    fn refuse(&mut self, state: WriterState, why: &str) {
+        if self.state == state {
+            return;
+        }
+        self.state = state;
+        tracing::error!(shard = self.shard, why, "the journal takes no messages");
+        self.send(Urgent::StorageRefuses(why.into()));
+    }
+
+    fn fail(&mut self, error: &JournalError) {
+        self.waiting.clear();
+        self.refuse(WriterState::Failed, &format!("the journal failed and has to be opened anew: {error}"));
+    }
+
+    /// Tries again to find space for what waits.
+    fn retry(&mut self) {
+        if self.state != WriterState::Full {
+            return;
+        }
+        // Segments that nobody needs may be what fills the disk.
+        self.keep_house();
+        while let Some(record) = self.waiting.first() {
+            let record = record.clone();
+            match self.append(Sequence(0), &record) {
+                Ok(()) => {
+                    self.waiting.remove(0);
+                }
+                Err(JournalError::Full { .. }) => return,
+                Err(error) => return self.fail(&error),
+            }
+        }
+        if self.journal.health() != Health::Healthy {
+            return;
+        }
+        match self.settle().and_then(|()| self.journal.write()) {
+            Ok(()) => {
+                self.state = WriterState::Healthy;
+                tracing::warn!(shard = self.shard, "there is space again: the journal takes messages");
+                self.send(Urgent::StorageAccepts);
+            }
+            Err(JournalError::Full { .. }) => {}
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Tells the archiver what it may read, and the journal what is archived.
+    fn hand_over(&mut self) {
+        let Some(archiver) = &self.history.archiver else { return };
+        let old = self.hub.clock.now().0.saturating_sub(archiver.interval_ms());
+        self.journal.release_notes(archiver.archived(self.shard));
+        match self.journal.seal_notes(old) {
+            Ok(()) | Err(JournalError::Full { .. }) => {}
+            Err(error) => return self.fail(&error),
+        }
+        let inventory = self.journal.sealed_notes();
+        if self.offered.as_ref() != Some(&inventory) {
+            archiver.offer(self.shard, inventory.clone());
+            self.offered = Some(inventory);
+        }
+    }
+
+    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    fn meet(&mut self) {
+        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+        let snapshot = self.journal.snapshot();
+        if let Err(error) = &snapshot
+            && self.journal.health() == Health::Failed
+        {
+            self.fail(error);
+        }
+        self.pin = meeting.pin();
+        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+    }
+
+    fn keep_house(&mut self) {
+        self.housekept = Instant::now();
+        if self.state == WriterState::Failed {
+            return;
+        }
+        self.hand_over();
+        if self.state == WriterState::Failed {
+            return;
+        }
+        self.journal.pin(self.pin.strong_count() > 0);
+        match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
+            Ok(_) | Err(JournalError::Full { .. }) => {}
+            Err(error) => self.fail(&error),
+        }
+        self.hub.counters.journal.measure(self.shard, &self.journal.stats());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+    use std::sync::mpsc::channel;
+
+    use mqcore_broker::model::options::QueueChanges;
+    use mqcore_limiter::time::Nanos;
+    use mqcore_session::any::SharedState;
+    use mqcore_session::protocol::ServerParts;
+    use mqcore_wire::codec::Limits;
+
+    use super::*;
+    use crate::authority::config::AuthorityConfig;
+    use crate::authority::state::Authority;
+    use crate::config::{ClockConfig, Config};
+    use crate::hub::SessionTerms;
+    use crate::limits;
+    use crate::net::guard::Guard;
+    use crate::net::registry::Registry;
+    use crate::net::tls::Tls;
+    use crate::runtime::clock::Clock;
+    use crate::runtime::shutdown::Shutdown;
+    use crate::runtime::spares::{SpareBytes, SpareCommands};
+    use crate::runtime::waker::wake_channel;
+    use crate::shard::inbox::{self, ShardInbox};
+    use crate::stats::counters::Counters;
+    use crate::stats::failures::Failures;
+    use crate::storage::backup::BackupDesk;
+    use crate::storage::data_dir::DataDir;
+
+    fn hub() -> (Arc<Hub>, ShardInbox) {
+        let limiter = limits::store(&Config::default());
+        let schedules = crate::schedules::port::SchedulePort::new();
+        let shared = SharedState::new(&ServerParts {
+            limiter: Arc::clone(&limiter),
+            started: Nanos(0),
+            extension_names: Arc::default(),
+            job_policy: None,
+            schedules: Arc::new(schedules.clone()),
+        });
+        let (handle, inbox) = inbox::channel();
+        let patience = Duration::from_secs(1);
+        let hub = Hub {
+            clock: Clock::new(ClockConfig::System),
+            counters: Counters::default(),
+            failures: Failures::default(),
+            tls: Tls::new(1, patience),
+            registry: Registry::new(1, 1, 1),
+            authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
+            nodes: None,
+            shards: [handle].into(),
+            shutdown: Shutdown::new(),
+            session: SessionTerms {
+                limits: Limits::default(),
+                handshake_timeout: patience,
+                ping_interval: patience,
+                pong_timeout: patience,
+            },
+            spare_commands: SpareCommands::new(),
+            spare_bytes: SpareBytes::new(),
+            runtime: tokio::runtime::Handle::current(),
+            backups: BackupDesk::new(1, Vec::new(), None),
+            activity: AtomicU64::new(0),
+            guard: Guard::default(),
+            limiter,
+            shared,
+            job_queues: QueueChanges::default(),
+            extensions: None,
+            schedules,
+            scheduling: crate::schedules::publisher::client(),
+        };
+        (Arc::new(hub), inbox)
+    }
+
+    #[tokio::test]
+    async fn space_that_is_back_is_found_while_consumers_keep_the_journal_busy() {
+        let scratch = tempfile::TempDir::new().unwrap();
+        let directory = DataDir::open(scratch.path(), 1).unwrap();
+        let journal = directory.open_shard(0, 0, &mut |_, _| {}).unwrap().journal;
+        let (hub, _inbox) = hub();
+        let (sender, mut events) = wake_channel().unwrap();
+        let reader = BodyReader::start(0, &hub).unwrap();
+        let history = HistoryTerms::new(None, 1, None);
+        let mut writer = JournalThread::new(0, journal, reader, Arc::clone(&hub), sender, history);
+        writer.refuse(WriterState::Full, "the disk was full a moment ago");
+        let (batches, receiver) = channel();
+        let thread = std::thread::spawn(move || writer.run(&receiver));
+        assert!(matches!(events.drain().next(), Some(Urgent::StorageRefuses(_))));
+        let limit = Instant::now() + Duration::from_secs(5);
+        let accepted = loop {
+            // Never idle: that would be the other way to find it.
+            batches
+                .send(JournalBatch {
+                    records: vec![(Sequence(2), Record::Settle(Sequence(1)))],
+                    ..JournalBatch::default()
+                })
+                .unwrap();
+            match events.drain().next() {
+                Some(word) => break matches!(word, Urgent::StorageAccepts),
+                None if Instant::now() > limit => break false,
+                None => tokio::time::sleep(IDLE / 20).await,
+            }
+        };
+        drop(batches);
+        thread.join().unwrap();
+        assert!(accepted, "publishers stay refused for as long as consumers work");
+    }
+}
