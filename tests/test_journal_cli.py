@@ -224,7 +224,7 @@ def test_missing_data_directory_is_reported(data_dir: Path, tmp_path: Path) -> N
     (data_dir / "format").write_text("mqcore data 99, shards 1\n")
     later = run("verify", data_dir)
     assert later.returncode == 2
-    assert "no data directory of this version" in later.stderr
+    assert "not a data directory of this version" in later.stderr
 
 
 def test_an_export_never_writes_into_the_data_directory(data_dir: Path) -> None:

@@ -219,7 +219,7 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_
     assert "did you mean subscribe" in refused(told.data_dir, subscribed="orders")
     assert "known are path" in refused(told.data_dir, nonsense="1")
     assert "there are key, value" in refused(told.data_dir, columns="body")
-    assert "is no data directory" in refused(tmp_path)
+    assert "is not a data directory" in refused(tmp_path)
     (tmp_path / "format").write_text("something else")
     assert "does not say" in refused(tmp_path)
     assert "sequence for each of the shards [0, 1]" in refused(told.data_dir, startingOffsets='{"0": 5}')

@@ -170,9 +170,11 @@ async fn guard(
     let wanted = PageRequest { authorization, page, changes: !reads };
     match admit_request(&admin.hub, address, peer, wanted).await {
         Ok(()) => next.run(request).await,
-        Err(Denial::Forbidden) => {
-            error(StatusCode::FORBIDDEN, "forbidden", "you are not allowed to administer this page")
-        }
+        Err(Denial::Forbidden) => error(
+            StatusCode::FORBIDDEN,
+            "forbidden",
+            "permission denied: administer is not allowed for this page",
+        ),
         Err(Denial::Unknown(refusal)) if refusal.is_temporary() => {
             error(StatusCode::TOO_MANY_REQUESTS, "busy", refusal.for_peer())
         }
@@ -196,7 +198,7 @@ fn how_to_get_a_token(hub: &Hub) -> String {
         "this needs a token, and there is none yet"
     };
     format!(
-        "{lead}, shown as 'Authorization: Bearer TOKEN'; make one: mqcore token create NAME --allow administer {place}"
+        "{lead}, sent as 'Authorization: Bearer TOKEN'; create one: mqcore token create NAME --allow administer {place}"
     )
 }
 
@@ -209,14 +211,14 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "there is no {}; there are /livez, /readyz, /metrics, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /metrics, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
 }
 
 async fn unknown_method() -> Response {
-    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "this page does not understand that method")
+    error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "method not allowed for this page")
 }
 
 async fn livez() -> Json<Value> {
@@ -225,7 +227,7 @@ async fn livez() -> Json<Value> {
 
 async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
-        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops");
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
     }
     match tokio::time::timeout(SHARD_TIMEOUT, snapshot::ping(&admin.hub)).await {
         Ok(true) => Json(json!({"status": "ready"})).into_response(),

@@ -82,7 +82,7 @@ pub struct Config {
     pub ping_interval: Duration,
     /// How long after a ping something has to come. Default 10 s.
     pub pong_timeout: Duration,
-    /// Who turns the clock. Default the system.
+    /// The source of time. Default the system.
     pub clock: ClockConfig,
     /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
     /// Default 100,000.

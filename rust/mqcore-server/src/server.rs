@@ -39,10 +39,10 @@ use crate::storage::backup::{Backup, BackupError};
 pub use self::error::StartError;
 pub use crate::net::tls::{ListenerCertificate, ReloadError};
 
-/// What a local connection holds in each direction before its writer waits, in octets.
+/// Bytes that a local connection buffers in each direction before its writer waits.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
 
-/// A running broker. Clones are handles to the same one; when the last of them is dropped it stops at once.
+/// A running broker. Clones are handles to the same broker; it stops at once when the last handle is dropped.
 #[derive(Clone)]
 pub struct Server {
     inner: Arc<Inner>,
@@ -52,7 +52,7 @@ struct Inner {
     hub: Arc<Hub>,
     listeners: Vec<Listening>,
     admin: Option<AdminAddress>,
-    /// Keys in the order of their [`HandlerId`]s. Held while the shards are told, so that all hear the same order.
+    /// Keys in the order of their [`HandlerId`]s. Locked while shards are notified, so that all see the same order.
     handlers: Mutex<Vec<Box<str>>>,
 }
 
@@ -61,6 +61,26 @@ impl Server {
     ///
     /// # Errors
     /// [`StartError`]; nothing is left running.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// use mqcore_server::config::Config;
+    /// use mqcore_server::handler::NoHandlers;
+    /// use mqcore_server::server::Server;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let listener = "tmqp://127.0.0.1:0".parse()?; // port 0: the system chooses
+    /// let config = Config { listeners: vec![listener], ..Config::default() };
+    /// let server = Server::start(config, Vec::new(), Arc::new(NoHandlers)).await?;
+    /// assert!(server.listeners()[0].url().starts_with("tmqp://127.0.0.1:"));
+    /// server.stop(Duration::from_secs(1)).await;
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn start(
         config: Config,
         handlers: Vec<HandlerSpec>,
@@ -71,33 +91,53 @@ impl Server {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What is bound, with the ports that were picked, in the order of the configuration.
+    /// The bound addresses, with the ports that the system chose, in the order of the configuration.
     pub fn listeners(&self) -> &[Listening] {
         &self.inner.listeners
     }
 
-    /// Where the admin side is served.
+    /// The address of the admin side; `None` if it is not served.
     pub fn admin(&self) -> Option<AdminAddress> {
         self.inner.admin
     }
 
-    /// What encrypted listeners show, the admin side among them.
+    /// The certificates of all encrypted listeners, including the admin side.
     pub fn certificates(&self) -> Vec<ListenerCertificate> {
         self.inner.hub.tls.certificates()
     }
 
-    /// Reads certificates, keys and client authorities again, of every encrypted listener. Whoever connects from now on
-    /// is shown what is new; who is connected stays so. Blocks for as long as reading takes.
+    /// Reloads certificates, keys and client authorities of every encrypted listener. New connections use them; open ones
+    /// stay open. Blocks while it reads the files.
     ///
     /// # Errors
-    /// One for each listener that goes on with what it had because its files cannot be used; the others have theirs.
+    /// One [`ReloadError`] for each listener whose files cannot be used and that keeps its previous certificate. The others
+    /// use their new files.
     pub fn reload_certificates(&self) -> Result<(), Vec<ReloadError>> {
         let failed = self.inner.hub.tls.reload();
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// A connection that needs no socket: the other end runs the same loop as every connection. After `stop`, or
-    /// beyond `connections_max`, it reads as closed.
+    /// Opens a connection without a socket; it is served like every other connection. After [`Server::stop`], or if
+    /// `connections_max` is reached, the stream reads as closed.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use mqcore_server::config::{Config, Protocol};
+    /// use mqcore_server::handler::NoHandlers;
+    /// use mqcore_server::server::Server;
+    /// use tokio::io::AsyncReadExt;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = Server::start(Config::default(), Vec::new(), Arc::new(NoHandlers)).await?;
+    /// let mut stream = server.connect_local(Protocol::Tmqp);
+    /// server.stop(std::time::Duration::ZERO).await;
+    /// assert_eq!(stream.read(&mut [0; 64]).await?, 0, "a stopped server closes its connections");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn connect_local(&self, protocol: Protocol) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(LOCAL_BUFFER_BYTES);
         let hub = &self.inner.hub;
@@ -156,7 +196,23 @@ impl Server {
         keys.iter().position(|known| **known == *key).map(|index| HandlerId(index as u16))
     }
 
-    /// What all shards know, joined. Shards that have stopped add nothing.
+    /// A snapshot of all shards. Shards that have stopped add nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use mqcore_server::config::Config;
+    /// use mqcore_server::handler::NoHandlers;
+    /// use mqcore_server::server::Server;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let server = Server::start(Config::default(), Vec::new(), Arc::new(NoHandlers)).await?;
+    /// assert!(server.snapshot().await.clients.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn snapshot(&self) -> ShardStats {
         snapshot::take(&self.inner.hub).await
     }
@@ -174,8 +230,8 @@ impl Server {
         self.inner.hub.schedules.end_schedule(id).await
     }
 
-    /// The last requests that could not be done, the latest first, at most `limit` of them: what the numbers stand for
-    /// that their peers were told. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are kept.
+    /// The most recent failed requests, the latest first, at most `limit`. Clients of some protocols receive only the number of
+    /// such a request. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are kept.
     pub fn failures(&self, limit: usize) -> Vec<Failure> {
         self.inner.hub.failures.latest(limit)
     }
@@ -185,8 +241,8 @@ impl Server {
         snapshot::waiting(&self.inner.hub, queue, max).await
     }
 
-    /// A consistent copy of everything that is saved, as files that stay until it is dropped. Nobody is disturbed, apart
-    /// from the moment in which all journals are synced together.
+    /// A consistent copy of everything that is saved, as files that stay until it is dropped. The broker keeps working; it
+    /// pauses writes only while all journals are synced together.
     ///
     /// # Errors
     /// [`BackupError`]; nothing was changed then.
@@ -198,7 +254,7 @@ impl Server {
         }
     }
 
-    /// Turns a manual clock forward, and wakes whoever waits for it. Without effect on the system's clock.
+    /// Advances a manual clock and wakes every timer that waits for it. Has no effect on the system clock.
     pub fn advance(&self, by: Duration) {
         let hub = &self.inner.hub;
         if !hub.clock.advance(by) {
@@ -242,26 +298,26 @@ impl Server {
     /// after their file has changed.
     ///
     /// # Errors
-    /// [`StoreError`] if they cannot be read; those that are known then go on to hold.
+    /// [`StoreError`] if they cannot be read; the previous ones stay in force.
     pub async fn reload_authority(&self) -> Result<(), StoreError> {
         reload::reload(&self.inner.hub, true).await
     }
 
-    /// Stops: accepts nothing, lets the shards finish what they have, lets every session say goodbye and waits
-    /// up to `grace` for the peers to take what is theirs. Then everything is gone. Again is fine, and with a shorter
-    /// grace shortens it. Goes on even if nobody waits for it.
+    /// Stops the server: accepts no connections, finishes in-flight work, and waits up to `grace` for clients to read their
+    /// remaining data. A second call has no effect, except that a shorter `grace` shortens the wait. Stopping continues even
+    /// if the returned future is dropped.
     pub async fn stop(&self, grace: Duration) {
         self.inner.hub.shutdown.begin(grace);
         self.stopped().await;
     }
 
-    /// Whether the server has stopped, whoever stopped it: administrators of some protocols may.
+    /// Whether the server has stopped, by [`Server::stop`] or by an administrator of a protocol that allows it.
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.inner.hub.shutdown.is_over()
     }
 
-    /// Returns once the server has stopped, whoever stopped it.
+    /// Returns once the server has stopped, by [`Server::stop`] or by an administrator.
     pub async fn stopped(&self) {
         self.inner.hub.shutdown.all_gone().await;
     }

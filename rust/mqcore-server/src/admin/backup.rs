@@ -15,9 +15,9 @@ use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::storage::archive::Archive;
 use crate::storage::backup::BackupError;
 
-/// Octets read and sent at a time.
+/// Bytes read and sent at a time.
 const PIECE: usize = 256 * 1024;
-/// Tells octets of files, for a progress bar.
+/// Tells bytes of files, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
 
 pub(crate) async fn download(
@@ -26,12 +26,11 @@ pub(crate) async fn download(
     headers: HeaderMap,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
-        let message =
-            "as long as nobody can log in, a backup is given to callers on the broker's own machine only";
+        let message = "no users exist yet, so backups are available only from the broker's own machine; create a user or token first";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
     if headers.get(REQUEST_HEADER).is_none_or(|value| value != "backup") {
-        let message = "a request for a backup has the header 'Mqcore-Request: backup'";
+        let message = "the header 'Mqcore-Request: backup' is missing";
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     }
     let hub = admin.hub.clone();
@@ -46,7 +45,7 @@ pub(crate) async fn download(
     let alive = admin.hub.shutdown.enter();
     tokio::task::spawn_blocking(move || {
         send(archive, &sender);
-        // The directory is free for the next broker before this one counts as stopped.
+        // Releases the directory for the next broker before this one counts as stopped.
         drop(alive);
     });
     let headers = [
@@ -75,12 +74,12 @@ fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
             Ok(0) => return,
             Ok(_) => {
                 if !deliver(sender, Ok(piece.into())) {
-                    tracing::warn!("a backup was broken off by its client, or not read for a minute");
+                    tracing::warn!("stopped a backup: the client disconnected, or read nothing for 60 s");
                     return;
                 }
             }
             Err(failed) => {
-                tracing::error!(error = %failed, "a backup was broken off, because a file cannot be read");
+                tracing::error!(error = %failed, "stopped a backup: cannot read a file");
                 // The connection ends in the middle, so nobody takes it for whole.
                 deliver(sender, Err(failed));
                 return;

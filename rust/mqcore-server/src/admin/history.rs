@@ -30,7 +30,7 @@ use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request}
 
 /// Stretches of one question at most: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;
-/// Octets that are gathered before they are sent.
+/// Bytes that are gathered before they are sent.
 const CHUNK: usize = 256 * 1024;
 
 #[derive(Debug, Deserialize)]
@@ -55,19 +55,18 @@ pub(crate) async fn answer(
     headers: HeaderMap,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
-        let message =
-            "as long as nobody can log in, history is given to callers on the broker's own machine only";
+        let message = "no users exist yet, so history is available only from the broker's own machine; create a user or token first";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
     let Some(history) = admin.history.clone() else {
-        let message = "this broker has no data directory, so it keeps no history";
+        let message = "this broker has no data directory, so it has no history; start it with --data-dir";
         return error(StatusCode::CONFLICT, "nothing-kept", message);
     };
     let words = headers.get(REQUEST_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let question: Question = match serde_json::from_str(words) {
         Ok(question) => question,
         Err(wrong) => {
-            let message = format!("the header Mqcore-Request has a question as JSON: {wrong}");
+            let message = format!("the header Mqcore-Request is not a valid request in JSON: {wrong}");
             return error(StatusCode::BAD_REQUEST, "bad-request", &message);
         }
     };
@@ -81,7 +80,7 @@ pub(crate) async fn answer(
         Ok(Ok(Found::Json(value))) => Json(value).into_response(),
         Ok(Ok(Found::Rows(batches))) => rows(&admin, *batches),
         Ok(Err(failed)) => refuse(&failed),
-        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"),
     }
 }
 
@@ -160,7 +159,7 @@ fn send(batches: Batches, sender: &mpsc::Sender<io::Result<Bytes>>) {
     if let Err(failed) = write(batches, &mut output)
         && !output.gone
     {
-        tracing::error!(error = %failed, "an answer about history was broken off");
+        tracing::error!(error = %failed, "stopped an answer about history: cannot read the history");
         // The connection ends in the middle, so nobody takes it for whole.
         deliver(sender, Err(io::Error::other(failed)));
     }
@@ -176,7 +175,7 @@ fn write(batches: Batches, output: &mut Chunks<'_>) -> Result<(), ArrowError> {
     Ok(())
 }
 
-/// Octets on their way to a client.
+/// Bytes on their way to a client.
 struct Chunks<'a> {
     sender: &'a mpsc::Sender<io::Result<Bytes>>,
     gathered: Vec<u8>,

@@ -24,7 +24,7 @@ pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
             let schedules: Vec<Value> = list.schedules.iter().map(describe).collect();
             Json(json!({"total": list.total, "schedules": schedules, "limit": limit})).into_response()
         }
-        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"),
         Err(_) => busy(),
     }
 }
@@ -55,7 +55,8 @@ pub(crate) async fn end(State(admin): State<Admin>, Path(id): Path<String>) -> R
     let ended = match tokio::time::timeout(END_TIMEOUT, admin.hub.schedules.end_schedule(id)).await {
         Ok(ended) => ended,
         Err(_) => {
-            let message = "the disk has not confirmed the end of the schedule within 10 s; /schedules tells whether it is there";
+            let message =
+                "cannot save the end of the schedule within 10 s; look at /schedules whether it still exists";
             return error(StatusCode::INSUFFICIENT_STORAGE, "not-saved", message);
         }
     };

@@ -20,12 +20,12 @@ use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::snapshot;
 use crate::storage::history::{HistoryDir, HistoryError, Request};
 
-/// Octets of an id at most; no protocol has longer ones.
+/// Bytes of an id at most; no protocol has longer ones.
 const ID_BYTES_MAX: usize = 255;
 /// Messages that are told of, and steps of all of them together; several messages may have one id.
 const MESSAGES_MAX: usize = 100;
 const STEPS_MAX: usize = 10_000;
-/// Octets of history that are read in one piece.
+/// Bytes of history that are read in one piece.
 const PIECE_BYTES: u64 = 256 << 20;
 
 /// A message in the history: its shard and its number there.
@@ -37,12 +37,11 @@ pub(crate) async fn answer(
     Path(id): Path<String>,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
-        let message =
-            "as long as nobody can log in, messages are traced for callers on the broker's own machine only";
+        let message = "no users exist yet, so traces are available only from the broker's own machine; create a user or token first";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
     if id.is_empty() || id.len() > ID_BYTES_MAX {
-        let message = format!("a message's id has 1 to {ID_BYTES_MAX} octets");
+        let message = format!("a message ID has 1 to {ID_BYTES_MAX} bytes");
         return error(StatusCode::BAD_REQUEST, "bad-request", &message);
     }
     let (mut kept, mut steps) = (false, Vec::new());
@@ -54,7 +53,7 @@ pub(crate) async fn answer(
         (kept, steps) = match tokio::task::spawn_blocking(move || read(&history, &id)).await {
             Ok(Ok(read)) => read,
             Ok(Err(failed)) => return refuse(&failed),
-            Err(_) => return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server stops"),
+            Err(_) => return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"),
         };
     }
     let keys: BTreeSet<Key> = steps.iter().map(|step| step.key).collect();

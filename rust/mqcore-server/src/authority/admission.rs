@@ -18,16 +18,16 @@ use super::state::{Authority, Origin, guesser};
 use super::verdicts;
 use crate::hub::Hub;
 
-/// Somebody who wants to come in.
+/// A login attempt.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) origin: Origin,
     pub(crate) peer: Arc<Peer>,
-    /// What it says of itself. Its token is taken out of it.
+    /// How the peer introduces itself, with its token until that is checked.
     pub(crate) introduction: Introduction,
 }
 
-/// What became of it.
+/// The result of a login attempt.
 #[derive(Debug)]
 pub(crate) struct Applied {
     /// To be passed on, without its secrets.
@@ -35,7 +35,7 @@ pub(crate) struct Applied {
     pub(crate) result: Result<Arc<Identity>, LoginRejection>,
 }
 
-/// Finds out who somebody is. Ends after the time that an authenticator has, whatever happens.
+/// Identifies a peer, within the timeout of the authenticator.
 pub(crate) async fn apply(hub: Arc<Hub>, arrival: Arrival) -> Applied {
     let Arrival { origin, peer, mut introduction } = arrival;
     let credentials = Credentials::read(introduction.token.take().as_deref());
@@ -86,7 +86,7 @@ impl Authority {
         result
     }
 
-    /// Who it is by the records.
+    /// Identifies a peer by users and tokens.
     async fn look_up(
         &self,
         hub: &Hub,
@@ -165,16 +165,16 @@ impl Authority {
 /// Why a request to the admin side is not answered.
 #[derive(Debug)]
 pub(crate) enum Denial {
-    /// It is not known who asks.
+    /// The caller is not identified.
     Unknown(LoginRejection),
-    /// It is, and that is not enough.
+    /// The caller lacks the permission.
     Forbidden,
 }
 
-/// What a request to the admin side wants.
+/// A request to the admin side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageRequest<'a> {
-    /// What its `Authorization` header says.
+    /// Its `Authorization` header.
     pub(crate) authorization: Option<&'a str>,
     /// The page, with its leading slash.
     pub(crate) page: &'a str,

@@ -14,7 +14,7 @@ use mqcore_authority::audit::{AuditEvent, AuditOutcome, AuditRecord};
 
 /// Lines that may wait to be written.
 const LINES_MAX: usize = 8192;
-/// Octets of a file that are reached before it is put aside, as `FILE.1`, and a new one begun.
+/// Bytes of a file that are reached before it is put aside, as `FILE.1`, and a new one begun.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Where audit lines go.
@@ -107,7 +107,7 @@ fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost:
         }
         if let Err(error) = output.put(&octets) {
             lost.fetch_add(taken, Ordering::Relaxed);
-            tracing::error!(%error, lines = taken, "audit lines could not be written");
+            tracing::error!(%error, lines = taken, "cannot write audit lines; they are lost");
         }
         octets.clear();
     }

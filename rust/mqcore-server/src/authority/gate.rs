@@ -1,7 +1,7 @@
-//! Where a connection's commands pass before they go to shards.
+//! The permission check of a connection, before its commands go to shards.
 //!
-//! Most gates are open: one look at one flag for a whole batch. Behind a closed one, commands wait in their order while it
-//! is found out who the peer is, or while an authorizer thinks about one of them; nobody else waits for that.
+//! Most gates are open: one look at one flag for a whole batch. At a closed one, commands wait in order while the peer is
+//! identified, or while an authorizer decides about one of them. Other connections do not wait.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -32,7 +32,7 @@ use crate::hub::Hub;
 /// The gate of one connection.
 pub(crate) struct Gate {
     state: GateState,
-    /// Batches that wait, each with the octets that it was made of.
+    /// Batches that wait, each with the bytes that it was made of.
     held: VecDeque<(VecDeque<Command>, usize)>,
     origin: Origin,
     peer: Arc<Peer>,
@@ -41,13 +41,13 @@ pub(crate) struct Gate {
 enum GateState {
     /// Everything is allowed.
     Open,
-    /// Nobody knows who it is.
+    /// The peer is not identified.
     Stranger,
-    /// It is being found out.
+    /// The peer is being identified.
     Arriving(Pin<Box<dyn Future<Output = Applied> + Send>>),
-    /// It is somebody, who may do some things.
+    /// The peer is identified and has some permissions.
     Known(Box<Known>),
-    /// It was turned away, or its rights have ended: nothing passes any more.
+    /// The peer was rejected, or its rights have ended: no command passes.
     Shut,
 }
 
@@ -56,24 +56,24 @@ struct Known {
     authorizer: Option<Arc<dyn AuthorityPort>>,
     /// By action, the queue on which it was last found to be allowed by the rules.
     last: [Option<QueueAddress>; Action::COUNT],
-    /// What the authorizer said.
+    /// Verdicts of the authorizer.
     verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
     /// Grows when commands that had to wait have passed.
     round: u64,
     asking: Option<Pin<Box<dyn Future<Output = Answers> + Send>>>,
 }
 
-/// What has to be done after commands have passed, or not.
+/// What the connection has to do after a check.
 pub(crate) enum Step {
     /// These go to the shards.
     Pass(Vec<Command>, usize),
-    /// The peer is told this.
+    /// This event is sent to the peer.
     Tell(Event),
-    /// From now on this stands for the peer.
+    /// From now on this is the peer's client.
     Become(Arc<Client>),
 }
 
-/// How a command fares.
+/// The decision about a command.
 enum Fate {
     Allowed,
     Denied(Action, String),

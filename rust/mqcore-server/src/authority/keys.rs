@@ -41,7 +41,7 @@ impl std::fmt::Debug for LimitKeys {
 
 #[derive(Default)]
 struct LimitVerdicts {
-    /// What the authorizer said.
+    /// Verdicts of the authorizer.
     verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
     /// What it has to be asked.
     wanted: Vec<(Action, Box<str>)>,
@@ -72,7 +72,7 @@ impl LimitKeys {
         Some(Box::pin(ask(Arc::clone(authorizer), client, identity, wanted)))
     }
 
-    /// What the authorizer said.
+    /// Verdicts of the authorizer.
     pub(crate) fn remember(&self, answers: Answers) {
         let now = self.hub.clock.now();
         let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();

@@ -19,7 +19,7 @@ pub(crate) async fn watch(hub: Arc<Hub>, _alive: TaskGuard) {
             () = hub.shutdown.ended() => return,
         }
         if let Err(error) = reload(&hub, false).await {
-            tracing::error!(%error, "users and tokens could not be read; those that were known go on to hold");
+            tracing::error!(%error, "cannot reload users and tokens; the previous ones stay in force");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What one server knows of users and tokens, and of who is connected.
+//! Users, tokens and connected identities of one server.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -24,13 +24,13 @@ use crate::stats::counter::Counter;
 /// How often the store is looked at, and expired tokens are looked for.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Passwords that are checked at the same time at most: each takes a core and 19 MiB.
+/// Passwords that are checked at the same time at most: each check takes a core and 19 MiB.
 const CHECKS_MAX: usize = 4;
 
-/// Passwords that wait to be checked at most; whoever comes then is told to come again.
+/// Passwords that wait to be checked at most; further logins are rejected as busy.
 const CHECKS_WAITING_MAX: usize = 64;
 
-/// What happened, for the metrics.
+/// Counters for the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct AuthorityCounters {
     pub(crate) logins: Counter,
@@ -39,21 +39,21 @@ pub(crate) struct AuthorityCounters {
     pub(crate) revoked: Counter,
 }
 
-/// One server's authority.
+/// Decides who may connect to one server, and what each client may do.
 pub(crate) struct Authority {
-    /// What the configuration says; the store's records are added to it.
+    /// Records of the configuration; those of the store are added.
     pub(super) configured: Records,
     pub(super) store: Option<Store>,
     pub(super) records: RwLock<Arc<Records>>,
     pub(super) stamp: Mutex<Stamp>,
-    /// Whether everybody who reaches a listener may do everything. Once that has ended it never begins again: a broker that
-    /// was told to ask must not stop asking because its last user was removed.
+    /// Whether clients need no login. Once a user exists this never becomes true again: removing the last user must not open
+    /// the broker.
     pub(super) open: AtomicBool,
     pub(super) port: Option<Arc<dyn AuthorityPort>>,
     pub(super) attempts: Mutex<LoginAttempts>,
     pub(super) checks: Arc<Semaphore>,
     pub(super) waiting: Arc<Semaphore>,
-    /// Who is behind each connection for which it matters.
+    /// The identity of each connection that needs one.
     pub(super) present: Mutex<HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>>,
     /// Connections accepted without credentials because there was no user yet. They are closed when one is created.
     unauthenticated: Mutex<HashSet<ConnectionId, foldhash::fast::RandomState>>,
@@ -68,7 +68,7 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// Who is speaking, for audit lines.
+/// The origin of a request, for audit lines.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     pub(crate) connection: Option<u64>,
@@ -94,7 +94,7 @@ impl Authority {
         let stamp = store.as_ref().map(Store::stamp).unwrap_or_default();
         let records = joined(&config.records, store.as_ref())?;
         if let Some(store) = store.as_ref().filter(|store| store.is_exposed()) {
-            tracing::warn!(path = %store.path().display(), "others than its owner may read this file of users and tokens");
+            tracing::warn!(path = %store.path().display(), "other users of this machine can read this file of users and tokens; run chmod 600 on it");
         }
         let target = match (&config.audit, data_dir) {
             (Some(target), _) => target.clone(),
@@ -130,7 +130,7 @@ impl Authority {
         })
     }
 
-    /// Whether everybody who reaches a listener may do everything.
+    /// Whether clients need no login and may do everything.
     pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::SeqCst)
     }
@@ -140,7 +140,7 @@ impl Authority {
         !self.records().tokens.is_empty()
     }
 
-    /// Where the command line adds users and tokens.
+    /// The file to which the command line adds users and tokens.
     pub(crate) fn store(&self) -> Option<&Store> {
         self.store.as_ref()
     }
@@ -168,7 +168,7 @@ impl Authority {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers who is behind a connection, for as long as that is so. False if it is not so any more.
+    /// Records the identity of a connection until [`Authority::leave`]. False if the identity is no longer valid.
     pub(crate) fn enter(&self, connection: ConnectionId, identity: &Arc<Identity>, now_ms: u64) -> bool {
         self.present().insert(connection, Arc::clone(identity));
         // Looked at behind the entry: whoever changes the records meanwhile finds the one or the other.

@@ -17,7 +17,7 @@ use serde_json::json;
 pub const FILE_NAME: &str = "authority.json";
 /// The version of the file's form.
 const VERSION: u32 = 1;
-/// Octets of the file at most.
+/// Bytes of the file at most.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Why users and tokens cannot be read or written.
@@ -29,11 +29,11 @@ pub enum StoreError {
     Io {
         /// Which file.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// The file is not what this version writes.
-    #[error("{path} holds no users and tokens of this version: {why}")]
+    #[error("{path} is not a file of users and tokens of this version: {why}")]
     Format {
         /// Which file.
         path: PathBuf,
@@ -50,7 +50,7 @@ pub enum StoreError {
     #[error("{0}")]
     Setting(String),
     /// The system has no random numbers.
-    #[error("no random numbers from the system: {0}")]
+    #[error("cannot read random numbers from the system: {0}")]
     Random(io::Error),
 }
 
@@ -323,7 +323,7 @@ pub fn hash_password(password: &str) -> Result<String, StoreError> {
     Ok(password_hash(password)?.into())
 }
 
-/// Fresh random octets of the system.
+/// Fresh random bytes of the system.
 ///
 /// # Errors
 /// [`StoreError::Random`] if it has none.

@@ -54,7 +54,7 @@ pub(super) fn write(
     hub.authority.audit.write(line);
 }
 
-/// Asks, and takes silence for no.
+/// Asks the authorizer; no answer in time means no.
 pub(super) async fn ask(
     authorizer: Arc<dyn AuthorityPort>,
     client: Arc<Client>,

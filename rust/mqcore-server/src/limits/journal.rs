@@ -33,7 +33,7 @@ use crate::storage::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJour
 const WRITTEN: &[u8] = b"written";
 /// Changes that are fetched under one lock.
 const FETCHED_AT_ONCE: usize = 256;
-/// Octets that housekeeping may move at a time.
+/// Bytes that housekeeping may move at a time.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
 /// Intervals without a change after which housekeeping has a turn all the same.
 const QUIET_INTERVALS: u32 = 16;
@@ -49,7 +49,7 @@ pub(crate) struct LimitJournal {
     pending: VecDeque<EntryChange>,
     /// Puts that others have taken the place of.
     replaced: Vec<u64>,
-    /// Scratch: one entry as octets.
+    /// Scratch: one entry as bytes.
     octets: Vec<u8>,
     /// Alive while a backup needs the files as they are.
     pin: Weak<Pin>,
@@ -64,7 +64,7 @@ pub(crate) struct Restored {
     pub(crate) unreadable: u64,
 }
 
-/// An entry that was read: its number, that of its put, and where its octets begin and end.
+/// An entry that was read: its number, that of its put, and where its bytes begin and end.
 type Read = (u64, u64, usize, usize);
 
 impl LimitJournal {
@@ -82,7 +82,7 @@ impl LimitJournal {
         };
         let (journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
         if recovered.report.is_alarming() {
-            tracing::error!(report = %recovered.report, "the journal of limits was damaged");
+            tracing::error!(report = %recovered.report, "the journal of rate limits is damaged; damaged records were skipped");
         }
         let written = recovered.definitions.iter().find(|(key, _)| **key == *WRITTEN);
         let written = written.and_then(|(_, value)| value.first_chunk().copied());
@@ -100,7 +100,7 @@ impl LimitJournal {
         if back > 0 {
             tracing::warn!(
                 seconds = back / 1_000_000_000,
-                "the clock was set back since limits were written"
+                "the clock was set back since rate limits were saved"
             );
         }
         limiter.watch_changes();
@@ -139,7 +139,7 @@ impl LimitJournal {
                     gone.push(number);
                 }
                 Err(error) => {
-                    tracing::error!(number, %error, "an entry of the limits cannot be read back");
+                    tracing::error!(number, %error, "cannot read a saved rate limit; it starts anew");
                     restored.unreadable += 1;
                 }
             }
@@ -271,12 +271,12 @@ pub(crate) async fn keep(
     hub.limiter.forget_changes();
     let closed = tokio::task::spawn_blocking(move || {
         let closed = journal.journal.close();
-        // The directory is free for the next broker before this one counts as stopped.
+        // Releases the directory for the next broker before this one counts as stopped.
         drop(directory);
         closed
     });
     if let Ok(Err(error)) = closed.await {
-        tracing::error!(%error, "the journal of limits could not be closed in order");
+        tracing::error!(%error, "cannot close the journal of rate limits; the next start reads it in full");
     }
     drop(alive);
 }
@@ -289,20 +289,20 @@ fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
         Ok(saved) => {
             counters.saved.add(saved);
             if failing.swap(0, Ordering::Relaxed) != 0 {
-                tracing::warn!("limits are written down again");
+                tracing::warn!("rate limits are saved again");
             }
             true
         }
         Err(error @ JournalError::Full { .. }) => {
             if failing.swap(1, Ordering::Relaxed) == 0 {
-                tracing::error!(%error, "limits are not written down; they hold, and a crash would lose their changes");
+                tracing::error!(%error, "cannot save rate limits; they stay in force, but a crash would lose their changes; free disk space");
             }
             true
         }
         Err(error) => {
             failing.store(1, Ordering::Relaxed);
             hub.backups.ended(SideJournal::Limits, error.to_string());
-            tracing::error!(%error, "limits are not written down any more; they hold until the next start");
+            tracing::error!(%error, "cannot save rate limits until the next start; they stay in force; check the disk and restart the broker");
             false
         }
     }

@@ -131,12 +131,18 @@ impl Tls {
         let left = seconds_between(now, loaded.not_after);
         let days = left / 86_400;
         if left < 0 {
-            tracing::error!(listener = url, "the certificate has expired; clients refuse it");
+            tracing::error!(
+                listener = url,
+                "the certificate has expired; clients reject it; install a new one and reload"
+            );
         } else if left < i64::try_from(self.expiry_warning.as_secs()).unwrap_or(i64::MAX) {
             tracing::warn!(listener = url, days, "the certificate expires in {days} days");
         }
         if loaded.certificate.not_before > now {
-            tracing::error!(listener = url, "the certificate is not valid yet; clients refuse it");
+            tracing::error!(
+                listener = url,
+                "the certificate is not valid yet; clients reject it; check the clock"
+            );
         }
     }
 
@@ -158,7 +164,7 @@ impl Tls {
             match endpoint.files.load(endpoint.protocols) {
                 Ok(loaded) => {
                     let fingerprint = &loaded.certificate.fingerprint;
-                    tracing::info!(listener = url, fingerprint, "certificate and key read again");
+                    tracing::info!(listener = url, fingerprint, "reloaded certificate and key");
                     self.remark(url, &loaded);
                     self.counters.reloads.add(1);
                     *endpoint.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(loaded);
@@ -203,13 +209,16 @@ impl Tls {
         self.counters.refused(reason).add(1);
         let Some(unsaid) = self.log.next() else { return };
         if unsaid > 0 {
-            tracing::warn!(unsaid, "further TLS handshakes were refused; the metrics count them by reason");
+            tracing::warn!(
+                unsaid,
+                "suppressed log lines about failed TLS handshakes; the metric mqcore_tls_handshakes_failed_total counts them by reason"
+            );
         }
         tracing::warn!(
             listener = &*endpoint.url,
             %peer,
             reason = reason.as_str(),
-            "TLS handshake refused: {words}"
+            "TLS handshake failed: {words}"
         );
     }
 }

@@ -83,7 +83,7 @@ pub(crate) async fn secure(
     None
 }
 
-/// The peer's first octets, which tell what it speaks if it is not TLS.
+/// The peer's first bytes, which tell what it speaks if it is not TLS.
 #[derive(Debug, Default)]
 struct First {
     octets: [u8; FIRST_BYTES],

@@ -28,11 +28,11 @@ pub struct NodeConfig {
     pub masters: Vec<MasterConfig>,
     /// Whether messages are kept in the journal for a master that is away. Needs a data directory. Default no.
     pub keep_messages: bool,
-    /// Octets that are kept at most; the oldest are dropped beyond it. Default 1 GiB.
+    /// Bytes that are kept at most; the oldest are dropped beyond it. Default 1 GiB.
     pub keep_bytes_max: u64,
     /// How long a message is kept. `None`: until it is sent. Default `None`.
     pub keep_age_max: Option<Duration>,
-    /// Octets on their way to masters that are there, without `keep_messages`; beyond it, producers wait. Default 64 MiB.
+    /// Bytes on their way to masters that are there, without `keep_messages`; beyond it, producers wait. Default 64 MiB.
     pub buffer_bytes_max: u64,
     /// The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms.
     pub reconnect_wait: Duration,

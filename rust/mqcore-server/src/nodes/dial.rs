@@ -14,7 +14,7 @@ use tokio_rustls::TlsConnector;
 use crate::nodes::config::MasterConfig;
 use crate::nodes::store::NodeIdentity;
 
-/// Octets of an answer to Hello at most.
+/// Bytes of an answer to Hello at most.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024;
 
 /// What a connection can do, plain or through TLS.

@@ -1,7 +1,7 @@
-//! The seam behind which a program's own filters of nodes run, in whatever language, and the wait for their word.
+//! The interface behind which filters of a program decide which messages a link passes, and the wait for their verdicts.
 //!
-//! A connection whose frames have to be shown to such a filter waits with them, and with all that comes behind them, until
-//! the filter has spoken or its time is over; nobody else waits.
+//! A connection whose frames need such a verdict waits with them, and with all later frames, until the filter has answered or
+//! its time is over. Other connections do not wait.
 
 use std::fmt;
 use std::future::Future;
@@ -21,13 +21,13 @@ use tokio::time::{Instant, timeout_at};
 
 /// A filter that a program wrote: what the rules of its side let through is shown to it.
 pub trait NodeFilterPort: Send + Sync {
-    /// How long it may take over what a client or a node sent at once.
+    /// Time for one question.
     fn timeout(&self) -> Duration;
 
-    /// What holds where it has no answer: late, raised, or too much asked already.
+    /// The verdict if it has no answer: too late, failed, or overloaded.
     fn fallback(&self) -> bool;
 
-    /// Takes a question. Must never block. False: it has no room, and nobody will answer.
+    /// Accepts a question. Must never block. False: it has no room, and there will be no answer.
     fn ask(&self, question: Arc<NodeQuestion>) -> bool;
 }
 
@@ -64,13 +64,13 @@ pub enum Destination {
 /// One frame that is passed on, as a filter sees it.
 #[derive(Debug, Clone)]
 pub struct Passage {
-    /// What sort of frame.
+    /// The kind of frame.
     pub kind: ForwardKind,
     /// To whom.
     pub goal: Destination,
     /// The message; of an acknowledgement its id, source and headers.
     pub message: Message,
-    /// Who produced it, where it is produced. A master knows of it what the message says.
+    /// The producer; only on the node where the message is produced.
     pub client: Option<Arc<Client>>,
     /// The name of the node that passes it on; `None`: this one.
     pub node: Option<Arc<str>>,
@@ -135,7 +135,7 @@ fn acknowledgement(word: &Acknowledgement, client: Option<&Arc<Client>>) -> Mess
     Message::new(&block, &layout, properties, None)
 }
 
-/// What a filter is asked at once.
+/// A batch of messages for a filter to decide about.
 #[derive(Debug)]
 pub struct NodeQuestion {
     passages: Vec<Passage>,
@@ -153,26 +153,26 @@ impl NodeQuestion {
         Self { passages, verdicts, answered: Notify::new(), given_up: AtomicBool::new(false) }
     }
 
-    /// What is asked about, in the order in which it came.
+    /// The messages, in the order of their arrival.
     #[must_use]
     pub fn passages(&self) -> &[Passage] {
         &self.passages
     }
 
-    /// Nobody waits for the answer any more.
+    /// Whether the answer is no longer needed.
     #[must_use]
     pub fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Whether the passage of this number, from 0, goes on.
+    /// Sets the verdict about the passage of this number, from 0.
     pub fn answer(&self, passage: usize, passes: bool) {
         if let Some(verdict) = self.verdicts.get(passage) {
             verdict.store(u8::from(passes), Ordering::Release);
         }
     }
 
-    /// There will be no further answers: for the rest the fallback holds.
+    /// There will be no further answers: the fallback decides about the rest.
     pub fn finish(&self) {
         self.answered.notify_one();
     }
@@ -209,22 +209,22 @@ fn ask(
     }
 }
 
-/// What went through the filters, or needed none.
+/// A batch that has passed the filters, or needed none.
 #[derive(Debug)]
 pub(crate) struct FilteredBatch {
     pub(crate) commands: Vec<Command>,
-    /// What the commands were made of.
+    /// Bytes that the commands were decoded from.
     pub(crate) octets: usize,
-    /// What is passed on.
+    /// Frames to be forwarded.
     pub(crate) noted: Option<Noted>,
-    /// Numbers of what a node passed on and is not taken: done.
+    /// Numbers of forwarded messages that the filter rejected, to be confirmed.
     pub(crate) refused: Vec<u64>,
 }
 
-/// What waits for its verdicts.
+/// A batch that waits for its verdicts.
 pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Send>>;
 
-/// Which of what was noted a program's filters want to see, of one batch.
+/// The frames of one batch that filters of the program decide about.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFilter {
     /// By master: the numbers of the frames among those noted, and what they say.
@@ -266,7 +266,7 @@ impl LinkFilter {
         self.by_master.is_empty()
     }
 
-    /// Asks all filters concerned at once, and takes back what they do not let through.
+    /// Asks all filters at once, and withdraws the frames that they reject.
     pub(crate) fn judge(
         self,
         filters: &NodeFilters,
@@ -294,7 +294,7 @@ impl LinkFilter {
     }
 }
 
-/// Shows what a node passed on to the filter of this side, and leaves out what that does not let through.
+/// Asks the filter of this broker about messages that another broker forwards, and removes those that it rejects.
 pub(crate) fn filter_accepted(
     port: &Arc<dyn NodeFilterPort>,
     counter: &Arc<AtomicU64>,

@@ -1,8 +1,9 @@
-//! The thread through which everything goes that is passed on: it numbers, keeps, hands out to links and forgets.
+//! The thread that forwards frames to upstream brokers: it numbers them, saves them, gives them to links, and drops them once
+//! they are confirmed.
 //!
-//! A connection that offers frames waits for the answer before its commands go to their shards: so a message is safe for its
-//! masters before this broker processes it, and whoever produces faster than masters take it waits. All that was offered
-//! during one sync is the next batch.
+//! A connection that offers frames waits for the answer before its commands go to their shards. A message is therefore saved for
+//! its upstream brokers before this broker processes it, and a producer that is faster than they are waits. Frames that are offered
+//! during one sync form the next batch.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,34 +24,34 @@ use crate::runtime::clock::{Clock, ClockConfig};
 const IDLE: Duration = Duration::from_millis(200);
 /// Requests taken in one batch.
 const BATCH_MAX: usize = 256;
-/// How often housekeeping has its turn while there is work.
+/// Time between two rounds of housekeeping while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Octets that housekeeping may move at a time.
+/// Bytes that housekeeping may move at a time.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
 
-/// What a link is given to send.
+/// Frames for a link, with their numbers.
 pub(crate) type Frames = Vec<(u64, Bytes)>;
 
-/// What is asked of the thread.
+/// A request to the thread.
 enum Ask {
     /// Take these; the answer comes once they are safe.
     Take(Noted, oneshot::Sender<()>),
-    /// What comes for a master behind a number, about so many octets.
+    /// The frames for an upstream broker after a number, up to about so many bytes.
     Next { master: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
     /// A master confirmed up to a number.
     Confirm { master: usize, through: u64 },
     /// A master is there, or away.
     Here { master: usize, here: bool },
-    /// The server ends.
+    /// The server has drained: the shard ends.
     End,
 }
 
-/// What others see of one master's backlog.
+/// The backlog of one upstream broker, for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
     pub(crate) messages: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Of messages that were not passed on: away, full, old.
+    /// Messages that were not forwarded: disconnected, full, old.
     pub(crate) dropped: [AtomicU64; 3],
     /// Messages confirmed since the start.
     pub(crate) confirmed: AtomicU64,
@@ -66,18 +67,18 @@ pub(crate) struct Forwarder {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the thread tells without being asked.
+/// State that the thread publishes.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// By master.
+    /// By upstream broker.
     pub(crate) backlogs: Vec<Backlog>,
-    /// Rung when there is something new for a master.
+    /// Notified when there is something new for an upstream broker.
     pub(crate) news: Vec<Notify>,
-    /// Messages that should have been kept and could not be written down.
+    /// Messages that could not be saved.
     pub(crate) save_failures: AtomicU64,
 }
 
-/// What the thread begins with.
+/// The state that the thread starts with.
 pub(crate) struct ForwarderStart {
     pub(crate) options: LogOptions,
     pub(crate) masters: usize,
@@ -128,7 +129,7 @@ impl Forwarder {
         receiver
     }
 
-    /// What comes for a master behind the number `after`.
+    /// The frames for an upstream broker after the number `after`.
     pub(crate) fn next(&self, master: usize, after: u64, bytes: usize) -> oneshot::Receiver<Frames> {
         let (answer, receiver) = oneshot::channel();
         self.ask(Ask::Next { master, after, bytes, answer });
@@ -139,7 +140,7 @@ impl Forwarder {
         self.ask(Ask::Confirm { master, through });
     }
 
-    /// The thread writes what is left and ends. What is asked behind this is not answered.
+    /// The thread writes what is left and ends. Later requests get no answer.
     pub(crate) fn end(&self) {
         self.ask(Ask::End);
     }
@@ -148,7 +149,7 @@ impl Forwarder {
         self.ask(Ask::Here { master, here });
     }
 
-    /// When the thread has ended nobody waits for anything any more.
+    /// Without effect once the thread has ended: no caller waits then.
     fn ask(&self, ask: Ask) {
         let _ = self.asks.send(ask);
     }
@@ -165,13 +166,13 @@ struct ForwarderThread {
     keeps: bool,
     log: OutgoingLog<Bytes>,
     store: Option<Store>,
-    /// The disk broke its word: nothing is kept any more until the next start.
+    /// The journal failed: nothing is saved until the next start.
     failed: bool,
     /// The disk was full; when to try again.
     full_until: Option<Instant>,
     /// Offers that wait for room, in their order.
     held: VecDeque<Offer>,
-    /// Whoever offered what is taken and not safe yet.
+    /// The senders of frames that are accepted and not saved yet.
     taken: Vec<oneshot::Sender<()>>,
     /// Done with, and not written down yet.
     settled: Vec<u64>,
@@ -211,7 +212,7 @@ impl ForwarderThread {
             && !self.failed
             && let Err(error) = store.close()
         {
-            tracing::error!(%error, "the journal of what is kept for masters could not be closed in order");
+            tracing::error!(%error, "cannot close the journal of messages for upstream brokers; the next start reads it in full");
         }
     }
 
@@ -235,7 +236,7 @@ impl ForwarderThread {
         }
     }
 
-    /// Takes what was offered, as far as there is room, makes it safe and says so.
+    /// Accepts offered frames as far as there is room, saves them, and answers.
     fn take_held(&mut self) {
         let mut anything = !self.taken.is_empty();
         while let Some(mut offer) = self.held.pop_front() {
@@ -249,7 +250,7 @@ impl ForwarderThread {
         }
         if anything && self.make_safe() {
             for answer in self.taken.drain(..) {
-                // Whoever offered may be gone; the messages are here all the same.
+                // The connection may have gone; its messages are accepted all the same.
                 let _ = answer.send(());
             }
             self.shared.news.iter().for_each(Notify::notify_one);
@@ -280,7 +281,9 @@ impl ForwarderThread {
                 Ok(()) => self.full_until = None,
                 Err(JournalError::Full { .. }) => {
                     if self.full_until.is_none() {
-                        tracing::error!("no space is left to keep messages for masters: producers wait");
+                        tracing::error!(
+                            "no disk space to save messages for upstream brokers: producers wait"
+                        );
                     }
                     self.full_until = Some(Instant::now() + IDLE);
                     return false;
@@ -322,7 +325,7 @@ impl ForwarderThread {
 
     fn fail(&mut self, error: &JournalError) {
         self.failed = true;
-        tracing::error!(%error, "the journal of what is kept for masters failed: from now on nothing is passed on");
+        tracing::error!(%error, "cannot save messages for upstream brokers: nothing is forwarded until the next start; check the disk and restart the broker");
     }
 
     fn settle(&mut self) {
@@ -378,7 +381,7 @@ impl ForwarderThread {
                 (None, Some(store)) => match store.read(number) {
                     Ok(frame) => Bytes::from(frame),
                     Err(error) => {
-                        tracing::error!(number, %error, "a message that was kept cannot be read back");
+                        tracing::error!(number, %error, "cannot read a saved message for an upstream broker; it is dropped");
                         continue;
                     }
                 },

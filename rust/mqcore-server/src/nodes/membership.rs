@@ -15,10 +15,10 @@ pub(crate) struct Nodes {
     pub(crate) terms: Arc<NodeTerms>,
     /// Addresses of the masters, in the order of the configuration.
     pub(crate) masters: Vec<String>,
-    /// `None`: nothing is passed on.
+    /// `None`: nothing is forwarded.
     pub(crate) forwarder: Option<Forwarder>,
-    /// Those that the program wrote.
+    /// Filters of the program.
     pub(crate) filters: NodeFilters,
-    /// How often one of them had no answer, so that its fallback held.
+    /// How often a filter had no answer, so that its fallback decided.
     pub(crate) fallen_back: Arc<AtomicU64>,
 }

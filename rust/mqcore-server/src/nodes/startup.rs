@@ -51,7 +51,7 @@ impl OpenedNodes {
         let OpenedStore { store, identity, kept, next } =
             Store::open(&path, &config.masters, config.keep_messages, &random, now_ms)?;
         if !kept.is_empty() {
-            tracing::info!(messages = kept.len(), "messages were kept for masters");
+            tracing::info!(messages = kept.len(), "restored messages for upstream brokers");
         }
         Ok(Self { config, identity, store: Some(store), kept, next })
     }

@@ -15,7 +15,7 @@ use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX};
 
 /// The shard that the journal is made for: none that there can be.
 const SHARD: u32 = u32::MAX;
-/// Octets in front of the frame: for which masters it is, and when it was taken.
+/// Bytes in front of the frame: for which masters it is, and when it was taken.
 const HEAD_BYTES: usize = 12;
 
 /// Who a node is, and how it counts.
@@ -68,7 +68,7 @@ impl Store {
             Options { shard: SHARD, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
         let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
         if recovered.report.is_alarming() {
-            tracing::error!(report = %recovered.report, "the journal of what is kept for masters was damaged");
+            tracing::error!(report = %recovered.report, "the journal of messages for upstream brokers is damaged; damaged records were skipped");
         }
         let text = |key: &str| {
             let value = recovered.definitions.iter().find(|(known, _)| **known == *key.as_bytes());

@@ -21,7 +21,7 @@ use crate::nodes::forwarder::{Forwarder, Frames};
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
 
-/// Octets that are fetched and written at a time.
+/// Bytes that are fetched and written at a time.
 const CHUNK_BYTES: usize = 256 * 1024;
 /// What a master may say in one frame: confirmations are small, and so is everything else that it sends to a node.
 const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 65_535 };
@@ -101,7 +101,7 @@ impl UpstreamTask {
                         tracing::warn!(
                             master = self.config.address,
                             why,
-                            "a master cannot be reached; it is tried again"
+                            "cannot connect to an upstream broker; the broker tries again"
                         );
                     }
                 }
@@ -146,7 +146,7 @@ impl UpstreamTask {
         self.link.accepted(numbered, self.now());
         self.forwarder.here(self.index, true);
         self.tell_home(Some((&id, &name)));
-        tracing::info!(master = self.config.address, name, numbered, "connected to a master");
+        tracing::info!(master = self.config.address, name, numbered, "connected to an upstream broker");
         let (reader, writer) = split(stream);
         let output = BytesMut::new();
         let mut talk = Conversation {
@@ -176,7 +176,7 @@ impl UpstreamTask {
                 tracing::warn!(
                     master = self.config.address,
                     why,
-                    "the connection to a master ended; it is dialled again"
+                    "lost the connection to an upstream broker; the broker reconnects"
                 );
                 true
             }
@@ -216,7 +216,7 @@ impl UpstreamTask {
             };
             match event {
                 LinkEvent::Stopped => return None,
-                LinkEvent::Read(Ok(0)) => return Some("the master closed it".into()),
+                LinkEvent::Read(Ok(0)) => return Some("the upstream broker closed the connection".into()),
                 LinkEvent::Read(Ok(_)) => self.link.heard(self.now()),
                 LinkEvent::Written(Ok(_)) => {
                     if talk.output.is_empty()
@@ -276,7 +276,7 @@ impl UpstreamTask {
                     None
                 }
                 (Kind::PONG, _) => self.link.pong(now),
-                (Kind::TERMINATE, _) => return Err("the master stops".into()),
+                (Kind::TERMINATE, _) => return Err("the upstream broker is stopping".into()),
                 (_, Some(LinkMessage::Confirm(through))) => {
                     self.link.confirm(through, now).then_some(through)
                 }

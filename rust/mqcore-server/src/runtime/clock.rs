@@ -1,4 +1,4 @@
-//! The time, read in one place: what the broker and the sessions are told it is.
+//! The clock of the broker and of all sessions.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mqcore_broker::model::time::Timestamp;
 use tokio::time::Sleep;
 
-/// Who turns the clock.
+/// The source of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClockConfig {
     /// The system: Unix time at the start, and from then on a clock that never runs backwards.
@@ -22,7 +22,7 @@ pub enum ClockConfig {
 /// Where a manual clock starts, Unix milliseconds: a round number, so that tests can spell times out.
 pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 
-/// Tells the time in Unix milliseconds and never runs backwards, whatever happens to the system's clock.
+/// The time in Unix milliseconds. Never runs backwards, even if the system clock is set back.
 #[derive(Debug)]
 pub(crate) struct Clock(Source);
 
@@ -70,7 +70,7 @@ impl Clock {
         }
     }
 
-    /// Turns a manual clock; `false` if it is the system's.
+    /// Advances a manual clock; `false` if this is the system clock.
     pub(crate) fn advance(&self, by: Duration) -> bool {
         match &self.0 {
             Source::System { .. } => false,
@@ -93,7 +93,7 @@ fn millis(duration: Duration) -> u64 {
 /// Wakes a task at a deadline that moves often and mostly to later: the timer is left where it is until it
 /// fires or the deadline becomes earlier, so that a busy connection does not touch the timer wheel.
 ///
-/// Under a manual clock no timer is set: whoever turns the clock wakes everybody.
+/// Under a manual clock no timer is set: advancing the clock wakes all tasks.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     sleep: Option<Pin<Box<Sleep>>>,

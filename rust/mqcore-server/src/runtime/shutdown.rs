@@ -1,4 +1,4 @@
-//! The signal to stop, and the proof that all have stopped.
+//! The signal to stop, and the count of tasks that still run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ const GRACE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// How far the stop is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Nobody has asked to stop.
+    /// No stop was requested.
     Running,
-    /// Nothing is accepted any more; what is there may finish until then.
+    /// No new work is accepted; in-flight work may finish until then.
     Draining(Instant),
-    /// Shards and everybody else end now.
+    /// Shards and all other tasks end now.
     Ended,
 }
 
@@ -32,7 +32,7 @@ impl Shutdown {
         Arc::new(Self { phase: watch::Sender::new(Phase::Running), tasks: watch::Sender::new(0) })
     }
 
-    /// Asks to stop within `grace`. True for the first who asks; a later one can only shorten the time.
+    /// Requests a stop within `grace`. True for the first request; a later one can only shorten the time.
     pub(crate) fn begin(&self, grace: Duration) -> bool {
         let until = Instant::now() + grace.min(GRACE_MAX);
         let mut first = false;
@@ -60,7 +60,7 @@ impl Shutdown {
         *self.phase.borrow() == Phase::Running
     }
 
-    /// Returns when somebody has asked to stop.
+    /// Returns when a stop was requested.
     pub(crate) async fn begun(&self) {
         self.reached(|phase| *phase != Phase::Running).await;
     }
@@ -97,7 +97,7 @@ impl Shutdown {
         TaskGuard(Arc::clone(self))
     }
 
-    /// Whether somebody has asked to stop, and no task is left.
+    /// Whether a stop was requested and no task is left.
     pub(crate) fn is_over(&self) -> bool {
         !self.is_running() && *self.tasks.borrow() == 0
     }

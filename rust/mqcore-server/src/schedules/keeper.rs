@@ -31,7 +31,7 @@ const RUNS_AT_ONCE: usize = 8_192;
 const PATIENCE_MS: u64 = 1_000;
 /// Expressions that are remembered before those are looked for that nobody uses.
 const CRONS_KEPT: usize = 1_024;
-/// Octets of a job that a list shows.
+/// Bytes of a job that a list shows.
 const JOB_SHOWN_BYTES: usize = 1_024;
 
 /// What of a schedule only this module knows.
@@ -62,7 +62,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// About how many octets it takes while it waits.
+    /// About how many bytes it takes while it waits.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.run.len()
     }
@@ -430,7 +430,7 @@ impl<S: Storage> Keeper<S> {
                 Some((*shard, Command::PassedOn(Box::new(PassedOn { ticket, command }))))
             }
             Err(why) => {
-                tracing::error!(schedule = %id, why, "a schedule's run cannot become a job");
+                tracing::error!(schedule = %id, why, "cannot turn a run of a schedule into a job; the run is skipped");
                 None
             }
         }

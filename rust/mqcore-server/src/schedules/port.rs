@@ -13,9 +13,9 @@ use tokio::sync::oneshot;
 use super::keeper::{Crons, Wanted, wanted};
 use super::view::{EndScheduleError, ScheduleList};
 
-/// Octets of schedules that may wait for the thread; more are refused.
+/// Bytes of schedules that may wait for the thread; more are rejected.
 const WAITING_BYTES_MAX: usize = 64 << 20;
-/// What is asked of the thread.
+/// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Ask {
     Schedule(Box<Wanted>),
@@ -27,11 +27,11 @@ pub(super) enum Ask {
     Told(Event),
     /// The clock was turned.
     Look,
-    /// The server ends.
+    /// The server has drained: the shard ends.
     End,
 }
 
-/// What others see.
+/// Numbers for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers {
     pub(crate) schedules: AtomicU64,
@@ -47,7 +47,7 @@ pub(crate) struct Numbers {
 pub(super) struct Shared {
     pub(super) numbers: Numbers,
     crons: Crons,
-    /// Octets of schedules on their way to the thread.
+    /// Bytes of schedules on their way to the thread.
     pub(super) waiting: AtomicUsize,
     /// Until the thread takes it.
     receiver: Mutex<Option<Receiver<Ask>>>,
@@ -98,7 +98,7 @@ impl SchedulePort {
         receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
     }
 
-    /// What a shard says to the connection that schedules come from.
+    /// An event of a shard for the connection that schedules publish on.
     pub(crate) fn told(&self, event: Event) {
         if matches!(event, Event::Confirmed(_) | Event::Deferred(..)) {
             self.ask(Ask::Told(event));
@@ -115,12 +115,12 @@ impl SchedulePort {
         self.ask(Ask::End);
     }
 
-    /// What was asked for, once: for the thread.
+    /// The receiving side, once, for the thread.
     pub(super) fn take_receiver(&self) -> Option<Receiver<Ask>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// When the thread has ended nobody waits for anything any more.
+    /// Without effect once the thread has ended: no caller waits then.
     fn ask(&self, ask: Ask) {
         let _ = self.asks.send(ask);
     }

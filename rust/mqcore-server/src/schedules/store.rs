@@ -18,7 +18,7 @@ use crate::storage::data_dir::SideJournal;
 
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
-/// Octets of an encoded state.
+/// Bytes of an encoded state.
 const STATE_BYTES: usize = 21;
 /// Under this key stands when the journal was made: a later one numbers anew.
 const EPOCH: &[u8] = b"epoch";
@@ -84,7 +84,7 @@ impl<S: Storage> Store<S> {
         let options = Options { shard: SideJournal::Schedules.shard(), ..options };
         let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {})?;
         if recovered.report.is_alarming() {
-            tracing::error!(report = %recovered.report, "the journal of schedules was damaged");
+            tracing::error!(report = %recovered.report, "the journal of schedules is damaged; damaged records were skipped");
         }
         let epoch = recovered.definitions.iter().find(|(key, _)| **key == *EPOCH);
         let epoch = epoch.and_then(|(_, value)| value.first_chunk().copied()).map(u64::from_le_bytes);
@@ -99,7 +99,7 @@ impl<S: Storage> Store<S> {
             let read = live.map_err(|error| error.to_string());
             let read = read.and_then(|live| kept.read(sequence, live.payload, live.touch, cron));
             if let Err(error) = read {
-                tracing::error!(sequence, %error, "a schedule cannot be read back");
+                tracing::error!(sequence, %error, "cannot read a saved schedule; it is skipped");
                 kept.unreadable += 1;
             }
         });

@@ -33,17 +33,17 @@ pub struct ScheduleView {
 pub enum EndScheduleError {
     /// There is none of this id.
     #[error(
-        "this broker keeps no schedule {0}; 'mqcore jobs schedules' lists those that it does, and one that a scheduler of the original has is ended by UNSCHEDULE"
+        "this broker keeps no schedule {0}; list its schedules with `mqcore jobs schedules`; end a schedule of an original scheduler with UNSCHEDULE"
     )]
     Missing(EntryId),
     /// The disk takes no word of it now. Nothing was ended.
     #[error(
-        "schedules cannot be written down now, so the schedule goes on; the log says why, try again when that is mended"
+        "schedules cannot be saved now, so the schedule was not ended; see the broker's log, fix the cause and try again"
     )]
     Failing,
     /// It has ended, and the disk took no word of that.
     #[error(
-        "the schedule {id} has ended, and a crash would bring it back, because that could not be written down: {why}"
+        "the schedule {id} has ended, but a crash would restore it, because the change could not be saved: {why}"
     )]
     NotSaved {
         /// Which.
@@ -52,7 +52,7 @@ pub enum EndScheduleError {
         why: String,
     },
     /// The server stops or has stopped.
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
 }
 

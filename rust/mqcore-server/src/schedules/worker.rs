@@ -28,9 +28,9 @@ use crate::storage::data_dir::{DataDir, SideJournal};
 const BATCH_MAX: usize = 4_096;
 /// How long the thread sleeps while there is something that only time changes: a disk without space, a clock that is turned.
 const IDLE: Duration = Duration::from_millis(200);
-/// How often housekeeping has its turn.
+/// Time between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Octets that housekeeping may move at a time.
+/// Bytes that housekeeping may move at a time.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
 
 /// Starts the thread. `directory` is held until what it wrote is closed.
@@ -55,7 +55,7 @@ pub(crate) fn start(
     };
     std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
         worker.run(&asks);
-        // The directory is free for the next broker before this one counts as stopped.
+        // Releases the directory for the next broker before this one counts as stopped.
         drop(directory);
         drop(alive);
     })?;
@@ -71,7 +71,7 @@ struct ScheduleThread {
     known: HashMap<QueueAddress, bool>,
     /// Schedules that were ended in this round, and who wants to know.
     ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
-    /// The disk broke its word: nothing happens any more until the next start, because nobody would know afterwards that it did.
+    /// The journal failed, so nothing runs until the next start: runs that cannot be saved could happen twice.
     failed: bool,
     housekept: Instant,
     /// Alive while a backup needs the files as they are.
@@ -104,7 +104,7 @@ impl ScheduleThread {
         if !self.failed
             && let Err(error) = self.keeper.close()
         {
-            tracing::error!(%error, "the journal of schedules could not be closed in order");
+            tracing::error!(%error, "cannot close the journal of schedules; the next start reads it in full");
         }
     }
 
@@ -129,7 +129,7 @@ impl ScheduleThread {
                 let id = wanted.id;
                 if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
                     self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
-                    tracing::error!(schedule = %id, why = %rejection, "a schedule was not taken");
+                    tracing::error!(schedule = %id, why = %rejection, "rejected a schedule");
                 }
             }
             Ask::Unschedule(id) => {
@@ -137,12 +137,12 @@ impl ScheduleThread {
             }
             Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
             Ask::List(max, answer) => {
-                // Whoever asked may have gone; nobody misses the answer then.
+                // The caller may have gone; then nothing needs the answer.
                 let _ = answer.send(self.keeper.list(max));
             }
             Ask::Told(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
             Ask::Told(Event::Deferred(number, rejection)) => {
-                tracing::debug!(number, why = %rejection, "a queue cannot take a schedule's run now");
+                tracing::debug!(number, why = %rejection, "a queue rejected a run of a schedule; the broker tries again");
                 self.keeper.put_off(number, now);
             }
             Ask::Told(_) | Ask::Look | Ask::End => {}
@@ -155,18 +155,18 @@ impl ScheduleThread {
         let system_ms = self.hub.clock.system_ms();
         match self.watch.look(system_ms, steady_ms) {
             Some(ClockStep::Back(by)) => {
-                tracing::warn!(by_ms = by, "the system's clock was set back; schedules go by it");
+                tracing::warn!(by_ms = by, "the system clock was set back; schedules follow it");
                 self.keeper.set_back(system_ms);
             }
             Some(ClockStep::Forward(by)) => {
-                tracing::warn!(by_ms = by, "the system's clock was set forward; schedules go by it");
+                tracing::warn!(by_ms = by, "the system clock was set forward; schedules follow it");
             }
             None => {}
         }
         system_ms
     }
 
-    /// Whoever asked may have gone; nobody misses an answer then.
+    /// Ends a schedule. The caller may have gone; then nothing needs the answer.
     fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
         if self.shared.numbers.failing.load(Ordering::Relaxed) {
             let _ = answer.send(Err(EndScheduleError::Failing));
@@ -180,8 +180,9 @@ impl ScheduleThread {
     /// Tells those who have ended schedules in this round what came of writing that down.
     fn tell_of_ends(&mut self, outcome: &Result<(), JournalError>) {
         for (id, answer) in self.ended.drain(..) {
-            let told =
-                outcome.as_ref().map(|()| tracing::info!(schedule = %id, "a schedule was ended by hand"));
+            let told = outcome
+                .as_ref()
+                .map(|()| tracing::info!(schedule = %id, "an administrator ended a schedule"));
             let told = told.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
             let _ = answer.send(told);
         }
@@ -275,18 +276,18 @@ impl ScheduleThread {
             Ok(()) if self.failed => {}
             Ok(()) => {
                 if failing.swap(false, Ordering::Relaxed) {
-                    tracing::warn!("schedules are written down again");
+                    tracing::warn!("schedules are saved again");
                 }
             }
             Err(error @ JournalError::Full { .. }) => {
                 if !failing.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "schedules wait: what they do cannot be written down");
+                    tracing::error!(%error, "cannot save schedules: runs wait until there is disk space");
                 }
             }
             Err(error) => {
                 self.failed = true;
                 failing.store(true, Ordering::Relaxed);
-                tracing::error!(%error, "schedules have stopped until the next start");
+                tracing::error!(%error, "cannot save schedules: no schedule runs until the next start; check the disk and restart the broker");
             }
         }
     }

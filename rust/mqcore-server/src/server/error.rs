@@ -18,15 +18,15 @@ pub enum StartError {
     Config(#[from] ConfigError),
     /// An address that others could reach, while nobody has to log in.
     #[error(
-        "{address} is not a loopback address, and nobody has to log in; make a user first (mqcore user add) or a token \
-         (mqcore token create), listen on 127.0.0.1, or set allow_remote if everybody in the network around is trusted"
+        "cannot listen on {address}: it is not a loopback address, and clients need no login; create a user (mqcore user add) \
+         or a token (mqcore token create), listen on 127.0.0.1, or set allow_remote if every host in the network is trusted"
     )]
     NotLoopback {
         /// What should have been bound.
         address: SocketAddr,
     },
     /// Users and tokens cannot be read, or the audit log not be written.
-    #[error("users and tokens: {0}")]
+    #[error("cannot load users and tokens: {0}")]
     Authority(#[from] StoreError),
     /// Certificates and keys cannot be used.
     #[error(transparent)]
@@ -35,9 +35,9 @@ pub enum StartError {
     #[error(transparent)]
     Data(#[from] DataDirError),
     /// The system gives no thread for a journal.
-    #[error("no thread for a journal: {source}")]
+    #[error("cannot start a thread: {source}")]
     Thread {
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// An address could not be bound.
@@ -45,7 +45,7 @@ pub enum StartError {
     Bind {
         /// What should have been bound.
         address: String,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }

@@ -49,7 +49,7 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
             tracing::info!(
                 shards,
                 wanted,
-                "the data directory keeps the number of shards that it was made for"
+                "the number of shards of a data directory cannot change; using the existing number"
             );
         }
         let shards = (0..directory.shards())
@@ -86,7 +86,7 @@ pub(super) async fn recover_limits(
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     let Restored { entries, expired, unreadable } = kept.1;
-    tracing::info!(entries, expired, unreadable, "limits are back");
+    tracing::info!(entries, expired, unreadable, "restored rate limits");
     Ok(Some(kept))
 }
 
@@ -116,7 +116,7 @@ pub(super) async fn recover_schedules(
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     let (schedules, outstanding) = (keeper.len(), keeper.outstanding());
-    tracing::info!(schedules, outstanding, unreadable, "schedules are back");
+    tracing::info!(schedules, outstanding, unreadable, "restored schedules");
     Ok(keeper)
 }
 
@@ -132,9 +132,9 @@ fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, 
     let (messages, unreadable) = (opened.had.messages.len(), opened.unreadable);
     let report = &opened.report;
     if !report.is_alarming() && unreadable == 0 {
-        tracing::info!(shard, messages, "the journal is whole");
+        tracing::info!(shard, messages, "recovered a journal");
     } else {
-        tracing::error!(shard, messages, unreadable, %report, "the journal was damaged");
+        tracing::error!(shard, messages, unreadable, %report, "recovered a damaged journal; damaged records were skipped");
     }
     Ok(opened)
 }

@@ -1,7 +1,7 @@
-//! The task that owns one shard: takes what came, lets the broker decide, carries the effects out.
+//! The task that owns one shard: takes input, lets the broker decide, carries out its effects.
 //!
-//! It never waits for anybody: outboxes always take, handlers and other shards are told through channels without
-//! bound. So whatever else is full or stuck, a shard goes on.
+//! It never waits: outboxes always accept, and handlers and other shards have unbounded channels. A shard therefore continues
+//! whatever else is full or stuck.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ use crate::stats::counters::CloseReason;
 use crate::storage::body_reader::ReadRequest;
 use crate::storage::journal_writer::JournalWriter;
 
-/// Batches taken from the inbox in one go.
+/// Batches taken from the inbox at once.
 const BATCHES_MAX: usize = 64;
 
 /// Commands before the effects so far are carried out: enough to share the cost, few enough to stay in the cache.
 const COMMANDS_MAX: usize = 1024;
 
-/// Stored messages handed out before looking for new commands.
+/// Stored messages delivered before the task looks for new commands.
 const WORK_BUDGET: usize = 1024;
 
 /// One shard and everything that its task needs.
@@ -100,7 +100,7 @@ impl Engine {
         let mut alarm = Alarm::new();
         loop {
             if self.more {
-                // Others on this thread get their turn, however much there is to hand out.
+                // Lets other tasks of this thread run, however much there is to deliver.
                 tokio::task::yield_now().await;
             } else {
                 let deadline = self.broker.next_timeout();
@@ -209,7 +209,7 @@ impl Engine {
                     self.broker.forwarded(forwarded, now, &mut self.effects);
                 }
                 if self.broker.forwards() != before {
-                    // It goes on to yet another shard, and takes its room along.
+                    // It is forwarded to yet another shard, and keeps its room.
                     self.peers.extend_rooms(&rooms);
                 }
             }
@@ -236,7 +236,7 @@ impl Engine {
             Urgent::Router(_, Some(router)) => self.define_router(*router),
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
             Urgent::ShardStats(reply) => {
-                // Whoever asked may have gone; nobody misses the answer then.
+                // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(self.broker.stats(now));
             }
             Urgent::WaitingMessage(queue, max, reply) => {
@@ -246,7 +246,7 @@ impl Engine {
                 let _ = reply.send(self.broker.locations(&sought));
             }
             Urgent::Takes(queues, reply) => {
-                // Whoever asked may have gone; nobody misses the answer then.
+                // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(queues.iter().map(|queue| self.broker.takes(queue)).collect());
             }
             Urgent::Scheduled(commands) => {
@@ -275,11 +275,11 @@ impl Engine {
     pub(crate) fn define_router(&mut self, router: RouterDefinition) {
         let name = router.name.clone();
         if let Err(rejection) = self.broker.define_router(router) {
-            tracing::error!(router = %name, reason = %rejection, "the router cannot be made");
+            tracing::error!(router = %name, reason = %rejection, "cannot create a router");
         }
     }
 
-    /// Lets due things happen, hands out what is stored, and carries everything out.
+    /// Runs due timers, delivers stored messages, and carries out all effects.
     fn finish(&mut self, now: Timestamp) {
         if now >= self.broker.next_timeout() {
             self.broker.timeout(now, &mut self.effects);
@@ -335,7 +335,7 @@ impl Engine {
     }
 
     fn close(&mut self, connection: ConnectionId, rejection: &Rejection) {
-        tracing::info!(connection = connection.0, reason = %rejection, "the broker closes a connection");
+        tracing::info!(connection = connection.0, reason = %rejection, "closed a connection");
         // The only connections that the broker ends because it is busy are those that hold it up.
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
@@ -346,8 +346,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // What this shard knew is lost; going on with the others would only hide it.
-            tracing::error!(shard = self.shard, "a shard failed; the server stops");
+            // The state of this shard is lost; continuing with the others would only hide that.
+            tracing::error!(shard = self.shard, "a shard failed; the server is stopping");
             self.alive.fail();
         }
     }

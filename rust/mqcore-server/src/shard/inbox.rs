@@ -1,4 +1,4 @@
-//! How everybody else reaches a shard: what can be put into its inbox, and how much of it.
+//! The inbox of a shard: what can be sent to it, and how much.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use crate::handler::AnswerSink;
 use crate::net::outbox::Outbox;
 
-/// Octets, as they came from sockets, that may wait for one shard; whoever has more waits. Small enough to stay in
+/// Bytes, as read from sockets, that may wait for one shard; connections with more wait. Small enough to stay in
 /// the cache of a core, large enough that a shard never runs dry while others still read.
 const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Octets that one permit stands for.
+/// Bytes per permit.
 const PERMIT_BYTES: usize = 1024;
 
 /// The commands of one connection that came in one go.
@@ -37,36 +37,36 @@ pub(crate) struct Batch {
 /// The room of a batch of which parts went to other shards.
 pub(crate) type SharedRoom = Arc<OwnedSemaphorePermit>;
 
-/// What comes from connections, in their order.
+/// Input from connections, in order.
 #[derive(Debug)]
 pub(crate) enum Input {
-    /// A peer asks for something.
+    /// Commands of a client.
     Batch(Batch),
-    /// A connection ended. Behind everything that it asked for.
+    /// A connection ended. Sent after all its commands.
     Closed(ConnectionId),
-    /// A congested connection takes more again.
+    /// A congested connection accepts more again.
     Writable(ConnectionId),
 }
 
-/// What must not wait behind publishers: they could be waiting for it.
+/// Input that must not wait behind publishers, because they may wait for it.
 #[derive(Debug)]
 pub(crate) enum Urgent {
     /// Handlers answer.
     Answers(Vec<Answer>),
     /// Another shard dead-letters messages to here.
     Transfers(Vec<Transfer>),
-    /// Another shard hands over what is this one's. The room that it takes in the inbox over there is given back when it
-    /// is done here: so publishers wait for the slower of both shards.
+    /// Another shard forwards commands to this one. Their room in that shard's inbox is released when this shard is done, so
+    /// publishers wait for the slower of both shards.
     Forwarded(Vec<Forwarded>, Arc<[SharedRoom]>),
     /// Records up to this one are written, or written and synced.
     Committed(Durability, Sequence),
-    /// The journal takes nothing for now, or nothing any more.
+    /// The journal rejects messages, for now or until the next start.
     StorageRefuses(Box<str>),
-    /// It does again.
+    /// The journal accepts messages again.
     StorageAccepts,
-    /// Bodies came back from the journal.
+    /// Bodies were read from the journal.
     Loaded(Loaded),
-    /// A message was read that left for good, for the handler that is told of it.
+    /// The body of a dequeued message was read, for the handler that is notified.
     Dequeued(Box<Question>),
     /// Another shard has saved dead letters of this one.
     Transferred(Vec<Origin>),
@@ -74,29 +74,29 @@ pub(crate) enum Urgent {
     Handler(Box<HandlerSpec>),
     /// The program has, or has no longer, a router of this shard.
     Router(RouterName, Option<Box<RouterDefinition>>),
-    /// Somebody looks.
+    /// A request for a snapshot.
     ShardStats(oneshot::Sender<ShardStats>),
-    /// Somebody looks into a queue of this shard: up to so many messages.
+    /// A request for up to so many waiting messages of a queue.
     WaitingMessage(QueueAddress, usize, oneshot::Sender<Option<Vec<WaitingMessage>>>),
-    /// Somebody looks for a message.
+    /// A request for the location of a message.
     Sight(MessageQuery, oneshot::Sender<Locations>),
-    /// Somebody wants to know which of these queues there are, or would be made by publishing.
+    /// Which of these queues exist, or would be created by publishing?
     Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
     /// Runs of schedules for queues of this shard.
     Scheduled(Vec<Command>),
-    /// A broker that this one passes on to came, went, or said who it is.
+    /// An upstream broker connected, disconnected or introduced itself.
     Upstream(Box<Upstream>),
-    /// Somebody wants to know whether the shard still takes turns.
+    /// Answered when the shard runs.
     Ping(oneshot::Sender<()>),
     /// Dropped when there is nothing left to do.
     Fence(mpsc::Sender<()>),
-    /// The manual clock was turned.
+    /// The manual clock was advanced.
     ClockTurned,
-    /// The server ends.
+    /// The server has drained: the shard ends.
     End,
 }
 
-/// The sending side of a shard. Sending to a shard that has stopped is fine, and without effect.
+/// The sending side of a shard. Sending to a shard that has stopped has no effect.
 #[derive(Debug, Clone)]
 pub(crate) struct ShardHandle {
     inbox: mpsc::UnboundedSender<Input>,
@@ -120,13 +120,13 @@ pub(crate) fn channel() -> (ShardHandle, ShardInbox) {
     (ShardHandle { inbox: inbox_sender, urgent: urgent_sender, room }, ShardInbox { inbox, urgent })
 }
 
-/// How many permits a batch made of this many octets needs. One that is larger than all the room takes all of it.
+/// How many permits a batch made of this many bytes needs. One that is larger than all the room takes all of it.
 pub(crate) fn permits_for(bytes: usize) -> u32 {
     (bytes / PERMIT_BYTES + 1).min(INBOX_BYTES_MAX / PERMIT_BYTES) as u32
 }
 
 impl ShardHandle {
-    /// Where room for batches is given.
+    /// The semaphore for room in the inbox.
     pub(crate) fn room(&self) -> &Arc<Semaphore> {
         &self.room
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows. Relaxed: nobody concludes anything from one about another.
+/// A number that only grows. Relaxed, because counters are read independently of each other.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

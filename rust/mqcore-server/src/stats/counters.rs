@@ -1,4 +1,4 @@
-//! What the server counts itself. The broker counts messages; this counts connections and what breaks them.
+//! Counters of the server: connections, handlers, journals, history, archive, limits. The broker counts messages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,25 +9,25 @@ use mqcore_session::any::Protocol;
 use crate::shard::count::SHARDS_MAX;
 use crate::stats::counter::Counter;
 
-/// Why a connection ended, where it was not the peer's own wish.
+/// Why the broker closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CloseReason {
-    /// The bytes were not of the protocol, or not allowed at that moment.
+    /// The bytes are not valid in the protocol, or not in its current state.
     ProtocolError,
-    /// It did not say in time who it is.
+    /// The peer did not introduce itself in time.
     HandshakeTimeout,
     /// A ping was not answered in time.
     PingTimeout,
-    /// Too many had not said who they are, and it was the oldest.
+    /// It was the oldest of too many half-open connections.
     HalfOpenLimit,
-    /// It did not take what it was sent.
+    /// The peer read too slowly.
     SlowConsumer,
     /// The broker refused it.
     Refused,
-    /// What it logged in with has changed or is gone.
+    /// The user, token or rights of the peer changed.
     Revoked,
-    /// A fault of ours: the connection's task panicked.
+    /// The connection's task panicked: a bug.
     Fault,
 }
 
@@ -57,16 +57,16 @@ impl CloseReason {
     }
 }
 
-/// What became of the limits that are kept.
+/// Counters of rate limits.
 #[derive(Debug, Default)]
 pub(crate) struct LimitCounters {
-    /// Entries written down, new ones and changed ones.
+    /// Entries saved, new and changed.
     pub(crate) saved: Counter,
-    /// Entries that came back when the server started.
+    /// Entries restored when the server started.
     pub(crate) restored: Counter,
-    /// 1 while nothing can be written down.
+    /// 1 while nothing can be saved.
     pub(crate) failing: AtomicU64,
-    /// What guards refused.
+    /// Rejections by `publish_limit` and `connect_limit`.
     pub(crate) publish_refused: Counter,
     pub(crate) connect_refused: Counter,
 }
@@ -78,13 +78,13 @@ pub(crate) struct ProtocolCounters {
     pub(crate) accepted: Counter,
     /// Connections rejected because `connections_max` was reached.
     pub(crate) rejected: Counter,
-    /// Frames that meant nothing, of connections that have ended: no hops left, or of an unknown type.
+    /// Ignored frames of connections that have ended: no hops left, or of an unknown type.
     pub(crate) ignored_frames: Counter,
     /// Requests whose peers were told only the number under which the log says what was wrong with them.
     pub(crate) request_errors: Counter,
-    /// Octets read.
+    /// Bytes read.
     pub(crate) bytes_in: Counter,
-    /// Octets written.
+    /// Bytes written.
     pub(crate) bytes_out: Counter,
     /// Connections ended, by [`CloseReason`] number.
     closed: [Counter; CloseReason::ALL.len()],
@@ -99,11 +99,11 @@ impl ProtocolCounters {
 /// Counters of questions to handlers, of all shards.
 #[derive(Debug, Default)]
 pub(crate) struct HandlerCounters {
-    /// Questions that want an answer.
+    /// Questions that need an answer.
     pub(crate) asked: Counter,
     /// Answers.
     pub(crate) answered: Counter,
-    /// Questions whose answer had not come at their deadline.
+    /// Questions without an answer at their deadline.
     pub(crate) late: Counter,
 }
 
@@ -116,20 +116,20 @@ impl HandlerCounters {
     }
 }
 
-/// What the journals of all shards do.
+/// Counters of the journals of all shards.
 #[derive(Debug, Default)]
 pub(crate) struct JournalCounters {
-    /// Syncs that somebody waited for.
+    /// Syncs that a confirmation waited for.
     pub(crate) syncs: Counter,
-    /// How long they took in all, microseconds.
+    /// Total time of these syncs, in microseconds.
     pub(crate) sync_micros: Counter,
-    /// Octets of segment files, by shard.
+    /// Bytes of segment files, by shard.
     file_bytes: [AtomicU64; SHARDS_MAX],
     /// Live records, by shard.
     live: [AtomicU64; SHARDS_MAX],
     /// Segments set aside because of damage, by shard.
     quarantined: [AtomicU64; SHARDS_MAX],
-    /// 1 for shards whose journal takes no messages.
+    /// 1 for shards whose journal rejects messages.
     refusing: [AtomicU64; SHARDS_MAX],
 }
 
@@ -149,23 +149,23 @@ impl JournalCounters {
         self.quarantined[shard].store(stats.quarantined, Ordering::Relaxed);
     }
 
-    /// Octets of segment files, live records, quarantined segments, shards that refuse.
+    /// Bytes of segment files, live records, quarantined segments, shards that refuse.
     pub(crate) fn sums(&self) -> [u64; 4] {
         [&self.file_bytes, &self.live, &self.quarantined, &self.refusing]
             .map(|shards| shards.iter().map(|shard| shard.load(Ordering::Relaxed)).sum())
     }
 }
 
-/// What becomes of the history of all shards.
+/// Counters of the history of all shards.
 #[derive(Debug, Default)]
 pub(crate) struct HistoryCounters {
-    /// Steps written to the journals.
+    /// Events written to the journals.
     pub(crate) steps: Counter,
-    /// What they take there, in octets, without the journal's own.
+    /// Bytes of these events, without the journal's own overhead.
     pub(crate) bytes: Counter,
-    /// Steps that could not be written down.
+    /// Events that were dropped.
     pub(crate) missed: Counter,
-    /// 1 for shards whose history misses steps now.
+    /// 1 for shards that drop events now.
     missing: [AtomicU64; SHARDS_MAX],
 }
 
@@ -174,29 +174,29 @@ impl HistoryCounters {
         self.missing[shard].store(u64::from(missing), Ordering::Relaxed);
     }
 
-    /// Shards whose history misses steps now.
+    /// Shards that drop events now.
     pub(crate) fn missing(&self) -> u64 {
         self.missing.iter().map(|shard| shard.load(Ordering::Relaxed)).sum()
     }
 }
 
-/// What the archive does.
+/// Counters of the archive.
 #[derive(Debug, Default)]
 pub(crate) struct ArchiveCounters {
-    /// Rounds that carried history over.
+    /// Runs that copied history to the archive.
     pub(crate) rounds: Counter,
     /// Rows written, of both tables.
     pub(crate) rows: Counter,
-    /// Octets written.
+    /// Bytes written.
     pub(crate) bytes: Counter,
-    /// Notes that were gone, or unreadable, before they could be archived.
+    /// Notes that were removed or unreadable before they were archived.
     pub(crate) missing: Counter,
     /// Attempts that failed.
     pub(crate) failures: Counter,
-    /// Files, and their octets, that retention removed.
+    /// Files, and their bytes, that retention removed.
     pub(crate) removed_files: Counter,
     pub(crate) removed_bytes: Counter,
-    /// 1 while it fails; files it has; their octets; notes that wait for it, by shard.
+    /// 1 while it fails; files it has; their bytes; notes that wait for it, by shard.
     pub(crate) failing: AtomicU64,
     pub(crate) files: AtomicU64,
     pub(crate) file_bytes: AtomicU64,

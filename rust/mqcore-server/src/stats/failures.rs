@@ -17,7 +17,7 @@ const TEXT_MAX: usize = 512;
 pub struct Failure {
     /// The number that the peer was told.
     pub error: String,
-    /// The request's id as the peer wrote it, unprintable octets escaped.
+    /// The request's id as the peer wrote it, unprintable bytes escaped.
     pub request: String,
     /// What was wrong and what to do.
     pub why: String,

@@ -163,7 +163,7 @@ pub(crate) struct Totals {
     pub(crate) in_flight: u64,
     /// Waiting for a handler.
     pub(crate) undecided: u64,
-    /// Octets of all of these.
+    /// Bytes of all of these.
     pub(crate) memory_bytes: u64,
     /// Counters.
     pub(crate) stats: QueueStats,

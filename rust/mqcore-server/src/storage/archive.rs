@@ -1,4 +1,4 @@
-//! A backup as one stream of octets: a tar archive, made while it is read.
+//! A backup as one stream of bytes: a tar archive, made while it is read.
 //!
 //! The files come first, then `manifest.json` with the length and SHA-256 of each. An archive without its manifest is one
 //! whose making was interrupted.
@@ -20,7 +20,7 @@ const MANIFEST: &str = "manifest.json";
 pub struct Archive {
     backup: Backup,
     next: usize,
-    /// Octets that are ready: a header, padding, or a small file.
+    /// Bytes that are ready: a header, padding, or a small file.
     ready: Vec<u8>,
     ready_at: usize,
     open: Option<Open>,
@@ -55,7 +55,7 @@ impl Archive {
         archive
     }
 
-    /// Octets of files; the archive has a few more.
+    /// Bytes of files; the archive has a few more.
     pub fn file_bytes(&self) -> u64 {
         self.backup.total_bytes()
     }
@@ -71,7 +71,7 @@ impl Archive {
         self.ready.resize(self.ready.len().next_multiple_of(BLOCK), 0);
     }
 
-    /// Makes more octets ready, or opens the next file. False: that was all.
+    /// Makes more bytes ready, or opens the next file. False: that was all.
     fn go_on(&mut self) -> io::Result<bool> {
         self.ready.clear();
         self.ready_at = 0;

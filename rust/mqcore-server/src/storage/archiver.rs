@@ -80,7 +80,7 @@ impl Archiver {
 fn yield_to_others() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(19) {
-        tracing::debug!(%error, "the archive has no lower priority than others");
+        tracing::debug!(%error, "cannot lower the priority of the archive thread");
     }
 }
 
@@ -162,7 +162,7 @@ impl ArchiveThread {
                     tracing::error!(
                         shard,
                         missing = round.missing,
-                        "history was gone or unreadable before it could be archived"
+                        "history was removed or unreadable before it was archived"
                     );
                 }
                 counters.missing.add(round.missing);
@@ -215,7 +215,7 @@ impl ArchiveThread {
     fn succeeded(&mut self) {
         if self.failed.take().is_some() {
             self.hub.counters.archive.failing.store(0, Ordering::Relaxed);
-            tracing::warn!("history is archived again");
+            tracing::warn!("archiving works again");
         }
     }
 
@@ -224,7 +224,7 @@ impl ArchiveThread {
         self.hub.counters.archive.failures.add(1);
         self.hub.counters.archive.failing.store(1, Ordering::Relaxed);
         if self.failed.replace(Instant::now()).is_none() {
-            tracing::error!(%error, "history cannot be archived; it stays in the journal, and is tried again");
+            tracing::error!(%error, "cannot archive history; it stays in the journal, and the broker tries again");
         }
     }
 }

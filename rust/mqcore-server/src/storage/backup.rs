@@ -25,16 +25,18 @@ const MEETING: Duration = Duration::from_secs(5);
 #[non_exhaustive]
 pub enum BackupError {
     /// The broker has no data directory.
-    #[error("this broker keeps everything in memory: without a data directory there is nothing to back up")]
+    #[error(
+        "nothing to back up: the broker has no data directory and stores everything in memory; start it with --data-dir"
+    )]
     NothingKept,
     /// There is one already.
-    #[error("another backup is being made; wait until it is done")]
+    #[error("another backup is in progress; wait until it is complete")]
     Busy,
     /// The server stops or has stopped.
-    #[error("the server stops")]
+    #[error("the server is stopping")]
     Stopping,
     /// A shard's journal cannot vouch for what it holds.
-    #[error("the journal of shard {shard} cannot be copied: {why}")]
+    #[error("cannot copy the journal of shard {shard}: {why}")]
     Shard {
         /// Which.
         shard: usize,
@@ -42,7 +44,7 @@ pub enum BackupError {
         why: String,
     },
     /// A journal beside those of the shards cannot vouch for what it holds.
-    #[error("the journal of {} cannot be copied: {why}", journal.as_str())]
+    #[error("cannot copy the journal of {}: {why}", journal.as_str())]
     Side {
         /// Which.
         journal: SideJournal,
@@ -50,7 +52,7 @@ pub enum BackupError {
         why: String,
     },
     /// A disk did not answer in time.
-    #[error("not all journals could be synced within 5 s; the disk is very slow, try again later")]
+    #[error("cannot sync all journals within 5 s: the disk is too slow; try again later")]
     TooSlow,
     /// A stopped broker's directory cannot be used.
     #[error(transparent)]
@@ -60,7 +62,7 @@ pub enum BackupError {
     Io {
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -90,7 +92,7 @@ pub(crate) struct BackupFile {
     pub(crate) length: u64,
 }
 
-/// What a backup keeps from happening meanwhile.
+/// Holds that last as long as the backup.
 #[derive(Debug)]
 enum Held {
     /// Removals, and another broker on the directory should this one stop.
@@ -99,7 +101,7 @@ enum Held {
     Stopped { _directory: StoppedDataDir },
 }
 
-/// While anybody holds it, journals remove nothing.
+/// While a pin is held, journals remove no files.
 #[derive(Debug)]
 pub(crate) struct Pin;
 
@@ -125,7 +127,7 @@ impl Backup {
         Ok(Self { files, format: format_of(shards), shards, live: None, created_ms: now_ms(), _held: held })
     }
 
-    /// Octets of files to be copied.
+    /// Bytes of files to be copied.
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
@@ -156,7 +158,7 @@ fn now_ms() -> u64 {
     u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Where writers are asked to meet. One for a server.
+/// Coordinates the writers of all journals for a backup. One per server.
 #[derive(Debug)]
 pub(crate) struct BackupDesk {
     shards: usize,
@@ -271,7 +273,7 @@ impl BackupDesk {
         }
         let snapshots = meeting.all_there();
         for slot in &self.asked {
-            // Whoever comes after it failed need not stop for it.
+            // Writers that have not arrived yet need not stop for a failed backup.
             lock(slot).take();
         }
         let snapshots = snapshots.map_err(|refused| match refused {
@@ -332,7 +334,7 @@ impl Meeting {
         }
     }
 
-    /// What a writer that takes part must look at before it removes anything.
+    /// A writer that takes part must not remove files while this pin is alive.
     pub(crate) fn pin(&self) -> Weak<Pin> {
         Weak::clone(&self.pin)
     }
@@ -342,7 +344,7 @@ impl Meeting {
         let mut state = lock(&self.state);
         match snapshot {
             Ok(snapshot) => {
-                // Whoever comes when it is over finds no place any more.
+                // A writer that comes too late has no slot.
                 if let Some(place) = state.there.get_mut(writer)
                     && place.replace(snapshot).is_none()
                 {

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
-/// Octets of bodies after which the shard gets a part of what it asked for.
+/// Bytes of bodies after which the shard gets a part of what it asked for.
 const PART_BYTES: usize = 256 * 1024;
 
 /// What is to be read, and for whom.
@@ -124,7 +124,7 @@ fn each(
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = &message {
-            tracing::error!(shard, sequence, %error, "a saved message cannot be read back");
+            tracing::error!(shard, sequence, %error, "cannot read a saved message; it is dropped");
         }
         show(Sequence(sequence), message.ok());
     });

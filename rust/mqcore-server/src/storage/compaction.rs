@@ -12,7 +12,7 @@ use crate::storage::data_dir::{DataDir, DataDirError, journal_options};
 
 pub use mqcore_journal::recovery::RecoveryReport;
 
-/// Octets that are copied between two words of progress.
+/// Bytes that are copied between two words of progress.
 const STEP_BYTES: usize = 8 * 1024 * 1024;
 /// What damaged segments are called that stand aside.
 const QUARANTINED: &str = ".quarantined";
@@ -29,13 +29,13 @@ pub struct Compaction {
 pub struct CompactedShard {
     /// What opening found.
     pub report: RecoveryReport,
-    /// Octets of its segment files before and after.
+    /// Bytes of its segment files before and after.
     pub bytes: (u64, u64),
     /// Its segment files before and after.
     pub segments: (usize, usize),
     /// Damaged segments that stand aside, by file name; those that were just dropped are not among them.
     pub quarantined: Vec<String>,
-    /// Octets of the damaged segments that were dropped.
+    /// Bytes of the damaged segments that were dropped.
     pub dropped_bytes: u64,
     /// Messages that turned out to be unreadable while they were copied.
     pub lost: u64,
@@ -65,7 +65,7 @@ impl Compaction {
     }
 
     /// Compacts a shard's journal; with `drop_quarantined`, what stands aside is removed at the end. `progress` is told
-    /// octets done and in all, and answers whether to go on. `None`: it said no, or the shard has no journal.
+    /// bytes done and in all, and answers whether to go on. `None`: it said no, or the shard has no journal.
     ///
     /// # Errors
     /// [`DataDirError::Journal`], with [`JournalError::Full`](mqcore_journal::error::JournalError::Full) if there is no

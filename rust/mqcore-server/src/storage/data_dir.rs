@@ -47,7 +47,7 @@ impl SideJournal {
     /// All of them, in the order of their names.
     pub const ALL: [Self; 2] = [Self::Limits, Self::Schedules];
 
-    /// What it is of; its directory has the same name.
+    /// Its name, which is also the name of its directory.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -73,11 +73,11 @@ impl SideJournal {
     }
 }
 
-/// The largest record in octets. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
+/// The largest record in bytes. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
 /// one that did not would be taken for a fault of the disk.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
 
-/// How large frames may be at most where messages are saved: a record adds the queue's address and a few octets.
+/// How large frames may be at most where messages are saved: a record adds the queue's address and a few bytes.
 pub const FRAME_BYTES_MAX: u64 = RECORD_BYTES_MAX - 4096;
 
 /// Why a data directory cannot be used. Nothing was changed in it, unless its own words say so.
@@ -89,37 +89,39 @@ pub enum DataDirError {
     Io {
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// There is none.
-    #[error("{path} is no data directory: {missing} is missing")]
+    #[error("{path} is not a data directory: {missing} is missing")]
     Missing {
-        /// What was named.
+        /// The path.
         path: PathBuf,
-        /// What should be there: the directory itself, or a file of it.
+        /// The directory itself, or a file of it.
         missing: PathBuf,
     },
     /// A broker runs on it, and only one that is stopped can be looked at.
-    #[error("{path} is used by a running broker; stop it first, because its files change all the time")]
+    #[error("{path} is in use by a running broker; stop that broker first")]
     Running {
         /// The directory.
         path: PathBuf,
     },
     /// Another broker runs on it, or somebody looks at it.
-    #[error("{path} is used by another broker; stop that one, or choose another data directory")]
+    #[error(
+        "cannot open data directory {path}: another broker has locked it; stop that broker or choose another --data-dir"
+    )]
     Locked {
         /// The directory.
         path: PathBuf,
     },
     /// Not written by mqcore, or by a later version.
     #[error(
-        "{path} does not say \"mqcore data 1, shards N\" but {found:?}: it is no data directory of this version"
+        "{path} is not a data directory of this version: expected \"mqcore data 1, shards N\", found {found:?}"
     )]
     Format {
         /// The file.
         path: PathBuf,
-        /// What it says.
+        /// Its content.
         found: String,
     },
     /// A shard's journal cannot be opened.
@@ -131,7 +133,7 @@ pub enum DataDirError {
         source: JournalError,
     },
     /// The journal of what is kept for other brokers cannot be opened.
-    #[error("the journal of what is kept for other nodes: {source}")]
+    #[error("the journal of messages for upstream brokers: {source}")]
     Nodes {
         /// Why.
         source: JournalError,
@@ -167,7 +169,7 @@ pub(crate) struct DataDir {
     _lock: File,
 }
 
-/// A shard's journal, opened, and what it had.
+/// A shard's journal, opened, and the recovered state.
 pub(crate) struct Opened {
     pub(crate) journal: Journal<FileStorage>,
     pub(crate) had: RecoveredState,
@@ -209,17 +211,17 @@ impl DataDir {
         Ok(Self { path: path.to_path_buf(), shards, _lock: lock })
     }
 
-    /// Where a shard's journal is.
+    /// The directory of a shard's journal.
     pub(crate) fn shard(&self, shard: usize) -> PathBuf {
         self.path.join(format!("shard-{shard}"))
     }
 
-    /// Where a journal beside those of the shards is.
+    /// The directory of a side journal.
     pub(crate) fn side(&self, journal: SideJournal) -> PathBuf {
         self.path.join(journal.as_str())
     }
 
-    /// Where history is archived.
+    /// The directory of the archive.
     pub(crate) fn archive(&self) -> PathBuf {
         self.path.join(ARCHIVE)
     }
@@ -241,12 +243,12 @@ impl DataDir {
         }
     }
 
-    /// Where a shard's journal is.
+    /// The directory of a shard's journal.
     pub(crate) fn shard_path(&self, shard: usize) -> PathBuf {
         self.path.join(format!("shard-{shard}"))
     }
 
-    /// Opens a shard's journal and reads everything that it has. `progress` is told octets done and in all.
+    /// Opens a shard's journal and reads everything that it has. `progress` is told bytes done and in all.
     pub(crate) fn open_shard(
         &self,
         shard: usize,
@@ -272,7 +274,7 @@ impl DataDir {
             .map_err(unknown)?;
         let unreadable = seen.keep(journal.live()).map_err(unknown)?;
         for sequence in &unreadable {
-            tracing::error!(shard, sequence, "a saved message cannot be read back");
+            tracing::error!(shard, sequence, "cannot read a saved message; it is dropped");
         }
         let mut progress = Vec::new();
         let mut refused = None;
@@ -280,7 +282,7 @@ impl DataDir {
             Ok(Ok(touched)) => progress.push((Sequence(sequence), touched)),
             Ok(Err(error)) => refused = Some(error),
             Err(error) => {
-                tracing::error!(shard, sequence, %error, "how far a saved message got cannot be read back");
+                tracing::error!(shard, sequence, %error, "cannot read the delivery progress of a saved message; it is delivered as if new");
             }
         });
         if let Some(error) = refused {

@@ -21,7 +21,7 @@ use crate::storage::inspection::{InspectedShard, MessagePosition};
 
 pub use mqcore_archive::export::Format;
 
-/// Octets that are gathered before the file is written to.
+/// Bytes that are gathered before the file is written to.
 const BUFFER_BYTES: usize = 256 * 1024;
 
 /// Why there is no file, or only half of one.
@@ -29,11 +29,11 @@ const BUFFER_BYTES: usize = 256 * 1024;
 #[non_exhaustive]
 pub enum FileError {
     /// The file cannot be made or written.
-    #[error("writing {path}: {source}")]
+    #[error("cannot write {path}: {source}")]
     Io {
         /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         source: io::Error,
     },
     /// Rows cannot be encoded: a fault of mqcore.
@@ -43,7 +43,7 @@ pub enum FileError {
     #[error(transparent)]
     Directory(#[from] DataDirError),
     /// A later version wrote the history.
-    #[error("the history of shard {shard}: {source}")]
+    #[error("cannot read the history of shard {shard}: {source}")]
     History {
         /// Whose.
         shard: usize,

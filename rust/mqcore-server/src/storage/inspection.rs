@@ -87,7 +87,7 @@ pub struct QueuePositions {
     pub queue: QueueAddress,
     /// Where they stand, in the order in which they would be handed out.
     pub places: Vec<MessagePosition>,
-    /// Octets of their bodies.
+    /// Bytes of their bodies.
     pub body_bytes: u64,
 }
 
@@ -155,7 +155,7 @@ impl StoppedDataDir {
         self.shards
     }
 
-    /// Reads a shard's journal with its checksums. `progress` is told octets done and in all.
+    /// Reads a shard's journal with its checksums. `progress` is told bytes done and in all.
     ///
     /// # Errors
     /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Journal`] where a later version wrote it.

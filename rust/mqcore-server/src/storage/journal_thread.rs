@@ -1,8 +1,8 @@
-//! The thread that writes a shard's records down and says when they are durable.
+//! The thread that writes a shard's records and reports when they are durable.
 //!
-//! It takes everything that is pending, writes it with one write, makes it durable with one sync if anybody waits
-//! for that, and tells the shard. What arrives during one sync is the next batch: batches form by themselves, the
-//! larger the busier the shard is, and no timer delays anybody.
+//! It takes everything that is pending, writes it with one write, makes it durable with one sync if a confirmation waits for
+//! that, and notifies the shard. Records that arrive during a sync form the next batch: batches grow with the load, and no timer
+//! delays a confirmation.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -33,21 +33,21 @@ use crate::storage::journal_batch::{HistoryTerms, JournalBatch};
 
 /// Batches of the shard that are written with one write.
 const BATCHES_MAX: usize = 256;
-/// How long the thread sleeps when nothing comes; then it makes settlements durable that nobody waited for.
+/// Idle time after which the thread makes settlements durable that no confirmation waits for.
 const IDLE: Duration = Duration::from_millis(200);
-/// What publishers are told while the disk is full.
+/// The reason that publishers receive while the disk is full.
 const NO_SPACE: &str = "no space is left on the disk of the data directory";
-/// How often housekeeping has its turn while there is work.
+/// Time between two rounds of housekeeping while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(100);
-/// Octets that housekeeping may move at a time: a few milliseconds of the disk.
+/// Bytes that housekeeping may move at a time: a few milliseconds of disk time.
 const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriterState {
     Healthy,
-    /// No space: settlements wait, messages are refused, and it is tried again and again.
+    /// No disk space: settlements wait, messages are rejected, and the thread keeps retrying.
     Full,
-    /// The disk broke its word. Nothing is written until somebody opens the journal anew.
+    /// A write or sync failed. Nothing is written until the journal is opened again at the next start.
     Failed,
 }
 
@@ -56,9 +56,9 @@ pub(super) struct JournalThread {
     journal: Journal<FileStorage>,
     reader: BodyReader,
     hub: Arc<Hub>,
-    /// How the shard hears of it.
+    /// Events for the shard.
     sender: WakeSender<Urgent>,
-    /// Records that found no space and must not be lost: all but messages, whose publishers were refused.
+    /// Records that found no disk space and must not be lost: all but messages, whose publishers were rejected.
     waiting: Vec<Record>,
     /// Messages that left since the last commit.
     settled: Vec<u64>,
@@ -69,13 +69,13 @@ pub(super) struct JournalThread {
     /// Alive while a backup needs the files as they are.
     pin: Weak<Pin>,
     pending: Arc<AtomicUsize>,
-    /// Steps that the history misses, and does not say so yet.
+    /// Dropped events that the history does not mention yet.
     missed: u64,
-    /// That was logged; said once, not a million times.
+    /// Whether the current gap was logged, so that it is logged only once.
     missing: bool,
     history: HistoryTerms,
     packer: Packer,
-    /// What the archiver was told last.
+    /// The inventory that the archiver received last.
     offered: Option<NoteInventory>,
 }
 
@@ -129,7 +129,7 @@ impl JournalThread {
                     self.commit(written, sync);
                     self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
-                        // Consumers that go on must not keep publishers out: nobody else would look for space then.
+                        // Active consumers must not keep publishers rejected: nothing else looks for space while there is work.
                         self.retry();
                         self.keep_house();
                     }
@@ -147,7 +147,7 @@ impl JournalThread {
         if self.state != WriterState::Failed
             && let Err(error) = self.journal.close()
         {
-            tracing::error!(shard = self.shard, %error, "the journal could not be closed in order");
+            tracing::error!(shard = self.shard, %error, "cannot close the journal; the next start reads it in full");
         }
     }
 
@@ -183,8 +183,8 @@ impl JournalThread {
         }
     }
 
-    /// Writes history down. Nobody waits for it: what cannot be written is missed, and the history says so as soon as it
-    /// can.
+    /// Writes history. No confirmation waits for it: events that cannot be written are dropped, and the history records how
+    /// many as soon as it can.
     fn note(&mut self, block: &Block) {
         self.pending.fetch_sub(block.bytes.len(), Ordering::Relaxed);
         if self.state != WriterState::Healthy {
@@ -205,7 +205,7 @@ impl JournalThread {
                 if self.missing && self.missed == 0 {
                     self.missing = false;
                     counters.set_missing(self.shard, false);
-                    tracing::warn!(shard = self.shard, "history is written down again");
+                    tracing::warn!(shard = self.shard, "history is recorded again");
                 }
             }
             Err(error) => {
@@ -231,7 +231,7 @@ impl JournalThread {
             self.hub.counters.history.set_missing(self.shard, true);
             tracing::error!(
                 shard = self.shard,
-                "history misses steps: the disk is full, broken, or too slow"
+                "dropping lifecycle events: the disk is full, broken or too slow"
             );
         }
     }
@@ -328,13 +328,16 @@ impl JournalThread {
             return;
         }
         self.state = state;
-        tracing::error!(shard = self.shard, why, "the journal takes no messages");
+        tracing::error!(shard = self.shard, why, "the journal rejects messages");
         self.send(Urgent::StorageRefuses(why.into()));
     }
 
     fn fail(&mut self, error: &JournalError) {
         self.waiting.clear();
-        self.refuse(WriterState::Failed, &format!("the journal failed and has to be opened anew: {error}"));
+        self.refuse(
+            WriterState::Failed,
+            &format!("the journal failed, check the disk and restart the broker: {error}"),
+        );
     }
 
     /// Tries again to find space for what waits.
@@ -342,7 +345,7 @@ impl JournalThread {
         if self.state != WriterState::Full {
             return;
         }
-        // Segments that nobody needs may be what fills the disk.
+        // Segments without live records may fill the disk.
         self.keep_house();
         while let Some(record) = self.waiting.first() {
             let record = record.clone();
@@ -360,7 +363,10 @@ impl JournalThread {
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) => {
                 self.state = WriterState::Healthy;
-                tracing::warn!(shard = self.shard, "there is space again: the journal takes messages");
+                tracing::warn!(
+                    shard = self.shard,
+                    "disk space is available again: the journal accepts messages"
+                );
                 self.send(Urgent::StorageAccepts);
             }
             Err(JournalError::Full { .. }) => {}
@@ -368,7 +374,7 @@ impl JournalThread {
         }
     }
 
-    /// Tells the archiver what it may read, and the journal what is archived.
+    /// Offers the archiver what it may read, and releases in the journal what is archived.
     fn hand_over(&mut self) {
         let Some(archiver) = &self.history.archiver else { return };
         let old = self.hub.clock.now().0.saturating_sub(archiver.interval_ms());
@@ -384,7 +390,7 @@ impl JournalThread {
         }
     }
 
-    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all shards have.
+    /// Takes part in a backup, if one is requested: reports its files, and pauses until all shards have.
     fn meet(&mut self) {
         let Some(meeting) = self.hub.backups.take(self.shard) else { return };
         let snapshot = self.journal.snapshot();

@@ -48,7 +48,7 @@ impl JournalWriter {
         let pending = writer.pending_history();
         std::thread::Builder::new().name(format!("mqcore-journal-{shard}")).spawn(move || {
             writer.run(&receiver);
-            // The directory is free for the next broker before this one counts as stopped.
+            // Releases the directory for the next broker before this one counts as stopped.
             drop(directory);
             drop(alive);
         })?;

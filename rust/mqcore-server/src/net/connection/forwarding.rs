@@ -14,7 +14,7 @@ use mqcore_session::forwards::{Forwards, Noted};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
-use crate::nodes::filter::{FilteredBatch, PendingFilter, LinkFilter, filter_accepted};
+use crate::nodes::filter::{FilteredBatch, LinkFilter, PendingFilter, filter_accepted};
 use crate::nodes::membership::Nodes;
 
 /// Forwarding for one connection.
@@ -72,7 +72,12 @@ impl Forwarding {
 
     /// Encodes for upstream brokers what a client asks for, and selects what the program's filters have to see. What came
     /// from another broker is not forwarded again.
-    fn note(&mut self, commands: &mut [Command], client: &Arc<Client>, hub: &Hub) -> (Option<Noted>, LinkFilter) {
+    fn note(
+        &mut self,
+        commands: &mut [Command],
+        client: &Arc<Client>,
+        hub: &Hub,
+    ) -> (Option<Noted>, LinkFilter) {
         let mut shown = LinkFilter::default();
         let (Some(forwards), Some(nodes)) = (&mut self.forwards, &hub.nodes) else {
             return (None, shown);
