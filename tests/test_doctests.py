@@ -8,7 +8,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["mqcore.jobs.address", "mqcore.jobs.backoff", "mqcore.ratelimit"])
+@pytest.mark.parametrize(
+    "module", ["mqcore.jobs.address", "mqcore.jobs.backoff", "mqcore.ratelimit.limits", "mqcore.ratelimit.local"]
+)
 def test_examples_in_docstrings_give_the_shown_results(module: str) -> None:
     results = doctest.testmod(importlib.import_module(module))
     assert results.attempted > 0

@@ -282,6 +282,23 @@ def test_every_python_file_opens_with_what_it_is_for() -> None:
     assert not silent
 
 
+def test_source_files_have_at_most_600_lines_or_state_why_not() -> None:
+    """A longer file gives its reason in its first 15 lines; a generated one is exempt."""
+    reason = re.compile(r"Longer than 600 lines because \w|[Gg]enerated (by|from)|DO NOT EDIT")
+    sources = [
+        *ROOT.glob("rust/*/src/**/*.rs"),
+        *ROOT.glob("python/mqcore/**/*.py"),
+        *ROOT.glob("python/mqcore/**/*.pyi"),
+    ]
+    assert sources
+    lines = {str(path.relative_to(ROOT)): path.read_text().splitlines() for path in sources}
+    assert not [
+        f"{path}: {len(text)} lines"
+        for path, text in sorted(lines.items())
+        if len(text) > 600 and not reason.search(" ".join(line.lstrip("/!# ") for line in text[:15]))
+    ]
+
+
 def test_no_file_is_called_by_what_says_nothing() -> None:
     empty_words = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
     assert not [path for path in tracked(".rs", ".py", ".ts") if path.stem in empty_words]

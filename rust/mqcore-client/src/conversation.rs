@@ -4,157 +4,26 @@
 //! it never looks inside. What is to be written gathers in one buffer, so that everything that was said since the
 //! last write is one write.
 
-use std::sync::Arc;
+mod exchange;
+mod receive;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
-use mqcore_wire::tmqp::operation::status;
-use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PING, PONG, encode};
+use mqcore_wire::tmqp::header::{key, nack_reason};
+use mqcore_wire::tmqp::{Frame, Kind, PING, encode};
 
-use crate::address::QueueAddress;
-use crate::error::{ClientError, Refusal};
+pub use self::exchange::{
+    Answer, Arrival, By, DirectMessage, Publication, PullAnswer, PullEnd, TakenUp, Tally, Wait,
+};
+use crate::error::ClientError;
 pub use crate::message_id::MessageId;
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::{Intent, Request, Target};
 
-/// A message for a queue.
-#[derive(Debug, Clone, Copy)]
-pub struct Publication<'a> {
-    /// Where.
-    pub queue: &'a QueueAddress,
-    /// Its id; `None`: a new one.
-    pub id: Option<&'a str>,
-    /// Header text.
-    pub headers: &'a [u8],
-    /// Body.
-    pub body: &'a [u8],
-    /// Before all others.
-    pub high_priority: bool,
-}
-
-/// A message for clients.
-#[derive(Debug, Clone, Copy)]
-pub struct DirectMessage<'a> {
-    /// A client id, `@name:NAME` or `@type:KIND`; or `@router:NAME`, which sends the message to a router.
-    pub target: &'a str,
-    /// Its id; `None`: a new one.
-    pub id: Option<&'a str>,
-    /// Header text.
-    pub headers: &'a [u8],
-    /// Body.
-    pub body: &'a [u8],
-    /// What sender and receiver agreed on.
-    pub content_type: u16,
-    /// Before all others.
-    pub high_priority: bool,
-    /// Only the oldest of the clients that match.
-    pub only_first: bool,
-    /// What is waited for.
-    pub wait: Wait,
-}
-
 /// What targets that name routers begin with.
 const ROUTER: &str = "@router:";
-
-/// What the sender of a direct message waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Nothing.
-    Nothing,
-    /// An acknowledgement of the receiver.
-    Acknowledge,
-    /// A response of the receiver.
-    Response,
-}
-
-/// Who acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
-    /// The broker: it has taken the message.
-    Server,
-    /// A consumer, or the receiver of a direct message.
-    Consumer,
-}
-
-/// An answer that is no error.
-#[derive(Debug, Clone)]
-pub enum Answer {
-    /// A positive acknowledgement.
-    Confirmed(By),
-    /// A response of success, or of a number that belongs to applications.
-    Response(Received),
-    /// What a pull brought.
-    Pulled(PullAnswer),
-}
-
-/// What a pull brought, and why it ended.
-#[derive(Debug, Clone)]
-pub struct PullAnswer {
-    /// The messages, in order.
-    pub messages: Vec<Received>,
-    /// How it ended.
-    pub end: PullEnd,
-}
-
-/// How a pull ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PullEnd {
-    /// With a `No-Content` of this value.
-    NoContent(Box<str>),
-    /// With the message of a cache queue.
-    Cached,
-    /// It was cut short: by a lost connection, or because the caller would not wait longer.
-    CutShort,
-}
-
-/// What a frame meant.
-#[derive(Debug)]
-pub enum Arrival<W> {
-    /// Nothing to anybody here; where it matters, a counter says so.
-    Nothing,
-    /// Somebody's wait is over.
-    Settled(W, Result<Answer, ClientError>),
-    /// One word ended the waits of several.
-    SettledMany(Vec<(W, Result<Answer, ClientError>)>),
-    /// A message of a queue.
-    Delivery(Received),
-    /// A direct message.
-    Direct(Received),
-    /// Something happened that was subscribed to.
-    Event(Received),
-    /// The broker would not let an intent of this target stand after a reconnect. It is asked again by
-    /// [`Conversation::restore`].
-    NotRestored(Target, ClientError),
-    /// A frame of an extension, which its target names.
-    Extension(Received),
-    /// The broker says goodbye.
-    Terminated,
-    /// The broker ends the conversation; why.
-    Refused(Arc<str>),
-}
-
-/// Whether an intent already stands.
-#[derive(Debug)]
-pub enum TakenUp<W> {
-    /// It does; nobody has to wait.
-    Already(W),
-    /// It was asked for.
-    Asked(MessageId),
-}
-
-/// What happened and is nobody's result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tally {
-    /// Answers that nobody waited for any more.
-    pub late_answers: u64,
-    /// Messages published without confirmation that the broker refused.
-    pub refused_unconfirmed: u64,
-    /// Messages of pulls that nobody waits for any more. Those that ask for it are handed back.
-    pub late_pulled: u64,
-}
 
 #[derive(Debug)]
 enum Expect {
@@ -483,135 +352,6 @@ impl<W> Conversation<W> {
         partial(pending.expect)
     }
 
-    /// Reads one frame. One without hops left means nothing, whatever it is.
-    pub fn receive(&mut self, frame: &Frame<'_>) -> Arrival<W> {
-        if frame.hops == 0 {
-            return Arrival::Nothing;
-        }
-        match frame.kind {
-            Kind::QUEUE => self.receive_message(frame),
-            Kind::ACKNOWLEDGE => self.receive_acknowledgement(frame),
-            Kind::RESPONSE => self.receive_response(frame),
-            Kind::DIRECT => Arrival::Direct(Received::copy(frame)),
-            Kind::EVENT => Arrival::Event(Received::copy(frame)),
-            Kind::PING => {
-                self.output.extend_from_slice(&PONG);
-                Arrival::Nothing
-            }
-            Kind::TERMINATE => Arrival::Terminated,
-            _ => Arrival::Nothing,
-        }
-    }
-
-    fn receive_message(&mut self, frame: &Frame<'_>) -> Arrival<W> {
-        // Most deliveries have no header, and most clients no pull under way.
-        let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
-        let Some(request) = pull else { return Arrival::Delivery(Received::copy(frame)) };
-        let end = header_value(frame.headers, key::NO_CONTENT);
-        let Some(Pending { expect: Expect::Pull(messages), .. }) = self.pending.get_mut(request) else {
-            return self.receive_late_pulled(frame, end.is_some());
-        };
-        match end {
-            None => {
-                messages.push(Received::copy(frame));
-                Arrival::Nothing
-            }
-            Some(reason) => {
-                let reason = String::from_utf8_lossy(reason).into();
-                self.end_pull(request, PullEnd::NoContent(reason))
-            }
-        }
-    }
-
-    /// Somebody pulled and went away: what asks for an acknowledgement is handed back, not kept from others.
-    fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> Arrival<W> {
-        if !is_end {
-            self.tally.late_pulled += 1;
-            if frame.pending_acknowledge {
-                let refused = self.acknowledge(&Received::copy(frame), Some(nack_reason::NONE));
-                debug_assert_eq!(refused, Ok(()), "what was read can be written");
-            }
-        }
-        Arrival::Nothing
-    }
-
-    fn receive_acknowledgement(&mut self, frame: &Frame<'_>) -> Arrival<W> {
-        let Some(pending) = self.take_pending(frame.id) else {
-            self.tally.late_answers += 1;
-            return Arrival::Nothing;
-        };
-        let result = match header_value(frame.headers, key::NACK_REASON) {
-            Some(reason) => Err(ClientError::Nacked {
-                target: pending.about.to_text(),
-                reason: String::from_utf8_lossy(reason).into(),
-            }),
-            None if frame.source.is_empty() && frame.hops == HOPS_FRESH => Ok(Answer::Confirmed(By::Server)),
-            None => Ok(Answer::Confirmed(By::Consumer)),
-        };
-        self.settle(pending, result)
-    }
-
-    fn receive_response(&mut self, frame: &Frame<'_>) -> Arrival<W> {
-        let code = frame.content_type;
-        let Some(pending) = self.take_pending(frame.id) else {
-            // An answer to a message that was published without confirmation has the channel as its target.
-            let unconfirmed = code != status::OK && frame.target != self.own_id.as_bytes();
-            let counter =
-                if unconfirmed { &mut self.tally.refused_unconfirmed } else { &mut self.tally.late_answers };
-            *counter += 1;
-            return Arrival::Nothing;
-        };
-        if code != status::OK && code < status_of_applications() {
-            let refusal = refusal(&pending, frame);
-            return self.settle(pending, Err(refusal.into()));
-        }
-        let answer = match pending.expect {
-            Expect::Pull(_) => {
-                Answer::Pulled(PullAnswer { messages: vec![Received::copy(frame)], end: PullEnd::Cached })
-            }
-            Expect::Confirmation => Answer::Confirmed(By::Server),
-            Expect::Response | Expect::Intent(_) => Answer::Response(Received::copy(frame)),
-        };
-        self.settle(pending, Ok(answer))
-    }
-
-    fn end_pull(&mut self, request: &[u8], end: PullEnd) -> Arrival<W> {
-        let Some(mut pending) = self.take_pending(request) else { return Arrival::Nothing };
-        let messages = match &mut pending.expect {
-            Expect::Pull(messages) => std::mem::take(messages),
-            _ => Vec::new(),
-        };
-        self.settle(pending, Ok(Answer::Pulled(PullAnswer { messages, end })))
-    }
-
-    fn take_pending(&mut self, id: &[u8]) -> Option<Pending<W>> {
-        let pending = self.pending.remove(id)?;
-        self.pulls -= usize::from(matches!(pending.expect, Expect::Pull(_)));
-        Some(pending)
-    }
-
-    /// Notes what the answer means for an intent, and gives it to whoever waited.
-    fn settle(&mut self, pending: Pending<W>, result: Result<Answer, ClientError>) -> Arrival<W> {
-        if let Expect::Intent(key) = &pending.expect
-            && let Some(standing) = self.intents.get_mut(key)
-        {
-            match (&result, &pending.waiter) {
-                (Ok(_), _) => standing.agreed = true,
-                // Another user's request may have been agreed to meanwhile.
-                (Err(_), _) if standing.agreed => {}
-                (Err(_), Some(_)) => standing.told = false,
-                (Err(error), None) => {
-                    standing.told = false;
-                    return Arrival::NotRestored(pending.about, error.clone());
-                }
-            }
-        }
-        match pending.waiter {
-            Some(waiter) => Arrival::Settled(waiter, result),
-            None => Arrival::Nothing,
-        }
-    }
-
     fn count_user(&mut self, key: Intent, intent: Intent) -> &mut Standing {
         let new = Standing { intent, users: 0, told: false, agreed: false };
         let standing = self.intents.entry(key).or_insert(new);
@@ -685,32 +425,10 @@ impl<W> Conversation<W> {
     }
 }
 
-/// The first status that means nothing to the broker.
-const fn status_of_applications() -> u16 {
-    1000
-}
-
 fn partial(expect: Expect) -> Option<PullAnswer> {
     match expect {
         Expect::Pull(messages) => Some(PullAnswer { messages, end: PullEnd::CutShort }),
         _ => None,
-    }
-}
-
-/// Octets of a reason that are repeated, at most.
-const REASON_BYTES_MAX: usize = 1024;
-
-fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
-    // Servers of this protocol say why in a header, if they do; mqcore says it in the body.
-    let reason = header_value(frame.headers, key::REASON)
-        .or_else(|| header_value(frame.headers, key::ERROR))
-        .unwrap_or(frame.payload);
-    let reason = String::from_utf8_lossy(&reason[..reason.len().min(REASON_BYTES_MAX)]);
-    Refusal {
-        code: frame.content_type,
-        operation: pending.operation,
-        target: pending.about.to_text(),
-        reason: reason.into(),
     }
 }
 

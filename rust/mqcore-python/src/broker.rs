@@ -4,6 +4,8 @@
 //! thread that holds one may need the interpreter to let go of the other. And the runtime is never dropped by a
 //! thread that holds the interpreter, because its last tasks may wait for a handler.
 
+mod running;
+
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -12,7 +14,6 @@ use std::time::{Duration, Instant};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::WaitingMessage;
-use mqcore_client::client::OutputWatch;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
@@ -22,12 +23,13 @@ use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokio::runtime::{Handle, Runtime};
+use tokio::runtime::Handle;
 
+pub(crate) use self::running::LocalClients;
+use self::running::{Definition, HANDLER_GRACE, RUNTIME_SHUTDOWN, Running};
 use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
-use crate::dispatcher::Dispatcher;
 use crate::dispatchers::Dispatchers;
 use crate::extension::{self, ExtensionThread};
 use crate::fields::seconds;
@@ -39,10 +41,6 @@ use crate::{config, error, routing, snapshot};
 
 /// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
 const HANDLERS_MAX: usize = 10_000;
-/// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
-const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
-/// How long handlers have to come back from the call that they are in, beyond the grace that peers have.
-const HANDLER_GRACE: Duration = Duration::from_secs(1);
 /// How often a blocking call looks for signals: Ctrl-C is answered within this time.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -76,70 +74,9 @@ enum State {
     Running(Arc<Running>),
 }
 
-/// What lives between start and stop.
-struct Running {
-    server: Server,
-    handle: Handle,
-    runtime: Mutex<Option<Runtime>>,
-    dispatchers: Arc<Dispatchers>,
-    stopped: Signal,
-}
-
 struct Local {
     server: Server,
     handle: Handle,
-}
-
-/// A registered handler, from which its dispatcher is made at each start.
-struct Definition {
-    spec: HandlerSpec,
-    name: String,
-    methods: Vec<(String, Py<PyAny>)>,
-    submit: Py<PyAny>,
-}
-
-impl Definition {
-    fn dispatcher(&self, py: Python<'_>) -> PyResult<Dispatcher> {
-        let methods =
-            self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
-        let handler = Handler::new(&self.name, methods)?;
-        Ok(Dispatcher::start(&self.spec.key, handler, self.submit.clone_ref(py))?)
-    }
-}
-
-impl Running {
-    /// Stops everything; returns the keys of handlers that did not come back in time. Called detached.
-    fn stop(&self, grace: Duration) -> Vec<Box<str>> {
-        let Some(runtime) = lock(&self.runtime).take() else {
-            self.stopped.wait();
-            return Vec::new();
-        };
-        let deadline = Instant::now() + grace + HANDLER_GRACE;
-        runtime.block_on(self.server.stop(grace));
-        let stuck = self.dispatchers.stop(deadline);
-        runtime.shutdown_timeout(RUNTIME_SHUTDOWN);
-        self.stopped.set();
-        stuck
-    }
-}
-
-/// The clients of a test broker that are in its process.
-#[derive(Default)]
-pub(crate) struct LocalClients(Mutex<Vec<OutputWatch>>);
-
-impl LocalClients {
-    pub(crate) fn add(&self, client: OutputWatch) {
-        lock(&self.0).push(client);
-    }
-
-    /// Waits until every client has written what it has sent so far.
-    async fn flushed(&self) {
-        let clients = lock(&self.0).clone();
-        for client in &clients {
-            client.flushed().await;
-        }
-        lock(&self.0).retain(OutputWatch::is_alive);
-    }
 }
 
 impl Broker {
@@ -411,7 +348,6 @@ impl Broker {
         Ok(())
     }
 
-    /// Reads users and tokens again, and ends the connections whose rights have changed.
     /// Registers an extension of MicroMessage2 that a program handles, in the place of one of the same name.
     fn set_extension(
         &self,
@@ -443,6 +379,7 @@ impl Broker {
         Ok(())
     }
 
+    /// Reads users and tokens again, and closes connections whose rights have changed.
     fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running("read its users and tokens")?;
         py.detach(|| running.handle.block_on(running.server.reload_authority()))

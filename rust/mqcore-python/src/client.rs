@@ -3,12 +3,15 @@
 
 mod bridge;
 mod error;
+mod membership;
 mod models;
 mod options;
 mod process;
+mod publishing;
 mod received;
 mod streams;
 mod throttr;
+mod way;
 
 use std::future::Future;
 use std::time::Duration;
@@ -17,30 +20,26 @@ use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::client::Client as CoreClient;
 use mqcore_client::consume::{ConsumeTerms, UnusedQueue};
-use mqcore_client::conversation::By;
 use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
-use mqcore_client::membership::Membership as CoreMembership;
 use mqcore_client::mqks::operations::Bindings;
-use mqcore_client::publish::{CarbonCopy, Outgoing, PublishOptions, Receipt};
+use mqcore_client::publish::{Outgoing, PublishOptions};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::request::Clear;
 use mqcore_wire::micromessage::handshake::Extension;
-use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::PyList;
 
 use self::error::InvalidArgument;
+use self::membership::Membership;
 use self::models::{Model, Modelled};
 use self::process::Owned;
+use self::publishing::{Receipts, copies, outgoing, py_receipt};
 use self::received::Received;
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
+use self::way::Way;
 use crate::fields::seconds;
-
-/// Interval at which a blocking call checks for signals. Ctrl-C takes effect within this time.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Adds what Python needs of the client to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -60,52 +59,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Header keys and values as Python gives them.
 type Pairs = Vec<(String, String)>;
-/// Who acknowledged, and after how many seconds.
-type PyReceipt = (Option<&'static str>, f64);
-
-/// How a call returns its result.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Way {
-    /// As an awaitable of asyncio.
-    Awaitable,
-    /// When it is there: the call blocks.
-    Blocking,
-}
-
-impl Way {
-    /// Runs `future` on the clients' runtime, and returns an awaitable or its result.
-    pub(crate) fn run<'py, F, T>(self, py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
-    where
-        F: Future<Output = PyResult<T>> + Send + 'static,
-        T: for<'a> IntoPyObject<'a> + Send + 'static,
-    {
-        process::check()?;
-        match self {
-            Self::Awaitable => bridge::awaitable(py, future),
-            Self::Blocking => wait(py, future)?.into_bound_py_any(py),
-        }
-    }
-}
-
-/// Waits for `future` without the interpreter lock. An exception of a signal handler cancels it.
-fn wait<F, T>(py: Python<'_>, future: F) -> PyResult<T>
-where
-    F: Future<Output = PyResult<T>> + Send + 'static,
-    T: Send,
-{
-    let runtime = pyo3_asyncio::tokio::get_runtime();
-    let mut future = Box::pin(future);
-    loop {
-        let step = py.detach(|| {
-            runtime.block_on(async { tokio::time::timeout(SIGNAL_INTERVAL, future.as_mut()).await })
-        });
-        match step {
-            Ok(result) => return result,
-            Err(_) => py.check_signals()?,
-        }
-    }
-}
-
 /// A connected client: what its two Python classes, [`AsyncClient`] and [`BlockingClient`], do.
 #[pyclass(frozen, subclass, module = "mqcore._core", name = "_Client")]
 struct Client {
@@ -216,26 +169,6 @@ impl Client {
     {
         let future = operation(self.core.get()?.clone());
         self.way.run(py, async move { future.await.map(Modelled).map_err(error::client) })
-    }
-}
-
-/// The outcomes of many messages: a receipt or an exception each.
-struct Receipts(Vec<Result<Receipt, ClientError>>);
-
-impl<'py> IntoPyObject<'py> for Receipts {
-    type Target = PyList;
-    type Output = Bound<'py, PyList>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
-        let list = PyList::empty(py);
-        for outcome in self.0 {
-            match outcome {
-                Ok(receipt) => list.append(py_receipt(receipt))?,
-                Err(failed) => list.append(error::client(failed).into_value(py))?,
-            }
-        }
-        Ok(list)
     }
 }
 
@@ -427,9 +360,7 @@ impl Client {
     }
 
     fn join<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
-        self.run(py, |core| async move {
-            Ok(Membership { core: std::sync::Mutex::new(Some(Owned::new(core.join(&channel).await?))) })
-        })
+        self.run(py, |core| async move { Ok(Membership::new(core.join(&channel).await?)) })
     }
 
     #[pyo3(signature = (queue, count, *, lifo=false, clear_high_priority=false, clear_normal=false, timeout=None))]
@@ -703,56 +634,8 @@ impl Client {
     }
 }
 
-/// That a channel stays joined.
-#[pyclass(frozen, module = "mqcore._core")]
-struct Membership {
-    core: std::sync::Mutex<Option<Owned<CoreMembership>>>,
-}
-
-#[pymethods]
-impl Membership {
-    /// Leaves, unless something else in this client keeps the channel joined.
-    fn leave(&self) -> PyResult<()> {
-        process::check()?;
-        let core = self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        drop(core);
-        Ok(())
-    }
-}
-
 fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(value, name)).transpose()
-}
-
-fn copies(cc: Vec<(String, Option<String>)>) -> PyResult<Vec<CarbonCopy>> {
-    let copy = |(queue, id): (String, Option<String>)| {
-        Ok(CarbonCopy { queue: QueueAddress::parse(&queue).map_err(error::client)?, id })
-    };
-    cc.into_iter().map(copy).collect()
-}
-
-fn py_receipt(receipt: Receipt) -> PyReceipt {
-    let by = receipt.by.map(|by| match by {
-        By::Server => "server",
-        By::Consumer => "consumer",
-    });
-    (by, receipt.latency.as_secs_f64())
-}
-
-/// All bodies in one allocation, which each message shares.
-fn outgoing(bodies: &[PyBackedBytes]) -> Vec<Outgoing> {
-    let mut all = Vec::with_capacity(bodies.iter().map(|body| body.len()).sum());
-    for body in bodies {
-        all.extend_from_slice(body);
-    }
-    let all = Bytes::from(all);
-    let mut at = 0;
-    let of_body = |body: &PyBackedBytes| {
-        let range = at..at + body.len();
-        at = range.end;
-        Outgoing { body: all.slice(range), ..Outgoing::default() }
-    };
-    bodies.iter().map(of_body).collect()
 }
 
 fn event_scope((name, channel, queue): (String, Option<String>, Option<u16>)) -> PyResult<EventScope> {

@@ -1,0 +1,162 @@
+//! The receiving half of a conversation: what each incoming frame means.
+
+use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
+use mqcore_wire::tmqp::operation::status;
+use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
+
+use super::{Answer, Arrival, By, Conversation, Expect, Pending, PullAnswer, PullEnd};
+use crate::error::{ClientError, Refusal};
+use crate::received::Received;
+
+impl<W> Conversation<W> {
+    /// Reads one frame. One without hops left means nothing, whatever it is.
+    pub fn receive(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+        if frame.hops == 0 {
+            return Arrival::Nothing;
+        }
+        match frame.kind {
+            Kind::QUEUE => self.receive_message(frame),
+            Kind::ACKNOWLEDGE => self.receive_acknowledgement(frame),
+            Kind::RESPONSE => self.receive_response(frame),
+            Kind::DIRECT => Arrival::Direct(Received::copy(frame)),
+            Kind::EVENT => Arrival::Event(Received::copy(frame)),
+            Kind::PING => {
+                self.output.extend_from_slice(&PONG);
+                Arrival::Nothing
+            }
+            Kind::TERMINATE => Arrival::Terminated,
+            _ => Arrival::Nothing,
+        }
+    }
+
+    fn receive_message(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+        // Most deliveries have no header, and most clients no pull under way.
+        let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
+        let Some(request) = pull else { return Arrival::Delivery(Received::copy(frame)) };
+        let end = header_value(frame.headers, key::NO_CONTENT);
+        let Some(Pending { expect: Expect::Pull(messages), .. }) = self.pending.get_mut(request) else {
+            return self.receive_late_pulled(frame, end.is_some());
+        };
+        match end {
+            None => {
+                messages.push(Received::copy(frame));
+                Arrival::Nothing
+            }
+            Some(reason) => {
+                let reason = String::from_utf8_lossy(reason).into();
+                self.end_pull(request, PullEnd::NoContent(reason))
+            }
+        }
+    }
+
+    /// Somebody pulled and went away: what asks for an acknowledgement is handed back, not kept from others.
+    fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> Arrival<W> {
+        if !is_end {
+            self.tally.late_pulled += 1;
+            if frame.pending_acknowledge {
+                let refused = self.acknowledge(&Received::copy(frame), Some(nack_reason::NONE));
+                debug_assert_eq!(refused, Ok(()), "what was read can be written");
+            }
+        }
+        Arrival::Nothing
+    }
+
+    fn receive_acknowledgement(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+        let Some(pending) = self.take_pending(frame.id) else {
+            self.tally.late_answers += 1;
+            return Arrival::Nothing;
+        };
+        let result = match header_value(frame.headers, key::NACK_REASON) {
+            Some(reason) => Err(ClientError::Nacked {
+                target: pending.about.to_text(),
+                reason: String::from_utf8_lossy(reason).into(),
+            }),
+            None if frame.source.is_empty() && frame.hops == HOPS_FRESH => Ok(Answer::Confirmed(By::Server)),
+            None => Ok(Answer::Confirmed(By::Consumer)),
+        };
+        self.settle(pending, result)
+    }
+
+    fn receive_response(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+        let code = frame.content_type;
+        let Some(pending) = self.take_pending(frame.id) else {
+            // An answer to a message that was published without confirmation has the channel as its target.
+            let unconfirmed = code != status::OK && frame.target != self.own_id.as_bytes();
+            let counter =
+                if unconfirmed { &mut self.tally.refused_unconfirmed } else { &mut self.tally.late_answers };
+            *counter += 1;
+            return Arrival::Nothing;
+        };
+        if code != status::OK && code < status_of_applications() {
+            let refusal = refusal(&pending, frame);
+            return self.settle(pending, Err(refusal.into()));
+        }
+        let answer = match pending.expect {
+            Expect::Pull(_) => {
+                Answer::Pulled(PullAnswer { messages: vec![Received::copy(frame)], end: PullEnd::Cached })
+            }
+            Expect::Confirmation => Answer::Confirmed(By::Server),
+            Expect::Response | Expect::Intent(_) => Answer::Response(Received::copy(frame)),
+        };
+        self.settle(pending, Ok(answer))
+    }
+
+    fn end_pull(&mut self, request: &[u8], end: PullEnd) -> Arrival<W> {
+        let Some(mut pending) = self.take_pending(request) else { return Arrival::Nothing };
+        let messages = match &mut pending.expect {
+            Expect::Pull(messages) => std::mem::take(messages),
+            _ => Vec::new(),
+        };
+        self.settle(pending, Ok(Answer::Pulled(PullAnswer { messages, end })))
+    }
+
+    fn take_pending(&mut self, id: &[u8]) -> Option<Pending<W>> {
+        let pending = self.pending.remove(id)?;
+        self.pulls -= usize::from(matches!(pending.expect, Expect::Pull(_)));
+        Some(pending)
+    }
+
+    /// Notes what the answer means for an intent, and gives it to whoever waited.
+    fn settle(&mut self, pending: Pending<W>, result: Result<Answer, ClientError>) -> Arrival<W> {
+        if let Expect::Intent(key) = &pending.expect
+            && let Some(standing) = self.intents.get_mut(key)
+        {
+            match (&result, &pending.waiter) {
+                (Ok(_), _) => standing.agreed = true,
+                // Another user's request may have been agreed to meanwhile.
+                (Err(_), _) if standing.agreed => {}
+                (Err(_), Some(_)) => standing.told = false,
+                (Err(error), None) => {
+                    standing.told = false;
+                    return Arrival::NotRestored(pending.about, error.clone());
+                }
+            }
+        }
+        match pending.waiter {
+            Some(waiter) => Arrival::Settled(waiter, result),
+            None => Arrival::Nothing,
+        }
+    }
+}
+
+/// The first status that means nothing to the broker.
+const fn status_of_applications() -> u16 {
+    1000
+}
+
+/// Octets of a reason that are repeated, at most.
+const REASON_BYTES_MAX: usize = 1024;
+
+fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
+    // Servers of this protocol say why in a header, if they do; mqcore says it in the body.
+    let reason = header_value(frame.headers, key::REASON)
+        .or_else(|| header_value(frame.headers, key::ERROR))
+        .unwrap_or(frame.payload);
+    let reason = String::from_utf8_lossy(&reason[..reason.len().min(REASON_BYTES_MAX)]);
+    Refusal {
+        code: frame.content_type,
+        operation: pending.operation,
+        target: pending.about.to_text(),
+        reason: reason.into(),
+    }
+}
