@@ -108,11 +108,11 @@ impl QueueAddress {
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for what no such protocol can say: nothing, more than 255 octets, white space,
+    /// [`ClientError::InvalidArgument`] for what no such protocol can say: nothing, more than 255 bytes, white space,
     /// control characters, and `--` in front, which begins a flag.
     pub fn plain(text: &str) -> Result<Self, ClientError> {
         if text.is_empty() || text.len() > NAME_BYTES_MAX {
-            return Err(ClientError::invalid("name", format!("{text:?} must have 1 to 255 octets")));
+            return Err(ClientError::invalid("name", format!("{text:?} must have 1 to 255 bytes")));
         }
         if let Some(c) = text.chars().find(|c| c.is_whitespace() || c.is_control()) {
             return Err(ClientError::invalid("name", format!("{text:?} must not contain {c:?}")));
@@ -156,14 +156,14 @@ fn digits(number: u16) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// Takes a channel name that a broker takes: 1 to 255 octets, none of `@`, space, `;`, `*`, no control character.
+/// Takes a channel name that a broker takes: 1 to 255 bytes, none of `@`, space, `;`, `*`, no control character.
 ///
 /// # Errors
 ///
 /// [`ClientError::InvalidArgument`] says what is wrong with it.
 pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
-        return Err(ClientError::invalid("channel name", format!("{name:?} must have 1 to 255 octets")));
+        return Err(ClientError::invalid("channel name", format!("{name:?} must have 1 to 255 bytes")));
     }
     if let Some(c) = name.chars().find(|c| matches!(c, '@' | ' ' | ';' | '*') || c.is_control()) {
         return Err(ClientError::invalid("channel name", format!("{name:?} must not contain {c:?}")));

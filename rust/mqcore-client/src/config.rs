@@ -53,9 +53,9 @@ pub struct ClientConfig {
     pub limits: Limits,
     /// Publishes and requests that wait for an answer, at most; further ones wait. Default 65,536.
     pub max_outstanding: usize,
-    /// Octets waiting to be written, above which publishing waits. Default 4 MiB.
+    /// Bytes waiting to be written, above which publishing waits. Default 4 MiB.
     pub write_buffer_bytes: usize,
-    /// Octets of received messages that nobody has taken, over all consumers, above which the socket is not read: also
+    /// Bytes of received messages that nobody has taken, over all consumers, above which the socket is not read: also
     /// not for answers, so what waits for one may then fail with a timeout. Default 64 MiB.
     pub read_buffer_bytes: usize,
 }

@@ -28,7 +28,7 @@ use crate::shared::{Core, Shared};
 use crate::state::ClientState;
 use crate::waiter::Waiter;
 
-/// Octets that a read has room for, at least.
+/// Bytes that a read has room for, at least.
 const READ_BYTES: usize = 64 * 1024;
 /// A read buffer that grew beyond this for a large frame is given back once it is empty.
 const READ_BUFFER_KEPT_BYTES: usize = 1024 * 1024;
@@ -264,7 +264,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
     }
 }
 
-/// Writes some of `octets`; when there is nothing to write, sees to it that what was written leaves.
+/// Writes some of `bytes`; when there is nothing to write, sees to it that what was written leaves.
 async fn write_or_flush(writer: &mut WriteHalf<Stream>, octets: &[u8]) -> io::Result<usize> {
     if octets.is_empty() {
         return writer.flush().await.map(|()| 0);
@@ -388,7 +388,7 @@ impl Shared {
         }
         if reading && timers.pong_until.is_some_and(|until| until <= now) {
             let silence = now - timers.heard;
-            return Some(format!("no life sign from the broker for {silence:?}").into());
+            return Some(format!("no heartbeat from the broker for {silence:?}").into());
         }
         let since = if reading { timers.heard.min(timers.spoke) } else { timers.spoke };
         let waits = reading && timers.pong_until.is_some();

@@ -340,7 +340,7 @@ impl<W> Conversation<W> {
         })
     }
 
-    /// Asks for a life sign.
+    /// Asks for a heartbeat.
     pub fn ping(&mut self) {
         self.output.extend_from_slice(&PING);
     }

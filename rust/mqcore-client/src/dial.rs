@@ -22,7 +22,7 @@ use crate::random::random_u64;
 use crate::route::Route;
 use crate::{micromessage, mqks};
 
-/// Octets of what a peer of another protocol said that are repeated, at most.
+/// Bytes of what a peer of another protocol said that are repeated, at most.
 const SHOWN_BYTES_MAX: usize = 64;
 
 /// An open connection, of whatever sort.
@@ -127,7 +127,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
     }
 }
 
-/// The octets that open a conversation.
+/// The bytes that open a conversation.
 pub(crate) fn hello_octets(
     config: &ClientConfig,
     path: &str,
@@ -175,7 +175,7 @@ async fn shake_hands(
     }
 }
 
-/// What an error of the handshake's octets means.
+/// What an error of the handshake's bytes means.
 pub(crate) fn broken(address: &Arc<str>, error: &io::Error) -> ClientError {
     // A server tells only now what it thinks of the client's certificate.
     match HandshakeFailure::of_conversation(error) {
@@ -189,7 +189,7 @@ pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
     connect_failed(address, "it closed the connection at once".to_owned())
 }
 
-/// It does not speak the protocol that was meant: its first octets.
+/// It does not speak the protocol that was meant: its first bytes.
 pub(crate) fn spoke_otherwise(got: &[u8], wanted: Protocol, address: &Arc<str>) -> ClientError {
     if is_tls_alert(got) {
         return tls_wanted(address);

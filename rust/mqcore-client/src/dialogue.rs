@@ -234,7 +234,7 @@ impl Dialogue {
         }
     }
 
-    /// Asks for a life sign. False: the protocol knows none.
+    /// Asks for a heartbeat. False: the protocol knows none.
     pub(crate) fn ping(&mut self) -> bool {
         match self {
             Self::Tmqp(conversation) => conversation.ping(),
@@ -249,7 +249,7 @@ impl Dialogue {
         whichever!(self, conversation => conversation.forget(id))
     }
 
-    /// Reads what stands at the front of `input`, and tells how many octets that took. `None`: more are needed. An error is
+    /// Reads what stands at the front of `input`, and tells how many bytes that took. `None`: more are needed. An error is
     /// the end of the connection, in words.
     pub(crate) fn receive(
         &mut self,
@@ -270,7 +270,7 @@ impl Dialogue {
         }
     }
 
-    /// How many octets the unfinished thing at the front of `input` needs; 0 if that is not known.
+    /// How many bytes the unfinished thing at the front of `input` needs; 0 if that is not known.
     pub(crate) fn needed(&self, input: &[u8], limits: &Limits) -> usize {
         match self {
             Self::Tmqp(_) => needed(input, limits).unwrap_or(0),

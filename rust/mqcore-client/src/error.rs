@@ -38,7 +38,7 @@ pub enum ClientError {
         address: Arc<str>,
         /// What it should speak.
         wanted: &'static str,
-        /// Its first octets, as text.
+        /// Its first bytes, as text.
         got: Arc<str>,
     },
     /// The peers did not come to terms on TLS.
@@ -81,13 +81,13 @@ pub enum ClientError {
     #[error("the broker sent a broken frame: {0}")]
     BadFrame(#[from] WireError),
     /// A part is larger than a frame, or than the limits allow.
-    #[error("{part} of {size} octets is larger than the limit of {limit}")]
+    #[error("{part} of {size} bytes is larger than the limit of {limit}")]
     TooLarge {
         /// Which part.
         part: &'static str,
-        /// Octets.
+        /// Bytes.
         size: u64,
-        /// Octets allowed.
+        /// Bytes allowed.
         limit: u64,
     },
     /// The broker answered with a status that is not success.

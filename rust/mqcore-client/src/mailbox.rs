@@ -3,7 +3,7 @@
 //! TMQP has no credit: a broker sends what it has, for all queues in one stream, with the answers to requests between.
 //! Not to read is therefore never about one consumer: whatever is behind its messages would wait with them, and a
 //! broker closes connections that take too long to read. So a client reads on while a consumer is slow, until the
-//! messages that wait in it, over all consumers, have more octets than its limit; only above that is the socket left
+//! messages that wait in it, over all consumers, have more bytes than its limit; only above that is the socket left
 //! alone, which the broker feels as a full connection. Prefetch is the other bound: how many messages of a consumer the
 //! program may hold unsettled at once; what it may not have yet waits here.
 //!
@@ -22,7 +22,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many octets wait in all mailboxes of one client, and the bell of its connection task.
+/// How many bytes wait in all mailboxes of one client, and the bell of its connection task.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     bytes: AtomicUsize,
@@ -68,7 +68,7 @@ struct Shelf {
     closed: bool,
 }
 
-/// What bounds a mailbox, beside the client's octets.
+/// What bounds a mailbox, beside the client's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
     /// Nothing.

@@ -96,7 +96,7 @@ pub struct QueueInformation {
     pub last_message_sent: u64,
     /// Messages stored at most; 0: no limit.
     pub message_limit: u64,
-    /// Octets of a body at most; 0: no limit.
+    /// Bytes of a body at most; 0: no limit.
     pub message_size_limit: u64,
     /// How much may be published to it, `100/s`; `None`: no limit.
     pub publish_limit: Option<String>,
@@ -363,7 +363,7 @@ pub struct QueueOptions {
     /// Messages stored at most; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_limit: Option<u64>,
-    /// Octets of a body at most; 0: no limit.
+    /// Bytes of a body at most; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_size_limit: Option<u64>,
     /// How often one message may be put back.

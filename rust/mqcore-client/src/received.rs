@@ -64,7 +64,7 @@ impl Received {
     }
 
     /// Its id: 32 lower-case hex digits as a rule, in MicroMessage2 its number on this connection, in any case at most 255
-    /// octets.
+    /// bytes.
     #[must_use]
     pub fn id(&self) -> &[u8] {
         &self.block[..self.id.into()]
@@ -154,7 +154,7 @@ impl Received {
         self.pending_acknowledge
     }
 
-    /// Octets that it keeps in memory.
+    /// Bytes that it keeps in memory.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.block.len()

@@ -90,7 +90,7 @@ impl Request {
         self
     }
 
-    /// The queue's id as a body of two octets, which is how removing and describing want it.
+    /// The queue's id as a body of two bytes, which is how removing and describing want it.
     fn with_queue_body(mut self, queue: &QueueAddress) -> Self {
         self.body = queue.id().to_le_bytes().to_vec();
         self

@@ -1,4 +1,4 @@
-//! A client against a peer that is played by the test, over an in-memory stream: where single octets matter, or what a
+//! A client against a peer that is played by the test, over an in-memory stream: where single bytes matter, or what a
 //! well-behaved broker never does.
 
 use std::io;
@@ -400,7 +400,7 @@ async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
     // Half open: nothing is refused, and nothing comes.
     let lost = states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap().clone();
     assert!(
-        matches!(&lost, ClientState::Waiting { cause, .. } if cause.contains("no life sign")),
+        matches!(&lost, ClientState::Waiting { cause, .. } if cause.contains("no heartbeat")),
         "{lost:?}"
     );
     tokio::time::resume();

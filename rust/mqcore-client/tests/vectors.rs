@@ -1,6 +1,6 @@
-//! What this client writes, octet for octet beside what the original client was seen to write.
+//! What this client writes, byte for byte beside what the original client was seen to write.
 //!
-//! Message ids differ, because each client makes its own: the vector's id takes the place of ours before the octets are
+//! Message ids differ, because each client makes its own: the vector's id takes the place of ours before the bytes are
 //! compared.
 
 use std::sync::Arc;

@@ -16,14 +16,14 @@ use crate::error;
 
 /// Quick, and enough for bodies that compress at all.
 const LEVEL: i32 = 3;
-/// Octets answered at once at most.
+/// Bytes answered at once at most.
 const READ_MAX: usize = 16 * 1024 * 1024;
 
 /// A tar archive that is made while it is read. As long as it is open, a broker removes no file of its journals.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct BackupArchive {
     archive: Mutex<Option<Archive>>,
-    /// Octets of files in it.
+    /// Bytes of files in it.
     #[pyo3(get)]
     file_bytes: u64,
 }
@@ -43,7 +43,7 @@ impl BackupArchive {
         py.detach(|| Backup::of_stopped(&path)).map(Self::new).map_err(|refused| error::backup(&refused))
     }
 
-    /// At most so many octets; none at the end.
+    /// At most so many bytes; none at the end.
     fn read<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| match lock(&self.archive).as_mut() {
             Some(archive) => read_up_to(archive, size),
@@ -69,7 +69,7 @@ impl ZstdWriter {
     #[new]
     fn new(path: PathBuf) -> PyResult<Self> {
         let mut encoder = Encoder::new(File::create(path).map_err(failed)?, LEVEL).map_err(failed)?;
-        // So that a changed octet is noticed where it stands.
+        // So that a changed byte is noticed where it stands.
         encoder.include_checksum(true).map_err(failed)?;
         Ok(Self { encoder: Mutex::new(Some(encoder)) })
     }
@@ -106,7 +106,7 @@ impl ZstdReader {
         Ok(Self { decoder: Mutex::new(Decoder::new(file).map_err(failed)?) })
     }
 
-    /// At most so many octets; none at the end.
+    /// At most so many bytes; none at the end.
     fn read<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| read_up_to(&mut *lock(&self.decoder), size));
         Ok(PyBytes::new(py, &read.map_err(failed)?))

@@ -2,6 +2,7 @@
 //! [`BlockingClient`] wait without the interpreter lock, and check for signals ten times a second.
 
 mod bridge;
+mod connecting;
 mod error;
 mod membership;
 mod models;
@@ -31,6 +32,7 @@ use mqcore_wire::micromessage::handshake::Extension;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
+use self::connecting::{AsyncClient, BlockingClient};
 use self::error::InvalidArgument;
 use self::membership::Membership;
 use self::models::{Model, Modelled};
@@ -64,77 +66,6 @@ type Pairs = Vec<(String, String)>;
 struct Client {
     core: Owned<CoreClient>,
     way: Way,
-}
-
-/// A client whose calls return awaitables.
-#[pyclass(frozen, extends = Client, module = "mqcore._core")]
-struct AsyncClient;
-
-/// A client whose calls block.
-#[pyclass(frozen, extends = Client, module = "mqcore._core")]
-struct BlockingClient;
-
-#[pymethods]
-impl AsyncClient {
-    /// Connects: `target` is a list of URLs, or an embedded broker.
-    #[staticmethod]
-    fn connect<'py>(
-        py: Python<'py>,
-        target: &Bound<'py, PyAny>,
-        options: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        connect(py, target, options, Way::Awaitable)
-    }
-}
-
-#[pymethods]
-impl BlockingClient {
-    /// Connects: `target` is a list of URLs, or an embedded broker.
-    #[staticmethod]
-    fn connect<'py>(
-        py: Python<'py>,
-        target: &Bound<'py, PyAny>,
-        options: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        connect(py, target, options, Way::Blocking)
-    }
-}
-
-fn connect<'py>(
-    py: Python<'py>,
-    target: &Bound<'py, PyAny>,
-    options: &Bound<'py, PyAny>,
-    way: Way,
-) -> PyResult<Bound<'py, PyAny>> {
-    process::check()?;
-    let transport = options::transport(target)?;
-    let local = options::local_clients(target);
-    let config = options::client(options)?;
-    way.run(py, async move {
-        let core = CoreClient::connect(config, transport).await.map_err(error::client)?;
-        if let Some(local) = local {
-            local.add(core.output());
-        }
-        Ok(Connected(Client { core: Owned::new(core), way }))
-    })
-}
-
-/// A client that becomes the class of its way when Python gets it.
-struct Connected(Client);
-
-impl<'py> IntoPyObject<'py> for Connected {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
-        let way = self.0.way;
-        let client = PyClassInitializer::from(self.0);
-        match way {
-            Way::Awaitable => Ok(Bound::new(py, client.add_subclass(AsyncClient))?.into_any()),
-            Way::Blocking => Ok(Bound::new(py, client.add_subclass(BlockingClient))?.into_any()),
-        }
-    }
 }
 
 impl Client {

@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Shard, octets before and after, segments before and after, what stands aside, octets of it that were dropped, messages
+/// Shard, bytes before and after, segments before and after, what stands aside, bytes of it that were dropped, messages
 /// lost, and what opening found if it was damage.
 type Row = (usize, u64, u64, usize, usize, Vec<String>, u64, u64, Option<String>);
 
-/// Compacts all shards. `progress` is called with the shard, octets done and in all; what it raises ends it after a step,
+/// Compacts all shards. `progress` is called with the shard, bytes done and in all; what it raises ends it after a step,
 /// with everything in order.
 #[pyfunction]
 pub(crate) fn journal_compact(

@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::error;
 
-/// One TMQP/2.0 frame. Parts that are text on the wire stay octets here: this is the wire's view.
+/// One TMQP/2.0 frame. Parts that are text on the wire stay bytes here: this is the wire's view.
 #[pyclass(frozen, eq, hash, get_all, module = "mqcore._core")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Frame {
@@ -126,8 +126,8 @@ impl From<tmqp::Frame<'_>> for Frame {
     }
 }
 
-/// Reads one frame from the front of `data`: the frame and how many octets it took, or `(None, 0)` while more
-/// octets are needed.
+/// Reads one frame from the front of `data`: the frame and how many bytes it took, or `(None, 0)` while more
+/// bytes are needed.
 #[pyfunction]
 #[pyo3(signature = (data, *, frame_bytes_max=None, header_bytes_max=None))]
 pub(crate) fn tmqp_decode(
@@ -146,7 +146,7 @@ pub(crate) fn tmqp_decode(
     }
 }
 
-/// The octets of `frame`.
+/// The bytes of `frame`.
 #[pyfunction]
 pub(crate) fn tmqp_encode<'py>(py: Python<'py>, frame: &Frame) -> Bound<'py, PyBytes> {
     let mut output = Vec::new();

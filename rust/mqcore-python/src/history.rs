@@ -71,7 +71,7 @@ impl History {
         Ok(ends.into_iter().map(|ends| (ends.shard, ends.journal, ends.earliest, ends.latest)).collect())
     }
 
-    /// Parts stretches (shard, first sequence, behind the last) into pieces of about so many octets.
+    /// Parts stretches (shard, first sequence, behind the last) into pieces of about so many bytes.
     fn pieces(
         &self,
         py: Python<'_>,

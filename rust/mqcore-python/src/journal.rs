@@ -17,12 +17,12 @@ use crate::error;
 use crate::export;
 use crate::message::Message;
 
-/// The journal's directory, its shard, and the segment's number, records, live ones, octets and state.
+/// The journal's directory, its shard, and the segment's number, records, live ones, bytes and state.
 type SegmentRow = (String, Option<usize>, u32, u64, u64, u64, &'static str);
 /// The journal's directory, its shard, and what kind of thing was found, in words.
 type FindingRow = (String, Option<usize>, &'static str, String);
 
-/// Reads all shards, and what stands beside them, whose numbers are behind theirs. `progress` is called with the number, octets
+/// Reads all shards, and what stands beside them, whose numbers are behind theirs. `progress` is called with the number, bytes
 /// done and in all; what it raises ends the reading.
 ///
 /// `thorough` also reads every definition, message and other record as a start would.

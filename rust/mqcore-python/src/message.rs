@@ -109,7 +109,7 @@ impl Message {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let body = slf.get().message.body();
         let length = body.len().cast_signed();
-        // SAFETY: the octets live as long as the message, which never changes, and `PyBuffer_FillInfo` makes the
+        // SAFETY: the bytes live as long as the message, which never changes, and `PyBuffer_FillInfo` makes the
         // view hold a reference to the object that owns it. It refuses writable views itself (readonly = 1).
         let status = unsafe {
             ffi::PyBuffer_FillInfo(view, slf.as_ptr(), body.as_ptr().cast_mut().cast(), length, 1, flags)
@@ -233,7 +233,7 @@ impl Headers {
     }
 }
 
-/// Names and header values are UTF-8 by the protocol; octets that are not are shown as U+FFFD, because a peer's
+/// Names and header values are UTF-8 by the protocol; bytes that are not are shown as U+FFFD, because a peer's
 /// bad text must not keep a handler from deciding about its message.
 pub(crate) fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
     match std::str::from_utf8(octets) {

@@ -128,7 +128,7 @@ impl Store {
     }
 }
 
-/// A key as its octets, without a copy.
+/// A key as its bytes, without a copy.
 fn octets<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     let octets = match key.cast::<PyString>() {
         Ok(text) => text.to_str()?.as_bytes(),
@@ -139,7 +139,7 @@ fn octets<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     };
     if octets.len() > KEY_BYTES_MAX {
         let words =
-            format!("a key of {} octets is longer than {KEY_BYTES_MAX}; use a hash of it", octets.len());
+            format!("a key of {} bytes is longer than {KEY_BYTES_MAX}; use a hash of it", octets.len());
         return Err(InvalidArgument::new_err(words));
     }
     Ok(octets)

@@ -27,7 +27,7 @@ pub(crate) struct JournalSelection {
     /// The same for the same messages in the same order.
     #[pyo3(get)]
     fingerprint: u64,
-    /// Names, messages and octets of bodies.
+    /// Names, messages and bytes of bodies.
     #[pyo3(get)]
     queues: Vec<(String, usize, u64)>,
 }

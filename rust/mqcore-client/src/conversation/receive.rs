@@ -144,7 +144,7 @@ const fn status_of_applications() -> u16 {
     1000
 }
 
-/// Octets of a reason that are repeated, at most.
+/// Bytes of a reason that are repeated, at most.
 const REASON_BYTES_MAX: usize = 1024;
 
 fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {

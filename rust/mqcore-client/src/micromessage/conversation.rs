@@ -29,7 +29,7 @@ use crate::received::Received;
 use crate::request::Target;
 use crate::standing::Register;
 
-/// The id of commands that ask for a life sign.
+/// The id of commands that ask for a heartbeat.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// With what a broker without words refuses a message.
 const REFUSED: &str = "refused";
@@ -186,7 +186,8 @@ impl<W> Conversation<W> {
         }
         let content = Content::read(publication.headers);
         if content.left_out > 0 {
-            let why = "a key is made of letters, digits, hyphens and underscores, and all have 65535 octets at most";
+            let why =
+                "a key is made of letters, digits, hyphens and underscores, and all have 65535 bytes at most";
             return Err(ClientError::invalid("header", why));
         }
         properties::check(&content.properties)
@@ -305,7 +306,7 @@ impl<W> Conversation<W> {
         encode(&Frame::Command { payload: &payload }, &mut self.output);
     }
 
-    /// Asks for a life sign, if the broker answers commands.
+    /// Asks for a heartbeat, if the broker answers commands.
     pub(crate) fn ping(&mut self) -> bool {
         let answers = self.agreement.id_of_kind(Kind::Answers).is_some();
         if answers {
@@ -355,7 +356,7 @@ impl<W> Conversation<W> {
         encode(&Frame::Extension { id: acknowledging.id, payload: &number.to_be_bytes() }, &mut self.output);
     }
 
-    /// Reads the frame at the front of `input`, and tells how many octets it took. `None`: more are needed.
+    /// Reads the frame at the front of `input`, and tells how many bytes it took. `None`: more are needed.
     pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, Failure> {
         let Some((frame, size)) = decode(input, self.agreement.len(), &self.limits)? else { return Ok(None) };
         let arrival = match frame {
@@ -373,7 +374,7 @@ impl<W> Conversation<W> {
         Ok(Some((arrival, size)))
     }
 
-    /// How many octets the frame at the front of `input` has; 0 if that is not known.
+    /// How many bytes the frame at the front of `input` has; 0 if that is not known.
     pub(crate) fn needed(&self, input: &[u8]) -> usize {
         needed(input, self.agreement.len(), &self.limits).unwrap_or(0)
     }
@@ -432,7 +433,7 @@ impl<W> Conversation<W> {
         let Some((extension, kind)) = self.agreement.get(id) else { return Ok(Arrival::Nothing) };
         let number = || match *payload {
             [high, low] => Ok(u16::from_be_bytes([high, low])),
-            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two octets")),
+            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two bytes")),
         };
         match kind {
             Some(Kind::Acknowledges) => self.acknowledged(number()?),
@@ -483,7 +484,7 @@ impl<W> Conversation<W> {
         let said = command::parse(payload)?;
         let id = said.argument("id").unwrap_or_default();
         let Some(queue) = self.subscribed.of_id(id).cloned() else {
-            // A life sign, or the end of a subscription.
+            // A heartbeat, or the end of a subscription.
             return Ok(Arrival::Nothing);
         };
         if said.name == "ok" {

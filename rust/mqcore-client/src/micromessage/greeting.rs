@@ -23,7 +23,7 @@ use crate::config::ClientConfig;
 use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
-/// Octets of a list, and of an ERROR frame, that a broker may send before it is trusted with more.
+/// Bytes of a list, and of an ERROR frame, that a broker may send before it is trusted with more.
 const ANSWER_BYTES_MAX: u32 = 16 * 1024;
 /// The flags with which an ERROR frame may begin where a message of the handshake is expected.
 const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
@@ -84,7 +84,7 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
     }
     let (required, optional) = offer.write();
     if required.len().max(optional.len()) > ANSWER_BYTES_MAX as usize {
-        return Err(wrong(&format_args!("a list of them has {ANSWER_BYTES_MAX} octets at most")));
+        return Err(wrong(&format_args!("a list of them has {ANSWER_BYTES_MAX} bytes at most")));
     }
     let offered = Handshake {
         major: negotiation::MAJOR,

@@ -22,7 +22,7 @@ use crate::received::Received;
 use crate::request::Target;
 use crate::standing::Register;
 
-/// The id of lines that ask for a life sign.
+/// The id of lines that ask for a heartbeat.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// The id of lines whose answers concern nobody.
 const NOBODY: &[u8] = b"-";
@@ -213,7 +213,7 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// Asks for a life sign.
+    /// Asks for a heartbeat.
     pub(crate) fn ping(&mut self) {
         encode_request(KEEP_ALIVE, "ping", false, &[b"."], &mut self.output);
     }
@@ -226,7 +226,7 @@ impl<W> Conversation<W> {
         None
     }
 
-    /// Reads the line at the front of `input`, and tells how many octets it took. `None`: its end is not there.
+    /// Reads the line at the front of `input`, and tells how many bytes it took. `None`: its end is not there.
     pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, WireError> {
         let Some((_, size)) = self.lines.next(input, &self.limits)? else { return Ok(None) };
         // Not what the codec found, which for the sake of requests is without the spaces at its end: here they are the
@@ -354,7 +354,7 @@ impl<W> Conversation<W> {
         let Some(given) = given else { return Ok(self.ids.next()) };
         let breaks = |c: char| c.is_ascii_whitespace() || c == '\u{b}';
         if given.is_empty() || given.len() > NAME_BYTES_MAX || given.contains(breaks) {
-            let why = format!("{given:?}: in MQKS it has 1 to 255 octets and no white space");
+            let why = format!("{given:?}: in MQKS it has 1 to 255 bytes and no white space");
             return Err(ClientError::invalid("message id", why));
         }
         let id = MessageId::from_slice(given.as_bytes());

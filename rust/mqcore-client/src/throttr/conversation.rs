@@ -24,9 +24,9 @@ pub struct Subscriber {
     pub id: [u8; ID_BYTES],
     /// When it subscribed, Unix nanoseconds.
     pub since: u64,
-    /// Octets of payload that it was sent by this channel.
+    /// Bytes of payload that it was sent by this channel.
     pub read_bytes: u64,
-    /// Octets of payload that it published there.
+    /// Bytes of payload that it published there.
     pub write_bytes: u64,
 }
 
@@ -41,7 +41,7 @@ pub enum Answer {
     List(Vec<(Bytes, Listed)>),
     Stats(Vec<(Bytes, Uses)>),
     Connections(Vec<ConnectionRecord>),
-    /// Octets read, octets written, subscriptions.
+    /// Bytes read, bytes written, subscriptions.
     Channels(Vec<(Bytes, [u64; 3])>),
     Info(Box<[u64; 52]>, [u8; 16]),
     Connection(Option<Box<ConnectionRecord>>),
@@ -88,7 +88,7 @@ pub(crate) struct Conversation {
     outstanding: usize,
 }
 
-/// What octets have brought.
+/// What bytes have brought.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) pushes: Vec<Push>,

@@ -23,9 +23,9 @@ use crate::route::Route;
 
 /// Requests that may wait for an answer; while there are more, no further call is taken.
 const OUTSTANDING_MAX: usize = 262_144;
-/// Octets that may wait to be written, likewise.
+/// Bytes that may wait to be written, likewise.
 const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Octets that a read has room for.
+/// Bytes that a read has room for.
 const READ_BYTES: usize = 64 * 1024;
 
 /// A call.

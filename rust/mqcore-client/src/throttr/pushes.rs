@@ -12,7 +12,7 @@ use crate::mailbox::lock;
 /// Messages that may wait to be taken. Those that come beyond are dropped, and counted: whoever does not take them must
 /// not make others wait for their answers.
 const WAITING_MAX: usize = 65_536;
-/// Octets of theirs that may wait.
+/// Bytes of theirs that may wait.
 const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A message.

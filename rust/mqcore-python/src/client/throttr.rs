@@ -262,7 +262,7 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
         code::CONNECTIONS => questions.push(&Request::Connections),
         code::CONNECTION => {
             let id = <[u8; 16]>::try_from(&*name()?);
-            let id = id.map_err(|_| InvalidArgument::new_err("the id of a connection has 16 octets"))?;
+            let id = id.map_err(|_| InvalidArgument::new_err("the id of a connection has 16 bytes"))?;
             questions.push(&Request::Connection { id })
         }
         code::CHANNELS => questions.push(&Request::Channels),
