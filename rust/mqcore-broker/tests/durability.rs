@@ -120,9 +120,9 @@ impl Disk {
         let (mut queues, mut tickets, mut unique_keys) = (Vec::new(), Vec::new(), Vec::new());
         let messages = puts
             .iter()
-            .map(|(sequence, octets)| {
-                let put = decode_put(octets).expect("just encoded");
-                let key = decode_put_head(octets).expect("just encoded").unique_key;
+            .map(|(sequence, bytes)| {
+                let put = decode_put(bytes).expect("just encoded");
+                let key = decode_put_head(bytes).expect("just encoded").unique_key;
                 unique_keys.extend(key.map(|key| (*sequence, key.into())));
                 tickets.extend(put.message.ticket().cloned());
                 let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
@@ -140,13 +140,13 @@ impl Disk {
             .collect();
         let progress = progress
             .iter()
-            .map(|(sequence, octets)| (*sequence, DeliveryProgress::decode(octets).expect("encoded")))
+            .map(|(sequence, bytes)| (*sequence, DeliveryProgress::decode(bytes).expect("encoded")))
             .collect();
         let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
         let mut world = World::new();
         world.now = Timestamp(9_000_000);
-        for (sequence, octets) in &puts {
-            world.journal.insert(*sequence, decode_put(octets).expect("just encoded").message);
+        for (sequence, bytes) in &puts {
+            world.journal.insert(*sequence, decode_put(bytes).expect("just encoded").message);
         }
         let had = RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence };
         world.broker.restore(had, world.now, &mut world.effects);

@@ -271,8 +271,8 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         .iter()
         .filter_map(|(sequence, record)| match record {
             Record::Put { queue, message, received, number } => {
-                let octets = encode_put(queue, message, *received, *number);
-                let head = decode_put_head(&octets).expect("just encoded");
+                let bytes = encode_put(queue, message, *received, *number);
+                let head = decode_put_head(&bytes).expect("just encoded");
                 Some(RecoveredMessage {
                     sequence: *sequence,
                     queue: 0,

@@ -329,7 +329,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// `memory`: octets of saved messages that may stay in memory; `None`: nothing is saved.
+    /// `memory`: bytes of saved messages that may stay in memory; `None`: nothing is saved.
     fn new(seed: u64, memory: Option<u64>) -> Self {
         let mut dice = Dice(seed);
         let memory_watermark = memory.unwrap_or(u64::MAX);

@@ -231,7 +231,7 @@ fn fits_slowly(mask: &str, name: &str) -> bool {
         match mask.split_first() {
             None => name.is_empty(),
             Some((b'*', rest)) => (0..=name.len()).any(|taken| part(rest, &name[taken..])),
-            Some((octet, rest)) => name.first() == Some(octet) && part(rest, &name[1..]),
+            Some((byte, rest)) => name.first() == Some(byte) && part(rest, &name[1..]),
         }
     }
     let (masks, names): (Vec<_>, Vec<_>) = (mask.split('.').collect(), name.split('.').collect());

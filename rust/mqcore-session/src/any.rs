@@ -23,7 +23,7 @@ use crate::session::{Session, SessionConfig, SessionError};
 /// Defines the types that have a variant or a field for each protocol.
 macro_rules! define_types {
     ($($name:ident = $module:ident :: $factory:ident,)+) => {
-        /// What clients speak on a listener.
+        /// The protocol of a listener.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Protocol {
@@ -34,11 +34,11 @@ macro_rules! define_types {
         }
 
         impl Protocol {
-            /// All of them.
+            /// All protocols.
             pub const ALL: [Self; [$(stringify!($name)),+].len()] = [$(Self::$name),+];
         }
 
-        /// How a listener's protocol is spoken there.
+        /// The protocol of a listener, with its options.
         #[derive(Debug, Clone, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum ListenerTerms {
@@ -49,7 +49,7 @@ macro_rules! define_types {
         }
 
         impl ListenerTerms {
-            /// The protocol that is spoken.
+            /// The protocol.
             #[must_use]
             pub const fn protocol(&self) -> Protocol {
                 match self {
@@ -75,7 +75,7 @@ macro_rules! define_types {
                 }
             }
 
-            /// The further listeners that a TCP URL with these options stands for.
+            /// The further listeners that a TCP URL with these options opens.
             ///
             /// # Errors
             /// [`BadOption`] if a value is invalid.
@@ -92,7 +92,7 @@ macro_rules! define_types {
             }
         }
 
-        /// What the sessions of each protocol share in one server.
+        /// The shared state of each protocol's sessions in one server.
         #[derive(Debug)]
         pub struct SharedState {
             $($module: <crate::$module::$factory as ProtocolFactory>::Shared,)+
@@ -145,7 +145,7 @@ macro_rules! define_types {
                 }
             }
 
-            /// What it speaks.
+            /// The protocol of this session.
             #[must_use]
             pub const fn protocol(&self) -> Protocol {
                 match self {
@@ -208,21 +208,21 @@ impl Protocol {
         of_protocol!(self, Spoken => Spoken::DEFAULT_PORT)
     }
 
-    /// How the server bounds what waits for a peer that does not read.
+    /// How the server bounds the output that waits for a peer that does not read.
     #[inline]
     #[must_use]
     pub const fn overload(self) -> Overload {
         of_protocol!(self, Spoken => Spoken::OVERLOAD)
     }
 
-    /// Who encodes messages of queues.
+    /// Whether the shard or the session encodes messages of queues.
     #[inline]
     #[must_use]
     pub const fn deliveries(self) -> Encoding<EncodeDelivery> {
         of_protocol!(self, Spoken => Spoken::DELIVERIES)
     }
 
-    /// Who encodes messages of topics.
+    /// Whether the shard or the session encodes messages of topics.
     #[inline]
     #[must_use]
     pub const fn publications(self) -> Encoding<EncodePublication> {
@@ -255,7 +255,7 @@ impl ListenerTerms {
         of_terms!(self, terms, Spoken => Spoken::client_query(terms))
     }
 
-    /// How peers of a listener with these terms use the store of limits; `None`: not at all.
+    /// How peers of a listener with these terms use the store of limits; `None` if they do not.
     #[must_use]
     pub fn limits(&self) -> Option<LimitUse> {
         of_terms!(self, terms, Spoken => Spoken::limits(terms))

@@ -1,12 +1,12 @@
-//! Ids for what came, or is sent, without one.
+//! Ids for messages that have none.
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
-/// Makes ids of 32 lower-case hex digits: half of them tell the connection and its beginning, half count.
+/// Makes ids of 32 lower-case hex digits: half of them identify the connection and its start, half count.
 ///
-/// Within a session they differ for sure. Between sessions, and between runs of a server, they differ as surely as
-/// 64 scrambled bits do. They are names, not secrets: one id reveals the next.
+/// Within a session they are unique. Between sessions, and between runs of a server, they are as unique as 64 scrambled
+/// bits. They are names, not secrets: one id reveals the next.
 #[derive(Debug)]
 pub(crate) struct MessageIds {
     stem: u64,
@@ -18,8 +18,8 @@ impl MessageIds {
         Self { stem: scramble(connection.0 ^ scramble(opened_at.0)), made: 0 }
     }
 
-    /// The id of the session's message of this number, from which the number can be read again. Not to be mixed with
-    /// [`MessageIds::next`] in one session.
+    /// The id of the session's message with this number, from which the number can be read again. A session must not
+    /// use [`MessageIds::next`] as well.
     pub(crate) fn of(&self, number: u64) -> [u8; 32] {
         let mut id = [0; 32];
         hex(self.stem, &mut id[..16]);
@@ -27,7 +27,7 @@ impl MessageIds {
         id
     }
 
-    /// The number of a message of [`MessageIds::of`]; `None` if it is of another session.
+    /// The number in an id made by [`MessageIds::of`]; `None` if another session made it.
     pub(crate) fn number_of(&self, id: &[u8]) -> Option<u64> {
         let (stem, number) = id.split_at_checked(16)?;
         let mut own = [0; 16];
@@ -45,7 +45,7 @@ impl MessageIds {
     }
 }
 
-/// A bijection on 64 bits (the finaliser of SplitMix64): different numbers stay different.
+/// A bijection on 64 bits (the finalizer of SplitMix64): different numbers stay different.
 const fn scramble(number: u64) -> u64 {
     let number = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

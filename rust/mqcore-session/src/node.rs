@@ -1,28 +1,29 @@
-//! The configuration of this broker as a node: the filters of its upstream brokers, and which brokers may pass on to it.
+//! The configuration of this broker as a node: the filters of its upstream brokers, and which brokers may forward to
+//! it.
 
 use std::fmt;
 
 use mqcore_cluster::filter::LinkFilter;
 
-/// What a broker is among nodes.
+/// The configuration of a broker among nodes.
 #[derive(Clone, Default)]
 pub struct NodeTerms {
     /// Its id, unique among nodes.
     pub id: String,
-    /// Its name, for people.
+    /// Its display name.
     pub name: String,
-    /// Whether other brokers may pass on to this one.
+    /// Whether other brokers may forward to this one.
     pub accepts: bool,
-    /// What they have to say then; `None`: nothing.
+    /// The token that they have to present; `None` if they need none.
     pub token: Option<String>,
-    /// Which of their frames are taken.
+    /// Which of their frames are accepted.
     pub accept: LinkFilter,
-    /// What is passed on, for each master in the order of the configuration.
+    /// The filters of frames for each upstream broker, in the order of the configuration.
     pub sends: Vec<LinkFilter>,
 }
 
 impl fmt::Debug for NodeTerms {
-    /// Without the token.
+    /// Omits the token.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter
             .debug_struct("NodeTerms")
@@ -33,7 +34,7 @@ impl fmt::Debug for NodeTerms {
 }
 
 impl NodeTerms {
-    /// Whether a token opens this node to another one. Takes the same time wherever the tokens differ.
+    /// Whether a token grants another node access. Takes the same time wherever the tokens differ.
     #[must_use]
     pub fn admits(&self, token: Option<&str>) -> bool {
         let Some(expected) = self.token.as_deref().map(str::as_bytes) else { return true };
@@ -41,7 +42,7 @@ impl NodeTerms {
         let differing = expected
             .iter()
             .enumerate()
-            .fold(0, |bits, (at, octet)| bits | (octet ^ given.get(at).copied().unwrap_or_default()));
+            .fold(0, |bits, (at, byte)| bits | (byte ^ given.get(at).copied().unwrap_or_default()));
         differing == 0 && expected.len() == given.len()
     }
 }

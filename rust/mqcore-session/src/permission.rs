@@ -5,7 +5,7 @@
 
 use std::fmt::Debug;
 
-/// What a peer asks for.
+/// The subject of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted<'a> {
     /// One counter or buffer.

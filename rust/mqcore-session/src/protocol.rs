@@ -1,4 +1,5 @@
-//! What a protocol provides to the server: how to read its listener URLs, share state, open sessions and encode messages.
+//! The interface of a protocol for the server: how to read its listener URLs, share state, open sessions and encode
+//! messages.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -18,18 +19,18 @@ pub trait ProtocolFactory {
     const NAME: &'static str;
     /// The port of a listener whose URL has none.
     const DEFAULT_PORT: u16;
-    /// How the server bounds what waits for a peer that does not read. Default [`Overload::Close`].
+    /// How the server bounds the output that waits for a peer that does not read. Default [`Overload::Close`].
     const OVERLOAD: Overload = Overload::Close;
-    /// Who encodes messages of queues.
+    /// Whether the shard or the session encodes messages of queues.
     const DELIVERIES: Encoding<EncodeDelivery>;
-    /// Who encodes messages of topics.
+    /// Whether the shard or the session encodes messages of topics.
     const PUBLICATIONS: Encoding<EncodePublication>;
     /// Whether its peers can create schedules. Default no.
     const SCHEDULES: bool = false;
 
-    /// What a listener's URL says about how the protocol is spoken. `Default`: a URL without options.
+    /// The options in a listener's URL. `Default`: a URL without options.
     type Terms: Debug + Clone + PartialEq + Eq + Default + Send + Sync;
-    /// What all sessions of a server share.
+    /// The state that all sessions of a server share.
     type Shared: Debug + Send + Sync;
     /// One conversation: a [`Session`](crate::session::Session), or a box of one.
     type Session;
@@ -45,7 +46,7 @@ pub trait ProtocolFactory {
         Self::DEFAULT_PORT
     }
 
-    /// The further listeners that a TCP URL with these options stands for, without taking the options of
+    /// The further listeners that a TCP URL with these options opens, without taking the options of
     /// [`ProtocolFactory::terms`]. Default none.
     ///
     /// # Errors
@@ -59,7 +60,7 @@ pub trait ProtocolFactory {
         String::new()
     }
 
-    /// How peers of a listener with these terms use the store of limits; `None`, the default: not at all.
+    /// How peers of a listener with these terms use the store of limits. Default `None`: they do not.
     fn limits(_terms: &Self::Terms) -> Option<LimitUse> {
         None
     }
@@ -79,7 +80,7 @@ pub trait ProtocolFactory {
     }
 }
 
-/// How the server bounds what waits for a peer that does not read.
+/// How the server bounds the output that waits for a peer that does not read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Overload {
     /// A peer that causes answers and events without reading them is disconnected when its output buffer is full.
@@ -92,12 +93,12 @@ pub enum Overload {
     LimitEvents,
 }
 
-/// Who turns the messages for consumers of a protocol into frames.
+/// The place where messages for consumers of a protocol are encoded as frames.
 #[derive(Debug, Clone, Copy)]
 pub enum Encoding<F> {
     /// The shard, with this function: the frames are the same for all consumers, so they are encoded once and shared.
     Shared(F),
-    /// The session of each consumer, because the frames depend on its state. It gets each message as an event.
+    /// The session of each consumer, because the frames depend on its state. It receives each message as an event.
     BySession,
 }
 
@@ -134,7 +135,7 @@ pub struct LimitUse {
     pub metrics: bool,
 }
 
-/// What a server offers all protocols when it starts.
+/// The parts of a server that every protocol may use.
 #[derive(Debug, Clone)]
 pub struct ServerParts {
     /// The store of limits.
@@ -149,14 +150,14 @@ pub struct ServerParts {
     pub schedules: Arc<dyn Schedules>,
 }
 
-/// A metric in all its samples.
+/// A metric with all its samples.
 #[derive(Debug, Clone)]
 pub struct MetricFamily {
     /// Its name.
     pub name: &'static str,
     /// `counter` or `gauge`.
     pub kind: &'static str,
-    /// What it counts.
+    /// The help text.
     pub help: &'static str,
     /// Each sample: a label, if it has one, and the value.
     pub samples: Vec<(Option<(&'static str, &'static str)>, u64)>,

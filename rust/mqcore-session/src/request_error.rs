@@ -10,7 +10,7 @@ pub struct RequestError {
     pub number: String,
     /// The id of the request, as the peer wrote it.
     pub request: Box<[u8]>,
-    /// What was wrong and what to do.
+    /// The mistake and its remedy.
     pub reason: String,
 }
 

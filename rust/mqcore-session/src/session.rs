@@ -23,7 +23,7 @@ use crate::node::NodeTerms;
 use crate::permission::Permissions;
 use crate::request_error::RequestError;
 
-/// What a session knows when its connection opens.
+/// Configuration of a session when its connection opens.
 #[derive(Debug, Clone)]
 pub struct SessionConfig {
     /// Its connection.
@@ -40,7 +40,7 @@ pub struct SessionConfig {
     pub pong_timeout: Duration,
     /// Whether this peer may administer the broker.
     pub admin: bool,
-    /// What the listener knows of the peer before it has sent anything.
+    /// Facts that the listener knows about the peer before it has sent anything.
     pub peer: Arc<Peer>,
     /// The configuration of this broker as a node; `None`: it has no upstream and no downstream brokers.
     pub node: Option<Arc<NodeTerms>>,
@@ -213,14 +213,14 @@ pub trait Session: Send {
     /// Called when the connection is closed: leaves the state that sessions share. May be called twice.
     fn leave(&mut self) {}
 
-    /// The client of this connection. `Some` after `Event::Welcomed`; until then [`provisional_client`] stands for it.
+    /// The client of this connection. `Some` after `Event::Welcomed`; until then [`provisional_client`] replaces it.
     fn client(&self) -> Option<&Arc<Client>>;
 
     /// Whether the conversation is over and the connection has to be closed once `output` is written.
     fn is_closing(&self) -> bool;
 }
 
-/// The client that stands for a peer before the broker has welcomed it. `protocol` is the protocol of its listener.
+/// The client that represents a peer before the broker has accepted it. `protocol` is the protocol of its listener.
 pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: Timestamp) -> Arc<Client> {
     Arc::new(Client {
         connection: config.connection,

@@ -89,10 +89,10 @@ impl World {
     fn join(&mut self, role: Role, identity: &[u8]) -> ConnectionId {
         let connection = self.connect(role);
         let socket = if role == Role::Subscribe { SocketType::Sub } else { SocketType::Dealer };
-        let mut octets = Vec::new();
-        Greeting { minor: 0, as_server: false }.encode(&mut octets);
-        Control::Ready(Ready { socket, identity, token: b"" }).encode(&mut octets);
-        self.send(connection, &octets);
+        let mut bytes = Vec::new();
+        Greeting { minor: 0, as_server: false }.encode(&mut bytes);
+        Control::Ready(Ready { socket, identity, token: b"" }).encode(&mut bytes);
+        self.send(connection, &bytes);
         let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
         assert!(Greeting::decode(&written).unwrap().is_some());
         assert!(written[GREETING_BYTES..].starts_with(b"\x04"), "READY is a command");
@@ -122,17 +122,17 @@ impl World {
     }
 
     fn send_message(&mut self, connection: ConnectionId, parts: &[&[u8]]) {
-        let mut octets = Vec::new();
-        encode_message(parts, &mut octets);
-        self.send(connection, &octets);
+        let mut bytes = Vec::new();
+        encode_message(parts, &mut bytes);
+        self.send(connection, &bytes);
     }
 
     fn request(&mut self, client: ConnectionId, id: &str, queue: &str, headers: &str) {
         self.say(client, &["REQUEST", id, queue, headers, "job"]);
     }
 
-    fn send(&mut self, connection: ConnectionId, octets: &[u8]) {
-        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(octets);
+    fn send(&mut self, connection: ConnectionId, bytes: &[u8]) {
+        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(bytes);
         // Again and again, because nothing is read while the broker takes the peer in or makes a queue for it.
         let mut idle = 0;
         while idle < 2 {
@@ -448,9 +448,9 @@ fn probe_text(probe: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_octet_by_octet() {
+fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_byte_by_byte() {
     for vector in vectors("eventmq_zmtp.jsonl") {
-        let octets: Vec<u8> = vector["received"]
+        let bytes: Vec<u8> = vector["received"]
             .as_array()
             .unwrap()
             .iter()
@@ -464,11 +464,11 @@ fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_octet_by_octet() {
         if vector["note"].as_str().unwrap().contains("heartbeats") {
             Control::Pong(b"").encode(&mut answered);
         }
-        for piece in [octets.len(), 1, 7] {
+        for piece in [bytes.len(), 1, 7] {
             let mut world = World::new(2);
             let peer = world.connect(role);
-            for octets in octets.chunks(piece) {
-                world.send(peer, octets);
+            for bytes in bytes.chunks(piece) {
+                world.send(peer, bytes);
             }
             assert_eq!(world.error(peer), None);
             assert_eq!(world.peers[&peer].written, answered, "{} in pieces of {piece}", vector["name"]);
@@ -585,12 +585,12 @@ fn a_client_that_closes_at_once_loses_no_job() {
     let mut world = World::new(3);
     for queue in ["default", "nobody"] {
         let client = world.connect(Role::Frontend);
-        let mut octets = handshake(SocketType::Dealer);
+        let mut bytes = handshake(SocketType::Dealer);
         encode_message(
             &[b"", b"eMQP/1.0", b"REQUEST", queue.as_bytes(), queue.as_bytes(), b"", b"job"],
-            &mut octets,
+            &mut bytes,
         );
-        world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&octets);
+        world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&bytes);
         // All that comes, comes with the end of it.
         world.read_so(client, true);
         world.read_so(client, true);
@@ -988,7 +988,7 @@ fn what_tells_schedules_apart_is_the_call_that_they_make() {
         job: job.as_bytes().into(),
         cron: None,
     };
-    let id = |job: &str| request(job).identity().map(|octet| format!("{octet:02x}")).concat();
+    let id = |job: &str| request(job).identity().map(|byte| format!("{byte:02x}")).concat();
     let call = r#"["run", {"path": "m", "callable": "f", "args": [1, 2.5], "kwargs": {"b": "é", "a": [null]}, "class_args": [], "class_kwargs": {}}]"#;
     // What hashlib.sha1 makes of json.dumps of these six with sorted keys.
     assert_eq!(id(call), "217121e4aa714181611a46a7981b9d6029128dff");
@@ -1039,10 +1039,10 @@ fn subscribers_hear_topics_that_begin_as_they_want_and_count_how_often() {
     assert!(publish(&mut world, "other").is_empty());
     world.send_message(subscriber, &[b"\x00topic"]);
     assert_eq!(publish(&mut world, "topic").len(), 1, "subscribed twice, and back once");
-    let mut octets = Vec::new();
-    Control::Cancel(b"topic").encode(&mut octets);
-    Control::Subscribe(b"").encode(&mut octets);
-    world.send(subscriber, &octets);
+    let mut bytes = Vec::new();
+    Control::Cancel(b"topic").encode(&mut bytes);
+    Control::Subscribe(b"").encode(&mut bytes);
+    world.send(subscriber, &bytes);
     assert_eq!(publish(&mut world, "anything"), [["anything", "news"]]);
     let client = world.client();
     world.say(client, &["PUBLISH", "p", "topic", "headers", "of the document"]);
@@ -1090,10 +1090,10 @@ fn administrators_are_told_numbers_and_names() {
 // ---- Strangers -----------------------------------------------------------------------------------------------------
 
 fn handshake(socket: SocketType) -> Vec<u8> {
-    let mut octets = Vec::new();
-    Greeting { minor: 1, as_server: false }.encode(&mut octets);
-    Control::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    Greeting { minor: 1, as_server: false }.encode(&mut bytes);
+    Control::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut bytes);
+    bytes
 }
 
 #[test]
@@ -1104,7 +1104,7 @@ fn what_is_no_handshake_ends_only_its_own_connection() {
     encode_message(&[b"early"], &mut early);
     let mut twice = handshake(SocketType::Dealer);
     twice.extend_from_slice(&handshake(SocketType::Dealer)[GREETING_BYTES..]);
-    for (octets, ready) in [
+    for (bytes, ready) in [
         (b"GET / HTTP/1.1\r\n".to_vec(), false),
         (large, true),
         (early, true),
@@ -1113,11 +1113,11 @@ fn what_is_no_handshake_ends_only_its_own_connection() {
         (handshake(SocketType::Pair), true),
         ([&handshake(SocketType::Dealer)[..], b"\xff"].concat(), true),
     ] {
-        for piece in [octets.len(), 1] {
+        for piece in [bytes.len(), 1] {
             let mut world = World::new(1);
             let peer = world.connect(Role::Frontend);
-            octets.chunks(piece).for_each(|piece| world.send(peer, piece));
-            assert!(world.error(peer).is_some(), "{}", octets.escape_ascii());
+            bytes.chunks(piece).for_each(|piece| world.send(peer, piece));
+            assert!(world.error(peer).is_some(), "{}", bytes.escape_ascii());
             assert_eq!(world.peers[&peer].written.len() > GREETING_BYTES, ready);
         }
     }
@@ -1157,7 +1157,7 @@ fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result
     let client = world.client();
     let now = world.now;
     let peer = world.peers.get_mut(&client).unwrap();
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for (id, headers) in [("asked", "reply-requested"), ("silent", "")] {
         let (mut commands, mut request) = (Vec::new(), Vec::new());
         encode_message(
@@ -1168,9 +1168,9 @@ fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result
         let Some(Command::Publish { queue, message }) = commands.pop() else { panic!("{commands:?}") };
         let rejection = Rejection::new(RejectionKind::Unauthorized, "no rule allows it");
         let event = Event::PublishRefused { queue, message, rejection };
-        peer.session.event(event, now, &mut octets).unwrap();
+        peer.session.event(event, now, &mut bytes).unwrap();
     }
-    peer.written.extend_from_slice(&octets);
+    peer.written.extend_from_slice(&bytes);
     let told = world.told(client);
     assert_eq!(told.len(), 1, "{told:?}");
     let result: Value = serde_json::from_str(&told[0][4]).unwrap();
@@ -1190,9 +1190,9 @@ fn a_handshake_that_is_not_finished_in_time_is_given_up() {
         let peer = world.connect(Role::Backend);
         world.send(peer, &whole[..end]);
         world.pass(Duration::from_millis(9_999));
-        assert_eq!(world.error(peer), None, "{end} octets");
+        assert_eq!(world.error(peer), None, "{end} bytes");
         world.pass(Duration::from_millis(1));
-        assert!(matches!(world.error(peer), Some(SessionError::HandshakeTimeout(_))), "{end} octets");
+        assert!(matches!(world.error(peer), Some(SessionError::HandshakeTimeout(_))), "{end} bytes");
     }
 }
 

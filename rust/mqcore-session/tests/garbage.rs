@@ -1,4 +1,4 @@
-//! A TMQP session under arbitrary scripts: sensible frames, damaged frames, octets of no meaning, and a broker that
+//! A TMQP session under arbitrary scripts: sensible frames, damaged frames, bytes of no meaning, and a broker that
 //! answers in any order, or too often, or not at all.
 
 use crate::tmqp_session_check;
@@ -80,25 +80,25 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
                 headers: lines.as_bytes(),
                 payload: &body,
             };
-            let mut octets = Vec::new();
-            encode(&frame, &mut octets);
-            octets
+            let mut bytes = Vec::new();
+            encode(&frame, &mut bytes);
+            bytes
         },
     )
 }
 
-/// Octets as a step of the script: in pieces, because a piece has its length in seven bits.
-fn arriving(octets: &[u8]) -> Vec<u8> {
-    octets.chunks(127).flat_map(|piece| [&[piece.len() as u8], piece].concat()).collect()
+/// Bytes as a step of the script: in pieces, because a piece has its length in seven bits.
+fn arriving(bytes: &[u8]) -> Vec<u8> {
+    bytes.chunks(127).flat_map(|piece| [&[piece.len() as u8], piece].concat()).collect()
 }
 
 fn step() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
-        8 => frame().prop_map(|octets| arriving(&octets)),
-        1 => (frame(), any::<Index>(), any::<u8>()).prop_map(|(mut octets, at, octet)| {
-            let at = at.index(octets.len().min(24));
-            octets[at] = octet;
-            arriving(&octets)
+        8 => frame().prop_map(|bytes| arriving(&bytes)),
+        1 => (frame(), any::<Index>(), any::<u8>()).prop_map(|(mut bytes, at, byte)| {
+            let at = at.index(bytes.len().min(24));
+            bytes[at] = byte;
+            arriving(&bytes)
         }),
         6 => (128_u8..192).prop_map(|answer| vec![answer]),
         1 => (192_u8..200).prop_map(|wait| vec![wait]),
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn octets_of_no_meaning_keep_the_promises(script in vec(any::<u8>(), 0..600)) {
+    fn bytes_of_no_meaning_keep_the_promises(script in vec(any::<u8>(), 0..600)) {
         tmqp_session_check::check(&script);
         tmqp_session_check::check(&[&[208], &script[..]].concat());
     }

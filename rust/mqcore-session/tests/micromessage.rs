@@ -15,7 +15,7 @@ use mqcore_wire::micromessage::handshake::{self, Handshake, Opening, parse_list}
 use mqcore_wire::micromessage::properties::Typing;
 
 use micromessage_world::{
-    Heard, World, ack, command, extension, handshake_octets, message, properties_of, send, sends,
+    Heard, World, ack, command, extension, handshake_bytes, message, properties_of, send, sends,
 };
 
 fn bodies(heard: &[Heard]) -> Vec<String> {
@@ -51,7 +51,7 @@ fn error(heard: &[Heard]) -> &str {
 fn the_handshake_of_the_document_ends_with_its_ids() {
     let mut world = World::new(1);
     let peer = world.connect();
-    world.send(peer, &handshake_octets(b"hulk", "json;dotnet", ""));
+    world.send(peer, &handshake_bytes(b"hulk", "json;dotnet", ""));
     let reply = world.take(peer);
     let Ok(Some((Opening::Handshake(said), size))) = handshake::decode(&reply, &Limits::default()) else {
         panic!("a handshake comes back")
@@ -60,7 +60,7 @@ fn the_handshake_of_the_document_ends_with_its_ids() {
     assert!(said.identity.starts_with(b"mqcore/"));
     let offered = parse_list(said.optional).unwrap();
     assert!(offered.iter().any(|extension| extension.name == "batch-ack"));
-    world.send(peer, &handshake_octets(b"hulk", "json;dotnet", "batch-ack"));
+    world.send(peer, &handshake_bytes(b"hulk", "json;dotnet", "batch-ack"));
     assert!(world.take(peer).is_empty(), "there is no fourth message");
     let names: Vec<_> = world.session(peer).agreement().all().map(|one| one.name.to_string()).collect();
     assert_eq!(names, ["json", "dotnet", "batch-ack"]);
@@ -97,10 +97,10 @@ fn what_cannot_be_agreed_on_is_said_in_an_error_and_ends_the_connection() {
         let mut world =
             World::with_terms(1, MicroMessageTerms { window_max: 100, ..MicroMessageTerms::default() });
         let peer = world.connect();
-        world.send(peer, &handshake_octets(b"c", offer.0, offer.1));
+        world.send(peer, &handshake_bytes(b"c", offer.0, offer.1));
         if let Some(last) = last {
             world.take(peer);
-            world.send(peer, &handshake_octets(b"c", last.0, last.1));
+            world.send(peer, &handshake_bytes(b"c", last.0, last.1));
         }
         let heard = world.heard(peer);
         assert!(error(&heard).starts_with(why), "{offer:?} {last:?}: {heard:?}");
@@ -127,7 +127,7 @@ fn a_client_that_gives_up_in_the_handshake_is_left_alone() {
 
 #[test]
 fn a_handshake_that_stops_halfway_ends_in_time() {
-    for sent in [&b""[..], b"\x01\0", &handshake_octets(b"c", "", "")] {
+    for sent in [&b""[..], b"\x01\0", &handshake_bytes(b"c", "", "")] {
         let mut world = World::new(1);
         let peer = world.connect();
         world.send(peer, sent);
@@ -143,17 +143,17 @@ fn a_handshake_that_stops_halfway_ends_in_time() {
 #[test]
 fn a_list_of_ten_thousand_extensions_costs_its_sender_only() {
     let list = (0..10_000).map(|number| format!("x-{number}")).collect::<Vec<_>>().join(";");
-    let mut octets = vec![1, 0, 0, 0];
-    octets.extend_from_slice(&u16::try_from(list.len().min(65_535)).unwrap().to_be_bytes());
-    octets.extend_from_slice(list.as_bytes());
+    let mut bytes = vec![1, 0, 0, 0];
+    bytes.extend_from_slice(&u16::try_from(list.len().min(65_535)).unwrap().to_be_bytes());
+    bytes.extend_from_slice(list.as_bytes());
     let mut world = World::new(1);
     let peer = world.connect();
-    world.send(peer, &octets);
+    world.send(peer, &bytes);
     assert!(error(&world.heard(peer)).starts_with("too-large: required extensions"));
     // Short names fit the list, and are too many of them.
     let list = (0..300).map(|number| format!("x{number}")).collect::<Vec<_>>().join(";");
     let other = world.connect();
-    world.send(other, &handshake_octets(b"c", "", &list));
+    world.send(other, &handshake_bytes(b"c", "", &list));
     assert!(error(&world.heard(other)).contains("255 extensions"));
 }
 
@@ -163,7 +163,7 @@ fn what_the_listener_demands_is_demanded_of_everybody() {
     let required = required.into_iter().map(|extension| extension.into_owned()).collect();
     let mut world = World::with_terms(1, MicroMessageTerms { required, ..MicroMessageTerms::default() });
     let peer = world.connect();
-    world.send(peer, &handshake_octets(b"c", "", ""));
+    world.send(peer, &handshake_bytes(b"c", "", ""));
     let reply = world.take(peer);
     let Ok(Some((Opening::Handshake(Handshake { required, .. }), _))) =
         handshake::decode(&reply, &Limits::default())
@@ -171,7 +171,7 @@ fn what_the_listener_demands_is_demanded_of_everybody() {
         panic!("a handshake comes back")
     };
     assert_eq!(required, b"batch-ack:max-count=5");
-    world.send(peer, &handshake_octets(b"c", "", ""));
+    world.send(peer, &handshake_bytes(b"c", "", ""));
     assert_eq!(
         error(&world.heard(peer)),
         "extension: required extension batch-ack is missing in the final message"
@@ -183,11 +183,11 @@ fn nothing_is_read_before_the_broker_has_let_the_peer_in_and_then_all_of_it() {
     for shards in [1, 3] {
         let mut world = World::new(shards);
         let peer = world.connect();
-        let mut octets = handshake_octets(b"c", "", "pub-sub");
-        octets.extend(handshake_octets(b"c", "pub-sub", ""));
-        octets.extend(command("subscribe;destination=orders"));
-        octets.extend(send(1, "orders", "", b"first"));
-        world.send(peer, &octets);
+        let mut bytes = handshake_bytes(b"c", "", "pub-sub");
+        bytes.extend(handshake_bytes(b"c", "pub-sub", ""));
+        bytes.extend(command("subscribe;destination=orders"));
+        bytes.extend(send(1, "orders", "", b"first"));
+        world.send(peer, &bytes);
         let reply = world.take_handshake(peer);
         assert!(!reply.is_empty());
         assert_eq!(bodies(&world.heard(peer)), ["first"]);
@@ -438,7 +438,7 @@ fn a_refused_message_comes_again_and_leaves_room() {
 
 #[test]
 fn acknowledgements_of_nothing_end_the_connection_and_the_last_one_again_does_not() {
-    for (octets, why) in [
+    for (bytes, why) in [
         (ack(1, 3), "ack: "),
         (ack(1, 0), "ack: "),
         (extension(1, b"\x04"), "malformed: "),
@@ -455,8 +455,8 @@ fn acknowledgements_of_nothing_end_the_connection_and_the_last_one_again_does_no
         world.send(peer, &ack(1, 1));
         world.send(peer, &ack(1, 1));
         assert!(!world.session_is_over(peer));
-        world.send(peer, &octets);
-        assert!(error(&world.heard(peer)).starts_with(why), "{octets:?}");
+        world.send(peer, &bytes);
+        assert!(error(&world.heard(peer)).starts_with(why), "{bytes:?}");
         world.close(peer);
         assert_eq!(world.waiting("orders"), 1, "what was not acknowledged is back");
     }
@@ -486,9 +486,9 @@ fn what_is_sent_is_acknowledged_up_to_the_last_that_was_accepted() {
         let receiver = world.open("", "pub-sub");
         world.send(receiver, &command("subscribe;destination=orders"));
         let sender = world.open("json;batch-ack:max-count=100", "");
-        let mut octets = sends(1..=50, "orders");
-        octets.extend(sends(51..=100, "topic/nobody"));
-        world.send(sender, &octets);
+        let mut bytes = sends(1..=50, "orders");
+        bytes.extend(sends(51..=100, "topic/nobody"));
+        world.send(sender, &bytes);
         let acks: Vec<_> = world
             .heard(sender)
             .into_iter()
@@ -524,9 +524,9 @@ fn a_message_numbered_0_or_beyond_the_window_is_an_error() {
     world.send(peer, &send(0, "topic/a", "", b"x"));
     assert!(error(&world.heard(peer)).starts_with("ack: sequence numbers start at 1"));
     let peer = world.open("ack", "");
-    let mut octets = send(1, "topic/a", "", b"x");
-    octets.extend(send(2, "topic/a", "", b"y"));
-    world.send(peer, &octets);
+    let mut bytes = send(1, "topic/a", "", b"x");
+    bytes.extend(send(2, "topic/a", "", b"y"));
+    world.send(peer, &bytes);
     assert!(error(&world.heard(peer)).starts_with("ack: message 2 exceeds the window"));
     let peer = world.open("", "");
     world.send(peer, &send(0, "topic/a", "", b"without acknowledgements a number is a label"));
@@ -537,10 +537,10 @@ fn a_message_numbered_0_or_beyond_the_window_is_an_error() {
 fn a_message_that_is_not_taken_is_refused_or_ends_the_connection() {
     let mut world = World::new(1);
     let peer = world.open("batch-ack;x-nack", "");
-    let mut octets = send(1, "topic/a", "", b"x");
-    octets.extend(send(2, "missing", "", b"x"));
-    octets.extend(send(3, "topic/a", "", b"x"));
-    world.send(peer, &octets);
+    let mut bytes = send(1, "topic/a", "", b"x");
+    bytes.extend(send(2, "missing", "", b"x"));
+    bytes.extend(send(3, "topic/a", "", b"x"));
+    world.send(peer, &bytes);
     let heard = world.heard(peer);
     assert!(heard.contains(&Heard::Extension { id: 2, payload: vec![0, 2] }), "{heard:?}");
     assert_eq!(heard.last(), Some(&Heard::Extension { id: 1, payload: vec![0, 3] }));
@@ -578,10 +578,10 @@ fn a_type_goes_with_each_message_to_those_who_know_types() {
         world.send(peer, &command("subscribe;destination=topic%2Ft"));
     }
     let (typed, plain) = (world.open("json;dotnet", ""), world.open("json", ""));
-    let mut octets = extension(2, b"Shop.Order, Shop");
-    octets.extend(send(1, "topic/t", "", b"1"));
-    octets.extend(send(2, "topic/t", "a:N1;", b"2"));
-    world.send(typed, &octets);
+    let mut bytes = extension(2, b"Shop.Order, Shop");
+    bytes.extend(send(1, "topic/t", "", b"1"));
+    bytes.extend(send(2, "topic/t", "a:N1;", b"2"));
+    world.send(typed, &bytes);
     world.send(plain, &send(1, "topic/t", "", b"3"));
     world.send(plain, &send(2, "topic/t", "", b"4"));
     let of_type = |name: &[u8]| Heard::Extension { id: 1, payload: name.to_vec() };
@@ -606,9 +606,9 @@ fn a_large_message_comes_in_parts_and_counts_once() {
     let (peer, sender) = (world.open("ack", "pub-sub"), world.open("ack", ""));
     world.send(peer, &command("subscribe;destination=orders"));
     let body = vec![b'x'; 3 << 20];
-    let mut octets = Vec::new();
-    mqcore_wire::micromessage::encode_split(1, b"orders", b"a:N1;", &body, &mut octets);
-    world.send(sender, &octets);
+    let mut bytes = Vec::new();
+    mqcore_wire::micromessage::encode_split(1, b"orders", b"a:N1;", &body, &mut bytes);
+    world.send(sender, &bytes);
     assert_eq!(world.heard(sender), [Heard::Extension { id: 1, payload: vec![0, 1] }]);
     let heard = world.heard(peer);
     assert!(heard == [message(1, "orders", "a:N1;", &body)], "it comes whole");
@@ -617,9 +617,9 @@ fn a_large_message_comes_in_parts_and_counts_once() {
 #[test]
 fn parts_that_do_not_belong_together_are_an_error() {
     let part = |destination: &str, payload: &[u8]| {
-        let mut octets = send(7, destination, "", payload);
-        octets[0] |= 16;
-        octets
+        let mut bytes = send(7, destination, "", payload);
+        bytes[0] |= 16;
+        bytes
     };
     for (behind, why) in [
         (command("subscribe;destination=a"), "malformed: a command stands between the parts"),
@@ -648,11 +648,11 @@ fn acknowledgements_may_stand_between_the_parts_of_a_message() {
     world.send(peer, &command("subscribe;destination=topic%2Ft"));
     world.send(sender, &send(1, "topic/t", "", b"x"));
     world.heard(peer);
-    let mut octets = send(1, "topic/t", "", b"be");
-    octets[0] |= 16;
-    octets.extend(ack(1, 1));
-    octets.extend(send(1, "topic/t", "", b"tween"));
-    world.send(peer, &octets);
+    let mut bytes = send(1, "topic/t", "", b"be");
+    bytes[0] |= 16;
+    bytes.extend(ack(1, 1));
+    bytes.extend(send(1, "topic/t", "", b"tween"));
+    world.send(peer, &bytes);
     let heard = world.heard(peer);
     assert_eq!(bodies(&heard), ["between"]);
 }
@@ -762,10 +762,10 @@ fn what_a_peer_sent_before_it_closed_its_side_is_done_and_acknowledged() {
     let receiver = world.open("", "pub-sub");
     world.send(receiver, &command("subscribe;destination=orders"));
     let sender = world.connect();
-    let mut octets = handshake_octets(b"c", "batch-ack:max-count=50", "");
-    octets.extend(handshake_octets(b"c", "batch-ack:max-count=50", ""));
-    octets.extend(sends(1..=50, "orders"));
-    world.send_last(sender, &octets);
+    let mut bytes = handshake_bytes(b"c", "batch-ack:max-count=50", "");
+    bytes.extend(handshake_bytes(b"c", "batch-ack:max-count=50", ""));
+    bytes.extend(sends(1..=50, "orders"));
+    world.send_last(sender, &bytes);
     world.take_handshake(sender);
     assert_eq!(world.heard(sender).last(), Some(&Heard::Extension { id: 1, payload: vec![0, 50] }));
     assert!(world.session_is_over(sender));
@@ -776,7 +776,7 @@ fn what_a_peer_sent_before_it_closed_its_side_is_done_and_acknowledged() {
 fn the_window_is_never_larger_than_half_the_numbers() {
     let mut world = World::new(1);
     let peer = world.connect();
-    world.send(peer, &handshake_octets(b"c", "batch-ack:max-count=60000", ""));
+    world.send(peer, &handshake_bytes(b"c", "batch-ack:max-count=60000", ""));
     let reply = world.take(peer);
     let wanted = format!("batch-ack:max-count={WINDOW_MAX}");
     assert!(String::from_utf8_lossy(&reply).contains(&wanted), "{}", reply.escape_ascii());

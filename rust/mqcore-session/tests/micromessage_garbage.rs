@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Octets that mean something, more often than not.
+/// Bytes that mean something, more often than not.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => select(vec![
@@ -28,11 +28,11 @@ fn said() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn step() -> impl Strategy<Value = Vec<u8>> {
-    let received = said().prop_map(|octets| (0, octets));
+    let received = said().prop_map(|bytes| (0, bytes));
     let other = (4_u8..12, vec(any::<u8>(), 0..6));
-    prop_oneof![2 => received, 3 => other].prop_map(|(step, octets)| {
-        let length = u8::try_from(octets.len()).unwrap();
-        [vec![step, length], octets].concat()
+    prop_oneof![2 => received, 3 => other].prop_map(|(step, bytes)| {
+        let length = u8::try_from(bytes.len()).unwrap();
+        [vec![step, length], bytes].concat()
     })
 }
 

@@ -71,8 +71,8 @@ impl World {
         connection
     }
 
-    fn send(&mut self, connection: ConnectionId, octets: &[u8], last: bool) {
-        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(octets);
+    fn send(&mut self, connection: ConnectionId, bytes: &[u8], last: bool) {
+        self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(bytes);
         // Again and again, because nothing is read while the broker takes the peer in or changes something for it.
         let mut idle = 0;
         while idle < 2 {
@@ -183,7 +183,7 @@ impl World {
     fn lines(&mut self, connection: ConnectionId) -> Vec<Vec<u8>> {
         let peer = self.peers.get_mut(&connection).unwrap();
         let written = std::mem::take(&mut peer.written);
-        let mut lines: Vec<_> = written.split(|octet| *octet == b'\n').map(<[u8]>::to_vec).collect();
+        let mut lines: Vec<_> = written.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
         assert_eq!(lines.pop(), Some(Vec::new()), "every line has its end");
         if peer.session.is_closing() {
             lines.push(b"<EOF>".to_vec());
@@ -337,9 +337,9 @@ fn a_line_beyond_the_limit_is_told_by_its_id_before_the_end() {
         let mut world = World::new(1);
         let peer = world.connect();
         world.send(peer, b"pg ping here\n", false);
-        let octets = [line.as_bytes(), &vec![b'x'; (1 << 20) + 1]].concat();
+        let bytes = [line.as_bytes(), &vec![b'x'; (1 << 20) + 1]].concat();
         // Although its end never comes.
-        world.send(peer, &octets, false);
+        world.send(peer, &bytes, false);
         let request_errors = world.peers.get_mut(&peer).unwrap().session.take_request_errors();
         assert!(request_errors[0].reason.contains("limit of 1048576"), "{}", request_errors[0].reason);
         let wanted: [Vec<u8>; 3] = [
@@ -416,13 +416,13 @@ fn credentials_are_shown_to_the_broker_once_however_their_line_arrives() {
         let mut world = World::new(1);
         let connection = world.connect();
         let session = &mut world.peers.get_mut(&connection).unwrap().session;
-        let octets = if last { &line[..line.len() - 2] } else { &line[..] };
+        let bytes = if last { &line[..line.len() - 2] } else { &line[..] };
         let (mut commands, mut output) = (Vec::new(), Vec::new());
-        for end in (0..=octets.len()).step_by(size).chain([octets.len()]) {
-            session.receive(&octets[..end], world.now, &mut commands, &mut output).unwrap();
+        for end in (0..=bytes.len()).step_by(size).chain([bytes.len()]) {
+            session.receive(&bytes[..end], world.now, &mut commands, &mut output).unwrap();
         }
         if last {
-            session.receive_last(octets, world.now, &mut commands, &mut output).unwrap();
+            session.receive_last(bytes, world.now, &mut commands, &mut output).unwrap();
         }
         let [Command::Introduce(introduction)] = &commands[..] else { panic!("{commands:?}") };
         assert_eq!(introduction.token.as_deref().map(str::trim), Some("Bearer mqt_text"));
@@ -436,13 +436,13 @@ fn whoever_is_turned_away_learns_it_under_the_id_of_its_first_line_and_does_noth
         let mut world = World::new(1);
         let connection = world.connect();
         let peer = world.peers.get_mut(&connection).unwrap();
-        let octets = format!("{first}\n2 delete_queue orders\n");
+        let bytes = format!("{first}\n2 delete_queue orders\n");
         let mut commands = Vec::new();
-        peer.session.receive(octets.as_bytes(), world.now, &mut commands, &mut peer.written).unwrap();
+        peer.session.receive(bytes.as_bytes(), world.now, &mut commands, &mut peer.written).unwrap();
         assert!(matches!(commands[..], [Command::Introduce(_)]), "{commands:?}");
         let no = Rejection::new(RejectionKind::Unauthorized, "no");
         peer.session.event(Event::Refused(no), world.now, &mut peer.written).unwrap();
-        let read = peer.session.receive(octets.as_bytes(), world.now, &mut commands, &mut peer.written);
+        let read = peer.session.receive(bytes.as_bytes(), world.now, &mut commands, &mut peer.written);
         assert_eq!((read, commands.len()), (Ok(0), 1));
         let wanted = vec![b"1 error {ERROR_ID}".to_vec(), b"<EOF>".to_vec()];
         assert_eq!(comparable(wanted), comparable(world.lines(connection)));
@@ -452,7 +452,7 @@ fn whoever_is_turned_away_learns_it_under_the_id_of_its_first_line_and_does_noth
 proptest! {
     /// Until the broker has said yes, nothing that a peer sends is asked of the broker but to let it in.
     #[test]
-    fn nothing_but_an_introduction_comes_of_octets_from_a_stranger(
+    fn nothing_but_an_introduction_comes_of_bytes_from_a_stranger(
         words in vec(prop_oneof![
             select(vec!["1 auth ", "x publish --confirm e d", "c consume q e", "e _eval len(state.queues)", "\n", " ", "\t"])
                 .prop_map(|word| word.as_bytes().to_vec()),
@@ -461,16 +461,16 @@ proptest! {
         cut in any::<Index>(),
         last in any::<bool>(),
     ) {
-        let octets = words.concat();
+        let bytes = words.concat();
         let mut world = World::new(1);
         let connection = world.connect();
         let session = &mut world.peers.get_mut(&connection).unwrap().session;
         let (mut commands, mut output) = (Vec::new(), Vec::new());
-        let part = cut.index(octets.len() + 1);
-        let read = session.receive(&octets[..part], world.now, &mut commands, &mut output).is_ok()
-            && session.receive(&octets, world.now, &mut commands, &mut output).is_ok();
+        let part = cut.index(bytes.len() + 1);
+        let read = session.receive(&bytes[..part], world.now, &mut commands, &mut output).is_ok()
+            && session.receive(&bytes, world.now, &mut commands, &mut output).is_ok();
         if read && last {
-            let _ = session.receive_last(&octets, world.now, &mut commands, &mut output);
+            let _ = session.receive_last(&bytes, world.now, &mut commands, &mut output);
         }
         prop_assert!(commands.len() <= 1, "{:?}", commands);
         prop_assert!(commands.iter().all(|command| matches!(command, Command::Introduce(_))));

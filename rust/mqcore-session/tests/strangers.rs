@@ -1,4 +1,4 @@
-//! Nobody gets in by the octets of a handshake: whatever a stranger sends, in whatever pieces, nothing is asked of the
+//! Nobody gets in by the bytes of a handshake: whatever a stranger sends, in whatever pieces, nothing is asked of the
 //! broker but to let it in, and while that is not answered it is nobody's client.
 
 use std::sync::Arc;
@@ -39,23 +39,23 @@ fn config() -> SessionConfig {
 }
 
 fn hello_frame() -> Vec<u8> {
-    let (mut body, mut octets) = (Vec::new(), Vec::new());
+    let (mut body, mut bytes) = (Vec::new(), Vec::new());
     hello::encode(&Hello { client_token: Some("mqt_guess"), ..Hello::default() }, &mut body).unwrap();
     let frame =
         Frame { content_type: operation::HELLO, id: b"h", payload: &body, ..Frame::new(Kind::SERVER) };
-    encode(&frame, &mut octets);
-    octets
+    encode(&frame, &mut bytes);
+    bytes
 }
 
 fn frame(kind: u8, content_type: u16, target: &str) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let frame =
         Frame { content_type, id: b"f", target: target.as_bytes(), payload: b"p", ..Frame::new(Kind(kind)) };
-    encode(&frame, &mut octets);
-    octets
+    encode(&frame, &mut bytes);
+    bytes
 }
 
-/// What a stranger sends: pieces of handshakes and requests of every protocol, and octets of no meaning between them.
+/// What a stranger sends: pieces of handshakes and requests of every protocol, and bytes of no meaning between them.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => Just(PREAMBLE.to_vec()),
@@ -75,37 +75,37 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
 fn agreeing(required: &str) -> Vec<u8> {
     let required = required.as_bytes();
     let said = Handshake { major: 1, minor: 0, flags: 0, identity: b"guess", required, optional: b"" };
-    let mut octets = Vec::new();
-    handshake::encode(&said, &mut octets);
-    handshake::encode(&said, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    handshake::encode(&said, &mut bytes);
+    handshake::encode(&said, &mut bytes);
+    bytes
 }
 
-/// Handshakes that begin well more often than not, and may have one octet that is wrong.
-fn octets() -> impl Strategy<Value = Vec<u8>> {
+/// Handshakes that begin well more often than not, and may have one byte that is wrong.
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let damage = proptest::option::of((any::<Index>(), any::<u8>()));
     (any::<bool>(), vec(piece(), 0..8), damage).prop_map(|(well, pieces, damage)| {
-        let mut octets = if well { [PREAMBLE.to_vec(), hello_frame()].concat() } else { Vec::new() };
-        octets.extend(pieces.concat());
-        if let Some((at, octet)) = damage
-            && !octets.is_empty()
+        let mut bytes = if well { [PREAMBLE.to_vec(), hello_frame()].concat() } else { Vec::new() };
+        bytes.extend(pieces.concat());
+        if let Some((at, byte)) = damage
+            && !bytes.is_empty()
         {
-            let at = at.index(octets.len());
-            octets[at] = octet;
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
         }
-        octets
+        bytes
     })
 }
 
 /// Offers all of it, in pieces that end at `cuts`; what the session asks for, before and after it was refused.
-fn offer(session: &mut impl Session, octets: &[u8], cuts: &[Index]) -> (Vec<Command>, Vec<Command>) {
-    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(octets.len() + 1)).collect();
-    ends.push(octets.len());
+fn offer(session: &mut impl Session, bytes: &[u8], cuts: &[Index]) -> (Vec<Command>, Vec<Command>) {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+    ends.push(bytes.len());
     ends.sort_unstable();
     let (mut before, mut after, mut output) = (Vec::new(), Vec::new(), Vec::new());
     let mut consumed = 0;
     for end in ends {
-        match session.receive(&octets[consumed.min(end)..end], NOW, &mut before, &mut output) {
+        match session.receive(&bytes[consumed.min(end)..end], NOW, &mut before, &mut output) {
             Ok(size) => consumed += size,
             Err(_) => return (before, after),
         }
@@ -114,7 +114,7 @@ fn offer(session: &mut impl Session, octets: &[u8], cuts: &[Index]) -> (Vec<Comm
     let refused = Event::Refused(Rejection::new(RejectionKind::Unauthorized, "no"));
     let asked = before.iter().any(|command| matches!(command, Command::Introduce(_)));
     if asked && session.event(refused, NOW, &mut output).is_ok() && !session.is_closing() {
-        let _ = session.receive(&octets[consumed..], NOW, &mut after, &mut output);
+        let _ = session.receive(&bytes[consumed..], NOW, &mut after, &mut output);
     }
     assert!(session.client().is_none(), "in, although it was refused");
     (before, after)
@@ -126,15 +126,15 @@ fn introduces_at_most(commands: &[Command]) -> bool {
 
 proptest! {
     #[test]
-    fn a_stranger_who_speaks_tmqp_can_only_ask_to_be_let_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
-        let (before, after) = offer(&mut TmqpSession::new(config(), NOW), &octets, &cuts);
+    fn a_stranger_who_speaks_tmqp_can_only_ask_to_be_let_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
+        let (before, after) = offer(&mut TmqpSession::new(config(), NOW), &bytes, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }
 
     #[test]
-    fn a_stranger_who_speaks_mqks_can_only_ask_to_be_let_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
-        let (before, after) = offer(&mut MqksSession::new(config(), NOW), &octets, &cuts);
+    fn a_stranger_who_speaks_mqks_can_only_ask_to_be_let_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
+        let (before, after) = offer(&mut MqksSession::new(config(), NOW), &bytes, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }
@@ -142,23 +142,23 @@ proptest! {
     #[test]
     fn a_stranger_who_speaks_micromessage_can_only_ask_to_be_let_in(
         required in select(vec!["", "batch-ack;pub-sub", "x-mqcore:token=mqt_guess"]),
-        octets in octets(),
+        bytes in bytes(),
         cuts in vec(any::<Index>(), 0..6),
     ) {
-        let octets = [agreeing(required), octets].concat();
+        let bytes = [agreeing(required), bytes].concat();
         let mut session = MicroMessageSession::new(config(), Arc::default(), Arc::default(), NOW);
-        let (before, after) = offer(&mut session, &octets, &cuts);
+        let (before, after) = offer(&mut session, &bytes, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }
 
     #[test]
-    fn a_stranger_who_speaks_throttr_is_not_read_before_it_is_in(octets in octets(), cuts in vec(any::<Index>(), 0..6)) {
+    fn a_stranger_who_speaks_throttr_is_not_read_before_it_is_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
         let mut session = ThrottrSession::alone(&config(), NOW);
         let mut introduction = Vec::new();
         session.open(true, &mut introduction);
         prop_assert!(introduces_at_most(&introduction));
-        let (before, after) = offer(&mut session, &octets, &cuts);
+        let (before, after) = offer(&mut session, &bytes, &cuts);
         prop_assert!(before.is_empty() && after.is_empty(), "{before:?} {after:?}");
     }
 }

@@ -27,8 +27,8 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
 fn script() -> impl Strategy<Value = Vec<u8>> {
     let step = prop_oneof![
         4 => proptest::collection::vec(request(), 1..6).prop_map(|requests| {
-            let octets = requests.concat();
-            [vec![octets.len().min(159) as u8], octets].concat()
+            let bytes = requests.concat();
+            [vec![bytes.len().min(159) as u8], bytes].concat()
         }),
         1 => proptest::collection::vec(any::<u8>(), 0..60),
         2 => (160_u8..224).prop_map(|step| vec![step]),

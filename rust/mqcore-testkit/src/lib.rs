@@ -1,4 +1,4 @@
-//! What the tests of every crate share: how deep they look, which seeds they try, and the fuzz corpora.
+//! Support for the tests of every crate: the depth of tests, the seeds of random runs, and the fuzz corpora.
 //!
 //! No crate depends on this one except in `[dev-dependencies]`. Three environment variables steer tests:
 //!

@@ -18,7 +18,7 @@ pub(crate) enum Storage {
     Refusing(Box<str>),
 }
 
-/// What waits until a record is committed.
+/// An action that waits until a record is committed.
 #[derive(Debug)]
 pub(crate) enum Awaiting {
     /// The admission or settlement of a message that must be saved first.
@@ -37,9 +37,9 @@ pub(crate) struct Commits {
     pub(crate) storage: Storage,
     /// The sequence of the latest record.
     pub(crate) sequence: Sequence,
-    /// What waits until records are written, by ascending sequence.
+    /// Actions that wait until records are written, by ascending sequence.
     written: VecDeque<(Sequence, Awaiting)>,
-    /// What waits until records are synced, by ascending sequence.
+    /// Actions that wait until records are synced, by ascending sequence.
     synced: VecDeque<(Sequence, Awaiting)>,
     /// The latest record that is committed, written or synced.
     committed: Sequence,

@@ -22,7 +22,7 @@ pub(crate) struct StepDecision {
     pub(crate) own: bool,
 }
 
-/// What a handler or policy has to decide, apart from the queue and the message.
+/// A decision for a handler or policy, apart from the queue and the message.
 pub(crate) struct StepRequest<'a> {
     pub(crate) step: Step,
     /// For acknowledgements: whether the acknowledgement is positive.

@@ -1,4 +1,4 @@
-//! What every step of a call needs: the time, the state of the shard, and the effects.
+//! The context of every step of a call: the time, the state of the shard, and the effects.
 
 pub(crate) mod commits;
 pub(crate) mod decide;
@@ -20,7 +20,7 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 
-/// What one call into the shard works on.
+/// The data that one call into the shard works on.
 pub(crate) struct Context<'a> {
     pub(crate) now: Timestamp,
     pub(crate) state: &'a mut ShardState,

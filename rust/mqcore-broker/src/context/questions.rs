@@ -7,7 +7,7 @@ use foldhash::HashMap;
 use crate::model::id::{HandlerId, QuestionId, QueueRef};
 use crate::model::time::Timestamp;
 
-/// What is suspended until a handler answers or a record is committed.
+/// A step that is suspended until a handler answers or a record is committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suspended {
     /// The admission of a message, by its number in the queue.

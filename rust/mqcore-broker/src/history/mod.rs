@@ -141,7 +141,7 @@ pub struct Block {
     pub time: Timestamp,
 }
 
-/// What happened to a message, apart from what its queue knows about it.
+/// The event of a message, apart from what its queue knows about it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LifecycleEvent<'a> {
     Produced,
@@ -165,7 +165,7 @@ pub(crate) enum LifecycleEvent<'a> {
 /// One step, read from a block and borrowing from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LifecycleStep<'a> {
-    /// What happened.
+    /// The kind of event.
     pub kind: LifecycleKind,
     /// When it happened, in Unix milliseconds.
     pub time: Timestamp,
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_are_left_out_where_that_is_asked_for_and_their_size_is_told() {
+    fn history_without_bodies_records_their_sizes() {
         let mut log = HistoryLog::new(HistoryOptions { bodies: false });
         log.write(Timestamp(1), &address("a/0"), &entry(1, &client(1), b"secret"), LifecycleEvent::Produced);
         let block = blocks(&mut log).remove(0);

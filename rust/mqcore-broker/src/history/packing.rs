@@ -51,7 +51,7 @@ impl Packer {
         let head = self.packed.len();
         self.packed.resize(head + get_maximum_output_size(block.len()), 0);
         match compress_into_with_table(block, &mut self.packed[head..], &mut self.table) {
-            Ok(octets) if head + octets < block.len() => &self.packed[..head + octets],
+            Ok(bytes) if head + bytes < block.len() => &self.packed[..head + bytes],
             _ => block,
         }
     }
@@ -64,17 +64,17 @@ impl Packer {
 /// not checked.
 pub fn unpack<'a>(stored: &'a [u8], memory: &'a mut Vec<u8>) -> Result<&'a [u8], RecordError> {
     let Some((&VERSION, rest)) = stored.split_first() else { return Ok(stored) };
-    let (octets, packed) = varint(rest)?;
-    if octets > packed.len() as u64 * RATIO_MAX {
+    let (bytes, packed) = varint(rest)?;
+    if bytes > packed.len() as u64 * RATIO_MAX {
         return Err(malformed("a packed block claims an impossible size"));
     }
     // Decompression overwrites what an earlier block left there, so it needs no clearing.
-    if memory.len() < octets as usize {
-        memory.resize(octets as usize, 0);
+    if memory.len() < bytes as usize {
+        memory.resize(bytes as usize, 0);
     }
-    let block = &mut memory[..octets as usize];
+    let block = &mut memory[..bytes as usize];
     match decompress_into(packed, block) {
-        Ok(found) if found as u64 == octets => Ok(block),
+        Ok(found) if found as u64 == bytes => Ok(block),
         _ => Err(malformed("a packed block has another size than it claims")),
     }
 }
@@ -102,8 +102,8 @@ mod tests {
         }
 
         #[test]
-        fn foreign_octets_are_an_error_or_a_block_and_never_a_panic(octets: Vec<u8>) {
-            let packed: Vec<u8> = [VERSION].into_iter().chain(octets).collect();
+        fn foreign_bytes_are_an_error_or_a_block_and_never_a_panic(bytes: Vec<u8>) {
+            let packed: Vec<u8> = [VERSION].into_iter().chain(bytes).collect();
             let mut memory = Vec::new();
             let _ = unpack(&packed, &mut memory);
         }

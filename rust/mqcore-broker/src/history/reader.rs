@@ -14,7 +14,7 @@ use crate::model::time::Timestamp;
 /// bytes.
 pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -> Result<(), RecordError> {
     let mut reader = Reader { rest: block };
-    match reader.octet()? {
+    match reader.byte()? {
         VERSION => {}
         version => return Err(RecordError::Version { what: HISTORY, version }),
     }
@@ -23,7 +23,7 @@ pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -
     let (mut queues, mut clients) = (Vec::new(), Vec::new());
     while !reader.rest.is_empty() {
         let of_shard = |kind, missing| LifecycleStep { missing, ..LifecycleStep::of(kind, now) };
-        match reader.octet()? {
+        match reader.byte()? {
             TIME => now = Timestamp(now.0.saturating_add(reader.varint()?)),
             QUEUE => queues.push(reader.text()?),
             CLIENT => {
@@ -92,7 +92,7 @@ impl<'a> Reader<'a> {
         queues: &[&'a str],
         clients: &[ClientView<'a>],
     ) -> Result<LifecycleStep<'a>, RecordError> {
-        let flags = self.octet()?;
+        let flags = self.byte()?;
         let queue = look_up(queues, self.varint()?)?;
         let number = MessageNumber(before.number.0.wrapping_add(unzigzag(self.varint()?)));
         let attempt = u16::try_from(self.varint()?).map_err(|_| malformed("an attempt beyond 65535"))?;
@@ -129,29 +129,29 @@ impl<'a> Reader<'a> {
         header_bytes: u64,
         body_bytes: u64,
     ) -> Result<ContentView<'a>, RecordError> {
-        let properties = self.octet()?;
-        let content_type = u16::from_le_bytes([self.octet()?, self.octet()?]);
+        let properties = self.byte()?;
+        let content_type = u16::from_le_bytes([self.byte()?, self.byte()?]);
         let headers = self.take(header_bytes)?;
         let body = (flags & NO_BODY == 0).then(|| self.take(body_bytes)).transpose()?;
         Ok(ContentView { high_priority: properties & 1 != 0, content_type, headers, body })
     }
 
-    fn octet(&mut self) -> Result<u8, RecordError> {
-        let (octet, rest) = self.rest.split_first().ok_or(malformed("truncated"))?;
+    fn byte(&mut self) -> Result<u8, RecordError> {
+        let (byte, rest) = self.rest.split_first().ok_or(malformed("truncated"))?;
         self.rest = rest;
-        Ok(*octet)
+        Ok(*byte)
     }
 
     fn varint(&mut self) -> Result<u64, RecordError> {
         let mut value = 0;
         for shift in (0..64).step_by(7) {
-            let octet = self.octet()?;
-            let bits = u64::from(octet & 0x7f);
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
             if shift == 63 && bits > 1 {
                 break;
             }
             value |= bits << shift;
-            if octet & 0x80 == 0 {
+            if byte & 0x80 == 0 {
                 return Ok(value);
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::model::id::ConnectionId;
 use crate::model::time::Timestamp;
 
-/// What the listener knows about a peer before the handshake; nothing of it is the peer's claim.
+/// Facts that the listener knows about a peer before the handshake; none of them is claimed by the peer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Peer {
     /// Remote address, `192.0.2.7:50312`; `None` for in-process and Unix-socket connections.
@@ -50,7 +50,7 @@ pub struct Client {
     pub connected_at: Timestamp,
 }
 
-/// What a peer claims when it connects.
+/// Data that a peer claims when it connects.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Introduction {
     /// Requested client id; `None` or empty: the broker generates one.

@@ -211,7 +211,7 @@ pub struct Pull {
     pub count: u32,
     /// Whether the newest messages come first.
     pub lifo: bool,
-    /// What to remove afterwards.
+    /// The messages to remove afterwards.
     pub clear: Clear,
     /// Whether each message carries the number of messages left.
     pub info: bool,
@@ -276,7 +276,7 @@ impl EventKind {
         Self::ALL.into_iter().find(|kind| kind.as_str() == name)
     }
 
-    /// What a subscription must name: nothing, a channel, or a channel and a queue.
+    /// The names that a subscription needs: none, a channel, or a channel and a queue.
     pub fn scope(self) -> EventScope {
         match self {
             Self::ClientConnected
@@ -440,7 +440,7 @@ impl Command {
         queues.is_some_and(|(mine, its)| mine.channel.is_same(&its.channel))
     }
 
-    /// Where this command goes in a broker with `shards` shards.
+    /// The destination of this command in a broker with `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {
@@ -461,7 +461,7 @@ impl Command {
 }
 
 impl Request {
-    /// Where this request goes in a broker with `shards` shards.
+    /// The destination of this request in a broker with `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
         match self {

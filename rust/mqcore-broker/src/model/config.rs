@@ -96,7 +96,7 @@ impl HandlerSpec {
         Decision { allow: true, save: false, put_back: PutBack::End, acknowledge: Acknowledge::None };
 }
 
-/// What the history contains.
+/// Contents of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryOptions {
     /// Whether the history contains message bodies, not only their sizes. Default: true.

@@ -128,11 +128,11 @@ fn pattern_words(pattern: &TopicPattern) -> (&'static str, String) {
         TopicPattern::Prefix(_) => "prefix",
     };
     let mut name = String::new();
-    for octet in pattern.name().as_bytes() {
-        if octet.is_ascii_graphic() && *octet != b'%' {
-            name.push(char::from(*octet));
+    for byte in pattern.name().as_bytes() {
+        if byte.is_ascii_graphic() && *byte != b'%' {
+            name.push(char::from(*byte));
         } else {
-            let _ = write!(name, "%{octet:02x}");
+            let _ = write!(name, "%{byte:02x}");
         }
     }
     (kind, name)
@@ -140,18 +140,18 @@ fn pattern_words(pattern: &TopicPattern) -> (&'static str, String) {
 
 fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
     let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let mut rest = value("topic")?.bytes();
-    while let Some(octet) = rest.next() {
-        octets.push(match octet {
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
             b'%' => {
                 let digits = [rest.next()?, rest.next()?];
                 u8::from_str_radix(str::from_utf8(&digits).ok()?, 16).ok()?
             }
-            octet => octet,
+            byte => byte,
         });
     }
-    let name = TopicName::new(&octets).ok()?;
+    let name = TopicName::new(&bytes).ok()?;
     Some(match value("kind")? {
         "exact" => TopicPattern::Exact(name),
         "mask" => TopicPattern::Mask(name),

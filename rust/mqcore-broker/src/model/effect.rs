@@ -50,11 +50,11 @@ pub enum Effect {
     Transferred(Origin),
     /// Transfer a dead letter to a queue of a shard, possibly this one, with `Broker::transfer`.
     Transfer(Transfer),
-    /// Forward something to a shard with `Broker::forwarded`. What goes to one shard keeps its order.
+    /// Forward something to a shard with `Broker::forwarded`. Effects for one shard keep their order.
     Forward(usize, Forwarded),
 }
 
-/// What one shard forwards to another.
+/// Data that one shard forwards to another.
 #[derive(Debug, Clone)]
 pub enum Forwarded {
     /// Put a copy of a message into a queue. Its producer gets no confirmation.
@@ -146,7 +146,7 @@ pub struct Deliver {
     pub name: Option<Arc<[u8]>>,
 }
 
-/// Who receives a delivery.
+/// The receivers of a delivery.
 ///
 /// ```
 /// use mqcore_broker::model::effect::Recipients;
@@ -172,7 +172,7 @@ impl Recipients {
     }
 }
 
-/// What a session is notified of.
+/// A notification of a session.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The peer is now a client.
@@ -294,7 +294,7 @@ pub enum Event {
         /// The message.
         message: Message,
     },
-    /// What a router did with a message whose producer waits and that no receiver will answer.
+    /// The outcome of a routed message whose producer waits and that no receiver will answer.
     Routed {
         /// The router.
         router: RouterName,

@@ -88,7 +88,7 @@ impl ChannelName {
     /// The shard, of `shards`, that owns this channel. Ignores case, as the lookup of channels does.
     pub fn shard(&self, shards: usize) -> usize {
         debug_assert!(shards > 0);
-        let hash = fnv(self.0.bytes().map(|octet| octet.to_ascii_lowercase()));
+        let hash = fnv(self.0.bytes().map(|byte| byte.to_ascii_lowercase()));
         ((hash >> 32) as usize) % shards
     }
 }
@@ -189,10 +189,9 @@ impl fmt::Display for TopicName {
 }
 
 /// FNV-1a: stable across runs and versions, because journals are kept per shard.
-fn fnv(octets: impl Iterator<Item = u8>) -> u64 {
-    octets.fold(0xcbf2_9ce4_8422_2325_u64, |hash, octet| {
-        (hash ^ u64::from(octet)).wrapping_mul(0x0100_0000_01b3)
-    })
+fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// A queue's address: channel and 16-bit id, written `orders/1001`.

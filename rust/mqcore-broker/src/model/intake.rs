@@ -23,7 +23,7 @@ pub struct Ticket {
     pub number: u64,
 }
 
-/// What is known about an arriving number.
+/// The state of an arriving number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
     /// Never seen: process it.
@@ -212,8 +212,8 @@ impl Intake {
         }
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
-            // So far only the message's own record says so, and that record may be removed before the
-            // number arrives again.
+            // So far only the message's own record contains that, and the record may be removed before the number
+            // arrives again.
             if !self.dirty.contains(&ticket.node) {
                 self.dirty.push(Arc::clone(&ticket.node));
             }
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_off_comes_again_and_holds_back_what_is_known_as_done() {
+    fn deferred_number_blocks_confirmation_until_it_arrives_again() {
         let mut intake = Intake::new();
         intake.arrive(&ticket(1, 1));
         intake.arrive(&ticket(1, 2));

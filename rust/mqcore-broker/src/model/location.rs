@@ -1,4 +1,4 @@
-//! Where a message is now.
+//! The current location of a message.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub struct Location {
     pub producer: Option<Arc<Client>>,
 }
 
-/// What a queued message is waiting for.
+/// The reason why a queued message waits.
 #[derive(Debug, Clone)]
 pub enum LocationState {
     /// The decision of its handler.

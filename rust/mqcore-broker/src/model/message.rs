@@ -9,7 +9,7 @@ use triomphe::ThinArc;
 use crate::model::client::Client;
 use crate::model::intake::Ticket;
 
-/// Where the parts of a message are in its block.
+/// Offsets of the parts of a message in its block.
 ///
 /// Invariant, checked by [`Message::new`]: `id`, `source`, `headers` and `body` lie inside the block,
 /// in this order, without overlap. Gaps are allowed, so that a codec can pass a part of its buffer.

@@ -62,7 +62,7 @@ impl FromStr for Rate {
         let (count, period) = text.split_once('/').ok_or_else(error)?;
         let count = count.trim().parse().map_err(|_| error())?;
         let period = period.trim();
-        let digits = period.len() - period.trim_start_matches(|octet: char| octet.is_ascii_digit()).len();
+        let digits = period.len() - period.trim_start_matches(|byte: char| byte.is_ascii_digit()).len();
         let (number, unit) = period.split_at(digits);
         let number: u64 = if number.is_empty() { 1 } else { number.parse().map_err(|_| error())? };
         let millis = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(error)?.1;

@@ -90,7 +90,7 @@ pub enum RecordError {
     Malformed {
         /// The kind of record.
         what: &'static str,
-        /// What is wrong.
+        /// The reason.
         why: &'static str,
     },
 }
@@ -357,18 +357,18 @@ mod tests {
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
         for number in [0, 1 << 40].map(MessageNumber) {
-            let octets = encode_put(&queue, &message, Timestamp(77), number);
-            let put = decode_put(&octets).expect("just written");
+            let bytes = encode_put(&queue, &message, Timestamp(77), number);
+            let put = decode_put(&bytes).expect("just written");
             assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
             assert_eq!(put.message.properties(), properties);
             assert_eq!((put.message.id(), put.message.headers()), (&b"id-1"[..], &b"A:1\r\n"[..]));
             assert_eq!((put.message.source(), put.message.body()), (&b""[..], &b"body"[..]));
-            let head = decode_put_head(&octets).expect("just written");
+            let head = decode_put_head(&bytes).expect("just written");
             assert_eq!((head.queue, head.high_priority, head.number), ("logs/eu/1001", true, number));
             assert_eq!(head.memory_bytes, put.message.memory_bytes() as u64);
-            for cut in 0..octets.len() - 4 {
-                assert!(decode_put_head(&octets[..cut]).is_err(), "cut at {cut}");
-                assert!(decode_put(&octets[..cut]).is_err(), "cut at {cut}");
+            for cut in 0..bytes.len() - 4 {
+                assert!(decode_put_head(&bytes[..cut]).is_err(), "cut at {cut}");
+                assert!(decode_put(&bytes[..cut]).is_err(), "cut at {cut}");
             }
         }
     }
@@ -382,8 +382,8 @@ mod tests {
         assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
         assert_eq!(renamed.ticket(), Some(&ticket));
         let queue = QueueAddress::parse("ch/1").expect("a good name");
-        let octets = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
-        let put = decode_put(&octets).expect("just written");
+        let bytes = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
+        let put = decode_put(&bytes).expect("just written");
         assert_eq!((put.message.ticket(), put.number), (Some(&ticket), MessageNumber(4)));
         assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
     }
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_binding_to_topics_of_any_octets_comes_back_as_it_was() {
+    fn a_binding_to_topics_of_any_bytes_comes_back_as_it_was() {
         let queue = QueueAddress::parse("Orders/7").expect("a queue");
         let every: Vec<u8> = (0..=254).collect();
         for name in [&b"orders.*"[..], b"", b"a b%41=\n", &every] {

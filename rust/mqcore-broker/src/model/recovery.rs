@@ -1,12 +1,12 @@
-//! What the journal contained when the broker started.
+//! The contents of the journal when the broker started.
 
 use crate::model::definition::Definition;
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
 use crate::model::record::DeliveryProgress;
 
-/// What the journal contained when the broker started. Bodies stay in the journal until they are
-/// needed, since millions of messages may wait.
+/// The contents of the journal when the broker started. Bodies stay in the journal until they are needed, since
+/// millions of messages may wait.
 #[derive(Debug, Clone, Default)]
 pub struct RecoveredState {
     /// Channels, queues, routers and other definitions.

@@ -96,7 +96,7 @@ pub struct Route {
     pub(crate) home: usize,
     pub(crate) message: Message,
     pub(crate) progress: RouteProgress,
-    /// What to continue once the targets that a handler named are done.
+    /// The route to continue once the targets that a handler named are done.
     pub(crate) outer: Option<Box<RouteProgress>>,
     /// Whether a receiver that took the message answers the producer itself.
     pub(crate) answered: bool,

@@ -17,8 +17,8 @@ pub enum Settling {
     AsQueue,
     /// Delivery counts as acknowledgement.
     AtOnce,
-    /// The consumer acknowledges each delivery, whatever the queue's options say. What it rejects, or
-    /// loses with its connection, is requeued.
+    /// The consumer acknowledges each delivery, whatever the queue's options say. Deliveries that it rejects, or that
+    /// are unsettled when its connection is lost, are requeued.
     Explicit,
 }
 
@@ -141,7 +141,7 @@ pub struct QueueSubscription {
     pub told: bool,
 }
 
-/// What any connection may do to the subscriptions with a name.
+/// A request of any connection about the subscriptions with a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remote {
     /// Settle one delivery or all: acknowledge, or reject if a reason is given.

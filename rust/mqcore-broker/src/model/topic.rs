@@ -73,7 +73,7 @@ fn fits(mask: &[u8], name: &[u8]) -> bool {
                 star = Some((in_mask, in_name));
                 in_mask += 1;
             }
-            Some(octet) if *octet == name[in_name] => {
+            Some(byte) if *byte == name[in_name] => {
                 in_mask += 1;
                 in_name += 1;
             }
@@ -86,5 +86,5 @@ fn fits(mask: &[u8], name: &[u8]) -> bool {
             },
         }
     }
-    mask[in_mask..].iter().all(|octet| *octet == b'*')
+    mask[in_mask..].iter().all(|byte| *byte == b'*')
 }

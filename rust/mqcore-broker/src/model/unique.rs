@@ -14,7 +14,7 @@ pub fn header_line(key: &[u8]) -> Vec<u8> {
 /// The key in header text.
 #[must_use]
 pub fn key_in(headers: &[u8]) -> Option<&[u8]> {
-    headers.split(|octet| *octet == b'\n').find_map(|line| {
+    headers.split(|byte| *byte == b'\n').find_map(|line| {
         let (name, value) = line.split_at_checked(HEADER.len())?;
         name.eq_ignore_ascii_case(HEADER).then(|| value.trim_ascii())
     })

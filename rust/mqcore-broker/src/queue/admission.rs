@@ -356,8 +356,7 @@ impl Queue {
             && context.state.spec(self.metadata.handler).base.refuse_unsaved
     }
 
-    /// A producer that waits is notified even if the handler did not say so; otherwise it would only
-    /// see a timeout.
+    /// A producer that waits is notified even if the handler did not ask for it; otherwise it would only see a timeout.
     pub(crate) fn reject_admission(&mut self, mut entry: Entry, context: &mut Context<'_>) {
         self.answer_producer(&mut entry, Some("refused"), None, true, context);
         self.discard(entry, DropReason::Refused, context);

@@ -29,12 +29,12 @@ pub(crate) struct Outstanding {
     pub(crate) holders: u32,
     /// Whether a consumer acknowledged it positively.
     pub(crate) acked: bool,
-    /// Where to requeue it when the last holder releases it.
+    /// The position at which it is requeued when the last holder releases it.
     pub(crate) requeue: PutBack,
     /// Whether a handler itself decided to requeue it, which applies even if another consumer
     /// acknowledged.
     pub(crate) requeued_by_handler: bool,
-    /// What happens to it if no consumer acknowledges it and it is not requeued.
+    /// Its fate if no consumer acknowledges it and it is not requeued.
     pub(crate) disposition: Disposition,
 }
 

@@ -20,8 +20,8 @@ use crate::queue::Queue;
 use crate::queue::flows::{FLOWS_MAX, FlowTarget, PullPosition};
 use crate::queue::members::{Consumer, Member, Members};
 
-/// What a message counts toward the budget of a call: one, plus one for each 512 bytes, so that the
-/// effects of a call stay small even if its messages are not.
+/// The cost of a message toward the budget of a call: one, plus one for each 512 bytes, so that the effects of a call
+/// stay small even if its messages are not.
 fn cost(entry: &Entry) -> usize {
     1 + entry.message.body().len() / 512
 }
@@ -220,8 +220,8 @@ impl Queue {
         self.metadata.options.request_acknowledge || consumer.terms.settling == Settling::Explicit
     }
 
-    /// What follows a delivery, pulled or not: the confirmation if the policy sends one, then waiting
-    /// for acknowledgements, or removing the message if none is needed.
+    /// Continues after a delivery, pulled or not: sends the confirmation if the policy asks for one, then waits for
+    /// acknowledgements, or removes the message if none is needed.
     fn conclude(&mut self, mut entry: Entry, consumers: &[Arc<Consumer>], context: &mut Context<'_>) {
         for consumer in consumers {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));

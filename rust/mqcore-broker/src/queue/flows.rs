@@ -38,7 +38,7 @@ pub(crate) enum FlowStep {
 /// The delivery of one message, step by step.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    /// Where the message is meanwhile.
+    /// The place of the message meanwhile.
     pub(crate) held: usize,
     pub(crate) mode: FlowTarget,
     pub(crate) stage: FlowStep,

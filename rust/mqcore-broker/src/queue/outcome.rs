@@ -105,7 +105,7 @@ impl<'a> Outcome<'a> {
         }
     }
 
-    /// What the consumer wants for a rejected message; `None` if it was not rejected.
+    /// The retry that the consumer asks for with a rejected message; `None` if it was not rejected.
     pub(crate) fn retry(self) -> Option<Retry> {
         match self {
             Self::Acknowledged(acknowledgement) => {

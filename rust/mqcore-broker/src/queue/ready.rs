@@ -204,7 +204,7 @@ impl List {
     }
 }
 
-/// What happens to an offered body.
+/// The decision about a body that could be paged out.
 pub(crate) enum Eviction {
     Done,
     Enough,
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_message_costs_forty_octets_beside_its_body() {
+    fn a_waiting_message_costs_forty_bytes_beside_its_body() {
         assert_eq!(size_of::<ReadyEntry>(), 40);
     }
 

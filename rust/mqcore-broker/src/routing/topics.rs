@@ -532,7 +532,7 @@ fn take(queues: &mut Vec<QueueAddress>, queue: &QueueAddress) -> bool {
 /// The lookup of channels ignores case, so the same queue must not be bound twice.
 fn folded(queue: &QueueAddress) -> QueueAddress {
     let name = queue.channel.as_str();
-    if !name.bytes().any(|octet| octet.is_ascii_uppercase()) {
+    if !name.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return queue.clone();
     }
     match crate::model::id::ChannelName::new(&name.to_ascii_lowercase()) {

@@ -18,7 +18,7 @@ use crate::routing::topics::Topics;
 use crate::shard::channel::Channel;
 use crate::shard::directory::ClientDirectory;
 
-/// What a shard knows about a connection.
+/// A shard's data about a connection.
 #[derive(Debug)]
 pub(crate) struct PeerState {
     pub(crate) client: Arc<Client>,

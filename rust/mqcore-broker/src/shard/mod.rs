@@ -84,7 +84,7 @@ impl Broker {
         Self { state: ShardState::new(config), entities: Entities::new() }
     }
 
-    /// What one call works on. All steps of a call use the same context.
+    /// The context of one call. All steps of a call use the same context.
     #[inline]
     fn split<'a>(
         &'a mut self,
@@ -228,8 +228,8 @@ impl Broker {
         entities.committed(level, sequence, &mut context);
     }
 
-    /// The journal refuses records, for now or for good. What waits for a commit fails, queues that
-    /// promise to save messages reject them, and consumers continue.
+    /// The journal refuses records, for now or for good. Actions that wait for a commit fail, queues that promise to
+    /// save messages reject them, and consumers continue.
     pub fn storage_refuses(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.storage_refuses(why, &mut context);

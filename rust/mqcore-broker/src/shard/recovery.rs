@@ -244,7 +244,7 @@ fn start_history(definitions: &[Definition], messages: &[RecoveredMessage], cont
             history.skip(*reserved);
         }
     }
-    // Only a journal that was edited by hand has larger numbers.
+    // Only a journal that was edited manually has larger numbers.
     let largest = messages.iter().map(|message| message.number).max().unwrap_or_default();
     history.skip(MessageNumber(largest.0.saturating_add(1)));
     history.started(context.now);

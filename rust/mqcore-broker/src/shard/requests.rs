@@ -48,7 +48,7 @@ impl Entities {
         }
     }
 
-    /// Carries out a request that any client may make; administrators' requests go on to the second table.
+    /// Carries out a request that any client may make; administrators' requests are in the second table.
     fn request(
         &mut self,
         client: &Arc<Client>,

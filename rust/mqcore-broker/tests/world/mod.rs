@@ -330,8 +330,8 @@ impl World {
             if let Effect::Record(sequence, Record::Put { queue, message, received, number }) = effect
                 && !self.journal.contains_key(sequence)
             {
-                let octets = encode_put(queue, message, *received, *number);
-                self.journal.insert(*sequence, decode_put(&octets).expect("just encoded").message);
+                let bytes = encode_put(queue, message, *received, *number);
+                self.journal.insert(*sequence, decode_put(&bytes).expect("just encoded").message);
             }
         }
         let loads = self.effects.extract_if(.., |effect| matches!(effect, Effect::Load(_)));

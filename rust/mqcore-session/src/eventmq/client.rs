@@ -1,7 +1,7 @@
 //! Jobs on their way into queues: to the queue that they name, or to `default` if that queue does not exist.
 //!
-//! Whether a queue is known is the broker's to say: a job for an unknown one comes back, and goes to `default`, which is made
-//! for it if need be.
+//! The broker decides whether a queue exists. It returns a job for an unknown queue; the session then sends the job to
+//! `default`, which it creates if necessary.
 
 use std::sync::Arc;
 
@@ -22,24 +22,24 @@ const ADDRESSES: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Intake {
     known: [Option<(Box<[u8]>, QueueAddress)>; ADDRESSES],
-    /// The place that the next unknown name takes.
+    /// Index that the next unknown name overwrites.
     oldest: usize,
-    /// Jobs that wait until there is a queue `default`.
+    /// Jobs that wait until the queue `default` exists.
     waiting: Vec<Message>,
-    /// It is being made.
+    /// The queue `default` is being created.
     making: bool,
 }
 
-/// What becomes of a job that a queue refused.
+/// The next step for a job that a queue rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// It is on its way to `default`.
+    /// The job was sent to `default`.
     FellBack,
-    /// It waits, and somebody has to make `default`.
+    /// The job waits, and the caller has to create `default`.
     NeedsDefault,
-    /// It waits.
+    /// The job waits for `default`.
     Waits,
-    /// It cannot be helped.
+    /// The job is lost.
     Lost,
 }
 
@@ -53,12 +53,12 @@ fn is_default(queue: &QueueAddress) -> bool {
 }
 
 impl Intake {
-    /// Whether nothing more may be taken for now.
+    /// Whether the session has to stop reading for now.
     pub(super) fn holds(&self) -> bool {
         self.making
     }
 
-    /// Queues that jobs went to lately, which may still come back.
+    /// Queues that recent jobs were sent to and that may still reject them.
     pub(super) fn recent(&self) -> impl Iterator<Item = &QueueAddress> {
         self.known.iter().flatten().map(|(_, address)| address)
     }
@@ -77,7 +77,7 @@ impl Intake {
         Ok(())
     }
 
-    /// A name that no queue can have stands for a queue that does not exist.
+    /// A name that no queue can have counts as a queue that does not exist.
     pub(super) fn address(&mut self, name: &[u8]) -> QueueAddress {
         if let Some((_, address)) = self.known.iter().flatten().find(|(known, _)| **known == *name) {
             return address.clone();
@@ -89,7 +89,7 @@ impl Intake {
         address
     }
 
-    /// A queue did not take a job.
+    /// Handles a job that a queue rejected.
     pub(super) fn refused(
         &mut self,
         queue: &QueueAddress,
@@ -114,7 +114,7 @@ impl Intake {
         if std::mem::replace(&mut self.making, true) { Refused::Waits } else { Refused::NeedsDefault }
     }
 
-    /// There is a queue `default` now, or there cannot be one. Answers with the jobs that are lost.
+    /// The queue `default` was created, or cannot be. Returns the jobs that are lost.
     pub(super) fn default_made(
         &mut self,
         answer: Result<Reply, Rejection>,

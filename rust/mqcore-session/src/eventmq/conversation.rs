@@ -1,4 +1,4 @@
-//! One conversation: what the peer sends, what the broker answers.
+//! One conversation: input from the peer, events from the broker.
 
 mod requests;
 mod schedules;
@@ -32,42 +32,42 @@ use super::{client, job};
 use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// How often workers and schedulers hear something.
+/// Interval of heartbeats to workers and schedulers.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
-/// How long they may be silent. They are to say something every 3 s.
+/// Maximum time without input from workers and schedulers. They have to send something every 3 s.
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Bytes of the command that ends the handshake, at most.
+/// Maximum bytes of the command that ends the handshake.
 pub const READY_BYTES_MAX: u32 = 512;
-/// Topics that a subscriber may want; more are refused.
+/// Maximum topics of a subscriber; further ones are rejected.
 pub const TOPICS_MAX: usize = mqcore_broker::model::topic::PATTERNS_MAX;
 
-/// How far the conversation is.
+/// The stage of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing came yet.
+    /// No input has arrived yet.
     Silent,
-    /// We have greeted, and wait for the peer's greeting.
+    /// The session has sent its greeting and waits for the peer's.
     Greeting,
-    /// Both have; the peer has not said what its socket is.
+    /// Both greetings are sent; the peer has not announced its socket type yet.
     Shaking,
-    /// The broker was asked to take the peer; nothing is read until it answers.
+    /// The broker decides whether to accept the peer; the session reads nothing until it answers.
     Introduced,
     /// The peer is a client.
     Open,
-    /// Nothing is read or written any more.
+    /// The session reads and writes nothing any more.
     Over,
 }
 
-/// What the peer has become.
+/// The role that the peer has taken.
 #[derive(Debug)]
 enum Part {
-    /// Nothing but what its listener is for.
+    /// No role beyond the one of its listener.
     None,
-    /// It wants to be a worker; its queues are being asked.
+    /// It has asked to be a worker; its subscriptions are not confirmed yet.
     Joining { id: Box<[u8]>, work: Box<Work>, open: usize },
-    /// It is one.
+    /// It is a worker.
     Worker(Box<Work>),
-    /// It keeps schedules.
+    /// It is a scheduler.
     Scheduler(Registration<Scheduler>),
 }
 
@@ -85,11 +85,11 @@ pub struct EventmqSession {
     ids: MessageIds,
     intake: Intake,
     pending: Pending,
-    /// How often each topic is wanted, as subscribers count.
+    /// Number of subscriptions of each topic: subscribers count them.
     topics: BTreeMap<Box<[u8]>, u32>,
-    /// What the session wants although its peer said nothing.
+    /// Commands that do not come from the peer's input.
     wanted: Vec<Command>,
-    /// Until when the handshake may last.
+    /// Deadline of the handshake.
     deadline: Timestamp,
     heartbeat_at: Timestamp,
     heard_at: Timestamp,
@@ -97,7 +97,7 @@ pub struct EventmqSession {
     request_errors: Vec<RequestError>,
     ignored: u64,
     stops_broker: bool,
-    /// Answers without which a client that says nothing more may not leave: its jobs may still come back.
+    /// Outstanding answers that a client without further input has to wait for: its jobs may still be rejected.
     fences: Option<usize>,
 }
 
@@ -152,14 +152,14 @@ impl EventmqSession {
 
     // --- the handshake --------------------------------------------------------------------------------------------
 
-    /// We speak first as soon as anything comes: peers wait for it.
+    /// The session sends its greeting as soon as any input arrives: peers wait for it.
     fn greet(&mut self, output: &mut Vec<u8>) {
         Greeting { minor: 0, as_server: false }.encode(output);
         self.stage = Stage::Greeting;
     }
 
-    /// Who is let in hears READY; who is not, ERROR in its place. So what a peer sends behind our READY is not lost with a
-    /// connection that is refused.
+    /// An accepted peer receives READY, a rejected one ERROR instead. So the frames that a peer sends after the READY
+    /// are not lost with a connection that is rejected.
     fn welcome(&mut self, client: Arc<Client>, output: &mut Vec<u8>) {
         Control::Ready(Ready { socket: self.socket(), identity: b"", token: b"" }).encode(output);
         self.client = Some(client);
@@ -167,7 +167,7 @@ impl EventmqSession {
         self.finish();
     }
 
-    /// The peer says what its socket is. Without a token it comes in as nobody in particular.
+    /// The peer announces its socket type. Without a token it is an anonymous client.
     fn shake(&mut self, ready: Ready<'_>, commands: &mut Vec<Command>) -> Result<(), SessionError> {
         if !self.socket().talks_to(ready.socket) {
             let (own, other) = (self.socket().as_str(), ready.socket.as_str());
@@ -234,7 +234,7 @@ impl EventmqSession {
                 self.fences = self.fences.map(|fences| fences.saturating_sub(1));
                 self.finish();
             }
-            // Part by part; what one shard refuses, all do.
+            // An answer has one part for each shard. If one shard rejects the request, all do.
             Some((Asked::Topic, last)) => {
                 if let Err(rejection) = answer
                     && last
@@ -248,26 +248,26 @@ impl EventmqSession {
         Ok(())
     }
 
-    /// Whether what the peer said last counts even if it is gone by now.
+    /// Whether the peer's last messages count even if it has closed the connection by now.
     fn sends_jobs(&self) -> bool {
         matches!(self.role, Role::Frontend | Role::Publish)
             && matches!(self.stage, Stage::Introduced | Stage::Open)
     }
 
-    /// A client's last word was read: it goes as soon as none of its jobs can come back.
+    /// A client has closed its side: the connection ends as soon as none of its jobs can be rejected any more.
     fn finish(&mut self) {
         if self.stage == Stage::Open && self.fences == Some(0) && !self.intake.holds() {
             self.stage = Stage::Over;
         }
     }
 
-    /// The broker has answered for a result that was put into a queue. False if the message is none.
+    /// The broker has answered for a result that was published to a queue. False if the message is not a result.
     fn result_kept(&mut self, message: &Message, now: Timestamp) -> bool {
         let Part::Worker(work) = &mut self.part else { return false };
         work.result_kept(message, now, &mut self.wanted)
     }
 
-    /// A message could not be put where it should.
+    /// Handles a message that the broker rejected.
     fn refused(
         &mut self,
         queue: &QueueAddress,
@@ -293,7 +293,7 @@ impl EventmqSession {
         }
     }
 
-    /// No queue takes a job. Its client hears that it may not do that, if it wants to hear what becomes of it.
+    /// No queue accepts a job. Its client is notified if it asked for the result.
     fn lost(&mut self, message: &Message, rejection: &Rejection, now: Timestamp, output: &mut Vec<u8>) {
         if rejection.kind == RejectionKind::Unauthorized && job::wants_result(message) {
             let result = job::failure("Denied", &rejection.reason);
@@ -302,7 +302,7 @@ impl EventmqSession {
         self.fail(message.id(), rejection.to_string(), now);
     }
 
-    /// A job of its key waits or runs already, which is what its client wanted to know.
+    /// Another job with the same key waits or runs already. The client asked to be notified of that.
     fn duplicate(&mut self, message: &Message, rejection: &Rejection, output: &mut Vec<u8>) {
         self.exchange.count(|counters| &counters.duplicates);
         if job::wants_result(message) {
@@ -311,7 +311,7 @@ impl EventmqSession {
         }
     }
 
-    /// Something came, so the peer is there.
+    /// Records that input arrived, so the peer is alive.
     fn heard(&mut self, now: Timestamp) {
         self.heard_at = now;
         match &self.part {
@@ -348,7 +348,7 @@ impl EventmqSession {
                 None => return Ok(0),
             }
         }
-        // The cutter lends out what it found; meanwhile the session has none.
+        // The cutter borrows the fragments from its buffer, so the session does without it meanwhile.
         let mut cutter = std::mem::take(&mut self.cutter);
         let result = loop {
             if !self.may_read() && self.stage != Stage::Shaking {
@@ -375,7 +375,7 @@ impl EventmqSession {
     }
 }
 
-/// ZMTP's word for a refusal: the status code, by which programs tell why, and what people read.
+/// Rejects the peer with ZMTP's ERROR command: the status code for programs, then the reason for people.
 fn deny(rejection: &Rejection, output: &mut Vec<u8>) {
     let reason = format!("{} {rejection}", rejection.kind.code());
     Control::Error(reason.as_bytes()).encode(output);
@@ -394,7 +394,7 @@ impl Session for EventmqSession {
         if let Part::Worker(work) = &mut self.part {
             work.announce_room(commands);
         }
-        // ZMTP's own word for it, which the peer may log.
+        // The reason of a ZMTP ERROR command, which the peer may log.
         let reason = match &result {
             Ok(_) | Err(SessionError::Wire(WireError::Malformed { part: "greeting", .. })) => None,
             Err(error @ SessionError::Wire(_)) if self.stage != Stage::Silent => Some(error.to_string()),
@@ -419,7 +419,7 @@ impl Session for EventmqSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
-        // Clients that send one job and close at once are the rule.
+        // Many clients send one job and close at once.
         if consumed == input.len() && self.sends_jobs() && self.fences.is_none() {
             let channels: Vec<_> = self.intake.recent().map(|queue| queue.channel.clone()).collect();
             self.fences = Some(channels.len());
@@ -461,7 +461,7 @@ impl Session for EventmqSession {
                 let is_result = self.result_kept(&message, now);
                 match negative {
                     None if is_result => {}
-                    // It was handed to a worker, or is as safe as its queue's policy promises.
+                    // The job was delivered to a worker, or is as safe as its queue's policy promises.
                     None => self.reply(message.id(), None, output),
                     Some(why) if is_result => {
                         self.fail(message.id(), format!("the result was not kept: {why}"), now);
@@ -490,7 +490,7 @@ impl Session for EventmqSession {
             Event::SubscriptionEnded { queue, .. } => {
                 self.fail(b"", format!("queue {queue} was removed while a worker served it"), now);
             }
-            // What other protocols' clients ask for cannot concern this one.
+            // Requests of other protocols' clients.
             _ => {}
         }
         Ok(())

@@ -1,10 +1,10 @@
-//! Ids of the messages that the broker itself sends: texts in the form of a UUID, as all peers use them.
+//! Ids of the messages that the broker itself sends, in the form of a UUID, as all peers use them.
 
 use std::fmt::Write;
 
 use mqcore_broker::model::id::ConnectionId;
 
-/// Makes one after the other. Not secret, only different from all others.
+/// Makes ids. They are unique, not secret.
 #[derive(Debug, Clone)]
 pub(super) struct MessageIds {
     seed: u64,
@@ -12,7 +12,7 @@ pub(super) struct MessageIds {
     text: String,
 }
 
-/// The finalizer of SplitMix64: every number leads to another one.
+/// The finalizer of SplitMix64, a bijection.
 fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -25,7 +25,7 @@ impl MessageIds {
         Self { seed: seed ^ mixed(connection.0), count: 0, text: String::with_capacity(36) }
     }
 
-    /// 36 bytes: version 4, as far as its form goes.
+    /// 36 bytes in the form of a UUID of version 4.
     pub(super) fn next(&mut self) -> &[u8] {
         self.count += 1;
         let (high, low) = (mixed(self.seed), mixed(self.seed ^ self.count.rotate_left(32)));

@@ -1,7 +1,7 @@
 //! Jobs as messages of queues, and messages of queues as jobs.
 //!
-//! The body of a message is the job; what else its request said stands in headers, so that it is still known when the message
-//! comes out of its queue, perhaps after a restart:
+//! The body of a message is the job. The other parts of its request are headers, so that they are still known when the
+//! queue delivers the message, perhaps after a restart:
 //!
 //! ```text
 //! EventMQ-Headers: reply-requested,retry-count:2      as the client wrote them
@@ -10,7 +10,7 @@
 //! Unique-Key: order-17                                if the queue is to have one job of this key at a time
 //! ```
 //!
-//! A result that goes to a queue is a message too: its body is what the worker wrote, its id the job's.
+//! A result that goes to a queue is a message too: its body is the text that the worker wrote, its id the job's.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
 use serde_json::json;
 
-/// The name of the protocol, with which its clients are listed.
+/// The name of the protocol in lists of clients.
 pub(super) const PROTOCOL: &str = "emqp";
 
 const HEADERS: &[u8] = b"EventMQ-Headers:";
@@ -31,12 +31,12 @@ const QUEUE: &[u8] = b"EventMQ-Queue:";
 const FRAMES: &[u8] = b"EventMQ-Frames:";
 const LINE_END: &[u8] = b"\r\n";
 
-/// The word with which a worker is asked for a result.
+/// The header that asks a worker for a result.
 const REPLY_REQUESTED: &[u8] = b"reply-requested";
-/// The word before the queue that a job's result goes to.
+/// Prefix of the header that names the queue for a job's result.
 const RESULT_QUEUE: &[u8] = b"result-queue:";
 
-/// Bytes of header text that a message can have; what a request says besides its job must fit.
+/// Maximum bytes of a message's header text; everything in a request besides the job has to fit.
 const TEXT_BYTES_MAX: usize = 60_000;
 
 /// The message of a request. `notify`: its client is notified of the delivery.
@@ -52,7 +52,7 @@ pub(super) fn message(
     Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
 }
 
-/// What a job says of itself, as properties of its message.
+/// The properties of a job's message.
 pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress) -> Properties {
     Properties {
         hops: 16,
@@ -63,7 +63,7 @@ pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress) -> Properties {
     }
 }
 
-/// What a job says besides itself, as the header text of its message.
+/// Everything in a job's request besides the job, as the header text of its message.
 pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>, String> {
     if job.headers.iter().any(u8::is_ascii_control) {
         return Err("the headers of a job have no control characters".to_owned());
@@ -79,17 +79,17 @@ pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>
     }
     if let Some(key) = unique_key(job.headers) {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(format!("the key of a unique job has 1 to {KEY_BYTES_MAX} octets"));
+            return Err(format!("the key of a unique job has 1 to {KEY_BYTES_MAX} bytes"));
         }
         text.extend_from_slice(&header_line(key));
     }
     if text.len() > TEXT_BYTES_MAX {
-        return Err(format!("a job has {TEXT_BYTES_MAX} octets of headers and frames behind it at most"));
+        return Err(format!("a job has {TEXT_BYTES_MAX} bytes of headers and frames behind it at most"));
     }
     Ok(text)
 }
 
-/// The result of a job as a message: of the same id, and with the queue that the job was in.
+/// The result of a job as a message with the same id and the job's queue.
 pub(super) fn result(
     id: &[u8],
     body: &[u8],
@@ -104,7 +104,7 @@ pub(super) fn result(
     Message::from_parts(id, &text, body, properties, Some(Arc::clone(worker)))
 }
 
-/// The same message on its way to another queue than the one that its client named.
+/// The same message, redirected to another queue than the one that its client named.
 pub(super) fn redirected(message: &Message, from: &QueueAddress, to: &QueueAddress) -> Message {
     let mut text = message.headers().to_vec();
     if find(&text, QUEUE).is_none() {
@@ -119,12 +119,12 @@ pub(super) fn wants_result(message: &Message) -> bool {
     find(message.headers(), HEADERS).is_some_and(|text| Headers::parse(text).reply_requested)
 }
 
-/// The result of a job that no worker got: `kind` says why for programs, `why` for people.
+/// The result of a job that reached no worker: `kind` is for programs, `why` for people.
 pub(super) fn failure(kind: &str, why: &str) -> String {
     json!({"value": why, "error": {"type": kind, "message": why, "final": true}}).to_string()
 }
 
-/// A queue as peers write it: `orders` is queue 0 of its channel.
+/// A queue as peers write it: `orders` means queue 0 of its channel.
 pub(super) fn shown(queue: &QueueAddress) -> String {
     if queue.id == 0 { queue.channel.to_string() } else { queue.to_string() }
 }
@@ -149,22 +149,22 @@ pub(super) fn say(word: &[u8], words: &mut Vec<u8>) {
 
 /// The value of a header, if there is one.
 fn find<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    text.split(|octet| *octet == b'\n').find_map(|line| {
+    text.split(|byte| *byte == b'\n').find_map(|line| {
         let (found, value) = line.split_at_checked(name.len())?;
         found.eq_ignore_ascii_case(name).then(|| value.trim_ascii())
     })
 }
 
-fn hex(octets: &[u8]) -> String {
-    octets.iter().map(|octet| format!("{octet:02x}")).collect()
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn unhex(text: &[u8]) -> Vec<u8> {
-    let digit = |octet: u8| char::from(octet).to_digit(16).unwrap_or(0) as u8;
+    let digit = |byte: u8| char::from(byte).to_digit(16).unwrap_or(0) as u8;
     text.chunks_exact(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// What is known of a message that is handed to a worker.
+/// A message that is delivered to a worker.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Handed<'a> {
     message: &'a Message,
@@ -172,8 +172,8 @@ pub(super) struct Handed<'a> {
     text: &'a [u8],
     /// Number of earlier requeues.
     put_backs: u16,
-    /// What its sender wishes. A message that did not come as a job is kept until it is done, and comes
-    /// again as often as its queue allows.
+    /// Headers of its request. A message that was not published as a job stays queued until it is finished, and is
+    /// redelivered as often as its queue allows.
     pub(super) wishes: Headers,
 }
 
@@ -189,20 +189,20 @@ impl<'a> Handed<'a> {
         Self { message, queue: &deliver.queue, text: text.unwrap_or_default(), put_backs, wishes }
     }
 
-    /// The queue that its result is put into, if its client named one.
+    /// The queue for its result, if its client named one.
     pub(super) fn result_queue(&self) -> Option<QueueAddress> {
-        let mut words = self.text.split(|octet| *octet == b',');
+        let mut words = self.text.split(|byte| *byte == b',');
         let name = words.find_map(|word| word.trim_ascii().strip_prefix(RESULT_QUEUE))?;
         QueueAddress::parse(str::from_utf8(name).ok()?).ok()
     }
 
-    /// Whether the broker keeps the job until its result is known, instead of letting go of it when it is handed out.
+    /// Whether the delivery stays unsettled until the job's result arrives, instead of being settled at once.
     pub(super) fn is_kept(&self) -> bool {
         self.wishes.guarantee || self.wishes.retry_count > 0 || self.message.properties().unique
     }
 
-    /// Appends the REQUEST. A worker is asked for the result also where only the broker wants to know. `counts`: of a job that
-    /// is kept it is told which attempt this is, so that it knows that it need not try again by itself.
+    /// Appends the REQUEST. It asks the worker for the result also if only the broker needs it. `counts`: the REQUEST
+    /// of a job that stays queued contains the number of the attempt, so that the worker need not retry by itself.
     pub(super) fn encode(&self, counts: bool, output: &mut Vec<u8>) {
         let mut words = Vec::new();
         let headers = if self.is_kept() && (counts || !self.wishes.reply_requested) {
@@ -219,7 +219,7 @@ impl<'a> Handed<'a> {
         };
         let own = self.message.headers();
         let frames: Vec<_> = match find(own, FRAMES) {
-            Some(frames) => frames.split(|octet| *octet == b',').map(unhex).collect(),
+            Some(frames) => frames.split(|byte| *byte == b',').map(unhex).collect(),
             None => Vec::new(),
         };
         let name;

@@ -2,27 +2,27 @@
 
 use crate::listener::{BadOption, ListenerOptions};
 
-/// Which of the original's sockets a listener stands for.
+/// The kind of peers on a listener; the original has a socket for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Role {
-    /// Workers connect here.
+    /// Workers.
     #[default]
     Backend,
-    /// Clients and schedulers do.
+    /// Clients and schedulers.
     Frontend,
-    /// Administrators do.
+    /// Administrators.
     Admin,
-    /// Publishers do.
+    /// Publishers.
     Publish,
-    /// Subscribers do.
+    /// Subscribers.
     Subscribe,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 5] = [Self::Backend, Self::Frontend, Self::Admin, Self::Publish, Self::Subscribe];
 
-    /// The word in a listener's URL.
+    /// The value of `role` in a listener's URL.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -34,13 +34,13 @@ impl Role {
         }
     }
 
-    /// The role of this word.
+    /// The role with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|role| role.as_str() == name)
     }
 
-    /// How far the port that the original uses is above that of its workers.
+    /// Distance of the original's port from the port of its workers.
     #[must_use]
     pub const fn port_offset(self) -> u16 {
         match self {
@@ -53,10 +53,10 @@ impl Role {
     }
 }
 
-/// What a listener says. Default: workers connect.
+/// The options of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EventmqTerms {
-    /// Who connects.
+    /// The kind of peers that connect. Default: workers.
     pub role: Role,
 }
 

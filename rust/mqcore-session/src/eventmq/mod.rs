@@ -50,7 +50,7 @@ pub enum EventmqProtocol {}
 impl ProtocolFactory for EventmqProtocol {
     const NAME: &'static str = job::PROTOCOL;
     const DEFAULT_PORT: u16 = 47_290;
-    // A worker's session counts slots and deadlines of each job. Subscribers keep nothing.
+    // A worker's session counts slots and deadlines of each job. Subscribers have no such state.
     const DELIVERIES: Encoding<EncodeDelivery> = Encoding::BySession;
     const PUBLICATIONS: Encoding<EncodePublication> = Encoding::Shared(encode_publication);
     const SCHEDULES: bool = true;

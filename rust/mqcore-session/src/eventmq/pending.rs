@@ -1,4 +1,4 @@
-//! What was asked of the broker and is not answered yet.
+//! Requests to the broker that are not answered yet.
 
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::id::{QueueAddress, RequestId};
@@ -6,10 +6,10 @@ use slab::Slab;
 
 use super::schedules::ScheduleRequest;
 
-/// A peer that asks faster than it is answered is not read any further at this many.
+/// At this many unanswered requests the session stops reading from its peer.
 const OPEN_MAX: usize = 4_096;
 
-/// What an answer is about.
+/// The subject of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Asked {
     /// A worker's subscription to one of its queues.
@@ -18,41 +18,41 @@ pub(super) enum Asked {
     DefaultQueue,
     /// A subscription to topics.
     Topic,
-    /// Whether the client may have a schedule begun (or ended) whose runs go to its queue.
+    /// Whether the client may begin (or end) a schedule whose runs go to its queue.
     Schedule(Box<ScheduleRequest>, bool),
-    /// Nothing: its answer comes behind what the shard has to say about jobs before it.
+    /// A marker: its answer arrives after everything that the shard reports about earlier jobs.
     Fence,
-    /// How many jobs wait in this queue.
+    /// The number of jobs that wait in this queue.
     Waiting(Box<str>),
 }
 
-/// How many jobs wait in which queue.
+/// Number of waiting jobs for each queue.
 type Waiting = Vec<(Box<str>, u64)>;
 
-/// Everything that waits, by the number that the broker was given for it.
+/// All unanswered requests, by request id.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     open: Slab<(Asked, usize)>,
-    /// The numbers of a STATUS so far, and how many are missing.
+    /// The numbers for a STATUS so far.
     counted: Vec<(Box<str>, u64)>,
     uncounted: usize,
-    /// How often STATUS was asked for meanwhile.
+    /// Number of further STATUS requests meanwhile.
     askers: usize,
 }
 
 impl Pending {
-    /// Whether nothing more may be asked for now.
+    /// Whether no further request may be sent for now.
     pub(super) fn holds(&self) -> bool {
         self.open.len() >= OPEN_MAX
     }
 
-    /// The number of a question that `parts` shards answer.
+    /// The request id of a request that `parts` shards answer.
     pub(super) fn expect(&mut self, asked: Asked, parts: usize) -> RequestId {
         let key = self.open.insert((asked, parts));
         RequestId(u32::try_from(key).expect("there are never so many as to overflow"))
     }
 
-    /// A part of an answer: what it is about, and whether it is the last one.
+    /// Takes one part of an answer. Returns the subject and whether this is the last part.
     pub(super) fn answered(&mut self, number: RequestId) -> Option<(Asked, bool)> {
         let key = number.0 as usize;
         let (asked, parts) = self.open.get_mut(key)?;
@@ -65,8 +65,8 @@ impl Pending {
         Some((asked, last))
     }
 
-    /// Asks each queue how much waits in it. False if there is none. While an answer is on its way, no second one is begun: it
-    /// would say the same.
+    /// Asks each queue for the number of its waiting jobs. False if there is no queue. A STATUS request that arrives
+    /// meanwhile shares the answer.
     pub(super) fn begin_status(
         &mut self,
         queues: impl Iterator<Item = (QueueAddress, Box<str>)>,
@@ -87,7 +87,8 @@ impl Pending {
         self.uncounted > 0
     }
 
-    /// A queue has answered; with the last one, all of them have. How often the answer is to be given stands behind them.
+    /// Takes the answer of one queue. After the last one returns all numbers, and how many STATUS requests to answer
+    /// with them.
     pub(super) fn counted(&mut self, name: Box<str>, waiting: u64) -> Option<(Waiting, usize)> {
         self.counted.push((name, waiting));
         self.uncounted = self.uncounted.saturating_sub(1);

@@ -1,14 +1,14 @@
-//! What is asked of whoever keeps schedules inside of this broker, and what a run of a schedule looks like.
+//! Requests to create and end schedules, and the messages of their runs.
 //!
-//! Beyond the document's headers, SCHEDULE may carry words of ours:
+//! Beyond the document's headers, SCHEDULE may carry headers of mqcore:
 //!
 //! ```text
 //! timezone:Europe/Berlin    the zone of its cron expression; UTC without it
-//! catch-up:all              what becomes of runs that were missed: none, latest (without it) or all
-//! interval-ms:250           the interval in milliseconds, in the place of that in seconds
+//! catch-up:all              which missed runs are made up for: none, latest (the default) or all
+//! interval-ms:250           the interval in milliseconds; replaces the one in seconds
 //! ```
 //!
-//! and each run carries `schedule:ID,due:MILLISECONDS,fence:NUMBER`: whose run it is, when it was due, and the how-manieth it is.
+//! Each run carries `schedule:ID,due:MILLISECONDS,fence:NUMBER`: its schedule, when it was due, and its ordinal number.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,62 +25,62 @@ use sha1::{Digest, Sha1};
 
 use super::job;
 
-/// Bytes of a job that is scheduled, at most.
+/// Maximum bytes of a scheduled job.
 pub const JOB_BYTES_MAX: usize = 64 * 1024;
 
 const TIMEZONE: &[u8] = b"timezone";
 const CATCH_UP: &[u8] = b"catch-up";
 const INTERVAL_MS: &[u8] = b"interval-ms";
-/// Words that are about the schedule, or that each run has anew.
+/// Headers about the schedule itself, or set anew for each run.
 const NOT_OF_RUNS: [&[u8]; 9] =
     [TIMEZONE, CATCH_UP, INTERVAL_MS, b"nohaste", b"run_count", b"run-count", b"schedule", b"due", b"fence"];
-/// What of a job tells schedules apart, in the order of their names.
+/// The members of a job that identify its schedule, in alphabetical order.
 const IDENTIFYING: [&str; 6] = ["args", "callable", "class_args", "class_kwargs", "kwargs", "path"];
 
-/// A job that is to run again and again, as a client wrote it.
+/// A job to run repeatedly, as a client wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScheduleRequest {
     /// The client's id for the request.
     pub id: Box<[u8]>,
-    /// The queue that each run goes to.
+    /// The queue that the runs go to.
     pub queue: Box<[u8]>,
     /// The headers of each run, as text.
     pub headers: Box<[u8]>,
-    /// What the headers say: `nohaste` and `run_count` are about the schedule, the others about each run.
+    /// The parsed headers: `nohaste` and `run_count` are about the schedule, the others about each run.
     pub wishes: Headers,
-    /// Seconds between two runs, as text; `-1` where `cron` says when. `None`: the request does not say.
+    /// Seconds between two runs, as text; `-1` if `cron` determines them. `None` if the request has none.
     pub interval: Option<Box<[u8]>>,
-    /// What is to be done.
+    /// The job.
     pub job: Box<[u8]>,
-    /// A cron expression, or nothing.
+    /// A cron expression, or an empty one.
     pub cron: Option<Box<[u8]>>,
 }
 
 impl ScheduleRequest {
-    /// The name of the zone of its cron expression, if it says one.
+    /// The name of the time zone of its cron expression, if it has one.
     #[must_use]
     pub fn timezone(&self) -> Option<&str> {
         self.word(TIMEZONE)
     }
 
-    /// What becomes of runs that were missed, if it says that.
+    /// Which missed runs are made up for, if the request contains that.
     #[must_use]
     pub fn catch_up(&self) -> Option<&str> {
         self.word(CATCH_UP)
     }
 
-    /// Milliseconds between two runs, as text, if it says them.
+    /// Milliseconds between two runs, as text, if the request has them.
     #[must_use]
     pub fn interval_ms(&self) -> Option<&str> {
         self.word(INTERVAL_MS)
     }
 
-    /// A word that is no text is none that could be meant.
+    /// The value of a header; one that is not UTF-8 is ignored.
     fn word(&self, name: &[u8]) -> Option<&str> {
         headers::value(&self.headers, name).map(|value| str::from_utf8(value).unwrap_or("\u{fffd}"))
     }
 
-    /// Whether it asks for what the original's schedulers cannot do, or die of.
+    /// Whether it asks for something that the original's schedulers do not support or crash on.
     #[must_use]
     pub fn needs_broker(&self) -> bool {
         let six_fields = self.cron.as_ref().is_some_and(|cron| {
@@ -91,8 +91,8 @@ impl ScheduleRequest {
         six_fields || incomplete || ours.iter().any(|name| headers::value(&self.headers, name).is_some())
     }
 
-    /// What tells schedules apart: the call that they make, and nothing else. The original's schedulers come to the same
-    /// number, where no text in it has control characters.
+    /// The identity of a schedule: a hash of the call that it makes. The original's schedulers compute the same number,
+    /// unless its texts contain control characters.
     #[must_use]
     pub fn identity(&self) -> [u8; 20] {
         let text = canonical_call(&self.job);
@@ -103,8 +103,8 @@ impl ScheduleRequest {
     #[must_use]
     pub fn headers_of_runs(&self) -> Vec<u8> {
         let mut kept = Vec::new();
-        for word in self.headers.split(|octet| *octet == b',').map(<[u8]>::trim_ascii) {
-            let name = word.split(|octet| *octet == b':').next().unwrap_or_default().trim_ascii();
+        for word in self.headers.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+            let name = word.split(|byte| *byte == b':').next().unwrap_or_default().trim_ascii();
             if !name.is_empty() && !NOT_OF_RUNS.contains(&name) {
                 job::say(word, &mut kept);
             }
@@ -118,24 +118,24 @@ impl ScheduleRequest {
 pub struct Run<'a> {
     /// The queue that its schedule names.
     pub queue: &'a [u8],
-    /// What [`ScheduleRequest::headers_of_runs`] said.
+    /// The result of [`ScheduleRequest::headers_of_runs`].
     pub headers: &'a [u8],
-    /// What is to be done.
+    /// The job.
     pub job: &'a [u8],
-    /// What [`ScheduleRequest::identity`] said.
+    /// The result of [`ScheduleRequest::identity`].
     pub schedule: &'a [u8; 20],
-    /// When it was due, in Unix milliseconds.
+    /// When the run was due, in Unix milliseconds.
     pub due_ms: u64,
-    /// The how-manieth it is.
+    /// Its ordinal number.
     pub fence: u64,
 }
 
 impl Run<'_> {
-    /// The message for `to`, the queue that the run goes to; `ticket` makes sure that it is taken once. Its id follows from
-    /// schedule and number, so that workers know a run again.
+    /// The message for `to`, the queue of the run. `ticket` ensures that the queue accepts it once. Its id is derived
+    /// from the schedule and the ordinal number, so that workers recognize a repeated run.
     ///
     /// # Errors
-    /// Why there can be no such job.
+    /// The reason why the job is invalid.
     pub fn message(&self, to: &QueueAddress, ticket: Ticket) -> Result<Message, String> {
         let mut words = self.headers.to_vec();
         let mut own = String::from("schedule:");
@@ -153,7 +153,7 @@ impl Run<'_> {
         Ok(Message::passed_on(&block, &layout, job::properties(&job, to), ticket))
     }
 
-    /// In the form of a UUID, as the ids of other jobs.
+    /// A UUID, like the ids of other jobs.
     fn message_id(&self) -> String {
         let mut digits = String::new();
         hexadecimal(&self.schedule[..8], &mut digits);
@@ -163,14 +163,14 @@ impl Run<'_> {
     }
 }
 
-fn hexadecimal(octets: &[u8], text: &mut String) {
-    for octet in octets {
-        let written = write!(text, "{octet:02x}");
+fn hexadecimal(bytes: &[u8], text: &mut String) {
+    for byte in bytes {
+        let written = write!(text, "{byte:02x}");
         debug_assert!(written.is_ok(), "writing to a text does not fail");
     }
 }
 
-/// The call of a job as the original's schedulers write it down to tell schedules apart. `None`: it is no such job.
+/// The call of a job in the form that the original's schedulers hash. `None` if it is not such a job.
 fn canonical_call(job: &[u8]) -> Option<String> {
     let parts: Vec<&RawValue> = serde_json::from_slice(job).ok()?;
     let call: BTreeMap<String, &RawValue> = serde_json::from_str(parts.get(1)?.get()).ok()?;
@@ -186,9 +186,9 @@ fn canonical_call(job: &[u8]) -> Option<String> {
     Some(text)
 }
 
-/// JSON with its keys in order, one space behind commas and colons, and nothing but ASCII. Numbers stay as they were written.
+/// JSON with sorted keys, one space after commas and colons, and only ASCII. Numbers stay as they were written.
 fn canonical(value: &RawValue, depth: usize, text: &mut String) -> Option<()> {
-    /// How deep a job's arguments may be nested. Each level is read once more.
+    /// Maximum nesting of a job's arguments. Each level is parsed once more.
     const DEPTH_MAX: usize = 32;
     let raw = value.get();
     let first = *raw.as_bytes().first()?;
@@ -231,12 +231,12 @@ fn quote(plain: &str, text: &mut String) {
     mqcore_wire::eventmq::queues::encode_text(plain, text);
 }
 
-/// Keeps schedules. Called while a connection reads, so it hands the work on and does not wait.
+/// Runs schedules. Called while a connection reads, so it must not block.
 pub trait Schedules: fmt::Debug + Send + Sync {
-    /// Takes a schedule, in the place of an equal one.
+    /// Adds a schedule; replaces an equal one.
     ///
     /// # Errors
-    /// Why it cannot be kept; told to nobody but the log, as the protocol has no answer.
+    /// The reason for the log why the schedule cannot run. The protocol has no answer for the client.
     fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection>;
 
     /// Ends a schedule.

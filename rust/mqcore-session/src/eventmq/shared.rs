@@ -1,8 +1,7 @@
-//! What all EventMQ sessions of a server share: which workers and schedulers there are, what was counted of queues, and who
-//! keeps schedules.
+//! The state that all EventMQ sessions of a server share: workers, schedulers, statistics of queues, and the scheduler
+//! of this broker.
 //!
-//! Locks are held for a few steps each, when somebody joins, leaves or looks; what happens for each job touches atomics
-//! alone.
+//! Locks are held for a few steps, when a peer joins, leaves or asks for statistics. For each job only atomics change.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,29 +16,29 @@ use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
 
 use super::schedules::Schedules;
 
-/// Queues whose numbers are kept; beyond that they are counted together, and not listed.
+/// Maximum queues with statistics of their own; the others are counted together and not listed.
 const QUEUES_MAX: usize = 65_536;
 
-/// What happened to jobs and messages since the start.
+/// Counters of jobs and messages since the start.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Jobs handed to workers.
+    /// Jobs delivered to workers.
     pub dispatched: AtomicU64,
-    /// Jobs whose result came, or whose worker was ready again.
+    /// Jobs whose result arrived, or whose worker was ready again.
     pub finished: AtomicU64,
-    /// Jobs that were given up: their last try failed.
+    /// Jobs whose last attempt failed.
     pub failed: AtomicU64,
     /// Attempts that failed and were requeued.
     pub retried: AtomicU64,
-    /// Jobs that were requeued because their worker was lost, or did not finish them in time.
+    /// Jobs that were requeued because their worker was lost, or exceeded the timeout.
     pub lost: AtomicU64,
     /// Jobs that went to the queue `default` because the queue that they named does not exist.
     pub fallen_back: AtomicU64,
-    /// Jobs that were not taken because another one of their key waits or runs.
+    /// Jobs that were dropped because another job with their key waits or runs.
     pub duplicates: AtomicU64,
     /// Additional heartbeats that make busy workers look for finished jobs.
     pub reminders: AtomicU64,
-    /// Messages that meant nothing.
+    /// Messages without effect.
     pub ignored: AtomicU64,
 }
 
@@ -49,19 +48,19 @@ pub struct EventmqShared {
     /// The policy or handler of queues that workers make; `None`: the broker's default.
     policy: Option<Box<str>>,
     pub(super) seed: u64,
-    /// Tells which worker was given something last.
+    /// Order of the workers' last deliveries.
     clock: Arc<AtomicU64>,
     state: Mutex<State>,
     schedules: OnceLock<Arc<dyn Schedules>>,
     uncounted: Arc<QueueTally>,
-    /// What was counted.
+    /// Counters since the start.
     pub counters: Counters,
 }
 
 #[derive(Debug, Default)]
 struct State {
     workers: BTreeMap<ConnectionId, Arc<Worker>>,
-    /// By the order in which they joined.
+    /// Schedulers in the order in which they joined.
     schedulers: BTreeMap<u64, Arc<Scheduler>>,
     joined: u64,
     queues: BTreeMap<Box<str>, Arc<QueueTally>>,
@@ -84,17 +83,17 @@ pub(super) struct Worker {
 #[derive(Debug)]
 pub(super) struct Scheduler {
     identity: Box<[u8]>,
-    /// Its client id, by which it is reached.
+    /// Its client id, used as its address.
     client: Box<str>,
     heard: AtomicU64,
 }
 
-/// What is counted of a queue.
+/// Statistics of a queue.
 #[derive(Debug, Default)]
 pub(super) struct QueueTally {
     in_flight: AtomicU64,
     processed: AtomicU64,
-    /// Milliseconds that the last job took.
+    /// Duration of the last job, in milliseconds.
     latency: AtomicU64,
     latency_max: AtomicU64,
 }
@@ -129,7 +128,7 @@ impl Worker {
     }
 }
 
-/// A place among the workers or schedulers, given back when it is dropped.
+/// A worker's or scheduler's entry, removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Registration<T> {
     exchange: Arc<EventmqShared>,
@@ -160,8 +159,8 @@ impl Registration<Scheduler> {
 }
 
 impl EventmqShared {
-    /// Nobody is there. `seed` differs from run to run; `policy` is the delivery handler of queues that workers and clients make,
-    /// `None`: the broker's default.
+    /// State without peers. `seed` differs from run to run; `policy` is the delivery handler of queues that workers and
+    /// clients create, `None`: the broker's default.
     #[must_use]
     pub fn new(seed: u64, policy: Option<Box<str>>) -> Self {
         Self {
@@ -179,7 +178,7 @@ impl EventmqShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on schedules go there. False if there was somebody already, who stays.
+    /// Sets the scheduler of this broker. False if there is one already, which stays.
     pub fn keep_schedules(&self, keeper: Arc<dyn Schedules>) -> bool {
         self.schedules.set(keeper).is_ok()
     }
@@ -202,7 +201,7 @@ impl EventmqShared {
         Arc::new(Slots::new(Arc::clone(&self.clock)))
     }
 
-    /// A worker joins, in the place of an older connection of its identity, which learns of it.
+    /// Adds a worker. It replaces an older connection with the same identity, which is notified.
     pub(super) fn join_worker(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -246,12 +245,12 @@ impl EventmqShared {
         Registration { exchange: Arc::clone(self), key: Key::Scheduler(joined), peer: scheduler }
     }
 
-    /// The client ids of all schedulers, the one that came last first.
+    /// The client ids of all schedulers, the most recent one first.
     pub(super) fn schedulers(&self) -> Vec<Box<str>> {
         self.lock().schedulers.values().rev().map(|scheduler| scheduler.client.clone()).collect()
     }
 
-    /// How many workers, the slots that are free of them, and schedulers.
+    /// Number of workers, of their free slots, and of schedulers.
     #[must_use]
     pub fn present(&self) -> (usize, u64, usize) {
         let state = self.lock();
@@ -259,7 +258,7 @@ impl EventmqShared {
         (state.workers.len(), free, state.schedulers.len())
     }
 
-    /// Where a queue is counted.
+    /// The statistics of a queue.
     pub(super) fn tally(&self, queue: &str) -> Arc<QueueTally> {
         let mut state = self.lock();
         if let Some(tally) = state.queues.get(queue) {
@@ -273,12 +272,12 @@ impl EventmqShared {
         tally
     }
 
-    /// Names of queues that are counted.
+    /// Names of queues with statistics.
     pub(super) fn queue_names(&self) -> Vec<Box<str>> {
         self.lock().queues.keys().cloned().collect()
     }
 
-    /// What STATUS tells. `waiting` says how many jobs wait in which queue.
+    /// The answer to STATUS. `waiting`: the number of waiting jobs of each queue.
     pub(super) fn status(&self, waiting: &[(Box<str>, u64)]) -> String {
         let state = self.lock();
         let of_queues = |number: fn(&QueueTally) -> &AtomicU64| -> Vec<_> {
@@ -305,7 +304,7 @@ impl EventmqShared {
         object(fields)
     }
 
-    /// What ROUTER_SHOW_WORKERS tells.
+    /// The answer to ROUTER_SHOW_WORKERS.
     pub(super) fn show_workers(&self) -> String {
         let state = self.lock();
         let mut of_queues: BTreeMap<&str, Vec<(i32, String)>> = BTreeMap::new();
@@ -334,7 +333,7 @@ impl EventmqShared {
         object(fields)
     }
 
-    /// What ROUTER_SHOW_SCHEDULERS tells.
+    /// The answer to ROUTER_SHOW_SCHEDULERS.
     pub(super) fn show_schedulers(&self) -> String {
         let state = self.lock();
         let schedulers = state.schedulers.values().map(|scheduler| {
@@ -349,7 +348,7 @@ impl EventmqShared {
     }
 }
 
-/// Options of queues that are created for jobs: each job goes to one worker after the other. `policy` is their delivery
+/// Options of queues that are created for jobs: each job goes to one worker, in turn. `policy` is their delivery
 /// handler; `None`: the broker's default.
 #[must_use]
 pub fn job_queues(policy: Option<Box<str>>) -> QueueChanges {
@@ -361,7 +360,7 @@ pub fn job_queues(policy: Option<Box<str>>) -> QueueChanges {
     }
 }
 
-/// A peer's name for people: its identity, or the number of its connection if it has none.
+/// A peer's display name: its identity, or the number of its connection if it has none.
 fn text_of(identity: &[u8], connection: ConnectionId) -> String {
     match identity {
         b"" => format!("connection {}", connection.0),
@@ -381,7 +380,7 @@ fn pair(weight: i32, name: &str) -> String {
     text
 }
 
-/// A JSON object of values that are JSON already.
+/// A JSON object of values that are already encoded.
 fn object(fields: impl IntoIterator<Item = (String, String)>) -> String {
     let mut text = String::from("{");
     for (index, (name, value)) in fields.into_iter().enumerate() {

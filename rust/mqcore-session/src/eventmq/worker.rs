@@ -1,8 +1,8 @@
-//! A worker: its queues, its slots, the jobs that it has, and when it is to be told something.
+//! A worker: its queues, its slots, its running jobs, and its timeouts.
 //!
-//! A slot is given by READY and taken by whichever shard hands out a job first; the session only counts. A job that must not be
-//! lost stays unsettled until its result comes: workers are asked for it also where the client is not interested. All other jobs
-//! are settled when they are handed out.
+//! READY adds a slot; the shard that delivers a job first takes one. The session only counts. A delivery of a job that
+//! must not be lost stays unsettled until its result arrives, so the session asks the worker for the result also if the
+//! client does not want it. All other deliveries are settled at once.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -22,22 +22,22 @@ use serde_json::Value;
 use super::job::Handed;
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
-/// Slots that one worker may have; a READY beyond that means nothing.
+/// Maximum slots of a worker; further READY messages have no effect.
 pub(super) const SLOTS_MAX: u32 = 4096;
-/// Jobs whose results may be outstanding; the oldest is forgotten for the next. More than slots, as a worker may be ready
-/// without ever having sent a result.
+/// Maximum jobs whose results may be outstanding; the next job replaces the oldest. More than slots, as a worker may be
+/// ready without ever sending a result.
 const RUNNING_MAX: usize = 16_384;
 
-/// A busy worker hears something this soon after it was given a job, and then twice as late each time: the original's looks for
-/// finished jobs when a message comes, and else only once a second.
+/// Delay of the first reminder to a busy worker after a job; each further delay doubles. The original's worker looks
+/// for finished jobs when a message arrives, and otherwise only once a second.
 const REMINDER_FIRST: Duration = Duration::from_millis(5);
-/// From here on that second is soon enough.
+/// Longest delay of a reminder: the worker itself looks once a second.
 const REMINDER_LAST: Duration = Duration::from_secs(1);
 
-/// Before a failed job is tried again: first, and at most.
+/// Delay before the first retry of a failed job, and the longest one.
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 const BACKOFF_LAST: Duration = Duration::from_secs(60);
-/// How long beyond its own limit a job may take before its worker is taken to have forgotten it.
+/// Time beyond its own limit after which a job counts as forgotten by its worker.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(5);
 
 /// A queue that the worker serves.
@@ -48,7 +48,7 @@ pub(super) struct Served {
     tally: Arc<QueueTally>,
 }
 
-/// A job that the worker has.
+/// A job that the worker has received.
 #[derive(Debug)]
 struct Running {
     tag: Tag,
@@ -57,28 +57,28 @@ struct Running {
     wishes: Headers,
     /// Number of earlier requeues.
     put_backs: u16,
-    /// The client that wants to know the result.
+    /// The client that waits for the result.
     client: Option<Box<str>>,
     results: Results,
     since: Timestamp,
-    /// It takes too long from then on; it stands in `Work::due` too.
+    /// When it times out; it is in `Work::due` too.
     due: Option<Timestamp>,
-    /// Tells it from another job of the same id.
+    /// Distinguishes it from another job with the same id.
     serial: u64,
 }
 
-/// Where the result of a job goes, beside its client.
+/// The queue for the result of a job, in addition to its client.
 #[derive(Debug)]
 enum Results {
     Nowhere,
-    /// Into this queue, before the job is settled: so it cannot be done without its result being kept.
+    /// The result goes to this queue before the job is settled, so no job is finished without its result being saved.
     To(Box<QueueAddress>),
-    /// It is on its way there.
+    /// The result was sent there and is not confirmed yet.
     Sent,
 }
 
 impl Running {
-    /// How long it waits after this try has failed.
+    /// Delay before the next attempt after this one has failed.
     fn backoff(&self) -> Duration {
         BACKOFF_FIRST.saturating_mul(1 << self.put_backs.min(16)).min(BACKOFF_LAST)
     }
@@ -91,18 +91,18 @@ pub(super) struct Work {
     exchange: Arc<EventmqShared>,
     served: Vec<Served>,
     running: HashMap<MessageId, Running>,
-    /// The jobs in `running` in the order in which they came, and others that are gone.
+    /// The jobs in `running` in the order of their arrival, and some that have finished.
     order: VecDeque<(MessageId, u64)>,
     due: BTreeSet<(Timestamp, MessageId)>,
     serial: u64,
-    /// The most slots that were free at once. A READY of a job that is done and one of a process that has just started look the
-    /// same, so this is all that is known of how many there are.
+    /// The most slots that were free at once. READY after a finished job and READY of a new process look the same, so
+    /// the number of slots is not known better.
     most_free: u32,
-    /// It has said goodbye.
+    /// It has announced that it leaves.
     pub(super) leaving: bool,
-    /// It wants to be told which attempt a job is.
+    /// It asked for the number of each attempt.
     counts: bool,
-    /// It has slots that its queues were not told of.
+    /// It has free slots that its queues have not been notified of.
     pub(super) has_room: bool,
     reminder_after: Duration,
     reminder_at: Timestamp,
@@ -134,7 +134,7 @@ impl Work {
         work
     }
 
-    /// From now on these; queues that it served before keep their numbers.
+    /// Sets the queues; those that it served before keep their numbers.
     fn serve(&mut self, addresses: Vec<QueueAddress>) {
         for address in addresses {
             let number = u32::try_from(self.served.len()).unwrap_or(u32::MAX - 1);
@@ -176,7 +176,7 @@ impl Work {
         !self.running.is_empty() || self.slots().free() < self.most_free
     }
 
-    /// Tells the queues, once for all slots that came at once.
+    /// Notifies the queues of free slots: one notification for all slots that arrived together.
     pub(super) fn announce_room(&mut self, commands: &mut Vec<Command>) {
         if std::mem::take(&mut self.has_room) {
             commands
@@ -184,7 +184,7 @@ impl Work {
         }
     }
 
-    /// It gets nothing more, and finishes what it has.
+    /// Stops deliveries to the worker; it finishes its running jobs.
     pub(super) fn leave(&mut self) {
         self.leaving = true;
         self.slots().close();
@@ -192,7 +192,7 @@ impl Work {
 
     // --- jobs ---------------------------------------------------------------------------------------------------
 
-    /// A queue hands a job out.
+    /// Takes a delivery of a queue.
     pub(super) fn take(
         &mut self,
         deliver: &Deliver,
@@ -205,7 +205,7 @@ impl Work {
         let id = MessageId::from_slice(deliver.message.id());
         let too_often = u32::from(deliver.requeues) > wishes.retry_count;
         if handed.is_kept() && !wishes.guarantee && too_often {
-            // Its last try was lost with its worker.
+            // Its last attempt was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
             commands.push(settlement(&deliver.queue, deliver.tag, id, Some(("worker-lost", Retry::Never))));
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
@@ -227,7 +227,7 @@ impl Work {
             };
             self.remember(id, deliver, handed.is_kept(), client, results, now);
         } else if let Some(served) = self.queue(deliver.tag) {
-            // Nothing more will be heard of it.
+            // No result will arrive for it.
             served.tally.finished(0);
         }
     }
@@ -263,7 +263,7 @@ impl Work {
         while self.order.len() > RUNNING_MAX {
             let Some((oldest, serial)) = self.order.pop_front() else { break };
             let known = self.running.get(&oldest);
-            // What must not be lost is bounded by slots, and stays.
+            // Jobs that must not be lost are bounded by the number of slots and stay.
             if known.is_some_and(|known| known.serial == serial && !known.kept)
                 && let Some(running) = self.running.remove(&oldest)
             {
@@ -272,7 +272,7 @@ impl Work {
         }
     }
 
-    /// A job is not in `running` any more.
+    /// Removes a job that is not in `running` any more.
     fn forget(&mut self, id: &MessageId, running: &Running) {
         if let Some(at) = running.due {
             self.due.remove(&(at, id.clone()));
@@ -329,7 +329,7 @@ impl Work {
         true
     }
 
-    /// Puts a result into the queue that its client named. False if none was.
+    /// Publishes a result to the queue that its client named. False if the client named none.
     fn keep_result(
         &mut self,
         id: &MessageId,
@@ -352,7 +352,7 @@ impl Work {
         true
     }
 
-    /// A result is kept, or cannot be: its job is settled now. False if there is no such job.
+    /// A result is saved, or cannot be: settles its job. False if there is no such job.
     pub(super) fn result_kept(
         &mut self,
         message: &Message,
@@ -393,21 +393,21 @@ impl Work {
         }
     }
 
-    /// A job goes back to its queue, which keeps it until it may be tried again.
+    /// Requeues a job with a delay before its next attempt.
     fn retry(&mut self, id: &MessageId, why: &str, at: Timestamp, commands: &mut Vec<Command>) {
         if let Some(running) = self.remove(id) {
             self.exchange.count(|counters| &counters.retried);
             self.settle(running.tag, id.clone(), Some((why, Retry::NotBefore(at))), commands);
         }
     }
-    /// It is done, or why not, and when it is to be tried again.
+    /// Acknowledges a delivery, or rejects it with a reason and the time of the next attempt.
     fn settle(&self, tag: Tag, id: MessageId, negative: Option<(&str, Retry)>, commands: &mut Vec<Command>) {
         if let Some(served) = self.queue(tag) {
             commands.push(settlement(&served.address, tag, id, negative));
         }
     }
 
-    /// A job has taken too long: its worker has forgotten it.
+    /// A job has timed out: its worker has forgotten it.
     fn late(&mut self, id: &MessageId, now: Timestamp, commands: &mut Vec<Command>) {
         let Some(running) = self.running.get(id) else { return };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
@@ -432,7 +432,7 @@ impl Work {
         due.min(self.reminder_at)
     }
 
-    /// Puts back what is due. True if the worker is to hear something, so that it looks for finished jobs.
+    /// Requeues the jobs that have timed out. True if the worker needs a reminder to look for finished jobs.
     pub(super) fn timeout(&mut self, now: Timestamp, commands: &mut Vec<Command>) -> bool {
         while let Some((at, id)) = self.due.first().cloned() {
             if at > now {
@@ -488,17 +488,16 @@ fn settlement(
     })
 }
 
-/// What a result says of its job.
+/// The outcome in a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// With the time after which its worker wants it to be tried again.
+    /// With the delay before the next attempt, if the worker asks for one.
     Failed(Option<Duration>),
 }
 
 impl Outcome {
-    /// The original's workers have no word for a failure but the one about the time. Others say `error`, and may say
-    /// `retry_after`, in seconds.
+    /// The original's workers report only timeouts. Others send `error`, and may send `retry_after`, in seconds.
     fn of(body: &[u8], timed: bool) -> Self {
         let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };
         let late = timed && result.get("value").is_some_and(|value| value == "TimeoutError");
@@ -506,7 +505,7 @@ impl Outcome {
             return Self::Done;
         }
         let after = result.get("retry_after").and_then(Value::as_f64);
-        // What is no time is no wish.
+        // An invalid time is ignored.
         Self::Failed(after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
     }
 }

@@ -1,4 +1,4 @@
-//! One conversation: what the peer sends, what the broker answers.
+//! One conversation: input from the peer, events from the broker.
 
 mod commands;
 mod handshake;
@@ -28,38 +28,39 @@ use super::subscriptions::{Key, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Subscriptions of one connection; more are refused.
+/// Maximum subscriptions of one connection; further ones are rejected.
 pub const SUBSCRIPTIONS_MAX: usize = subscriptions::SUBSCRIPTIONS_MAX;
-/// Commands of one connection that may wait for the broker; while there are so many, nothing more is read.
+/// Maximum unanswered commands of one connection; at this many the session stops reading.
 pub const OPEN_COMMANDS_MAX: usize = 1024;
-/// Frames of vendors' extensions that may wait for their handlers; while there are so many, nothing more is read.
+/// Maximum unanswered vendor frames; at this many the session stops reading.
 pub const OPEN_FRAMES_MAX: usize = 256;
-/// Bytes of a list in the handshake at most.
+/// Maximum bytes of a list in the handshake.
 pub const LIST_BYTES_MAX: u32 = 16 * 1024;
 
-/// Who says it in the server's message of the handshake.
+/// The identity in the server's message of the handshake.
 const IDENTITY: &str = concat!("mqcore/", env!("CARGO_PKG_VERSION"));
 
-/// How far the conversation is.
+/// The stage of the conversation.
 #[derive(Debug)]
 enum Stage {
-    /// The client has not said what it offers.
+    /// The client has not sent its offer yet.
     Offering,
-    /// It has, and was told what the server makes of it.
+    /// The client has sent its offer and received the server's reply.
     Concluding { offer: Box<Lists>, reply: Box<Lists> },
-    /// The handshake is over; the broker was asked to take the peer, and nothing is read until it answers.
+    /// The handshake is over. The broker decides whether to accept the peer; the session reads nothing until it
+    /// answers.
     Introduced,
     /// The peer is a client.
     Open,
-    /// Nothing is read or written any more.
+    /// The session reads and writes nothing any more.
     Over,
 }
 
-/// What waits for the broker.
+/// A request that waits for the broker.
 #[derive(Debug)]
 struct Asked {
     about: About,
-    /// Under which id the peer wants to hear of it.
+    /// The id under which the peer wants the answer.
     id: Option<Box<str>>,
 }
 
@@ -69,12 +70,12 @@ enum About {
     Unsubscribing(Tag),
 }
 
-/// One MicroMessage2 conversation, from the side that accepts.
+/// One MicroMessage2 conversation, from the accepting side.
 #[derive(Debug)]
 pub struct MicroMessageSession {
     config: SessionConfig,
     terms: Arc<MicroMessageTerms>,
-    /// Extensions of vendors that somebody here handles.
+    /// Vendor extensions that the program handles.
     vendors: Arc<[Box<str>]>,
     stage: Stage,
     client: Option<Arc<Client>>,
@@ -87,15 +88,15 @@ pub struct MicroMessageSession {
     subscriptions: Subscriptions,
     asked: Slab<Asked>,
     vendor_frames: Vec<VendorFrame>,
-    /// Frames of vendors' extensions that were taken and not answered.
+    /// Number of vendor frames that are not answered yet.
     vendor_frames_open: usize,
-    /// The peer says nothing more.
+    /// The peer has closed its side.
     last: bool,
 }
 
 impl MicroMessageSession {
-    /// The session of a connection that was opened just now. `vendors` are the extensions beside the known ones that the peer
-    /// may use; their frames come out of [`Session::take_vendor_frames`].
+    /// The session of a connection that was opened just now. `vendors` are the further extensions that the peer may
+    /// use; [`Session::take_vendor_frames`] returns their frames.
     #[must_use]
     pub fn new(
         config: SessionConfig,
@@ -125,7 +126,7 @@ impl MicroMessageSession {
         }
     }
 
-    /// What is in force; nothing before the handshake is over.
+    /// The extensions in force; none before the handshake is over.
     #[must_use]
     pub fn agreement(&self) -> &Agreement {
         &self.agreement
@@ -145,14 +146,14 @@ impl MicroMessageSession {
         matches!(self.stage, Stage::Offering | Stage::Concluding { .. })
     }
 
-    /// Says why it is over.
+    /// Sends the reason as an ERROR and ends the conversation.
     fn fail(&mut self, failure: &Failure, output: &mut Vec<u8>) -> SessionError {
         failure.encode(output);
         self.stage = Stage::Over;
         SessionError::Misbehaved(failure.to_string().into())
     }
 
-    /// The same where it is no fault of the peer's.
+    /// Like `fail`, for a reason that is not the peer's fault.
     fn refuse(&mut self, rejection: &Rejection, output: &mut Vec<u8>) -> SessionError {
         let failure = Failure::new(token(rejection.kind), &*rejection.reason);
         failure.encode(output);
@@ -162,7 +163,7 @@ impl MicroMessageSession {
 
     // ---- Frames ------------------------------------------------------------------------------------------
 
-    /// Takes a frame, if it is there whole.
+    /// Takes a frame, if it is complete.
     fn frame(
         &mut self,
         input: &[u8],
@@ -182,7 +183,7 @@ impl MicroMessageSession {
                 ));
             }
             Frame::Command { payload } => self.command(payload, commands, output)?,
-            // Whatever it was, it is the peer's last word.
+            // An ERROR is the last frame of its peer.
             Frame::Error { .. } => self.stage = Stage::Over,
         }
         Ok(size)
@@ -225,7 +226,7 @@ impl MicroMessageSession {
         let Some((extension, kind)) = self.agreement.get(id) else { return Ok(()) };
         let number = || match *payload {
             [high, low] => Ok(u16::from_be_bytes([high, low])),
-            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two octets")),
+            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two bytes")),
         };
         match kind {
             Some(Kind::Acknowledges) => self.outgoing.acknowledged(number()?, commands, output),
@@ -243,7 +244,7 @@ impl MicroMessageSession {
         }
     }
 
-    // ---- What the broker says ----------------------------------------------------------------------------
+    // ---- Events of the broker ----------------------------------------------------------------------------
 
     fn answered(
         &mut self,
@@ -265,7 +266,7 @@ impl MicroMessageSession {
         if result.is_err() || matches!(about, About::Unsubscribing(_)) {
             self.subscriptions.end(tag);
         }
-        // To end a subscription that is ending already succeeds.
+        // Ending a subscription that is already ending succeeds.
         let result = if matches!(about, About::Unsubscribing(_)) { result.or_else(gone) } else { result };
         match (result, id.filter(|_| self.answers_commands())) {
             (Ok(()), Some(id)) => write_ok(&id, output),
@@ -278,7 +279,7 @@ impl MicroMessageSession {
         Ok(())
     }
 
-    /// A message of the peer's was not taken.
+    /// Handles a message of the peer that the broker rejected.
     fn refused(
         &mut self,
         receipt: Option<u32>,
@@ -291,7 +292,7 @@ impl MicroMessageSession {
     fn delivered(&mut self, deliver: Deliver, output: &mut Vec<u8>) {
         let Deliver { queue, message, tag, acknowledge, .. } = deliver;
         let Some(subscription) = self.subscriptions.get(tag) else { return };
-        // What a subscription that ends has not settled goes back to its queue.
+        // The unsettled deliveries of a subscription that ends are requeued.
         if acknowledge && self.subscriptions.is_ending(tag) {
             return;
         }
@@ -318,7 +319,7 @@ impl MicroMessageSession {
         }
     }
 
-    /// After the peer's last word: over as soon as everything is answered.
+    /// The peer has closed its side: the conversation ends as soon as everything is answered.
     fn finish(&mut self) {
         let open = !self.asked.is_empty() || self.incoming.owes() || self.vendor_frames_open > 0;
         if self.last && matches!(self.stage, Stage::Open) && !open && self.vendor_frames.is_empty() {
@@ -327,13 +328,13 @@ impl MicroMessageSession {
     }
 }
 
-/// To end what is not there is no failure.
+/// Ending a subscription that does not exist is not a failure.
 fn gone(rejection: Rejection) -> Result<(), Rejection> {
     if rejection.kind == RejectionKind::NotFound { Ok(()) } else { Err(rejection) }
 }
 
-/// Queues that exist because somebody subscribed to them: each message to one receiver after the other, put back as
-/// often as it takes.
+/// Options of queues that are created for subscribers: each message goes to one receiver, in turn, and is requeued
+/// without a limit.
 fn made_by_receivers() -> QueueChanges {
     QueueChanges {
         status: Some(Status::RoundRobin),
@@ -392,7 +393,7 @@ impl Session for MicroMessageSession {
                 Err(failure) => return Err(self.fail(&failure, output)),
             }
         }
-        // A message that came again is acknowledged again.
+        // A message that was sent again is acknowledged again.
         self.incoming.acknowledge(output);
         Ok(consumed)
     }
@@ -405,7 +406,7 @@ impl Session for MicroMessageSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, SessionError> {
         let consumed = self.receive(input, now, commands, output)?;
-        // Half a frame is nothing.
+        // An incomplete frame does not count.
         let waits = consumed < input.len() && !self.may_read() && !self.is_shaking_hands();
         self.last = !waits;
         self.finish();
@@ -432,7 +433,7 @@ impl Session for MicroMessageSession {
         if !self.may_read() {
             return input.len();
         }
-        // What is wrong with it shows when it is read.
+        // `receive` reports an invalid frame.
         let size = needed(input, self.agreement.len(), &self.config.limits).unwrap_or(0);
         if size > input.len() { size } else { 0 }
     }
@@ -468,7 +469,7 @@ impl Session for MicroMessageSession {
                 failure.encode(output);
                 self.stage = Stage::Over;
             }
-            // What other protocols' clients ask for cannot concern this one.
+            // Requests of other protocols' clients.
             _ => {}
         }
         Ok(())

@@ -4,13 +4,13 @@ use mqcore_broker::model::id::{QueueAddress, TopicName};
 use mqcore_wire::micromessage::DESTINATION_BYTES_MAX;
 use mqcore_wire::micromessage::failure::{Failure, Token};
 
-/// What topics begin with.
+/// Prefix of topics.
 const TOPIC: &[u8] = b"topic/";
 
 /// Destinations remembered by one session.
 const REMEMBERED: usize = 4;
 
-/// Where a message goes, or a subscription looks.
+/// The target of a message or subscription.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Queue(QueueAddress),
@@ -18,14 +18,14 @@ pub(super) enum Place {
 }
 
 impl Place {
-    /// The place that a destination names.
+    /// The queue or topic that a destination names.
     pub(super) fn parse(destination: &[u8]) -> Result<Self, Failure> {
         let refuse = |why: String| Err(Failure::new(Token::Destination, why));
         if destination.is_empty() {
             return refuse("name a queue, or topic/ and a topic".into());
         }
         if destination.len() > DESTINATION_BYTES_MAX {
-            return refuse("a destination has 255 octets at most".into());
+            return refuse("a destination has 255 bytes at most".into());
         }
         let shown = || destination.escape_ascii();
         if let Some(name) = destination.strip_prefix(TOPIC) {
@@ -45,11 +45,11 @@ impl Place {
     }
 }
 
-/// The destinations that were written to last, so that a message to a known one allocates no name.
+/// The most recent destinations, so that a message to a known one allocates no name.
 #[derive(Debug, Default)]
 pub(super) struct Places {
     known: [Option<(Box<[u8]>, Place)>; REMEMBERED],
-    /// The place that the next unknown one takes.
+    /// Index that the next unknown destination overwrites.
     oldest: usize,
 }
 

@@ -16,10 +16,10 @@ use mqcore_wire::micromessage::{Frame, encode};
 use super::destination::{Place, Places};
 use crate::message_id::MessageIds;
 
-/// Answers about published messages have numbers from here on; those about other requests stay below.
+/// Answers about published messages have numbers from here; other requests have smaller ones.
 const PUBLISHED: u32 = 1 << 31;
 
-/// A message as it came, whole.
+/// A complete message.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived<'a> {
     pub(super) sequence: u16,
@@ -28,20 +28,20 @@ pub(super) struct Arrived<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// Everything on its way from the peer to the broker.
+/// The state of messages from the peer to the broker.
 #[derive(Debug)]
 pub(super) struct Incoming {
     ids: MessageIds,
-    /// Messages so far: the next one's number in its id.
+    /// Number of messages so far: the number in the next id.
     count: u64,
-    /// What is to be acknowledged; `None`: nothing is.
+    /// The messages to acknowledge; `None` without acknowledgements.
     received: Option<Received>,
-    /// The extension that acknowledges.
+    /// The extension for acknowledgements.
     acknowledges: u8,
-    /// The extension that refuses, if one was agreed on.
+    /// The extension for rejections, if one was agreed on.
     refuses: Option<u8>,
     serializer: Option<String>,
-    /// Header lines that the messages have in common.
+    /// Header lines that all messages have.
     common: Vec<u8>,
     places: Places,
     /// Scratch for a message's block.
@@ -65,14 +65,14 @@ impl Incoming {
         }
     }
 
-    /// The messages behind this are of that type.
+    /// Sets the type of the following messages.
     pub(super) fn set_type(&mut self, name: &[u8]) -> Result<(), Failure> {
         content::check_type(name)?;
         self.common = content::common_lines(self.serializer.as_deref(), name);
         Ok(())
     }
 
-    /// What publishes a message; `None` if it came before.
+    /// The command that publishes a message; `None` for a duplicate.
     pub(super) fn publish(
         &mut self,
         arrived: Arrived<'_>,
@@ -115,13 +115,13 @@ impl Incoming {
         }))
     }
 
-    /// The receipt of a message by its id; `None` if it is not one of this connection, or nothing is acknowledged.
+    /// The receipt of a message by its id; `None` if this connection did not publish it or uses no acknowledgements.
     pub(super) fn receipt_of(&self, message: &Message) -> Option<u32> {
         self.received.as_ref()?;
         self.ids.number_of(message.id()).map(|number| number as u32)
     }
 
-    /// The receipt that an answer is about; `None` if it is about something else.
+    /// The receipt that an answer is about; `None` if it is about another request.
     pub(super) fn receipt_of_answer(&self, answer: RequestId) -> Option<u32> {
         let oldest = self.received.as_ref()?.oldest();
         let ahead = answer.0.wrapping_sub(oldest) & !PUBLISHED;
@@ -145,7 +145,7 @@ impl Incoming {
         true
     }
 
-    /// Acknowledges all that can be.
+    /// Acknowledges as many messages as possible.
     pub(super) fn acknowledge(&mut self, output: &mut Vec<u8>) {
         if let Some(received) = &mut self.received
             && let Some(number) = received.take_acknowledgement()
@@ -160,5 +160,5 @@ impl Incoming {
     }
 }
 
-/// A large message's scratch is not kept.
+/// A larger scratch buffer is freed after use.
 const SCRATCH_BYTES_MAX: usize = 64 * 1024;

@@ -8,7 +8,7 @@ use mqcore_wire::micromessage::properties::Typing;
 
 use crate::listener::{BadOption, ListenerOptions};
 
-/// Bytes of a message, all its parts together, if the listener says nothing else: 64 MiB.
+/// Default maximum bytes of a message, all its parts together: 64 MiB.
 pub const MESSAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// How MicroMessage2 is spoken on one listener.
@@ -16,15 +16,15 @@ pub const MESSAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 pub struct MicroMessageTerms {
     /// Extensions that every client must have. Default none.
     pub required: Vec<Extension<'static>>,
-    /// Messages at most that may be unacknowledged with `batch-ack`, 1 to 32,767. Default 32,767.
+    /// Maximum unacknowledged messages with `batch-ack`, 1 to 32,767. Default 32,767.
     pub window_max: u16,
     /// How the values of properties are read. Default [`Typing::Typed`].
     pub typing: Typing,
-    /// Bytes of a message at most, all its parts together. Default [`MESSAGE_BYTES_MAX`].
+    /// Maximum bytes of a message, all its parts together. Default [`MESSAGE_BYTES_MAX`].
     pub message_bytes_max: u64,
-    /// Where messages go that name no destination. Default nowhere: they are refused.
+    /// The destination of messages that name none. Default none: they are rejected.
     pub default_destination: Option<Box<str>>,
-    /// How long a peer may say nothing before its connection is closed; zero: for ever. Default for ever.
+    /// Time without input after which the connection is closed; zero: never. Default zero.
     pub idle_timeout: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Messages for the peer: numbered, within the window that it acknowledges; the others wait.
+//! Messages for the peer: numbered, and sent within the window that it acknowledges; the others wait.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use mqcore_wire::micromessage::failure::Failure;
 use mqcore_wire::micromessage::window::Sent;
 use mqcore_wire::micromessage::{Frame, encode, encode_split, next_sequence};
 
-/// Of which queue a message is a delivery that waits to be settled.
+/// A delivery of a queue that waits to be settled.
 #[derive(Debug, Clone)]
 pub(super) struct Owed {
     pub(super) queue: Arc<QueueAddress>,
@@ -29,29 +29,29 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    /// Bytes for which the peer is called slow while they wait: those of topics, which nobody else keeps. What waits
-    /// of a queue is bounded by its window, and is the queue's.
+    /// Bytes that count toward the limit of waiting output: those of topics, which no queue stores. Waiting messages of
+    /// a queue are bounded by its window and belong to the queue.
     fn burden(&self) -> usize {
         if self.owed.is_some() { 0 } else { self.message.memory_bytes() }
     }
 }
 
-/// What was sent and is not acknowledged; `None`: it is of a topic.
+/// A message that was sent and is not acknowledged; `None` for a message of a topic.
 type Unsettled = Option<(Owed, MessageId)>;
 
-/// Everything on its way from the broker to the peer.
+/// The state of messages from the broker to the peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// `None`: nothing is acknowledged, and nothing waits.
+    /// `None` without acknowledgements: then no message waits.
     sent: Option<Sent<Unsettled>>,
-    /// The number of the last message, where none is acknowledged.
+    /// The number of the last message without acknowledgements.
     last: u16,
     waiting: VecDeque<Parcel>,
-    /// What those burden the peer with.
+    /// Bytes of the waiting messages of topics.
     waiting_bytes: usize,
     /// The extension that names types, if one was agreed on.
     types: Option<u8>,
-    /// A type was sent, which applies until another one is sent.
+    /// A type was sent; it applies until another one is sent.
     typed: bool,
 }
 
@@ -67,12 +67,12 @@ impl Outgoing {
         }
     }
 
-    /// Whether messages wait for acknowledgements of others.
+    /// Bytes of messages that wait for acknowledgements of earlier ones.
     pub(super) fn waiting_bytes(&self) -> usize {
         self.waiting_bytes
     }
 
-    /// Sends a message, or keeps it until its turn comes.
+    /// Sends a message, or queues it until the window has room.
     pub(super) fn send(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
         if self.waiting.is_empty() && self.sent.as_ref().is_none_or(Sent::has_room) {
             return self.write(parcel, output);
@@ -81,7 +81,7 @@ impl Outgoing {
         self.waiting.push_back(parcel);
     }
 
-    /// Sends what waits, as far as there is room.
+    /// Sends waiting messages as far as the window has room.
     fn go_on(&mut self, output: &mut Vec<u8>) {
         while self.sent.as_ref().is_none_or(Sent::has_room)
             && let Some(parcel) = self.waiting.pop_front()
@@ -103,7 +103,7 @@ impl Outgoing {
         let content = Content::read(message.headers());
         if let Some(id) = self.types {
             let named = !content.type_name.is_empty();
-            // An empty name takes the last one back.
+            // An empty name resets the type.
             if named || self.typed {
                 encode(&Frame::Extension { id, payload: content.type_name }, output);
             }
@@ -112,7 +112,7 @@ impl Outgoing {
         encode_split(sequence, &destination, &content.properties, message.body(), output);
     }
 
-    /// The peer acknowledges everything up to a number.
+    /// The peer acknowledges all messages up to a number.
     pub(super) fn acknowledged(
         &mut self,
         number: u16,
@@ -127,7 +127,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer refuses the message of a number.
+    /// The peer rejects the message with a number.
     pub(super) fn refused(
         &mut self,
         number: u16,
@@ -142,7 +142,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// A subscription ended: what waits of it goes back to its queue.
+    /// A subscription ended: removes its waiting messages, which are requeued.
     pub(super) fn forget(&mut self, tag: Tag) {
         self.waiting.retain(|parcel| parcel.owed.as_ref().is_none_or(|owed| owed.tag != tag));
     }

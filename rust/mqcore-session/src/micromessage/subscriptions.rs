@@ -1,4 +1,4 @@
-//! What the peer subscribed to.
+//! The peer's subscriptions.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use mqcore_wire::micromessage::properties::{self, Typing};
 
 use super::destination::Place;
 
-/// Subscriptions of one connection; more are refused.
+/// Maximum subscriptions of one connection; further ones are rejected.
 pub(super) const SUBSCRIPTIONS_MAX: usize = 1024;
 
-/// By what a subscription is ended: its id, or its destination if it has none.
+/// Identifies a subscription: its id, or its destination if it has none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     Id(Box<str>),
@@ -25,11 +25,11 @@ pub(super) enum Key {
 pub(super) struct Subscription {
     pub(super) key: Key,
     pub(super) place: Place,
-    /// As the peer wrote it, and reads it in front of each message.
+    /// As the peer wrote it, and as it appears in each message.
     pub(super) destination: Arc<[u8]>,
 }
 
-/// Those who look at one topic.
+/// The subscriptions to one topic.
 #[derive(Debug)]
 struct Listeners {
     destination: Arc<[u8]>,
@@ -37,7 +37,7 @@ struct Listeners {
     filters: Vec<(Tag, Filter)>,
 }
 
-/// All of a connection.
+/// All subscriptions of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     by_tag: HashMap<Tag, Subscription>,
@@ -85,7 +85,7 @@ impl Subscriptions {
         self.by_tag.get(&tag)
     }
 
-    /// Nobody names it any more, but what was handed out to it still comes: see [`Subscriptions::end`].
+    /// Frees its name, although messages in flight may still arrive: see [`Subscriptions::end`].
     pub(super) fn unname(&mut self, tag: Tag) {
         if let Some(subscription) = self.by_tag.get(&tag)
             && self.by_key.get(&subscription.key) == Some(&tag)
@@ -94,12 +94,12 @@ impl Subscriptions {
         }
     }
 
-    /// Whether it was ended by the peer, and the broker has not said yet that it has.
+    /// Whether the peer has ended it and the broker has not confirmed that yet.
     pub(super) fn is_ending(&self, tag: Tag) -> bool {
         self.by_tag.get(&tag).is_some_and(|subscription| self.by_key.get(&subscription.key) != Some(&tag))
     }
 
-    /// It is over. Answers with it, and whether it was the last one of its topic.
+    /// Removes a subscription. Returns it, and whether it was the last one of its topic.
     pub(super) fn end(&mut self, tag: Tag) -> Option<(Subscription, bool)> {
         self.unname(tag);
         let subscription = self.by_tag.remove(&tag)?;
@@ -116,7 +116,7 @@ impl Subscriptions {
         Some((subscription, last))
     }
 
-    /// Where a topic's message is wanted: the destination, or `None` if no filter lets it pass.
+    /// The destination to deliver a topic's message to, or `None` if no filter passes it.
     pub(super) fn wanted(&self, topic: &TopicName, list: &[u8], typing: Typing) -> Option<&Arc<[u8]>> {
         let listeners = self.topics.get(topic)?;
         if listeners.filters.iter().any(|(_, filter)| filter.is_empty()) {

@@ -4,7 +4,7 @@ use foldhash::HashMap;
 
 use mqcore_broker::model::id::{QueueAddress, Tag};
 
-/// Consumers of one connection; more are refused.
+/// Maximum consumers of one connection; further ones are rejected.
 pub(super) const CONSUMERS_MAX: usize = 16_384;
 
 /// One consumer of one queue. The same id may consume several.
@@ -15,7 +15,7 @@ pub(super) struct Consumer {
     pub(super) manual_ack: bool,
 }
 
-/// All of a connection, by the number of their subscription, and by id.
+/// All consumers of a connection, by the number of their subscription, and by id.
 #[derive(Debug, Default)]
 pub(super) struct Consumers {
     by_tag: HashMap<Tag, Consumer>,
@@ -24,7 +24,7 @@ pub(super) struct Consumers {
 }
 
 impl Consumers {
-    /// Begins a consumer, or changes it if it consumes that queue already; its subscription.
+    /// Adds a consumer, or changes it if it consumes that queue already. Returns its subscription.
     pub(super) fn add(&mut self, id: &[u8], queue: &QueueAddress, manual_ack: bool) -> Result<Tag, String> {
         let known =
             self.by_id.get(id).into_iter().flatten().copied().find(|tag| self.by_tag[tag].queue == *queue);
@@ -44,7 +44,7 @@ impl Consumers {
         Ok(tag)
     }
 
-    /// What a consumer consumes.
+    /// The queues of a consumer and its subscriptions.
     pub(super) fn of(&self, id: &[u8]) -> Vec<(QueueAddress, Tag)> {
         let tags = self.by_id.get(id).into_iter().flatten();
         tags.map(|tag| (self.by_tag[tag].queue.clone(), *tag)).collect()
@@ -78,7 +78,7 @@ impl Consumers {
     }
 }
 
-/// Channels are the same whatever the case of their names.
+/// Names of channels are compared without case.
 fn same(one: &QueueAddress, other: &QueueAddress) -> bool {
     one.id == other.id && one.channel.as_str().eq_ignore_ascii_case(other.channel.as_str())
 }

@@ -1,4 +1,4 @@
-//! One conversation: what the peer sends, what the broker answers.
+//! One conversation: input from the peer, events from the broker.
 
 use std::sync::Arc;
 
@@ -23,23 +23,23 @@ use super::{consumers, delivery, names, pending, statistics};
 use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Consumers of one connection; more are refused.
+/// Maximum consumers of one connection; further ones are rejected.
 pub const CONSUMERS_MAX: usize = consumers::CONSUMERS_MAX;
-/// Requests of one connection that may wait for their answers; while there are so many, nothing more is read.
+/// Maximum unanswered requests of one connection; at this many the session stops reading.
 pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
 
-/// How far the conversation is.
+/// The stage of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing came yet.
+    /// No input has arrived yet.
     Silent,
-    /// The broker was asked to take the peer; nothing is read until it answers.
+    /// The broker decides whether to accept the peer; the session reads nothing until it answers.
     Introduced,
     /// The peer is a client.
     Open,
-    /// The peer says nothing more: what it asked is answered, then it is over.
+    /// The peer has closed its side: the session answers its requests and ends.
     Finishing,
-    /// Nothing is read or written any more.
+    /// The session reads and writes nothing any more.
     Over,
 }
 
@@ -57,7 +57,7 @@ pub struct MqksSession {
     request_errors: Vec<RequestError>,
     /// The id of the first line: the answer to the login names it.
     first: Box<[u8]>,
-    /// That line showed credentials, and has not been answered.
+    /// The first line contained credentials and is not answered yet.
     shows: bool,
 }
 
@@ -84,7 +84,7 @@ impl MqksSession {
         matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.holds()
     }
 
-    /// Asks the broker to let the peer in who has this to say first. The line is read again once it is in.
+    /// Asks the broker to accept the peer, with the credentials in its first line. The line is read again afterwards.
     fn arrive(&mut self, line: &[u8], commands: &mut Vec<Command>) {
         let Line { id, action, .. } = parse(line);
         self.first = id.into();
@@ -97,7 +97,7 @@ impl MqksSession {
         self.stage = Stage::Introduced;
     }
 
-    /// Does what a line asks for.
+    /// Executes a line.
     fn line(&mut self, line: &[u8], now: Timestamp, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
         let Line { id, confirm, action } = parse(line);
         let Some(client) = self.client.clone() else { return };
@@ -127,7 +127,7 @@ impl MqksSession {
             Ok(Action::DeleteQueue { queue }) => {
                 match names::queue(queue) {
                     Ok(queue) => self.change(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
-                    // No queue can have this name, so none is left behind.
+                    // No queue can have this name, so there is nothing to delete.
                     Err(_) if confirm => encode_done(id, b"", output),
                     Err(_) => {}
                 }
@@ -149,7 +149,7 @@ impl MqksSession {
         }
     }
 
-    /// Answers with an error, and keeps why for the log.
+    /// Answers with an error number, and records the reason for the log.
     fn fail(&mut self, id: &[u8], why: String, now: Timestamp, output: &mut Vec<u8>) {
         let number = self.numbers.next(now);
         encode_failed(id, number.as_bytes(), output);
@@ -237,7 +237,7 @@ impl MqksSession {
     ) {
         let own = self.consumers.of(consumer);
         if own.is_empty() {
-            // Somebody else's, if anybody's.
+            // An acknowledgement for another client's consumer, or for none.
             let message_id = match which {
                 Which::One(id) => Some(MessageId::from_slice(id)),
                 Which::All => None,
@@ -284,13 +284,13 @@ impl MqksSession {
         commands.push(Command::Request(number, Box::new(request)));
     }
 
-    /// Asks for a change that the peer's next lines may rely on: a message that it publishes behind a consume must find
-    /// the queue, although another shard may take it in.
+    /// Sends a request that the peer's next lines rely on: a message that it publishes after a consume must find the
+    /// queue, although another shard may publish it.
     fn change(&mut self, asked: Asked, request: Request, commands: &mut Vec<Command>) {
         self.ask(Asked { holds: true, ..asked }, request, commands);
     }
 
-    /// Asks every shard for a consumer that one of them may have. If none has it, there is no answer.
+    /// Asks every shard for a consumer that one of them may have. If none has it, the peer gets no answer.
     fn ask_all(&mut self, id: &[u8], confirm: bool, request: Request, commands: &mut Vec<Command>) {
         self.ask(Asked { silent_if_missing: true, ..Asked::new(id, confirm) }, request, commands);
     }
@@ -328,7 +328,7 @@ impl MqksSession {
         encode_update(&consumer.id, queue.as_bytes(), &events, when_unused, consumer.manual_ack, output);
     }
 
-    /// After the peer's last word: over as soon as everything is answered.
+    /// The peer has closed its side: the conversation ends as soon as everything is answered.
     fn finish(&mut self) {
         if self.stage == Stage::Finishing && self.pending.is_empty() {
             self.stage = Stage::Over;
@@ -437,7 +437,7 @@ impl Session for MqksSession {
     }
 
     fn needed(&self, input: &[u8]) -> usize {
-        // How long a line gets is not known before its end is there.
+        // The length of a line is not known before its end has arrived.
         if self.may_read() || self.stage == Stage::Silent { 0 } else { input.len() }
     }
 
@@ -459,7 +459,7 @@ impl Session for MqksSession {
             }
             Event::BindingsChanged { tag, bindings } => self.rebound(tag, &bindings, output),
             Event::SubscriptionEnded { queue, tag } => self.consumers.ended(&queue, tag),
-            // What other protocols' clients ask for cannot concern this one.
+            // Requests of other protocols' clients.
             _ => {}
         }
         self.finish();
@@ -479,7 +479,7 @@ impl Session for MqksSession {
     }
 
     fn shutdown(&mut self, _output: &mut Vec<u8>) {
-        // The protocol has no goodbye: the end of the connection says it.
+        // The protocol has no message for it; closing the connection is enough.
         self.stage = Stage::Over;
     }
 

@@ -1,8 +1,8 @@
 //! Messages as lines, and lines as messages.
 //!
-//! The event of a message stands in its header `Topic`, so that it is still known when the message comes out of a queue. A
-//! message that came into its queue in another way gets the queue's name for an event. A body with line ends or TABs in it,
-//! which only other protocols can send, is written with `\n`, `\r` and `\t` in their place.
+//! The header `Topic` contains the event of a message, so that it is still known when the queue delivers the message. A
+//! message that was published to its queue in another way gets the queue's name as its event. In a body with line ends
+//! or TABs, which only other protocols can send, `\n`, `\r` and `\t` replace them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::names;
 /// The header that names the topic a message was published to.
 const TOPIC: &[u8] = b"Topic:";
 
-/// What is published under an event.
+/// The message for data that is published under an event.
 pub(super) fn message(id: &[u8], event: &[u8], data: &[u8], client: &Arc<Client>) -> Message {
     let mut headers = Vec::with_capacity(TOPIC.len() + event.len() + 2);
     headers.extend_from_slice(TOPIC);
@@ -27,9 +27,9 @@ pub(super) fn message(id: &[u8], event: &[u8], data: &[u8], client: &Arc<Client>
     Message::from_parts(id, &headers, data, properties, Some(client.clone()))
 }
 
-/// The topic that a message was published to, if its headers say it.
+/// The topic that a message was published to, if its headers contain it.
 fn topic(headers: &[u8]) -> Option<&[u8]> {
-    let mut lines = headers.split(|octet| *octet == b'\n');
+    let mut lines = headers.split(|byte| *byte == b'\n');
     let line =
         lines.find(|line| line.len() >= TOPIC.len() && line[..TOPIC.len()].eq_ignore_ascii_case(TOPIC))?;
     let name = line[TOPIC.len()..].trim_ascii();
@@ -38,12 +38,12 @@ fn topic(headers: &[u8]) -> Option<&[u8]> {
 
 /// A body as the data of a line.
 fn data(body: &[u8]) -> Cow<'_, [u8]> {
-    if !body.iter().any(|octet| matches!(octet, b'\n' | b'\r' | b'\t')) {
+    if !body.iter().any(|byte| matches!(byte, b'\n' | b'\r' | b'\t')) {
         return Cow::Borrowed(body);
     }
     let mut escaped = Vec::with_capacity(body.len() + 16);
-    for octet in body {
-        match octet {
+    for byte in body {
+        match byte {
             b'\n' => escaped.extend_from_slice(b"\\n"),
             b'\r' => escaped.extend_from_slice(b"\\r"),
             b'\t' => escaped.extend_from_slice(b"\\t"),
@@ -74,10 +74,10 @@ pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
     encode_delivered(consumer, &delivered, output);
 }
 
-/// Ids of other protocols' messages may hold what would part a line.
+/// Ids of other protocols' messages may contain separators of a line; those are not shown.
 fn id(message: &Message) -> &[u8] {
     let id = message.id();
-    if id.iter().any(|octet| matches!(octet, b' ' | b'\n' | b'\r' | b'\t')) { b"-" } else { id }
+    if id.iter().any(|byte| matches!(byte, b' ' | b'\n' | b'\r' | b'\t')) { b"-" } else { id }
 }
 
 /// About how many bytes [`encode_delivery`] appends.

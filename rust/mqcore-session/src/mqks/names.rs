@@ -6,7 +6,7 @@ use mqcore_broker::model::topic::TopicPattern;
 /// Names remembered by one session.
 const NAMES: usize = 4;
 
-/// The queue of this name: `orders` is `orders/0`, `orders/1001` is what it says.
+/// The queue with this name: `orders` means `orders/0`, `orders/1001` is an address.
 pub(super) fn queue(name: &[u8]) -> Result<QueueAddress, String> {
     let text = std::str::from_utf8(name).map_err(|_| "the name of a queue is UTF-8".to_owned())?;
     QueueAddress::parse(text).map_err(|error| format!("{} cannot be a queue: {error}", name.escape_ascii()))
@@ -17,7 +17,7 @@ pub(super) fn shown(queue: &QueueAddress) -> String {
     if queue.id == 0 { queue.channel.to_string() } else { queue.to_string() }
 }
 
-/// The codec has checked how long a name is, which is all that can be wrong with it.
+/// The codec has checked the length of a name, which is the only requirement.
 fn topic(event: &[u8]) -> Option<TopicName> {
     TopicName::new(event).ok()
 }
@@ -27,16 +27,16 @@ pub(super) fn topics(events: &[&[u8]]) -> Vec<TopicName> {
     events.iter().filter_map(|event| topic(event)).collect()
 }
 
-/// Masks as patterns. One without a star stands for itself, if it has a dot.
+/// Masks as patterns. A mask without a star, but with a dot, matches the event of that name only.
 pub(super) fn masks(masks: &[&[u8]]) -> Vec<TopicPattern> {
     masks.iter().filter_map(|mask| topic(mask)).map(TopicPattern::Mask).collect()
 }
 
-/// The events that this session published last, so that a message of a known one allocates no name.
+/// The most recent events of this session, so that a message of a known one allocates no name.
 #[derive(Debug, Default)]
 pub(super) struct EventNames {
     known: [Option<TopicName>; NAMES],
-    /// The place that the next unknown name takes.
+    /// Index that the next unknown name overwrites.
     oldest: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What was asked of the broker and is not answered yet.
+//! Requests to the broker that are not answered yet.
 
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
@@ -7,27 +7,27 @@ use slab::Slab;
 
 use super::statistics::Statistic;
 
-/// A peer that asks faster than it is answered is not read any further at this many.
+/// At this many unanswered requests the session stops reading from its peer.
 pub(super) const OPEN_MAX: usize = 65_536;
 
-/// Who waits for an answer, and for which.
+/// A request that waits for its answer.
 #[derive(Debug)]
 pub(super) struct Asked {
     /// The request's id.
     pub(super) id: Box<[u8]>,
-    /// Whether success is answered.
+    /// Whether the peer wants an answer on success.
     pub(super) confirm: bool,
-    /// There is no answer if no shard has the consumer.
+    /// No answer is sent if no shard has the consumer.
     pub(super) silent_if_missing: bool,
-    /// The consumer that begins if it is done.
+    /// The consumer that starts when the request succeeds.
     pub(super) consumes: Option<(QueueAddress, Tag)>,
-    /// What comes behind it is not read before it is answered.
+    /// The session reads nothing until this request is answered.
     pub(super) holds: bool,
-    /// The number that is wanted.
+    /// The statistic that was requested.
     pub(super) statistic: Option<Statistic>,
     /// Shards that have not answered yet.
     pub(super) parts: usize,
-    /// The parts so far, if there are several.
+    /// The merged answers so far, if several shards answer.
     pub(super) gathered: Option<Result<Reply, Rejection>>,
 }
 
@@ -46,16 +46,16 @@ impl Asked {
     }
 }
 
-/// Everything that waits, by the number that the broker was given for it.
+/// All unanswered requests, by request id.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     open: Slab<Asked>,
-    /// How many of them hold what comes behind them.
+    /// Number of requests that pause reading.
     holding: usize,
 }
 
 impl Pending {
-    /// Whether nothing more may be asked for now.
+    /// Whether no further request may be sent for now.
     pub(super) fn holds(&self) -> bool {
         self.holding > 0 || self.open.len() >= OPEN_MAX
     }
@@ -69,7 +69,8 @@ impl Pending {
         RequestId(u32::try_from(self.open.insert(asked)).expect("there are never so many as to overflow"))
     }
 
-    /// Takes a part of an answer; the whole, once it was the last. What one shard could do was done.
+    /// Takes a part of an answer. Returns the whole answer after the last part. A success of one shard is not undone if
+    /// another fails.
     pub(super) fn answered(
         &mut self,
         number: RequestId,

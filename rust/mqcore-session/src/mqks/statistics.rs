@@ -1,9 +1,9 @@
-//! `_eval`: what clients of the original ask for, by the very expressions. Nothing is evaluated: an expression is looked up
-//! in a table, and what does not stand there is a mistake.
+//! `_eval`: the expressions that clients of the original use. Nothing is evaluated: an expression is looked up in a
+//! table, and an unknown one is an error.
 
 use mqcore_broker::model::stats::ObjectCounts;
 
-/// A number that can be asked for.
+/// A statistic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Statistic {
     Queues,
@@ -42,7 +42,7 @@ pub(super) fn find(code: &[u8]) -> Result<Statistic, String> {
 }
 
 impl Statistic {
-    /// Its value.
+    /// The value of the statistic.
     pub(super) fn of(self, census: &ObjectCounts) -> u64 {
         match self {
             Self::Queues => census.queues,

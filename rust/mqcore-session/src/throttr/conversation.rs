@@ -1,4 +1,4 @@
-//! One conversation: what the peer sends, what the broker answers.
+//! One conversation: input from the peer, events from the broker.
 
 mod accounting;
 mod channels;
@@ -32,12 +32,12 @@ use super::{permission, stream};
 use crate::permission::{Permission, Permissions};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Bytes of answers after which others get their turn, and what waits is written first.
+/// Bytes of answers after which the session yields to others and writes its output first.
 const OUTPUT_BYTES_MAX: usize = 256 * 1024;
-/// Bytes of an answer in fragments that are made at once.
+/// Bytes of a fragmented answer that are encoded at once.
 const STREAMED_BYTES_MAX: usize = 64 * 1024;
 
-/// The name and the version that INFO tells, in 16 bytes.
+/// The name and the version in the answer to INFO, in 16 bytes.
 const VERSION: &str = concat!("mqcore ", env!("CARGO_PKG_VERSION"));
 
 /// The channel that every connection of family 7.3 is subscribed to.
@@ -52,36 +52,36 @@ pub struct ThrottrSession {
     directory: Arc<ThrottrShared>,
     peer: Arc<Peer>,
     client: Arc<Client>,
-    /// The moment of the call that is under way.
+    /// The time of the current call.
     now: Nanos,
-    /// By channel.
+    /// Subscriptions by channel.
     subscriptions: BTreeMap<TopicName, Arc<Subscription>>,
-    /// The channel that was named last: a message to it allocates no name.
+    /// The most recent channel: a message to it allocates no name.
     topic: Option<TopicName>,
     held: Held,
     /// Scratch for answers that are held back; empty between requests.
     fresh: Vec<u8>,
     stream: Option<Stream>,
-    /// What was answered is much; it is written before more is.
+    /// The output is large; it has to be written before the session continues.
     paused: bool,
-    /// What was counted since the directory was told.
+    /// Counts since the last flush to the directory.
     tallies: Box<Tallies>,
     reported_read: u64,
     reported_written: u64,
     admitted: bool,
-    /// `None`: the peer may ask for everything.
+    /// `None`: the peer may make every request.
     permissions: Option<Arc<dyn Permissions>>,
     /// The next request waits for a decision about its permission.
     undecided: bool,
-    /// The peer says nothing more.
+    /// The peer has closed its side.
     last: bool,
     over: bool,
 }
 
-/// Whether the request was taken.
+/// Whether the session accepted a request.
 enum Taken {
     Yes,
-    /// It has to wait until nothing is held back.
+    /// The request has to wait until no answer is held back.
     Later,
 }
 
@@ -140,14 +140,14 @@ impl ThrottrSession {
         Self::new(ThrottrTerms::default(), &directory, config, Nanos(0), now)
     }
 
-    /// Something was asked and is not answered.
+    /// Whether a request is not answered yet.
     fn owes(&self) -> bool {
         self.has_more() || !self.held.is_empty() || !self.admitted || self.undecided
     }
 
     // --- requests -----------------------------------------------------------------------------------------------
 
-    /// Answers one request into `output`, or behind what is held back.
+    /// Answers one request into `output`, or behind the answers that are held back.
     #[inline]
     fn take(
         &mut self,
@@ -200,7 +200,7 @@ impl ThrottrSession {
         output: &mut Vec<u8>,
     ) {
         if !matches!(request, Request::Query { .. } | Request::Update { .. } | Request::Consume { .. }) {
-            // All others ask the store itself, which must not wait for a lock that is held here.
+            // The other requests lock the store themselves, so no lock may be held here.
             run.store();
         }
         match *request {
@@ -260,7 +260,7 @@ impl ThrottrSession {
         }
     }
 
-    /// What is not allowed is answered as if it were not there, in a form that no client is confused by.
+    /// A denied request gets the answer for a missing key, which every client understands.
     #[cold]
     fn deny(&mut self, request: &Request<'_>, output: &mut Vec<u8>) {
         let width = self.terms.dialect.width;
@@ -349,7 +349,7 @@ impl ThrottrSession {
         }
     }
 
-    /// A request inside of another: exactly one, whole, and not another of its kind.
+    /// A request inside another one: exactly one, complete, and not nested again.
     fn event_request(
         &mut self,
         inner: &[u8],
@@ -424,7 +424,7 @@ impl Session for ThrottrSession {
                     consumed += size;
                     self.paused = output.len() - before >= OUTPUT_BYTES_MAX;
                 }
-                // What was asked before is answered first.
+                // Earlier requests are answered first.
                 Err(_) if !self.held.is_empty() => break,
                 Err(error) => {
                     self.over = true;
@@ -452,13 +452,13 @@ impl Session for ThrottrSession {
         self.receive(input, now, commands, output)
     }
 
-    /// What was asked before is answered, however long that takes.
+    /// Earlier requests are answered, however long that takes.
     fn outlives_input(&self) -> bool {
         self.owes()
     }
 
     fn needed(&self, input: &[u8]) -> usize {
-        // What cannot be a request is not read on: it is refused as soon as everything before it is answered.
+        // Bytes that cannot be a request are rejected as soon as everything before them is answered.
         request::needed(input, self.terms.dialect, &self.limits).unwrap_or(1)
     }
 
@@ -486,7 +486,7 @@ impl Session for ThrottrSession {
                 self.over = true;
                 return Err(SessionError::Misbehaved(rejection.reason));
             }
-            // Nothing else is asked of the broker.
+            // The session sends no other requests to the broker.
             _ => {}
         }
         self.count_written(output.len() - before);
@@ -586,12 +586,12 @@ fn verdict(ruling: Ruling) -> Verdict {
     }
 }
 
-/// As it stands in the names of channels: lower case, two digits an byte.
-fn hexadecimal(octets: &[u8]) -> String {
+/// In the form used in names of channels: lower case, two digits per byte.
+fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
-    octets.iter().fold(String::new(), |mut text, octet| {
+    bytes.iter().fold(String::new(), |mut text, byte| {
         // Writing to a string cannot fail.
-        let _ = write!(text, "{octet:02x}");
+        let _ = write!(text, "{byte:02x}");
         text
     })
 }

@@ -1,16 +1,16 @@
-//! Answers that wait for the broker's, so that all leave in the order of their requests.
+//! Answers that are held back until the broker answers, so that all leave in the order of their requests.
 
 use std::collections::VecDeque;
 
 use mqcore_broker::model::id::{RequestId, TopicName};
 use mqcore_wire::throttr::answer;
 
-/// Requests that may wait for the broker before nothing more is read.
+/// Maximum requests that wait for the broker; at this many the session stops reading.
 const WAITING_MAX: usize = 1024;
-/// Bytes that may wait behind them.
+/// Maximum bytes of answers that are held back.
 const BYTES_MAX: usize = 256 * 1024;
 
-/// What waits.
+/// Requests that wait for the broker, and the answers held back behind them.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     waiting: VecDeque<Waiting>,
@@ -23,18 +23,18 @@ struct Waiting {
     request: RequestId,
     then: Then,
     status: Option<bool>,
-    /// What was answered to requests behind this one.
+    /// Answers to requests after this one.
     behind: Vec<u8>,
 }
 
-/// What the broker's answer means.
+/// How to use the broker's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
     /// The peer gets the result.
     Tell,
-    /// It is told to the peer, who is a subscriber of what it published to: that is one in any case.
+    /// The peer gets the result. It subscribes to the channel itself and counts as one receiver in any case.
     Subscriber,
-    /// Whether a subscription holds, which the peer asked for.
+    /// The peer asked for this subscription and gets the result.
     Subscribed(TopicName),
     /// The same without an answer to the peer.
     Joined(TopicName),
@@ -57,7 +57,7 @@ impl Held {
         self.waiting.len() >= WAITING_MAX || self.bytes >= BYTES_MAX
     }
 
-    /// Keeps an answer back behind what waits; there must be something.
+    /// Holds an answer back behind the waiting requests, of which there must be one.
     pub(super) fn hold(&mut self, answer: &[u8]) {
         debug_assert!(!self.is_empty());
         if let Some(last) = self.waiting.back_mut() {
@@ -66,8 +66,8 @@ impl Held {
         }
     }
 
-    /// The broker has answered, `None` if it refused; lets out whatever waits for nothing more. Answers with the channel of a
-    /// subscription that was refused.
+    /// Takes the broker's answer, `None` if it rejected the request. Releases all answers that wait for nothing else.
+    /// Returns the channel of a subscription that was rejected.
     pub(super) fn answered(
         &mut self,
         request: RequestId,

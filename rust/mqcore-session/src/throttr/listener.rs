@@ -14,7 +14,7 @@ pub struct ThrottrTerms {
     pub metrics: bool,
     /// Whether INCREASE beyond the width stays at the largest value instead of wrapping. Default no, as the original.
     pub saturate: bool,
-    /// Whether counters and buffers that are made here come back after a restart. Needs a data directory. Default no.
+    /// Whether counters and buffers that are created here survive a restart. Needs a data directory. Default no.
     pub persist: bool,
 }
 
@@ -24,7 +24,7 @@ impl Default for ThrottrTerms {
     }
 }
 
-/// What the options of a listener can be, for messages about those that are something else.
+/// The valid values of each option, for error messages.
 const CHOICES: [(&str, &str); 5] = [
     ("value", "value is uint8, uint16, uint32 or uint64"),
     ("protocol", "protocol is 7.1 or 7.3"),
@@ -44,7 +44,7 @@ impl ThrottrTerms {
         Ok(terms)
     }
 
-    /// Sets the option of this name. `None`: its value is none of [`CHOICES`].
+    /// Sets the option with this name. `None`: its value is not one of [`CHOICES`].
     #[must_use]
     pub fn with(mut self, name: &str, value: &str) -> Option<Self> {
         match name {
@@ -58,7 +58,7 @@ impl ThrottrTerms {
         Some(self)
     }
 
-    /// What an entry gets that is made here.
+    /// The properties of an entry that is created here.
     pub(super) const fn made(&self) -> EntryProperties {
         EntryProperties { bits: 8 * self.dialect.width.bytes() as u8, kept: self.persist }
     }
@@ -68,7 +68,7 @@ fn switch(value: &str, yes: &str, no: &str) -> Option<bool> {
     (value == yes || value == no).then_some(value == yes)
 }
 
-/// The change of this code.
+/// The change with this code.
 pub(super) const fn adjust(change: u8) -> Option<Adjust> {
     use mqcore_wire::throttr::request::{DECREASE, INCREASE, PATCH};
     match change {
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_read_by_name_and_nonsense_is_refused() {
+    fn options_are_read_by_name_and_invalid_values_are_rejected() {
         let terms =
             ThrottrTerms::default().with("value", "uint64").and_then(|terms| terms.with("protocol", "7.3"));
         let terms = terms.and_then(|terms| terms.with("metrics", "off")).unwrap();

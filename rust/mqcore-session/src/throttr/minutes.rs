@@ -1,6 +1,7 @@
-//! How often something happened, in all and in the last whole minute.
+//! How often something happened, in total and in the last whole minute.
 
-/// What is counted of a server, in the order of INFO: requests by kind, then bytes; then what INFO has no place for.
+/// The counts of a server, in the order of INFO: requests by kind, then bytes; then the counts that INFO does not
+/// contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Tally {
@@ -31,10 +32,10 @@ pub(super) enum Tally {
     Refused,
 }
 
-/// How many there are.
+/// Number of counts.
 pub(super) const TALLIES: usize = 25;
 
-/// Requests by what they are called, for those who read metrics.
+/// Requests by their names in metrics.
 pub(super) const KINDS: [(&str, Tally); 21] = [
     ("insert", Tally::Insert),
     ("query", Tally::Query),
@@ -59,10 +60,10 @@ pub(super) const KINDS: [(&str, Tally); 21] = [
     ("event", Tally::Event),
 ];
 
-/// Numbers that were counted in a while, to be added at once.
+/// Counts since the last flush, to be added at once.
 pub(super) type Tallies = [u64; TALLIES];
 
-/// Numbers in all, of this minute and of the one before.
+/// Counts in total, of this minute and of the previous one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Minutes {
     minute: u32,
@@ -93,7 +94,7 @@ impl Minutes {
         }
     }
 
-    /// In all, and in the last whole minute.
+    /// Counts in total, and in the last whole minute.
     pub(super) fn read(&mut self, minute: u32) -> (&Tallies, &Tallies) {
         self.turn(minute);
         (&self.total, &self.last)

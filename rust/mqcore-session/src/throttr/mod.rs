@@ -48,7 +48,7 @@ impl ProtocolFactory for ThrottrProtocol {
     const NAME: &'static str = "throttr";
     const DEFAULT_PORT: u16 = 9000;
     const OVERLOAD: Overload = Overload::PauseReads;
-    // The protocol has no queues; what a message of a channel looks like depends on the width of its subscriber.
+    // The protocol has no queues; the form of a channel's message depends on the width of its subscriber.
     const DELIVERIES: Encoding<EncodeDelivery> = Encoding::BySession;
     const PUBLICATIONS: Encoding<EncodePublication> = Encoding::BySession;
 
@@ -65,8 +65,8 @@ impl ProtocolFactory for ThrottrProtocol {
     }
 
     fn share(server: &ServerParts) -> Arc<ThrottrShared> {
-        // The store's moments are Unix time, so that deadlines mean the same after a restart. The seed is random, so that
-        // nobody can guess the id of a connection.
+        // The store's times are Unix time, so that deadlines mean the same after a restart. The seed is random, so that
+        // ids of connections cannot be guessed.
         let limiter = Arc::clone(&server.limiter);
         Arc::new(ThrottrShared::new(limiter, 0, server.started, RandomState::new()))
     }

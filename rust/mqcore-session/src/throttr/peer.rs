@@ -1,4 +1,4 @@
-//! What is known of one connection: by itself, by CONNECTION and by CONNECTIONS.
+//! The data of one connection: for its session, CONNECTION and CONNECTIONS.
 
 use core::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mqcore_wire::throttr::ID_BYTES;
 use mqcore_wire::throttr::answer::{CONNECTION_NUMBERS, ConnectionRecord};
 
-/// What is counted of a connection, in the order of its record.
+/// The counts of a connection, in the order of its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Counted {
@@ -34,21 +34,21 @@ pub(super) enum Counted {
     WhoAmI,
 }
 
-/// Where a peer connects from, as records tell it.
+/// The address of a peer in records.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
-    /// Of this machine, without a network.
+    /// A peer on this machine, without a network.
     local: bool,
     ip_version: u8,
     address: [u8; 16],
     port: u16,
 }
 
-/// What a peer without an address is shown as, as the original shows those of its Unix socket.
+/// The address shown for a peer without one, as the original shows peers of its Unix socket.
 const LOCAL: (&str, u16) = ("127.0.0.1", 13_579);
 
 impl Origin {
-    /// Of `192.0.2.7:50312`, or of nothing.
+    /// Parses `192.0.2.7:50312`; an absent address is local.
     pub(super) fn of(address: Option<&str>) -> Self {
         match address.and_then(|address| address.parse::<SocketAddr>().ok()) {
             Some(address) => Self {
@@ -63,18 +63,18 @@ impl Origin {
 }
 
 fn text(address: &str) -> [u8; 16] {
-    let mut octets = [0; 16];
+    let mut bytes = [0; 16];
     let length = address.len().min(16);
-    octets[..length].copy_from_slice(&address.as_bytes()[..length]);
-    octets
+    bytes[..length].copy_from_slice(&address.as_bytes()[..length]);
+    bytes
 }
 
-/// One connection. Its session alone counts here; everybody may read.
+/// One connection. Only its session writes the counts; any thread may read them.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: [u8; ID_BYTES],
     origin: Origin,
-    /// Unix nanoseconds.
+    /// In Unix nanoseconds.
     connected_at: u64,
     numbers: [AtomicU64; CONNECTION_NUMBERS],
 }
@@ -84,7 +84,7 @@ impl Peer {
         Self { id, origin, connected_at, numbers: [const { AtomicU64::new(0) }; CONNECTION_NUMBERS] }
     }
 
-    /// Nobody else writes, so nothing is lost between the load and the store.
+    /// There is only one writer, so nothing is lost between the load and the store.
     #[inline]
     pub(super) fn add(&self, counted: Counted, by: u64) {
         let number = &self.numbers[counted as usize];

@@ -26,7 +26,7 @@ pub(super) fn of_request(
         | Request::Get { key }
         | Request::Stat { key } => judge(Wanted::Key(key)),
         Request::Consume { rule, .. } => judge(Wanted::Key(rule.key)),
-        // All are looked at, so that all are asked about at once.
+        // The check asks for all keys, so that an authorizer decides about all of them at once.
         Request::ConsumeAll { rules, .. } => {
             let each = rules.iter().map(|rule| judge(Wanted::Key(rule.key)));
             each.max().unwrap_or(Permission::Granted)
@@ -35,7 +35,7 @@ pub(super) fn of_request(
         Request::Connection { id } if id == own => Permission::Granted,
         Request::Connections | Request::Channels | Request::Connection { .. } => judge(Wanted::Connections),
         Request::Channel { channel } => judge(Wanted::Channel(channel)),
-        // What is inside is asked for. Nonsense is refused as such.
+        // The inner request needs the permission. An invalid one is rejected as such.
         Request::Event { request: inner, .. } => match request::decode(inner, dialect, limits) {
             Ok(Some((Request::Event { .. }, _))) | Ok(None) | Err(_) => Permission::Granted,
             Ok(Some((inner, _))) => of_request(permissions, &inner, own, (dialect, limits)),

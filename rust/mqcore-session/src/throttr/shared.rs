@@ -1,7 +1,6 @@
-//! What all Throttr sessions of a server share: the store, connections, subscriptions and counters.
+//! The state that all Throttr sessions of a server share: the store, connections, subscriptions and counters.
 //!
-//! Locks are held for a few steps each and never while anything is waited for. What a listing walks through is looked at
-//! a fragment at a time.
+//! Locks are held for a few steps each, never while waiting. A listing visits its entries one fragment at a time.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -18,53 +17,53 @@ use mqcore_wire::throttr::ID_BYTES;
 use super::minutes::{KINDS, Minutes, TALLIES, Tallies, Tally};
 use super::peer::{Counted, Origin, Peer};
 
-/// Places where sessions leave what they counted, so that they do not wait for each other.
+/// Number of stripes for the sessions' counts, so that sessions do not wait for each other.
 const STRIPES: usize = 16;
 
-/// Channels that one connection may subscribe to.
+/// Maximum channels that one connection may subscribe to.
 pub const SUBSCRIPTIONS_MAX: usize = 16_384;
 
 /// Shared by all Throttr sessions of a server.
 #[derive(Debug)]
 pub struct ThrottrShared {
     limiter: Arc<Limiter>,
-    /// What Unix time is at [`Nanos`] 0, nanoseconds.
+    /// Unix time at [`Nanos`] 0, in nanoseconds.
     unix_origin: u64,
     /// When the server started.
     started: Nanos,
     seed: RandomState,
-    /// By connection, so in the order in which they came.
+    /// By connection id, so in the order in which they connected.
     peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
     channels: Mutex<Channels>,
     stripes: [Stripe; STRIPES],
-    /// Bytes read from and written to those who are connected.
+    /// Bytes read from and written to current connections.
     read_bytes: AtomicU64,
     write_bytes: AtomicU64,
     /// Messages that a subscriber's width could not express.
     inexpressible: AtomicU64,
 }
 
-/// Two stripes are not in one cache line.
+/// Aligned so that no two stripes share a cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Stripe(Mutex<Minutes>);
 
 #[derive(Debug, Default)]
 struct Channels {
-    /// By name; none of them is without subscriptions.
+    /// Subscriptions by channel name; no list is empty.
     names: BTreeMap<Box<[u8]>, Vec<Arc<Subscription>>>,
     subscriptions: u64,
 }
 
-/// Somebody's subscription to a channel.
+/// A subscription to a channel.
 #[derive(Debug)]
 pub(super) struct Subscription {
     pub(super) id: [u8; ID_BYTES],
-    /// Unix nanoseconds.
+    /// In Unix nanoseconds.
     pub(super) since: u64,
-    /// Bytes that it was sent.
+    /// Bytes sent to it.
     pub(super) read_bytes: AtomicU64,
-    /// Bytes that its owner published there.
+    /// Bytes that its owner published to the channel.
     pub(super) write_bytes: AtomicU64,
 }
 
@@ -73,8 +72,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ThrottrShared {
-    /// Of a store whose moment 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. `seed` makes
-    /// ids that nobody can guess.
+    /// For a store whose time 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. `seed`
+    /// makes ids that cannot be guessed.
     #[must_use]
     pub fn new(limiter: Arc<Limiter>, unix_origin: u64, started: Nanos, seed: RandomState) -> Self {
         Self {
@@ -97,7 +96,7 @@ impl ThrottrShared {
         &self.limiter
     }
 
-    /// Messages that could not be handed to a subscriber because its listener's width cannot express their size.
+    /// Messages that were not delivered because the subscriber's listener cannot express their size in its width.
     #[must_use]
     pub fn inexpressible(&self) -> u64 {
         self.inexpressible.load(Ordering::Relaxed)
@@ -108,7 +107,7 @@ impl ThrottrShared {
         self.unix(self.started)
     }
 
-    /// Requests at listeners that count, by kind, and how many of them wanted to take something and were refused.
+    /// Requests at listeners that count, by kind, and how many requests for quota were rejected.
     #[must_use]
     pub fn requests(&self, now: Nanos) -> (Vec<(&'static str, u64)>, u64) {
         let (total, _) = self.counted(now);
@@ -120,7 +119,7 @@ impl ThrottrShared {
         self.inexpressible.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A moment as Unix nanoseconds.
+    /// Converts a time to Unix nanoseconds.
     #[must_use]
     pub fn unix(&self, moment: Nanos) -> u64 {
         self.unix_origin.saturating_add(moment.0)
@@ -134,7 +133,7 @@ impl ThrottrShared {
         peer
     }
 
-    /// A random UUID of version 4, another one for each connection.
+    /// A random UUID of version 4, a different one for each connection.
     fn id(&self, connection: ConnectionId) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
         id[..8].copy_from_slice(&self.seed.hash_one((connection.0, 0_u8)).to_le_bytes());
@@ -154,12 +153,12 @@ impl ThrottrShared {
         lock(&self.peers).len() as u64
     }
 
-    /// The connection with this id. Rare, so a look at each is good enough.
+    /// The connection with this id. Requests for it are rare, so a linear search is fast enough.
     pub(super) fn peer(&self, id: &[u8; ID_BYTES]) -> Option<Arc<Peer>> {
         lock(&self.peers).values().find(|peer| peer.id == *id).cloned()
     }
 
-    /// Up to `max` connections behind `last`.
+    /// Up to `max` connections after `last`.
     pub(super) fn peers_behind(
         &self,
         last: Option<ConnectionId>,
@@ -202,18 +201,18 @@ impl ThrottrShared {
         channels.subscriptions -= 1;
     }
 
-    /// Subscriptions of a channel, in the order in which they came.
+    /// Subscriptions of a channel, in the order in which they began.
     pub(super) fn subscriptions(&self, channel: &[u8]) -> Vec<Arc<Subscription>> {
         lock(&self.channels).names.get(channel).cloned().unwrap_or_default()
     }
 
-    /// Channels, and subscriptions of all of them.
+    /// Number of channels, and of all their subscriptions.
     pub(super) fn channel_counts(&self) -> (u64, u64) {
         let channels = lock(&self.channels);
         (channels.names.len() as u64, channels.subscriptions)
     }
 
-    /// Up to `max` channels behind `last`: name, bytes read, bytes written, subscriptions.
+    /// Up to `max` channels after `last`: name, bytes read, bytes written, subscriptions.
     pub(super) fn channels_behind(&self, last: Option<&[u8]>, max: usize) -> Vec<(Box<[u8]>, [u64; 3])> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         let channels = lock(&self.channels);
@@ -232,14 +231,14 @@ impl ThrottrShared {
 
     // --- numbers ------------------------------------------------------------------------------------------------
 
-    pub(super) fn count(&self, connection: ConnectionId, tallies: &Tallies, octets: (u64, u64), now: Nanos) {
+    pub(super) fn count(&self, connection: ConnectionId, tallies: &Tallies, bytes: (u64, u64), now: Nanos) {
         let stripe = &self.stripes[connection.0 as usize % STRIPES];
         lock(&stripe.0).add(tallies, now.minute());
-        self.read_bytes.fetch_add(octets.0, Ordering::Relaxed);
-        self.write_bytes.fetch_add(octets.1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes.0, Ordering::Relaxed);
+        self.write_bytes.fetch_add(bytes.1, Ordering::Relaxed);
     }
 
-    /// What was counted in all, and in the last whole minute.
+    /// Counts in total, and in the last whole minute.
     pub(super) fn counted(&self, now: Nanos) -> (Tallies, Tallies) {
         let (mut total, mut last) = ([0; TALLIES], [0; TALLIES]);
         for stripe in &self.stripes {
@@ -253,8 +252,8 @@ impl ThrottrShared {
         (total, last)
     }
 
-    /// Bytes read from and written to those who are connected.
-    pub(super) fn octets(&self) -> (u64, u64) {
+    /// Bytes read from and written to current connections.
+    pub(super) fn bytes(&self) -> (u64, u64) {
         (self.read_bytes.load(Ordering::Relaxed), self.write_bytes.load(Ordering::Relaxed))
     }
 }

@@ -1,8 +1,8 @@
 //! Answers in fragments: LIST, STATS, CONNECTIONS and CHANNELS, written a piece at a time.
 //!
-//! How many fragments there are is said before the first of them. LIST and STATS therefore walk through the store twice:
-//! once to count, once to tell. What has expired in between makes the end of the answer shorter, never longer, because
-//! nothing that came later is told; if less is left than was promised, the last fragments are empty.
+//! The number of fragments precedes the first one. LIST and STATS therefore walk through the store twice: once to
+//! count, once to write. Entries that expire in between make the end of the answer shorter. It is never longer, because
+//! later entries are left out. If fewer entries are left than announced, the last fragments are empty.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use mqcore_wire::throttr::{Dialect, KeyType};
 use super::listener::ThrottrTerms;
 use super::shared::ThrottrShared;
 
-/// Entries that are counted before others get their turn.
+/// Entries that are counted before the session yields to others.
 const COUNTED_AT_ONCE: usize = 4096;
 
-/// An answer that is under way.
+/// An answer in fragments.
 #[derive(Debug)]
 pub(super) enum Stream {
     Keys(Box<Keys>),
@@ -38,7 +38,7 @@ pub(super) struct Keys {
     counting: Option<Counting>,
     number: u64,
     fragments: u64,
-    /// What did not fit into the fragment before.
+    /// The entry that did not fit into the previous fragment.
     next: Option<ListedEntry>,
 }
 
@@ -51,7 +51,7 @@ pub(super) enum What {
 #[derive(Debug)]
 struct Counting {
     listing: Listing,
-    /// Bytes of the fragment that is being filled; 0: none is.
+    /// Bytes of the current fragment; 0 if there is none.
     filled: usize,
 }
 
@@ -86,7 +86,7 @@ impl Stream {
         Self::Channels { number: 0, fragments, last: None }
     }
 
-    /// Writes the next fragment, or counts on. False when everything is written.
+    /// Writes the next fragment, or continues to count. False when everything is written.
     pub(super) fn step(
         &mut self,
         directory: &Arc<ThrottrShared>,
@@ -191,7 +191,7 @@ impl Keys {
                 What::List => {
                     let (key_type, used) = match listed.buffer_bytes {
                         None => (KeyType::Counter, width.bytes() as u64),
-                        Some(octets) => (KeyType::Buffer, octets),
+                        Some(bytes) => (KeyType::Buffer, bytes),
                     };
                     let deadline = directory.unix(listed.deadline);
                     answer::list_record(key_bytes, key_type, listed.unit, deadline, used, width, output);
@@ -205,7 +205,7 @@ impl Keys {
     }
 }
 
-/// The use counts of an entry; zeros where they are not counted.
+/// The use counts of an entry; zeros if they are not counted.
 pub(super) fn uses(counts: Counts, terms: &ThrottrTerms) -> Uses {
     if !terms.metrics {
         return Uses::default();

@@ -6,10 +6,10 @@ use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
-/// Bytes of a reason that travels in a header, at most.
+/// Maximum bytes of a reason in a header.
 const REASON_BYTES_MAX: usize = 1024;
 
-/// What an answer repeats of the frame that it answers.
+/// The parts of a frame that its answer repeats.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked<'a> {
     pub(super) id: &'a [u8],
@@ -29,10 +29,10 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// A name as a frame can hold it. Names that came through this protocol are never longer; those of peers that speak
-/// another one may be.
-pub(super) fn name(octets: &[u8]) -> &[u8] {
-    &octets[..octets.len().min(NAME_BYTES_MAX)]
+/// A name as a frame can hold it. Names of this protocol are never longer; names of peers that use another protocol may
+/// be.
+pub(super) fn name(bytes: &[u8]) -> &[u8] {
+    &bytes[..bytes.len().min(NAME_BYTES_MAX)]
 }
 
 /// Writes a response.
@@ -49,12 +49,12 @@ pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8],
     tmqp::encode(&frame, output);
 }
 
-/// Writes a response that says no, and why.
+/// Writes a response that rejects the request, with the reason.
 pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
     response(asked, target, rejection.kind.code(), rejection.reason.as_bytes(), output);
 }
 
-/// Writes the broker's own acknowledgement of something that was sent to `target`; negative if there is a reason.
+/// Writes the broker's own acknowledgement of a message for `target`; negative if there is a reason.
 pub(super) fn acknowledgement(
     asked: &Asked<'_>,
     target: &[u8],
@@ -78,8 +78,8 @@ pub(super) fn acknowledgement(
     tmqp::encode(&frame, output);
 }
 
-/// Tells a producer that its message was not taken: as a response, which is what the original sends, and as an
-/// acknowledgement if it waits for one, because its client takes nothing else for an answer then.
+/// Notifies a producer that its message was rejected: with a response, as the original does, and with an
+/// acknowledgement if the producer waits for one, because its client accepts no other answer then.
 pub(super) fn publish_refused(
     asked: &Asked<'_>,
     pending_acknowledge: bool,
@@ -99,7 +99,7 @@ pub(super) fn publish_refused(
     }
 }
 
-/// Tells a producer what became of its message, in the broker's own name.
+/// Notifies a producer how its message was settled, in the broker's own name.
 pub(super) fn settled(
     message: &Message,
     channel: &[u8],
@@ -111,8 +111,8 @@ pub(super) fn settled(
     acknowledgement(&asked, channel, queue, negative, output);
 }
 
-/// Passes a consumer's acknowledgement on to the producer. Whether it is negative is `negative`'s to say: a decision may
-/// have turned the consumer's word round.
+/// Passes a consumer's acknowledgement on to the producer. `negative` decides whether it is negative: a handler's
+/// decision may have reversed the consumer's.
 pub(super) fn relayed(
     message: &Message,
     channel: &[u8],
@@ -137,7 +137,7 @@ pub(super) fn relayed(
     tmqp::encode(&frame, output);
 }
 
-/// The header lines without any reason, and then `negative` as one.
+/// The header lines without any reason, followed by `negative` as the reason.
 fn with_reason(headers: &[u8], negative: Option<&str>) -> Vec<u8> {
     let mut lines = without(headers, key::NACK_REASON);
     if let Some(reason) = negative {
@@ -158,15 +158,15 @@ pub(super) fn without(headers: &[u8], key: &str) -> Vec<u8> {
             lines.extend_from_slice(b"\r\n");
         }
     }
-    // The last line may have lacked its end and now has it.
+    // The last line may have lacked its line end and has one now.
     truncate_lines(&mut lines, HEADER_BYTES_MAX);
     lines
 }
 
 /// Removes whole lines from the end until at most `bytes` are left.
-pub(super) fn truncate_lines(lines: &mut Vec<u8>, octets: usize) {
-    if lines.len() > octets {
-        let end = lines[..octets].windows(2).rposition(|pair| pair == b"\r\n").map_or(0, |at| at + 2);
+pub(super) fn truncate_lines(lines: &mut Vec<u8>, bytes: usize) {
+    if lines.len() > bytes {
+        let end = lines[..bytes].windows(2).rposition(|pair| pair == b"\r\n").map_or(0, |at| at + 2);
         lines.truncate(end);
     }
 }
@@ -178,7 +178,7 @@ fn push_reason(headers: &mut Vec<u8>, reason: &str) {
     debug_assert_eq!(pushed, Ok(()), "one line, and room was left for it");
 }
 
-/// The reason as a header can hold it: without line breaks, and not too long.
+/// The reason as a header can hold it: without line breaks, and truncated.
 fn one_line(reason: &str) -> String {
     let ends = reason.char_indices().map(|(at, character)| at + character.len_utf8());
     let end = ends.take_while(|&end| end <= REASON_BYTES_MAX).last().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! One conversation: what the peer sends, what the broker answers.
+//! One conversation: input from the peer, events from the broker.
 
 use std::sync::Arc;
 
@@ -14,27 +14,27 @@ use super::passing::Greeting;
 use super::{handshake, options, pending, publish};
 use crate::session::{Session, SessionConfig, SessionError};
 
-/// Operations and pulls of one session that may wait for their answers; more are refused as busy.
+/// Maximum unanswered operations and pulls of one session; further ones are rejected as busy.
 pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
-/// Bytes of the first frame, its body included, at most.
+/// Maximum bytes of the first frame, including its body.
 pub const HELLO_BYTES_MAX: u64 = handshake::HELLO_BYTES_MAX;
-/// Bytes of the JSON that comes with an operation, at most.
+/// Maximum bytes of the JSON in an operation.
 pub const OPTIONS_BYTES_MAX: usize = options::OPTIONS_BYTES_MAX;
-/// Copies that the CC headers of one message may ask for.
+/// Maximum copies that the CC headers of one message may ask for.
 pub const COPIES_MAX: usize = publish::COPIES_MAX;
 
-/// How far the conversation is.
+/// The stage of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The eight bytes of the protocol have not come yet.
+    /// The eight bytes of the protocol have not arrived yet.
     Preamble,
-    /// They were echoed; the first frame has not come yet.
+    /// The preamble was echoed; the first frame has not arrived yet.
     Hello,
-    /// The broker was asked to take the peer; nothing is read until it answers.
+    /// The broker decides whether to accept the peer; the session reads nothing until it answers.
     Introduced,
     /// The peer is a client.
     Open,
-    /// Nothing is read or written any more.
+    /// The session reads and writes nothing any more.
     Over,
 }
 
@@ -47,7 +47,7 @@ pub struct TmqpSession {
     client: Option<Arc<Client>>,
     keep_alive: KeepAlive,
     exchange: Exchange,
-    /// What the peer said of its numbers, if it is another broker.
+    /// The numbering that the peer announced, if it is another broker.
     greeting: Option<Box<Greeting>>,
 }
 
@@ -195,7 +195,7 @@ impl Session for TmqpSession {
             Stage::Introduced | Stage::Open => tmqp::needed(input, &self.config.limits),
             Stage::Over => Ok(0),
         };
-        // What is refused has no size: `receive` says why.
+        // A frame that is too large has no size: `receive` reports why.
         needed.unwrap_or(0)
     }
 
@@ -213,7 +213,7 @@ impl Session for TmqpSession {
                     self.shutdown(output);
                 }
             }
-            // Nobody is there whom it could concern.
+            // There is no client that the event could concern.
             (_, _) => {}
         }
         Ok(())
@@ -247,7 +247,7 @@ impl Session for TmqpSession {
     }
 
     fn shutdown(&mut self, output: &mut Vec<u8>) {
-        // Before the echo the peer does not know that frames come from here.
+        // Before the echo the peer does not expect frames.
         if matches!(self.stage, Stage::Hello | Stage::Introduced | Stage::Open) {
             tmqp::encode(&Frame::new(Kind::TERMINATE), output);
         }

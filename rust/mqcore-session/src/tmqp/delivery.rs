@@ -1,4 +1,4 @@
-//! Frames that hand something over: deliveries, pulled and cached messages, and what clients send each other.
+//! Frames with messages: deliveries, pulled and cached messages, and messages between clients.
 
 use mqcore_broker::model::effect::{Deliver, Publication, PullOutcome};
 use mqcore_broker::model::id::TopicName;
@@ -33,16 +33,16 @@ fn delivered(deliver: &Deliver, first: bool) -> Frame<'_> {
     }
 }
 
-/// Appends a topic's message as its subscribers get it.
+/// Appends a topic's message as its subscribers receive it.
 pub fn encode_publication(publication: &Publication, output: &mut Vec<u8>) {
     published(&publication.topic, &publication.message, output);
 }
 
-/// A topic's message: as one of a queue, with the topic as its target and nothing to acknowledge.
+/// A topic's message: like one of a queue, with the topic as its target and nothing to acknowledge.
 pub(super) fn published(topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
     let mut target = [0; NAME_BYTES_MAX];
     let name = topic.as_bytes();
-    // A longer name cannot be told in a frame; peers of this protocol cannot publish to one either.
+    // A frame cannot hold a longer name; peers of this protocol cannot publish to one either.
     let end = (topic::PREFIX.len() + name.len()).min(NAME_BYTES_MAX);
     target[..topic::PREFIX.len()].copy_from_slice(topic::PREFIX);
     target[topic::PREFIX.len()..end].copy_from_slice(&name[..end - topic::PREFIX.len()]);
@@ -80,7 +80,7 @@ fn source(message: &Message, hidden: bool) -> &[u8] {
     if hidden { &[] } else { name(message.source()) }
 }
 
-/// A message that one client sent another.
+/// A message from one client to another.
 pub(super) fn relay(kind: Kind, message: &Message, target: &[u8], output: &mut Vec<u8>) {
     let frame = Frame { source: source(message, false), target: name(target), ..carried(kind, message) };
     tmqp::encode(&frame, output);
@@ -95,7 +95,8 @@ pub(super) struct Pulled<'a> {
     pub(super) first: bool,
 }
 
-/// Message `index` of the `count` of a pull. `left` are those of high priority and the others that stay behind.
+/// Message `index` of the `count` of a pull. `left`: the numbers of high-priority and of other messages that stay in
+/// the queue.
 pub(super) fn pulled(
     pull: &PendingPull,
     pulled: &Pulled<'_>,
@@ -125,7 +126,8 @@ pub(super) fn pulled(
     tmqp::encode(&frame, output);
 }
 
-/// A message's own header text and then `lines`, of which nothing may be lost: the message's own gives way, by whole lines.
+/// A message's own header text and then `lines`, which must be complete: whole lines of the message are dropped for
+/// them.
 fn behind(own: &[u8], lines: &[u8]) -> Vec<u8> {
     let mut headers = Vec::with_capacity(own.len() + 2 + lines.len());
     headers.extend_from_slice(own);
@@ -137,7 +139,7 @@ fn behind(own: &[u8], lines: &[u8]) -> Vec<u8> {
     headers
 }
 
-/// Ends a pull, or says why there is none.
+/// Ends a pull, or rejects it with a reason.
 pub(super) fn no_content(
     asked: &Asked<'_>,
     channel: &[u8],
@@ -194,8 +196,8 @@ pub(super) fn cached(
     tmqp::encode(&frame, output);
 }
 
-/// Appends a header line. An id may be any bytes, and one with a line break in it could not be told in a header: it is
-/// left out, and the frame's own id has to do.
+/// Appends a header line. An id may be any bytes, but a header cannot hold one with a line break: the header is left
+/// out, and the frame's own id remains.
 fn push(lines: &mut Vec<u8>, key: &str, value: &[u8]) {
     let _ = header::push_header(lines, key, value);
 }

@@ -26,11 +26,11 @@ use crate::message_id::MessageIds;
 use crate::node::NodeTerms;
 use crate::session::{SessionConfig, SessionError};
 
-/// What remains of a client's conversation between two frames.
+/// The state of a client's conversation between two frames.
 #[derive(Debug)]
 pub(super) struct Exchange {
     shards: usize,
-    /// Bytes that the copies of one message may have together: as much as the message itself might.
+    /// Maximum bytes of all copies of one message: the maximum size of a message.
     copied_bytes_max: u64,
     ids: MessageIds,
     channels: ChannelNames,
@@ -41,15 +41,15 @@ pub(super) struct Exchange {
     node: Option<Box<AmongNodes>>,
 }
 
-/// What a session has to do with other brokers.
+/// The state of a session that concerns other brokers.
 #[derive(Debug)]
 struct AmongNodes {
     terms: Arc<NodeTerms>,
-    /// The peer is one.
+    /// State for a peer that is another broker.
     passing: Option<Passing>,
 }
 
-/// Whether the conversation goes on after a frame.
+/// Whether the conversation continues after a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     Continue,
@@ -78,7 +78,7 @@ impl Exchange {
         self.ids.next()
     }
 
-    /// The peer is another broker.
+    /// Marks the peer as another broker.
     pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
         if let Some(node) = &mut self.node {
             node.passing = Some(Passing::new(client, greeting));
@@ -94,32 +94,32 @@ impl Exchange {
         self.node.as_mut()?.passing.as_mut()
     }
 
-    /// Tells a node up to where what it passed on is done, if that is news.
+    /// Confirms to a node how far the frames that it forwarded are done, if that has changed.
     pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
         if let Some(passing) = self.passing() {
             passing.tell(output);
         }
     }
 
-    /// Takes one frame of the client, which lies in `bytes`.
+    /// Takes one frame of the client, whose bytes are in `bytes`.
     #[inline]
     pub(super) fn frame(
         &mut self,
         client: &Arc<Client>,
         mut frame: Frame<'_>,
-        octets: &[u8],
+        bytes: &[u8],
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Next, SessionError> {
         if self.node.is_some() && passing::is_passed_on(frame.kind) && self.passing().is_some() {
-            return self.passed_on(frame, octets, commands);
+            return self.passed_on(frame, bytes, commands);
         }
         if frame.hops == 0 {
             self.ignored += 1;
             return Ok(Next::Continue);
         }
         frame.hops -= 1;
-        // Nobody could tell what a response without an id answers.
+        // A response without an id could not be matched to its request.
         frame.pending_response &= !frame.id.is_empty();
         if !frame.source.is_empty() && frame.source != client.id.as_bytes() {
             return Err(SessionError::misbehaved("the source of a frame is not the client that sent it"));
@@ -127,9 +127,9 @@ impl Exchange {
         match frame.kind {
             Kind::QUEUE if frame.target.starts_with(topic::PREFIX) => {
                 let (topics, pending) = (&mut self.topics, &mut self.pending);
-                topic::publish(client, &frame, octets, topics, pending, commands, output);
+                topic::publish(client, &frame, bytes, topics, pending, commands, output);
             }
-            Kind::QUEUE => self.publisher(client).publish(&frame, octets, commands, output),
+            Kind::QUEUE => self.publisher(client).publish(&frame, bytes, commands, output),
             Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
             Kind::ACKNOWLEDGE => self.acknowledge(&frame, commands),
             Kind::PING => output.extend_from_slice(&tmqp::PONG),
@@ -146,16 +146,16 @@ impl Exchange {
         Ok(Next::Continue)
     }
 
-    /// A frame that another broker passes on, or a number of its own.
+    /// A frame that another broker forwards, or a number of its own.
     fn passed_on(
         &mut self,
         frame: Frame<'_>,
-        octets: &[u8],
+        bytes: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<Next, SessionError> {
         if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
             let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
-            passing.frame(terms, frame, octets, &mut Names { channels, topics, ids }, commands)?;
+            passing.frame(terms, frame, bytes, &mut Names { channels, topics, ids }, commands)?;
         }
         Ok(Next::Continue)
     }
@@ -165,7 +165,7 @@ impl Exchange {
         Publisher { client, channels, ids, copied_bytes_max: self.copied_bytes_max }
     }
 
-    /// A consumer's acknowledgement. One without a channel or an id is ignored: it has no answer.
+    /// A consumer's acknowledgement. One without a channel or an id is ignored, because it has no answer.
     fn acknowledge(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>) {
         let channel = match self.channels.name(frame.target) {
             Ok(channel) if !frame.id.is_empty() => channel,
@@ -240,7 +240,7 @@ impl Exchange {
         match routers::read(client, frame, &mut self.ids) {
             Ok(command) => commands.push(command),
             Err(_) => {
-                // A name that no router can have is one that no router has.
+                // A name that no router can have is the name of no router.
                 let refusal = Rejection::new(RejectionKind::NotFound, "no router of this name");
                 let waits = (frame.pending_acknowledge, frame.pending_response);
                 let to = (frame.target, frame.content_type);
@@ -286,7 +286,7 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
-        // Always answered, as the original does, so an id is made where there is none.
+        // Always answered, as the original does, so a missing id is generated.
         let fresh;
         let id = if frame.id.is_empty() {
             fresh = self.ids.next();
@@ -299,7 +299,7 @@ impl Exchange {
         self.ask(client, &asked, Some(Form::YesOrNo), request, commands, output);
     }
 
-    /// Hands a request to the broker, or answers at once that it is wrong or comes too soon.
+    /// Sends a request to the broker, or rejects it at once if it is invalid or too many are open.
     fn ask(
         &mut self,
         client: &Arc<Client>,
@@ -331,7 +331,7 @@ impl Exchange {
         }
     }
 
-    /// Writes what the broker says. False: the conversation is to end, and begin anew some other time.
+    /// Writes an event of the broker. False if the peer has to disconnect and connect again.
     pub(super) fn event(&mut self, client: &Arc<Client>, event: Event, output: &mut Vec<u8>) -> bool {
         match event {
             Event::Confirmed(tickets) => {
@@ -340,9 +340,9 @@ impl Exchange {
                     passing.tell(output);
                 }
             }
-            // It comes again on a new connection, with all that is behind it: so the order stays.
+            // The node sends it again on a new connection, with all that follows, so the order stays.
             Event::Deferred(..) => return false,
-            // A node told its client itself.
+            // A node notifies its client itself.
             Event::PublishRefused { .. } | Event::DirectRefused { .. } if self.passing().is_some() => {}
             Event::Acknowledged { queue, message, negative, relayed } => {
                 let (channel, id, negative) =
@@ -382,9 +382,9 @@ impl Exchange {
                     delivery::cached(&pull, &message, hide_source, client.id.as_bytes(), output);
                 }
             }
-            // Its consumers join channels: it has no subscriptions that could end, or want to be told of something.
+            // Its consumers join channels: there are no subscriptions that could end or have bindings.
             Event::SubscriptionEnded { .. } | Event::BindingsChanged { .. } | Event::Delivered(_) => {}
-            // As with every message whose producer did not ask.
+            // The producer did not ask for an acknowledgement.
             Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
@@ -407,14 +407,14 @@ impl Exchange {
                 direct_refused(client, &to, &message, &rejection, output);
             }
             Event::Notified(occurrence) => occurrence::encode(&occurrence, output),
-            // Said once, before there was a client.
+            // Sent once, before there was a client.
             Event::Welcomed(_) | Event::Refused(_) => {}
         }
         true
     }
 }
 
-/// How the sender of an operation wants to hear of it; `None`: not at all.
+/// How the sender of an operation wants the answer; `None` if it wants none.
 fn answer_form(frame: &Frame<'_>) -> Option<Form> {
     if frame.pending_response {
         return Some(Form::Response);
@@ -458,8 +458,8 @@ fn answer_request(
     }
 }
 
-/// A direct message found nobody. For an id that is always said; for a name or a type, which may well have nobody,
-/// only to those who wait for something.
+/// No client received a direct message. For an id the sender is always notified; for a name or a type, which may match
+/// no client, only if it waits for an answer.
 fn direct_refused(
     client: &Client,
     to: &ClientPattern,
@@ -475,7 +475,7 @@ fn direct_refused(
         answer::refusal(&asked, client.id.as_bytes(), rejection, output);
     }
     if properties.pending_acknowledge {
-        // High priority is what tells the acknowledgement of a direct message.
+        // High priority marks the acknowledgement of a direct message.
         let asked = Asked { high_priority: true, ..asked };
         let reason = header::nack_reason::NO_CONSUMERS;
         answer::acknowledgement(&asked, client.id.as_bytes(), properties.content_type, Some(reason), output);

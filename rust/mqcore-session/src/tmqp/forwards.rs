@@ -17,36 +17,36 @@ use super::topic::PREFIX as TOPIC_PREFIX;
 use crate::message_id::MessageIds;
 use crate::node::NodeTerms;
 
-/// Frames to be passed on, in their order.
+/// Frames to be forwarded, in order.
 #[derive(Debug)]
 pub struct Forwards {
     ids: MessageIds,
-    octets: Vec<u8>,
-    /// For whom, and where in `octets` each ends.
+    bytes: Vec<u8>,
+    /// The upstream brokers of each frame, and where in `bytes` it ends.
     frames: Vec<(UpstreamSet, usize)>,
 }
 
 impl Forwards {
-    /// Nothing yet, of a connection's commands. To be kept for the connection, because ids are counted.
+    /// Without frames. One value belongs to one connection, because it numbers ids.
     #[must_use]
     pub fn new(connection: ConnectionId, now: Timestamp) -> Self {
-        Self { ids: MessageIds::new(connection, Timestamp(!now.0)), octets: Vec::new(), frames: Vec::new() }
+        Self { ids: MessageIds::new(connection, Timestamp(!now.0)), bytes: Vec::new(), frames: Vec::new() }
     }
 
-    /// Takes out what was noted; `None` if that is nothing.
+    /// Takes the recorded frames; `None` if there are none.
     pub fn take(&mut self) -> Option<Noted> {
         (!self.frames.is_empty()).then(|| Noted {
-            octets: std::mem::take(&mut self.octets),
+            bytes: std::mem::take(&mut self.bytes),
             frames: std::mem::take(&mut self.frames),
         })
     }
 
-    /// Notes what a client asks for, as a frame, for the masters that the filters say. What it asks of this broker alone
-    /// (operations, pulls, events), what has no hops left and what another broker passed on is not noted.
+    /// Records a client's command as a frame, for the upstream brokers whose filters pass it. Skips commands for this
+    /// broker alone (operations, pulls, events), frames without hops left, and frames that another broker forwarded.
     ///
-    /// A message without an id gets one: each node would make another.
+    /// A message without an id gets one, because each node would generate another.
     ///
-    /// For whom it was noted; for nobody, if it was not.
+    /// Returns the upstream brokers that the frame was recorded for; none if it was skipped.
     pub fn note(&mut self, terms: &NodeTerms, client: &Client, command: &mut Command) -> UpstreamSet {
         match command {
             Command::Publish { queue, message } if message.producer().is_some() => {
@@ -98,7 +98,7 @@ impl Forwards {
         if message.id().is_empty() { message.with_id(&self.ids.next()) } else { message.clone() }
     }
 
-    /// Names of other protocols may be longer than a frame can say; such a message stays here.
+    /// Names of other protocols may be too long for a frame; such a message is not forwarded.
     fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> UpstreamSet {
         let (id, name) = (&*client.id, client.name.as_deref());
         let masters =
@@ -106,50 +106,50 @@ impl Forwards {
         if frame.hops == 0 || masters.is_empty() || frame.check().is_err() {
             return UpstreamSet::default();
         }
-        tmqp::encode(frame, &mut self.octets);
-        self.frames.push((masters, self.octets.len()));
+        tmqp::encode(frame, &mut self.bytes);
+        self.frames.push((masters, self.bytes.len()));
         masters
     }
 }
 
-/// Frames that were noted, in their order.
+/// Recorded frames, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Noted {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     frames: Vec<(UpstreamSet, usize)>,
 }
 
 impl Noted {
-    /// For whom, and the octets of each that is for anybody.
+    /// The frames that have an upstream broker: those brokers, and the bytes.
     pub fn iter(&self) -> impl Iterator<Item = (UpstreamSet, &[u8])> {
         let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
         let frames = begins.zip(&self.frames);
         frames
-            .map(|(begin, (masters, end))| (*masters, &self.octets[begin..*end]))
+            .map(|(begin, (masters, end))| (*masters, &self.bytes[begin..*end]))
             .filter(|(masters, _)| !masters.is_empty())
     }
 
-    /// The frame noted as number `frame`, from 0, is not for this master after all.
+    /// Removes an upstream broker from frame number `frame`, counted from 0.
     pub fn withdraw(&mut self, frame: usize, master: usize) {
         if let Some((masters, _)) = self.frames.get_mut(frame) {
             masters.remove(master);
         }
     }
 
-    /// How many are for anybody.
+    /// Number of frames that have an upstream broker.
     #[must_use]
     pub fn len(&self) -> usize {
         self.frames.iter().filter(|(masters, _)| !masters.is_empty()).count()
     }
 
-    /// Whether none is.
+    /// Whether no frame has an upstream broker.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.iter().all(|(masters, _)| masters.is_empty())
     }
 }
 
-/// What a message says, as a frame of this kind without a target.
+/// A message as a frame of this kind without a target.
 fn frame(kind: Kind, message: &Message) -> Frame<'_> {
     let properties = message.properties();
     Frame {
@@ -167,7 +167,7 @@ fn frame(kind: Kind, message: &Message) -> Frame<'_> {
     }
 }
 
-/// Copies are noted for themselves, so the message must not ask for them again.
+/// Copies are recorded as frames of their own, so the message must not ask for them again.
 fn without_copies(headers: &[u8]) -> Cow<'_, [u8]> {
     if header::header_value(headers, header::key::CC).is_none() {
         return Cow::Borrowed(headers);

@@ -1,10 +1,10 @@
-//! What frames and messages say in the same way, read and written.
+//! Parts that frames and messages have in common, read and written.
 
 use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::message::Properties;
 use mqcore_wire::tmqp::Frame;
 
-/// The client that a frame is for, if it can be one's id.
+/// The client that a frame is addressed to, if the target can be a client id.
 pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
     str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
 }
@@ -35,7 +35,7 @@ fn unquoted(text: &str) -> &str {
     text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
 }
 
-/// What a frame says beside its parts, as a message keeps it.
+/// The properties of a frame that its message keeps.
 #[inline]
 pub(super) fn properties(frame: &Frame<'_>) -> Properties {
     Properties {

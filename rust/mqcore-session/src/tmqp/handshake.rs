@@ -1,4 +1,4 @@
-//! The first bytes and the first frame of a connection, and what is said to them.
+//! The first bytes and the first frame of a connection, and the answers to them.
 
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -13,7 +13,7 @@ use super::passing::Greeting;
 use crate::node::NodeTerms;
 use crate::session::SessionError;
 
-/// A peer that has not said who it is may not make the server keep more than this for it.
+/// Maximum bytes that the server buffers for a peer that has not identified itself.
 pub(super) const HELLO_BYTES_MAX: u64 = 64 * 1024;
 
 /// The preamble at the front of `input`, once it is there.
@@ -29,12 +29,12 @@ pub(super) fn preamble(input: &[u8]) -> Result<Option<[u8; 8]>, SessionError> {
     }
 }
 
-/// What the listener allows, lessened to what a first frame may have.
+/// The listener's limits, reduced to those of a first frame.
 pub(super) fn limits(limits: &Limits) -> Limits {
     Limits { frame_bytes_max: limits.frame_bytes_max.min(HELLO_BYTES_MAX), ..*limits }
 }
 
-/// The first frame, once it is there.
+/// The first frame, once it is complete.
 pub(super) fn first_frame<'a>(
     input: &'a [u8],
     listener: &Limits,
@@ -53,7 +53,7 @@ pub(super) fn first_frame<'a>(
     Ok(Some((frame, size)))
 }
 
-/// What the Hello says about the peer, and, if it is another broker that may pass on to this one, about its numbers.
+/// The client described by the Hello and, for another broker that may forward to this one, its numbering.
 pub(super) fn introduction(
     frame: &Frame<'_>,
     terms: Option<&NodeTerms>,
@@ -61,9 +61,9 @@ pub(super) fn introduction(
     let hello = hello::decode(frame.payload)
         .map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))?;
     for (what, value) in [("Client-Name", hello.client_name), ("Client-Type", hello.client_type)] {
-        let octets = value.map_or(0, str::len);
-        if octets > NAME_BYTES_MAX {
-            let reason = format!("{what} has {octets} octets, at most {NAME_BYTES_MAX} are allowed");
+        let bytes = value.map_or(0, str::len);
+        if bytes > NAME_BYTES_MAX {
+            let reason = format!("{what} has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed");
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
         }
     }
@@ -102,7 +102,7 @@ fn owned(hello: &Hello<'_>) -> Introduction {
     }
 }
 
-/// Tells the peer that it is a client now, and under which id; and a node, that its numbers are understood here.
+/// Notifies the peer that it is accepted, with its id; and a node that this broker understands its numbers.
 pub(super) fn accept(id: &[u8], client: &Client, numbered_by: Option<&NodeTerms>, output: &mut Vec<u8>) {
     let mut headers = Vec::new();
     if let Some(terms) = numbered_by {
@@ -112,7 +112,7 @@ pub(super) fn accept(id: &[u8], client: &Client, numbered_by: Option<&NodeTerms>
             (message::NAME_KEY, &terms.name),
         ];
         for (key, value) in lines {
-            // A name that fits no line was refused when the broker was configured.
+            // The configuration does not accept a name that does not fit in a line.
             let _ = push_header(&mut headers, key, value.as_bytes());
         }
     }
@@ -127,9 +127,9 @@ pub(super) fn accept(id: &[u8], client: &Client, numbered_by: Option<&NodeTerms>
     tmqp::encode(&frame, output);
 }
 
-/// Tells the peer that it will not be a client. The connection is closed after this.
+/// Notifies the peer that it is rejected. The connection is closed afterwards.
 pub(super) fn refuse(id: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
-    // Unauthorized is known to the original's clients, which get it without a body. They know none of the others.
+    // The original's clients know Unauthorized and receive it without a body. They know no other reason.
     let payload = match rejection.kind {
         RejectionKind::Unauthorized => &[],
         _ => rejection.reason.as_bytes(),

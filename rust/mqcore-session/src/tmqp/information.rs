@@ -1,7 +1,7 @@
-//! What the broker knows, as the JSON that answers operations.
+//! The JSON bodies that answer operations.
 //!
-//! Members have the names and the order of the original, because that is what its clients read. What is mqcore's own
-//! comes after them.
+//! Members have the names and the order of the original, because its clients read them. mqcore's own members come after
+//! them.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::routers::BindingType;
 /// The body of a response with this reply. `Done` has none.
 pub(super) fn body(reply: &Reply) -> Vec<u8> {
     match reply {
-        // What only other protocols ask for has no form here.
+        // Replies that only other protocols request have no body here.
         Reply::Done
         | Reply::Topics(_)
         | Reply::TopicBindings(_)
@@ -74,7 +74,7 @@ struct RouterBinding<'a> {
     interaction: u8,
     binding_type: u8,
     method: u8,
-    // From here on mqcore's own.
+    // mqcore's own members:
     address: String,
 }
 
@@ -99,7 +99,7 @@ impl<'a> From<&'a Binding> for RouterBinding<'a> {
     }
 }
 
-/// Where a message would go: mqcore's own.
+/// The route of a message: mqcore's own.
 #[derive(Serialize)]
 #[serde(rename_all = "PascalCase")]
 struct Route<'a> {
@@ -142,7 +142,7 @@ pub(super) fn json(model: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(model).expect("models are plain values with text for keys")
 }
 
-/// Milliseconds that fit where the original's clients put them: 32 bits with a sign.
+/// Milliseconds that fit the signed 32 bits of the original's clients.
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).min(i32::MAX as u64)
 }
@@ -219,7 +219,7 @@ struct Queue<'a> {
     last_message_sent: u64,
     message_limit: u64,
     message_size_limit: u64,
-    // From here on mqcore's own.
+    // mqcore's own members:
     tag: Option<&'a str>,
     message_delivery_handler: Option<&'a str>,
     put_back_limit: u16,

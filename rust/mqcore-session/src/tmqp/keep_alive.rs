@@ -1,7 +1,7 @@
-//! When the peer was heard last, and when it is asked whether it is still there.
+//! The time of the last input, and when to send a ping.
 //!
-//! Any byte is a heartbeat, also one of a frame that is not complete: a peer that takes a minute to send a large
-//! message is alive. What is sent *to* a peer says nothing about it.
+//! Any byte is a heartbeat, also one of an incomplete frame: a peer that takes a minute to send a large message is
+//! alive. Output to a peer does not count.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ pub(super) struct KeepAlive {
     interval: Duration,
     patience: Duration,
     heard_at: Timestamp,
-    /// When a PING was sent that nothing was heard after.
+    /// When a PING was sent, if no input has arrived since.
     pinged_at: Option<Timestamp>,
-    /// Bytes that were offered and not consumed; offered again they are no heartbeat.
+    /// Bytes that were offered and not consumed; offered again they are not a heartbeat.
     unread: usize,
 }
 
-/// What is to be done about a silent peer.
+/// The action for a silent peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
     Nothing,
@@ -27,7 +27,7 @@ pub(super) enum Due {
 }
 
 impl KeepAlive {
-    /// Pings after `interval` (never, if that is zero) and gives up `patience` later.
+    /// Sends a ping after `interval` without input (never, if that is zero) and gives up `timeout` later.
     pub(super) fn new(interval: Duration, patience: Duration, now: Timestamp) -> Self {
         Self { interval, patience, heard_at: now, pinged_at: None, unread: 0 }
     }
@@ -37,18 +37,18 @@ impl KeepAlive {
         self.heard(now);
     }
 
-    /// `bytes` are there to be read, of which some may have been there before.
+    /// `bytes` bytes can be read, some of which may have been offered before.
     #[inline]
-    pub(super) fn offered(&mut self, octets: usize, now: Timestamp) {
-        if octets > self.unread {
+    pub(super) fn offered(&mut self, bytes: usize, now: Timestamp) {
+        if bytes > self.unread {
             self.heard(now);
         }
     }
 
     /// `bytes` of them were not consumed.
     #[inline]
-    pub(super) fn left(&mut self, octets: usize) {
-        self.unread = octets;
+    pub(super) fn left(&mut self, bytes: usize) {
+        self.unread = bytes;
     }
 
     fn heard(&mut self, now: Timestamp) {

@@ -11,7 +11,7 @@ use super::information::{self, json};
 /// Writes an event: it has no id, its source is the event's name, its target the channel.
 pub(super) fn encode(occurrence: &Notification, output: &mut Vec<u8>) {
     let channel = occurrence.channel.as_ref().map_or("", |channel| channel.as_str());
-    // Of the events of a queue, only this one tells the queue in the content type; the others in their body.
+    // Of the events of a queue, only this one has the queue in the content type; the others have it in the body.
     let content_type = match occurrence.kind {
         EventKind::MessageProduced => occurrence.queue.unwrap_or(0),
         _ => 0,
@@ -80,7 +80,7 @@ fn status_word(status: Status) -> &'static str {
     }
 }
 
-/// The node an event came from: none, it happened here.
+/// The node that an event came from: always null, it happened here.
 type Node = Option<&'static str>;
 
 #[derive(Serialize)]

@@ -72,7 +72,7 @@ pub(super) fn request(
     })
 }
 
-/// The channel is the target. Clients repeat it in a header, which stands in for a target that is missing.
+/// The channel is the target. Clients repeat it in a header, which replaces a missing target.
 fn channel(frame: &Frame<'_>) -> Result<ChannelName, Rejection> {
     match (frame.target, header::header_value(frame.headers, key::CHANNEL_NAME)) {
         ([], Some(name)) => channel_name(name.trim_ascii()),
@@ -85,8 +85,8 @@ fn channel_filter(frame: &Frame<'_>) -> Result<Option<Box<str>>, Rejection> {
     text_filter(header::header_value(frame.headers, key::CHANNEL_NAME).unwrap_or(frame.target))
 }
 
-fn text_filter(octets: &[u8]) -> Result<Option<Box<str>>, Rejection> {
-    let text = str::from_utf8(octets).map_err(|_| bad("a filter is UTF-8 text".into()))?;
+fn text_filter(bytes: &[u8]) -> Result<Option<Box<str>>, Rejection> {
+    let text = str::from_utf8(bytes).map_err(|_| bad("a filter is UTF-8 text".into()))?;
     Ok((!text.is_empty()).then(|| text.into()))
 }
 
@@ -106,7 +106,7 @@ fn queue(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
     match *frame.payload {
         [low, high] => Ok(QueueAddress { channel: channel(frame)?, id: u16::from_le_bytes([low, high]) }),
         [] => Err(without_queue()),
-        _ => Err(bad("a queue id as a body has two octets".into())),
+        _ => Err(bad("a queue id as a body has two bytes".into())),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Options of channels and queues as clients send them: JSON, and the headers that came with 3.7.
 //!
-//! Names are those of the document and of the program; unknown ones are ignored. Whatever is absent or null stays as it
-//! is. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag`, `TagName`, `PublishLimit` and `Durability`, and a status by its name, are extensions.
+//! The names of the document and of the program are accepted; unknown ones are ignored. Members that are absent or null
+//! change nothing. `PutBackLimit`, `DeadLetter`, `MessageSizeLimit`, `Tag`, `TagName`, `PublishLimit`, `Durability`,
+//! and a status by name are extensions of mqcore.
 
 use std::time::Duration;
 
@@ -12,9 +13,9 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use serde::Deserialize;
 
-/// Room for a channel that allows every queue id by its number.
+/// Enough for a channel that lists every queue id.
 pub(super) const OPTIONS_BYTES_MAX: usize = 1024 * 1024;
-/// Bytes of a tag or a handler's key, at most.
+/// Maximum bytes of a tag or a handler's key.
 const WORD_BYTES_MAX: usize = 255;
 
 #[derive(Debug, Default, Deserialize)]
@@ -41,7 +42,7 @@ struct QueueOptions {
     publish_limit: Option<String>,
 }
 
-/// What a channel has beside the options of its queues.
+/// Options of a channel besides those of its queues.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 struct ChannelOptions {
@@ -74,14 +75,14 @@ pub(super) fn queue_changes(json: &[u8]) -> Result<QueueChanges, Rejection> {
     parse::<QueueOptions>(json)?.changes()
 }
 
-/// Reads the options of a channel, those of its queues among them. An empty body changes nothing.
+/// Reads the options of a channel, including those of its queues. An empty body changes nothing.
 pub(super) fn channel_changes(json: &[u8]) -> Result<ChannelChanges, Rejection> {
     // Read twice: flattening one struct into the other would keep all names in memory, known or not.
     let options = parse::<ChannelOptions>(json)?;
     Ok(ChannelChanges {
         queue: queue_changes(json)?,
         allow_multiple_queues: options.allow_multiple_queues,
-        // None at all are allowed by naming none.
+        // An empty list means that all queues are allowed.
         allowed_queues: options.allowed_queues.map(|queues| (!queues.is_empty()).then_some(queues)),
         client_limit: options.client_limit,
         queue_limit: options.queue_limit,
@@ -89,7 +90,7 @@ pub(super) fn channel_changes(json: &[u8]) -> Result<ChannelChanges, Rejection> 
     })
 }
 
-/// The options of a new queue that came as headers (3.7). The body, where it says something too, wins.
+/// Options of a new queue in headers (3.7). The body takes precedence.
 pub(super) fn apply_headers(headers: &[u8], changes: &mut QueueChanges) -> Result<(), Rejection> {
     let text = |key: &str| {
         let value = header::header_value(headers, key)?;
@@ -158,7 +159,7 @@ fn dead_letter(address: &str) -> Result<Option<QueueAddress>, Rejection> {
 
 fn word(what: &str, text: &str) -> Result<Box<str>, Rejection> {
     if text.len() > WORD_BYTES_MAX {
-        return Err(bad(format!("{what} has {} octets, at most {WORD_BYTES_MAX} are allowed", text.len())));
+        return Err(bad(format!("{what} has {} bytes, at most {WORD_BYTES_MAX} are allowed", text.len())));
     }
     Ok(text.into())
 }
@@ -168,7 +169,7 @@ fn parse<'a, Options: Default + Deserialize<'a>>(json: &'a [u8]) -> Result<Optio
         return Ok(Options::default());
     }
     if json.len() > OPTIONS_BYTES_MAX {
-        let reason = format!("options of {} octets are larger than {OPTIONS_BYTES_MAX}", json.len());
+        let reason = format!("options of {} bytes are larger than {OPTIONS_BYTES_MAX}", json.len());
         return Err(bad(reason));
     }
     // Serde would take an array for the options in their order.
@@ -176,7 +177,7 @@ fn parse<'a, Options: Default + Deserialize<'a>>(json: &'a [u8]) -> Result<Optio
         return Err(bad("the options are a JSON object, not an array".into()));
     }
     let options: Option<Options> = serde_json::from_slice(json)
-        .map_err(|error| bad(format!("the options are no valid JSON: {error}")))?;
+        .map_err(|error| bad(format!("the options are not valid JSON: {error}")))?;
     Ok(options.unwrap_or_default())
 }
 

@@ -1,4 +1,4 @@
-//! A peer that is another broker: what it passes on, as commands, and how it hears what became of it.
+//! A peer that is another broker: the frames that it forwards, as commands, and their confirmations.
 
 use std::sync::Arc;
 
@@ -20,13 +20,13 @@ use crate::message_id::MessageIds;
 use crate::node::NodeTerms;
 use crate::session::SessionError;
 
-/// Bits of a ticket's number that tell the parts of one frame apart: the message and its copies.
+/// Bits of a ticket's number that identify the parts of one frame: the message and its copies.
 const PART_BITS: u32 = 7;
 
-/// What a node said of itself in its Hello.
+/// The numbering that a node announced in its Hello.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Greeting {
-    /// The epoch of its numbers; `None`: it sends none, and what it sends twice is taken twice.
+    /// The epoch of its numbers; `None`: it sends no numbers, and duplicates are not detected.
     pub(super) epoch: Option<u64>,
 }
 
@@ -41,17 +41,17 @@ pub(super) struct Passing {
     receipts: Receipts,
 }
 
-/// What the session remembers that frames are read with.
+/// The session's caches for reading frames.
 pub(super) struct Names<'a> {
     pub(super) channels: &'a mut ChannelNames,
     pub(super) topics: &'a mut TopicNames,
     pub(super) ids: &'a mut MessageIds,
 }
 
-/// One frame on its way to become commands.
+/// One frame that becomes commands.
 struct Arrived<'a> {
     frame: Frame<'a>,
-    octets: &'a [u8],
+    bytes: &'a [u8],
     number: u64,
     parts: u32,
 }
@@ -67,12 +67,12 @@ impl Passing {
         }
     }
 
-    /// Takes a frame that the node passes on, or a number of its own.
+    /// Takes a frame that the node forwards, or a number of its own.
     pub(super) fn frame(
         &mut self,
         terms: &NodeTerms,
         frame: Frame<'_>,
-        octets: &[u8],
+        bytes: &[u8],
         names: &mut Names<'_>,
         commands: &mut Vec<Command>,
     ) -> Result<(), SessionError> {
@@ -82,7 +82,7 @@ impl Passing {
             }
             return Ok(());
         };
-        let mut arrived = Arrived { frame, octets, number: self.next, parts: 0 };
+        let mut arrived = Arrived { frame, bytes, number: self.next, parts: 0 };
         self.next = self.next.saturating_add(1);
         let source = str::from_utf8(frame.source).unwrap_or_default();
         let sender = FrameProducer { id: source, node: Some(&self.name), ..FrameProducer::default() };
@@ -158,7 +158,7 @@ impl Passing {
         }
     }
 
-    /// The message and its copies. What cannot be published has nobody to be told of it here; the node told its client.
+    /// Publishes the message and its copies. Rejections are not reported here; the node notifies its client.
     fn publish(&self, arrived: &mut Arrived<'_>, names: &mut Names<'_>, commands: &mut Vec<Command>) {
         let Names { channels, ids, .. } = names;
         let frame = arrived.frame;
@@ -199,12 +199,12 @@ impl Passing {
 
     /// The message of a frame, which keeps its source.
     fn message(&self, arrived: &Arrived<'_>) -> Message {
-        let (frame, octets) = (&arrived.frame, arrived.octets);
-        let header_length_octets = if frame.headers.is_empty() { 0 } else { 2 };
+        let (frame, bytes) = (&arrived.frame, arrived.bytes);
+        let header_length_bytes = if frame.headers.is_empty() { 0 } else { 2 };
         let names = frame.id.len() + frame.source.len() + frame.target.len();
-        let size = names + header_length_octets + frame.headers.len() + frame.payload.len();
-        let block = &octets[octets.len() - size..];
-        let headers_at = names + header_length_octets;
+        let size = names + header_length_bytes + frame.headers.len() + frame.payload.len();
+        let block = &bytes[bytes.len() - size..];
+        let headers_at = names + header_length_bytes;
         let body_at = headers_at + frame.headers.len();
         let source_at = frame.id.len();
         let layout = Layout {
@@ -250,7 +250,7 @@ impl Passing {
         }
     }
 
-    /// Tells the node up to where everything is done, if that is news.
+    /// Confirms to the node how far everything is done, if that has changed.
     pub(super) fn tell(&mut self, output: &mut Vec<u8>) {
         if let Some(through) = self.receipts.confirm() {
             LinkMessage::Confirm(through).encode(output);
@@ -258,7 +258,7 @@ impl Passing {
     }
 }
 
-/// Whether a node says anything but frames that are passed on.
+/// Whether a node forwards frames of this kind; the others are its own.
 pub(super) const fn is_passed_on(kind: Kind) -> bool {
     ForwardKind::of(kind).is_some() || kind.0 == Kind::OTHER.0
 }

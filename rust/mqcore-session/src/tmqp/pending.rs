@@ -1,4 +1,4 @@
-//! What was asked of the broker and is not answered yet.
+//! Requests to the broker that are not answered yet.
 
 use mqcore_broker::model::command::MessageId;
 use mqcore_broker::model::effect::Reply;
@@ -9,24 +9,24 @@ use slab::Slab;
 
 use super::answer::Asked;
 
-/// A peer that asks faster than it is answered is refused at this many.
+/// At this many unanswered requests further ones are rejected.
 pub(super) const OPEN_MAX: usize = 65_536;
-/// An empty table that once held more than this gives its memory back.
+/// An empty table that once held more than this frees its memory.
 const KEPT_ENTRIES: usize = 32;
 
 /// The number of requests that need no answer. Never an index of the table, which is smaller.
 pub(super) const UNANSWERED: RequestId = RequestId(u32::MAX);
 
-/// How an answer is wanted.
+/// The form of an answer.
 #[derive(Debug, Clone)]
 pub(super) enum Form {
-    /// As a response.
+    /// A response.
     Response,
-    /// As an acknowledgement, which repeats where the request went and what it was.
+    /// An acknowledgement that repeats the target and content type of the request.
     Acknowledgement { target: Box<[u8]>, content_type: u16 },
-    /// As a response that says only yes or no.
+    /// A response without details: accepted or not.
     YesOrNo,
-    /// As an acknowledgement that says whether anybody got a message.
+    /// An acknowledgement that reports whether any consumer received a message.
     Receipt { target: Box<[u8]>, content_type: u16 },
 }
 
@@ -46,11 +46,11 @@ pub(super) struct PendingAnswer {
     pub(super) form: Form,
     /// Shards that have not answered yet.
     parts_left: usize,
-    /// The parts so far, if there are several.
+    /// The merged answers so far, if several shards answer.
     gathered: Option<Box<Result<Reply, Rejection>>>,
 }
 
-/// A pull that is not over.
+/// A pull that has not ended.
 #[derive(Debug)]
 pub(super) struct PendingPull {
     pub(super) id: MessageId,
@@ -82,7 +82,7 @@ impl PendingAnswer {
         Asked { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 
-    /// Takes one part of the answer; the whole, once it was the last.
+    /// Takes one part of the answer. Returns the whole answer after the last part.
     fn take(&mut self, part: Result<Reply, Rejection>) -> Option<Result<Reply, Rejection>> {
         self.parts_left = self.parts_left.saturating_sub(1);
         let answer = match self.gathered.take() {
@@ -97,7 +97,7 @@ impl PendingAnswer {
     }
 }
 
-/// Two parts as one: the first refusal wins, lists grow.
+/// Merges two parts: the first rejection wins, lists grow.
 fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Result<Reply, Rejection> {
     use Reply::{Channels, Clients, Nodes, Queues, Routers, TopicBindings, Topics};
     let joined = match (one?, other?) {
@@ -140,25 +140,25 @@ enum Open {
     Pull(PendingPull),
 }
 
-/// Everything that waits, by the number that the broker was given for it.
+/// All unanswered requests, by request id.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     open: Slab<Open>,
 }
 
 impl Pending {
-    /// Whether nothing more may be asked before something was answered.
+    /// Whether no further request may be sent for now.
     pub(super) fn is_full(&self) -> bool {
         self.open.len() >= OPEN_MAX
     }
 
-    /// Remembers who waits for an answer that comes in `parts`.
+    /// Adds a request that `parts` shards answer.
     pub(super) fn expect_answer(&mut self, mut answer: PendingAnswer, parts: usize) -> RequestId {
         answer.parts_left = parts.max(1);
         self.insert(Open::Answer(answer))
     }
 
-    /// Remembers a pull.
+    /// Adds a pull.
     pub(super) fn expect_pulled(&mut self, pull: PendingPull) -> RequestId {
         self.insert(Open::Pull(pull))
     }
@@ -167,7 +167,7 @@ impl Pending {
         RequestId(u32::try_from(self.open.insert(open)).unwrap_or(UNANSWERED.0))
     }
 
-    /// Takes a part of an answer; the whole and its addressee, once it was the last part.
+    /// Takes a part of an answer. Returns the whole answer and its request after the last part.
     pub(super) fn answered(
         &mut self,
         request: RequestId,

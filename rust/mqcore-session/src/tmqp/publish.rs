@@ -14,22 +14,22 @@ use super::answer::{self, Asked};
 use super::frame::properties;
 use crate::message_id::MessageIds;
 
-/// Copies of one message, at most.
+/// Maximum copies of one message.
 pub(super) const COPIES_MAX: usize = 64;
 
 /// Names remembered by one session.
 const NAMES: usize = 4;
-/// Source and target lie between id and body on the wire, and a stored message needs neither. Up to this many bytes
-/// they are kept rather than moved away from.
+/// Source and target are between id and body on the wire, and a stored message needs neither. Up to this many bytes are
+/// stored with it, because that is cheaper than moving the body.
 const GAP_BYTES_KEPT: usize = 16;
-/// Larger messages are stored as they lie on the wire: moving them would cost more than the gap.
+/// Larger messages are stored in their wire layout: moving them would cost more than the gap.
 const MOVED_BYTES_MAX: usize = 512;
 
-/// The names that frames of this session mentioned last, so that a message to a known channel allocates none.
+/// The most recent names in this session's frames, so that a message to a known channel allocates no name.
 #[derive(Debug, Default)]
 pub(super) struct ChannelNames {
     known: [Option<ChannelName>; NAMES],
-    /// The place that the next unknown name takes.
+    /// Index that the next unknown name overwrites.
     oldest: usize,
 }
 
@@ -55,21 +55,21 @@ impl ChannelNames {
 }
 
 /// Reads a channel's name.
-pub(super) fn channel_name(octets: &[u8]) -> Result<ChannelName, Rejection> {
+pub(super) fn channel_name(bytes: &[u8]) -> Result<ChannelName, Rejection> {
     let bad = |why: String| {
         Rejection::new(RejectionKind::BadRequest, format!("no channel can have this name: {why}"))
     };
-    let text = str::from_utf8(octets).map_err(|_| bad("it is not UTF-8".into()))?;
+    let text = str::from_utf8(bytes).map_err(|_| bad("it is not UTF-8".into()))?;
     ChannelName::new(text).map_err(|error| bad(error.to_string()))
 }
 
-/// Reads a queue's id as headers write it.
+/// Parses a queue id in a header.
 pub(super) fn queue_id(value: &[u8]) -> Result<u16, Rejection> {
     let id = str::from_utf8(value.trim_ascii()).ok().and_then(|text| text.parse().ok());
     id.ok_or_else(|| Rejection::new(RejectionKind::BadRequest, "a queue id is a decimal number up to 65535"))
 }
 
-/// One client on its way to put messages into queues.
+/// Publishes one client's messages to queues.
 #[derive(Debug)]
 pub(super) struct Publisher<'a> {
     pub(super) client: &'a Arc<Client>,
@@ -79,20 +79,20 @@ pub(super) struct Publisher<'a> {
 }
 
 impl Publisher<'_> {
-    /// Publishes the message of a frame that lies in `bytes`, and then its copies. A message without an id stays without:
-    /// whether it gets one is an option of its queue.
+    /// Publishes the message of a frame whose bytes are in `bytes`, and then its copies. A message without an id stays
+    /// without one here: an option of its queue decides whether it gets one.
     #[inline]
     pub(super) fn publish(
         &mut self,
         frame: &Frame<'_>,
-        octets: &[u8],
+        bytes: &[u8],
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
         match self.channels.name(frame.target) {
             Ok(channel) => {
                 let queue = QueueAddress { channel, id: frame.content_type };
-                commands.push(Command::Publish { queue, message: stored(frame, octets, self.client) });
+                commands.push(Command::Publish { queue, message: stored(frame, bytes, self.client) });
             }
             Err(rejection) => refuse(frame, &rejection, output),
         }
@@ -121,7 +121,7 @@ impl Publisher<'_> {
         }
     }
 
-    /// The copy that one CC header asks for. It starts here: its hops are fresh, and channel and queue are its own.
+    /// The copy that one CC header asks for. It starts here: its hops are reset, and channel and queue are its own.
     fn copy(&mut self, frame: &Frame<'_>, value: &[u8], headers: &[u8]) -> Result<Command, Rejection> {
         let wanted = CopyRequest::read(value);
         let channel = self.channels.name(wanted.channel)?;
@@ -136,7 +136,7 @@ impl Publisher<'_> {
                 &fresh[..]
             }
             given if given.len() > mqcore_wire::tmqp::NAME_BYTES_MAX => {
-                return Err(Rejection::new(RejectionKind::BadRequest, "a message id has at most 255 octets"));
+                return Err(Rejection::new(RejectionKind::BadRequest, "a message id has at most 255 bytes"));
             }
             given => given,
         };
@@ -144,7 +144,7 @@ impl Publisher<'_> {
             hops: HOPS_FRESH,
             content_type: id,
             pending_response: false,
-            // The producer can know what such an acknowledgement is about only if it chose the id.
+            // The producer can match the acknowledgement of a copy only if it chose the id.
             pending_acknowledge: frame.pending_acknowledge && !wanted.message_id.is_empty(),
             ..properties(frame)
         };
@@ -162,15 +162,15 @@ pub(crate) fn copied_headers(headers: &[u8]) -> Vec<u8> {
 /// One CC header: `channel[;queue id[;message id]]`.
 pub(super) struct CopyRequest<'a> {
     pub(super) channel: &'a [u8],
-    /// Empty: the queue id of the original.
+    /// Empty: the queue id of the original message.
     pub(super) queue: &'a [u8],
-    /// Empty: one is made.
+    /// Empty: one is generated.
     pub(super) message_id: &'a [u8],
 }
 
 impl<'a> CopyRequest<'a> {
     pub(super) fn read(value: &'a [u8]) -> Self {
-        let mut parts = value.splitn(3, |&octet| octet == b';').map(<[u8]>::trim_ascii);
+        let mut parts = value.splitn(3, |&byte| byte == b';').map(<[u8]>::trim_ascii);
         let mut part = || parts.next().unwrap_or_default();
         Self { channel: part(), queue: part(), message_id: part() }
     }
@@ -182,7 +182,7 @@ pub(super) fn refuse(frame: &Frame<'_>, rejection: &Rejection, output: &mut Vec<
     answer::publish_refused(&asked, frame.pending_acknowledge, target, queue, rejection, output);
 }
 
-/// Says that a copy is impossible: under the copy's id if it was given one, else under that of the message.
+/// Reports that a copy is impossible: under the copy's id if it has one, otherwise under the message's.
 fn refuse_copy(frame: &Frame<'_>, value: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
     let wanted = CopyRequest::read(value);
     let id = match wanted.message_id {
@@ -208,18 +208,18 @@ fn refuse_rest(frame: &Frame<'_>, output: &mut Vec<u8>) {
     );
 }
 
-/// The message of a frame that lies in `bytes`, in one allocation.
+/// The message of a frame whose bytes are in `bytes`, in one allocation.
 #[inline]
-pub(super) fn stored(frame: &Frame<'_>, octets: &[u8], producer: &Arc<Client>) -> Message {
+pub(super) fn stored(frame: &Frame<'_>, bytes: &[u8], producer: &Arc<Client>) -> Message {
     let gap = frame.source.len() + frame.target.len();
     let kept = frame.id.len() + frame.headers.len() + frame.payload.len();
     if gap > GAP_BYTES_KEPT && kept <= MOVED_BYTES_MAX {
         return moved_together(frame, producer);
     }
-    let header_length_octets = if frame.headers.is_empty() { 0 } else { 2 };
-    let block_size = kept + gap + header_length_octets;
-    let block = &octets[octets.len() - block_size..];
-    let headers_at = frame.id.len() + gap + header_length_octets;
+    let header_length_bytes = if frame.headers.is_empty() { 0 } else { 2 };
+    let block_size = kept + gap + header_length_bytes;
+    let block = &bytes[bytes.len() - block_size..];
+    let headers_at = frame.id.len() + gap + header_length_bytes;
     let body_at = headers_at + frame.headers.len();
     let layout = Layout {
         id: 0..frame.id.len(),

@@ -8,7 +8,7 @@ use mqcore_wire::tmqp::header::{self, clear, key, no_content, pull_order};
 use super::pending::{Pending, PendingPull};
 use super::publish::ChannelNames;
 
-/// Reads a pull request and remembers it; or says with which word it ends at once.
+/// Reads a pull request and adds it to the pending ones; or returns the reason to end it at once.
 pub(super) fn read(
     frame: &Frame<'_>,
     channels: &mut ChannelNames,
@@ -39,8 +39,8 @@ pub(super) fn read(
     })
 }
 
-/// At least one; zero if none is said, which is for the queue to judge: a cache needs no count. What no number can say is
-/// as good as all.
+/// At least one; zero if there is no count, which only caches accept. A number too large for the type means all
+/// messages.
 fn count(headers: &[u8]) -> Option<u32> {
     let Some(said) = header::header_value(headers, key::COUNT) else { return Some(0) };
     let text = str::from_utf8(said).ok()?;

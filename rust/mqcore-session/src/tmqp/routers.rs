@@ -1,4 +1,4 @@
-//! Routers: messages for them, what they answer, and the operations on them.
+//! Routers: messages for them, their answers, and the operations on them.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use super::publish::channel_name;
 use super::topic;
 use crate::message_id::MessageIds;
 
-/// Bytes of the JSON of one binding, at most.
+/// Maximum bytes of the JSON of one binding.
 const BINDING_BYTES_MAX: usize = 64 * 1024;
 
-/// Reads a message for a router. One without an id gets one, under which receivers answer; but whoever gave none waits for
-/// nothing.
+/// Reads a message for a router. A missing id is generated, so that receivers can answer, but a producer that gave none
+/// waits for nothing.
 pub(super) fn read(
     client: &Arc<Client>,
     frame: &Frame<'_>,
@@ -48,15 +48,15 @@ pub(super) fn read(
 }
 
 /// Reads a router's name.
-pub(super) fn router_name(octets: &[u8]) -> Result<RouterName, Rejection> {
+pub(super) fn router_name(bytes: &[u8]) -> Result<RouterName, Rejection> {
     let bad = |why: String| {
         Rejection::new(RejectionKind::BadRequest, format!("no router can have this name: {why}"))
     };
-    let text = str::from_utf8(octets).map_err(|_| bad("it is not UTF-8".into()))?;
+    let text = str::from_utf8(bytes).map_err(|_| bad("it is not UTF-8".into()))?;
     RouterName::new(text).map_err(|error| bad(error.to_string()))
 }
 
-/// What a router answers in its own name: an acknowledgement, a response, or both, as its producer waits for them.
+/// The answer of a router in its own name: an acknowledgement, a response, or both, as its producer asked.
 pub(super) fn answered(
     asked: &Asked<'_>,
     (waits_for_acknowledgement, waits_for_response): (bool, bool),
@@ -101,7 +101,7 @@ pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
     Ok(Request::CreateRouter { router: router_name(frame.target)?, method })
 }
 
-/// The request to add a binding to a router; or to bind a queue to topics, where those stand for the router.
+/// The request to add a binding to a router, or to bind a queue to topics if the target is topics.
 pub(super) fn add_binding(frame: &Frame<'_>) -> Result<Request, Rejection> {
     let binding = parse(frame.payload)?.binding()?;
     match (topic::pattern(frame.target), binding.target) {
@@ -128,7 +128,7 @@ pub(super) fn remove_binding(frame: &Frame<'_>) -> Result<Request, Rejection> {
     }
 }
 
-/// The request to say where the message of a frame would go.
+/// The request to compute the route of a frame's message.
 pub(super) fn test(client: &Arc<Client>, frame: &Frame<'_>) -> Result<Request, Rejection> {
     let properties = Properties { content_type: 0, ..properties(frame) };
     let producer = Some(client.clone());
@@ -171,7 +171,7 @@ impl Word {
     }
 }
 
-/// What a binding leads to, by the numbers of the original; the last two are mqcore's own.
+/// The type of a binding's target, by the numbers of the original; the last two are mqcore's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BindingType {
     Direct = 0,
@@ -239,8 +239,8 @@ impl BindingModel {
     }
 }
 
-/// The original tells a queue as its channel and, in the content type, its id. Without a type the target says itself what
-/// it is, as it does in mqcore everywhere else.
+/// The original writes a queue as its channel and, in the content type, its id. Without a type the target text
+/// determines it, as everywhere else in mqcore.
 fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> Result<Target, Rejection> {
     match kind {
         None => Target::parse(text),
@@ -269,14 +269,14 @@ fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> R
 
 fn parse(json: &[u8]) -> Result<BindingModel, Rejection> {
     if json.len() > BINDING_BYTES_MAX {
-        let reason = format!("a binding of {} octets is larger than {BINDING_BYTES_MAX}", json.len());
+        let reason = format!("a binding of {} bytes is larger than {BINDING_BYTES_MAX}", json.len());
         return Err(bad(reason));
     }
     // Serde would take an array for the members in their order.
     if json.trim_ascii_start().starts_with(b"[") {
         return Err(bad("a binding is a JSON object, not an array".into()));
     }
-    serde_json::from_slice(json).map_err(|error| bad(format!("the binding is no valid JSON: {error}")))
+    serde_json::from_slice(json).map_err(|error| bad(format!("the binding is not valid JSON: {error}")))
 }
 
 fn bad(reason: String) -> Rejection {

@@ -8,7 +8,7 @@ use mqcore_wire::tmqp::operation::EVENT_SUBSCRIBE;
 
 use super::publish::{channel_name, queue_id};
 
-/// Reads an event frame. What the event does not need is not looked at.
+/// Reads an event frame. Headers that the event does not need are ignored.
 pub(super) fn read(frame: &Frame<'_>) -> Result<EventSubscription, Rejection> {
     let kind = str::from_utf8(frame.target).ok().and_then(EventKind::from_name);
     let kind =

@@ -1,4 +1,4 @@
-//! Topics in TMQP, which has none of its own: a target `@topic:NAME` names one, where channels are named else.
+//! Topics in TMQP, which has none of its own: a target `@topic:NAME` names one, in place of a channel.
 
 use std::sync::Arc;
 
@@ -13,39 +13,39 @@ use super::answer::Asked;
 use super::pending::{Form, Pending, PendingAnswer};
 use super::publish::{refuse, stored};
 
-/// What targets that name topics begin with. No channel can have such a name.
+/// Prefix of targets that name topics. No channel can have such a name.
 pub(crate) const PREFIX: &[u8] = b"@topic:";
 
 /// Names remembered by one session.
 const NAMES: usize = 4;
 
-/// The topics that frames of this session mentioned last, so that a message to a known one allocates no name. Boxed,
-/// because most sessions mention none.
+/// The most recent topics in this session's frames, so that a message to a known one allocates no name. Boxed, because
+/// most sessions use none.
 #[derive(Debug, Default)]
 pub(super) struct TopicNames(Option<Box<Known>>);
 
 #[derive(Debug, Default)]
 struct Known {
     known: [Option<TopicName>; NAMES],
-    /// The place that the next unknown name takes.
+    /// Index that the next unknown name overwrites.
     oldest: usize,
 }
 
 impl TopicNames {
-    pub(super) fn name(&mut self, octets: &[u8]) -> Result<TopicName, Rejection> {
+    pub(super) fn name(&mut self, bytes: &[u8]) -> Result<TopicName, Rejection> {
         let Known { known, oldest } = &mut **self.0.get_or_insert_default();
-        if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == octets) {
+        if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == bytes) {
             return Ok(name.clone());
         }
-        let name = topic_name(octets)?;
+        let name = topic_name(bytes)?;
         known[*oldest] = Some(name.clone());
         *oldest = (*oldest + 1) % NAMES;
         Ok(name)
     }
 }
 
-fn topic_name(octets: &[u8]) -> Result<TopicName, Rejection> {
-    TopicName::new(octets).map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))
+fn topic_name(bytes: &[u8]) -> Result<TopicName, Rejection> {
+    TopicName::new(bytes).map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))
 }
 
 /// The topic or the mask that a target names; `None` if it names something else.
@@ -54,12 +54,12 @@ pub(super) fn pattern(target: &[u8]) -> Option<Result<TopicPattern, Rejection>> 
     Some(topic_name(name).map(TopicPattern::from_name))
 }
 
-/// Publishes a queue message whose target is a topic. If its producer waits for an acknowledgement, it hears whether
-/// anybody got it.
+/// Publishes a queue message whose target is a topic. If its producer waits for an acknowledgement, it reports whether
+/// any subscriber received the message.
 pub(super) fn publish(
     client: &Arc<Client>,
     frame: &Frame<'_>,
-    octets: &[u8],
+    bytes: &[u8],
     topics: &mut TopicNames,
     pending: &mut Pending,
     commands: &mut Vec<Command>,
@@ -82,6 +82,6 @@ pub(super) fn publish(
         pending.expect_answer(PendingAnswer::new(&asked, Form::receipt(frame)), 1)
     });
     let frame = Frame { pending_acknowledge: false, pending_response: false, ..*frame };
-    let message = stored(&frame, octets, client);
+    let message = stored(&frame, bytes, client);
     commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
 }

@@ -48,15 +48,15 @@ fn clients_are_addressed_by_name_and_type_with_quotes_or_without() {
 #[test]
 fn only_the_oldest_match_is_asked_for_by_the_first_acquirer_bit() {
     let mut talk = Talk::open();
-    let octets = encoded(&Frame { first_acquirer: true, ..to("@name:x") });
-    assert!(direct(talk.command(&octets)).1.properties().first_acquirer);
+    let bytes = encoded(&Frame { first_acquirer: true, ..to("@name:x") });
+    assert!(direct(talk.command(&bytes)).1.properties().first_acquirer);
 }
 
 #[test]
 fn a_direct_message_without_an_id_gets_one() {
     let mut talk = Talk::open();
-    let octets = encoded(&Frame { id: b"", pending_response: true, ..to("other") });
-    let (_, message) = direct(talk.command(&octets));
+    let bytes = encoded(&Frame { id: b"", pending_response: true, ..to("other") });
+    let (_, message) = direct(talk.command(&bytes));
     assert!(is_generated(message.id()));
     assert!(!message.properties().pending_response);
 }
@@ -91,14 +91,14 @@ fn a_direct_message_is_relayed_as_it_was_addressed() {
 #[test]
 fn an_acknowledgement_with_high_priority_goes_to_a_client() {
     let mut talk = Talk::open();
-    let octets = encoded(&Frame {
+    let bytes = encoded(&Frame {
         high_priority: true,
         id: b"D1",
         target: b"prod",
         headers: b"Nack-Reason:no\r\n",
         ..Frame::new(Kind::ACKNOWLEDGE)
     });
-    let Command::AcknowledgeDirect { to, message } = talk.command(&octets) else { panic!() };
+    let Command::AcknowledgeDirect { to, message } = talk.command(&bytes) else { panic!() };
     assert_eq!((&*to, message.id(), message.headers()), ("prod", &b"D1"[..], &b"Nack-Reason:no\r\n"[..]));
     assert!(message.properties().high_priority);
 }
@@ -121,14 +121,14 @@ fn an_acknowledgement_arrives_at_the_sender_of_a_direct_message() {
 #[test]
 fn a_response_goes_to_a_client_and_arrives_with_its_status() {
     let mut talk = Talk::open();
-    let octets = encoded(&Frame {
+    let bytes = encoded(&Frame {
         content_type: 1001,
         id: b"D1",
         target: b"prod",
         payload: b"answer",
         ..Frame::new(Kind::RESPONSE)
     });
-    let Command::Respond { to, message } = talk.command(&octets) else { panic!() };
+    let Command::Respond { to, message } = talk.command(&bytes) else { panic!() };
     assert_eq!((&*to, message.body(), message.properties().content_type), ("prod", &b"answer"[..], 1001));
     let output = talk.tell(Event::Responded(message));
     let frame = only_frame(&output);

@@ -21,8 +21,8 @@ fn subscribe<'a>(event: &'a str, headers: &'a str) -> Frame<'a> {
     }
 }
 
-fn subscription(talk: &mut Talk, octets: &[u8]) -> EventSubscription {
-    match talk.request(octets).1 {
+fn subscription(talk: &mut Talk, bytes: &[u8]) -> EventSubscription {
+    match talk.request(bytes).1 {
         Request::Subscribe(subscription) => subscription,
         other => panic!("{other:?}"),
     }
@@ -57,12 +57,12 @@ fn any_other_content_type_unsubscribes() {
 #[test]
 fn a_subscription_is_always_answered_with_yes_or_no() {
     let mut talk = Talk::open();
-    let octets = encoded(&subscribe("ClientConnected", ""));
-    let (request, _) = talk.request(&octets);
+    let bytes = encoded(&subscribe("ClientConnected", ""));
+    let (request, _) = talk.request(&bytes);
     let output = talk.reply(request, Ok(Reply::Done));
     let yes = only_frame(&output);
     assert_eq!((yes.kind, yes.content_type, yes.id, yes.target), (Kind::RESPONSE, 0, &b"e"[..], &b"cli"[..]));
-    let (request, _) = talk.request(&octets);
+    let (request, _) = talk.request(&bytes);
     let output = talk.reply(request, Err(rejection(RejectionKind::Unauthorized)));
     assert_eq!(only_frame(&output).content_type, 1, "whatever the reason, no is 1");
     let (request, _) = talk.request(&encoded(&Frame { id: b"", ..subscribe("ClientConnected", "") }));

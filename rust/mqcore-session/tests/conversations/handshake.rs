@@ -1,4 +1,4 @@
-//! From the first octet to the welcome.
+//! From the first byte to the welcome.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn the_preamble_is_echoed_at_once_wherever_it_is_split() {
 }
 
 #[test]
-fn anything_else_is_closed_without_an_answer_at_the_first_wrong_octet() {
+fn anything_else_is_closed_without_an_answer_at_the_first_wrong_byte() {
     for start in ["GET / HTTP/1.1\r\n", "TMQP/2.1", "TMQP/3", "TMQX", "\0"] {
         let mut talk = Talk::new();
         assert!(matches!(talk.try_hear(start.as_bytes()), Err(SessionError::Misbehaved(_))), "{start}");
@@ -66,10 +66,10 @@ fn a_hello_is_read_in_both_orders_and_keeps_what_it_does_not_know() {
 #[test]
 fn a_hello_split_over_segments_is_read() {
     let mut talk = greeted();
-    let octets = vector("V06");
-    let (last, start) = octets.split_last().unwrap();
-    for octet in start {
-        assert_eq!(talk.answer(&[*octet]), b"");
+    let bytes = vector("V06");
+    let (last, start) = bytes.split_last().unwrap();
+    for byte in start {
+        assert_eq!(talk.answer(&[*byte]), b"");
     }
     introduction(talk.hear(&[*last]).0);
 }
@@ -77,8 +77,8 @@ fn a_hello_split_over_segments_is_read() {
 #[test]
 fn preamble_hello_and_more_may_come_in_one_piece() {
     let mut talk = Talk::new();
-    let octets = [&PREAMBLE[..], &vector("V06"), &vector("V03")].concat();
-    let (commands, output) = talk.hear(&octets);
+    let bytes = [&PREAMBLE[..], &vector("V06"), &vector("V03")].concat();
+    let (commands, output) = talk.hear(&bytes);
     introduction(commands);
     assert_eq!(output, PREAMBLE);
     assert_eq!(talk.unread(), 8, "nothing is read until the broker has answered");
@@ -141,14 +141,14 @@ fn a_first_frame_that_is_no_hello_closes_after_the_echo() {
     let ping = vector("V03");
     let no_hops =
         encoded(&Frame { content_type: 101, hops: 0, first_acquirer: true, ..Frame::new(Kind::QUEUE) });
-    for octets in [ping, vector("V09"), vector("V20"), no_hops] {
+    for bytes in [ping, vector("V09"), vector("V20"), no_hops] {
         let mut talk = greeted();
-        assert!(matches!(talk.try_hear(&octets), Err(SessionError::Misbehaved(_))));
+        assert!(matches!(talk.try_hear(&bytes), Err(SessionError::Misbehaved(_))));
     }
 }
 
 #[test]
-fn a_twino_4_client_is_told_apart_by_its_first_two_octets() {
+fn a_twino_4_client_is_told_apart_by_its_first_two_bytes() {
     let mut talk = greeted();
     let error = talk.try_hear(&vector("V56")[..2]).unwrap_err();
     assert!(error.to_string().contains("Twino 4"), "{error}");
@@ -173,19 +173,19 @@ fn a_hello_that_cannot_be_meant_is_refused_as_a_bad_request() {
 #[test]
 fn a_peer_that_nobody_knows_cannot_announce_a_large_frame() {
     let mut talk = greeted();
-    // A Hello of 65,536 octets of body: its length octets are enough to refuse it.
-    let octets = [0x10, 0x10, 0, 0, 0, 101, 0, 254, 0, 0, 1, 0];
-    assert_eq!(talk.session.needed(&octets[..8]), 0);
-    let error = talk.try_hear(&octets).unwrap_err();
+    // A Hello of 65,536 bytes of body: its length bytes are enough to refuse it.
+    let bytes = [0x10, 0x10, 0, 0, 0, 101, 0, 254, 0, 0, 1, 0];
+    assert_eq!(talk.session.needed(&bytes[..8]), 0);
+    let error = talk.try_hear(&bytes).unwrap_err();
     assert!(matches!(error, SessionError::Wire(WireError::TooLarge { part: "frame", .. })), "{error}");
 }
 
 #[test]
 fn a_peer_that_says_nothing_is_closed_when_the_handshake_should_be_over() {
     let greeting = [&PREAMBLE[..], &vector("V06")[..40]].concat();
-    for octets in [&greeting[..0], &greeting[..3], &greeting[..8], &greeting] {
+    for bytes in [&greeting[..0], &greeting[..3], &greeting[..8], &greeting] {
         let mut talk = Talk::new();
-        talk.hear(octets);
+        talk.hear(bytes);
         talk.wait(Duration::from_millis(9_999));
         assert_eq!(talk.timeout(), Ok(Vec::new()));
         talk.wait(Duration::from_millis(1));

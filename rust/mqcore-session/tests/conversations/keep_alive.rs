@@ -78,7 +78,7 @@ fn a_part_of_a_frame_is_a_life_sign_but_only_once() {
     talk.hear(&vector("V20")[..10]);
     talk.wait(59 * SECOND);
     assert_eq!(talk.timeout(), Ok(Vec::new()));
-    // The same octets, offered again after an event, are none.
+    // The same bytes, offered again after an event, are none.
     talk.hear(&[]);
     talk.wait(SECOND);
     assert_eq!(talk.timeout(), Ok(PING.to_vec()));
@@ -104,17 +104,17 @@ fn without_an_interval_nobody_is_pinged() {
 #[test]
 fn terminate_ends_the_conversation_without_an_answer() {
     let mut talk = Talk::open();
-    let octets = [vector("V05"), vector("V03")].concat();
-    assert_eq!(talk.answer(&octets), b"");
+    let bytes = [vector("V05"), vector("V03")].concat();
+    assert_eq!(talk.answer(&bytes), b"");
     assert!(talk.session.is_closing());
     assert_eq!(talk.session.next_timeout(), Timestamp::NEVER);
 }
 
 #[test]
 fn a_server_that_stops_says_terminate_once_it_was_greeted() {
-    for (octets, goodbye) in [(&PREAMBLE[..0], Vec::new()), (&PREAMBLE, vector("V05"))] {
+    for (bytes, goodbye) in [(&PREAMBLE[..0], Vec::new()), (&PREAMBLE, vector("V05"))] {
         let mut talk = Talk::new();
-        talk.hear(octets);
+        talk.hear(bytes);
         let mut output = Vec::new();
         talk.session.shutdown(&mut output);
         assert_eq!(output, goodbye);

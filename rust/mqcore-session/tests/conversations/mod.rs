@@ -1,4 +1,4 @@
-//! Conversations with a TMQP/2.0 session: octets and events in, commands and octets out, and a clock that jumps.
+//! Conversations with a TMQP/2.0 session: bytes and events in, commands and bytes out, and a clock that jumps.
 //!
 //! Where a vector of `tests/vectors/tmqp.jsonl` shows what a server says or hears, it is what is compared with.
 

@@ -59,9 +59,9 @@ fn linked(terms: NodeTerms, properties: Vec<(&str, &str)>) -> (Talk, Vec<u8>) {
 }
 
 fn position(number: u64) -> Vec<u8> {
-    let mut octets = Vec::new();
-    LinkMessage::Position(number).encode(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    LinkMessage::Position(number).encode(&mut bytes);
+    bytes
 }
 
 fn to_queue(target: &str) -> Frame<'_> {
@@ -76,9 +76,9 @@ fn passed_on(command: Command) -> PassedOn {
     }
 }
 
-fn confirmation(octets: &[u8]) -> Option<LinkMessage> {
-    let (frame, size) = tmqp::decode(octets, &Limits::default()).expect("a frame")?;
-    assert_eq!(size, octets.len());
+fn confirmation(bytes: &[u8]) -> Option<LinkMessage> {
+    let (frame, size) = tmqp::decode(bytes, &Limits::default()).expect("a frame")?;
+    assert_eq!(size, bytes.len());
     LinkMessage::read(&frame)
 }
 
@@ -111,9 +111,9 @@ fn where_no_nodes_are_taken_in_the_type_server_is_like_any_other() {
 fn what_a_node_passes_on_keeps_its_source_and_is_confirmed_up_to_what_is_done() {
     let (mut talk, _) = linked(terms(), NUMBERED.to_vec());
     let copies = Frame { headers: b"CC:other\r\n", ..to_queue("ch") };
-    let octets =
+    let bytes =
         [position(40), encoded(&to_queue("ch")), encoded(&copies), position(50), encoded(&to_queue("ch"))];
-    let (commands, output) = talk.hear(&octets.concat());
+    let (commands, output) = talk.hear(&bytes.concat());
     assert!(output.is_empty());
     let commands: Vec<_> = commands.into_iter().map(passed_on).collect();
     let numbers: Vec<u64> = commands.iter().map(|command| command.ticket.number).collect();
@@ -190,14 +190,14 @@ fn noted(
     terms: &NodeTerms,
     frames: &[Frame<'_>],
 ) -> (Vec<Command>, Vec<(UpstreamSet, Vec<u8>)>) {
-    let octets: Vec<u8> = frames.iter().flat_map(|frame| encoded(frame)).collect();
-    let (mut commands, _) = talk.hear(&octets);
+    let bytes: Vec<u8> = frames.iter().flat_map(|frame| encoded(frame)).collect();
+    let (mut commands, _) = talk.hear(&bytes);
     let mut forwards = Forwards::new(ConnectionId(1), talk.now);
     for command in &mut commands {
         forwards.note(terms, &client("cli"), command);
     }
     let noted = forwards.take().map_or_else(Vec::new, |noted| {
-        noted.iter().map(|(masters, octets)| (masters, octets.to_vec())).collect()
+        noted.iter().map(|(masters, bytes)| (masters, bytes.to_vec())).collect()
     });
     assert!(forwards.take().is_none());
     (commands, noted)
@@ -227,8 +227,8 @@ fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_a
     let (_, noted) = noted(&mut Talk::open(), &terms, &frames);
     let seen: Vec<_> = noted
         .iter()
-        .map(|(masters, octets)| {
-            let frame = only_frame(octets);
+        .map(|(masters, bytes)| {
+            let frame = only_frame(bytes);
             assert_eq!((frame.source, frame.hops), (&b"cli"[..], 15));
             (masters.0, frame.kind, str::from_utf8(frame.target).expect("text"))
         })

@@ -20,8 +20,8 @@ fn told(request: &Request) -> String {
     format!("{request:?}")
 }
 
-fn expect(talk: &mut Talk, octets: &[u8], expected: &Request) {
-    assert_eq!(told(&talk.request(octets).1), told(expected));
+fn expect(talk: &mut Talk, bytes: &[u8], expected: &Request) {
+    assert_eq!(told(&talk.request(bytes).1), told(expected));
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_channel_may_be_named_by_the_header_alone() {
 }
 
 #[test]
-fn a_queue_id_is_a_header_or_a_body_of_two_octets() {
+fn a_queue_id_is_a_header_or_a_body_of_two_bytes() {
     let mut talk = Talk::open();
     for code in [611, 615, 613] {
         let by_header = Frame { headers: b"queue-id: 258 \r\n", ..operation(code, "ch") };
@@ -252,8 +252,8 @@ fn who_asked_for_an_acknowledgement_only_gets_one() {
 fn who_asked_for_nothing_gets_nothing() {
     let mut talk = Talk::open();
     let no_id = Frame { id: b"", pending_acknowledge: true, ..operation(601, "ch") };
-    for octets in [vector("V09"), encoded(&no_id)] {
-        let (request, _) = talk.request(&octets);
+    for bytes in [vector("V09"), encoded(&no_id)] {
+        let (request, _) = talk.request(&bytes);
         assert_eq!(talk.reply(request, Ok(Reply::Done)), b"");
         assert_eq!(talk.reply(request, Err(rejection(RejectionKind::NotFound))), b"");
     }
@@ -313,18 +313,18 @@ fn answers_may_come_in_any_order_and_unknown_ones_are_nobodys() {
 #[test]
 fn more_requests_than_can_be_open_are_refused_as_busy() {
     let mut talk = Talk::open();
-    let octets = encoded(&operation(601, "ch"));
+    let bytes = encoded(&operation(601, "ch"));
     for _ in 0..OPEN_REQUESTS_MAX {
-        talk.request(&octets);
+        talk.request(&bytes);
     }
-    let output = talk.answer(&octets);
+    let output = talk.answer(&bytes);
     assert_eq!(only_frame(&output).content_type, 503);
     assert!(
         matches!(talk.command(&vector("V09")), Command::Request(..)),
         "without an answer it costs nothing"
     );
     talk.reply(RequestId(5), Ok(Reply::Done));
-    assert_eq!(talk.request(&octets).0, RequestId(5));
+    assert_eq!(talk.request(&bytes).0, RequestId(5));
 }
 
 fn answer_text(reply: Reply) -> String {

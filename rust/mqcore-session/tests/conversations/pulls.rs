@@ -21,8 +21,8 @@ fn request<'a>(id: &'a str, headers: &'a str) -> Frame<'a> {
     }
 }
 
-fn pull(talk: &mut Talk, octets: &[u8]) -> Pull {
-    match talk.command(octets) {
+fn pull(talk: &mut Talk, bytes: &[u8]) -> Pull {
+    match talk.command(bytes) {
         Command::Pull(pull) => *pull,
         other => panic!("{other:?}"),
     }
@@ -171,12 +171,12 @@ fn the_message_of_a_cache_queue_is_a_response_to_the_pull() {
 #[test]
 fn more_pulls_than_can_be_open_are_unacceptable() {
     let mut talk = Talk::open();
-    let octets = encoded(&request("REQ", "Count:1\r\n"));
+    let bytes = encoded(&request("REQ", "Count:1\r\n"));
     for _ in 0..OPEN_REQUESTS_MAX {
-        talk.command(&octets);
+        talk.command(&bytes);
     }
-    let output = talk.answer(&octets);
+    let output = talk.answer(&bytes);
     assert_eq!(header_value(only_frame(&output).headers, "No-Content"), Some(&b"Unacceptable"[..]));
     talk.tell(Event::PullEnded { request: RequestId(77), outcome: PullOutcome::Empty });
-    assert_eq!(pull(&mut talk, &octets).request, RequestId(77));
+    assert_eq!(pull(&mut talk, &bytes).request, RequestId(77));
 }

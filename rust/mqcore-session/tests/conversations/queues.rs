@@ -89,8 +89,8 @@ fn many_channels_in_turn_are_told_apart() {
     for round in 0..3 {
         for number in 0..10 {
             let name = format!("channel-{number}");
-            let octets = encoded(&Frame { target: name.as_bytes(), ..with_headers("", b"") });
-            assert_eq!(published(talk.command(&octets)).0.channel.as_str(), name, "round {round}");
+            let bytes = encoded(&Frame { target: name.as_bytes(), ..with_headers("", b"") });
+            assert_eq!(published(talk.command(&bytes)).0.channel.as_str(), name, "round {round}");
         }
     }
 }
@@ -107,9 +107,9 @@ fn a_message_without_an_id_leaves_it_to_its_queue_and_waits_for_no_response() {
 #[test]
 fn a_high_priority_message_with_a_copy_is_two_messages() {
     let mut talk = Talk::open();
-    let mut octets = vector("V22");
-    octets.resize(octets.len() + 253, b'z');
-    let (commands, output) = talk.hear(&octets);
+    let mut bytes = vector("V22");
+    bytes.resize(bytes.len() + 253, b'z');
+    let (commands, output) = talk.hear(&bytes);
     let published = all_published(commands);
     assert_eq!(output, b"");
     let [(first, original), (second, copy)] = &published[..] else { panic!("{published:?}") };
@@ -337,9 +337,9 @@ fn consumers_acknowledge_and_refuse() {
     let Command::Acknowledge(nack) = talk.command(&vector("V28")) else { panic!() };
     assert_eq!(nack.negative(), Some("none"));
     assert_eq!(&*nack.headers, b"Nack-Reason:none\r\n");
-    let octets =
+    let bytes =
         encoded(&Frame { id: b"M", target: b"ch", headers: b"Other:1\r\n", ..Frame::new(Kind::ACKNOWLEDGE) });
-    let Command::Acknowledge(ack) = talk.command(&octets) else { panic!() };
+    let Command::Acknowledge(ack) = talk.command(&bytes) else { panic!() };
     assert_eq!(ack.negative(), None, "other headers do not make it negative");
 }
 
@@ -379,7 +379,7 @@ fn delivered(deliver: &Deliver, first: bool) -> Vec<u8> {
 }
 
 #[test]
-fn deliveries_are_the_octets_that_consumers_know() {
+fn deliveries_are_the_bytes_that_consumers_know() {
     let plain = delivery("ch-push/1", message("M1", "prod", "", "hello"), false);
     assert_eq!(delivered(&plain, true), vector("V23"));
     assert_eq!(delivered(&plain, false), vector("V24"));
@@ -395,8 +395,8 @@ fn a_delivery_takes_queue_and_acknowledgement_from_the_queue_and_may_hide_its_so
     let properties =
         Properties { pending_acknowledge: true, content_type: 9, hops: 200, ..Properties::default() };
     let message = message_with(properties, "M", "prod", "CC:b\r\n", "");
-    let octets = delivered(&Deliver { hide_source: true, ..delivery("ch/3", message, false) }, true);
-    let frame = only_frame(&octets);
+    let bytes = delivered(&Deliver { hide_source: true, ..delivery("ch/3", message, false) }, true);
+    let frame = only_frame(&bytes);
     assert_eq!((frame.content_type, frame.target, frame.source), (3, &b"ch"[..], &b""[..]));
     assert!(!frame.pending_acknowledge);
     assert_eq!(frame.headers, b"CC:b\r\n");
@@ -405,13 +405,13 @@ fn a_delivery_takes_queue_and_acknowledgement_from_the_queue_and_may_hide_its_so
 
 #[test]
 fn names_of_other_protocols_are_cut_to_what_a_frame_can_hold() {
-    let octets = delivered(&delivery("ch/1", message("M", &"p".repeat(300), "", ""), false), true);
-    assert_eq!(only_frame(&octets).source, "p".repeat(255).as_bytes());
+    let bytes = delivered(&delivery("ch/1", message("M", &"p".repeat(300), "", ""), false), true);
+    assert_eq!(only_frame(&bytes).source, "p".repeat(255).as_bytes());
 }
 
 #[test]
 fn a_full_header_block_is_delivered() {
     let headers = format!("k:{}\r\n", "v".repeat(HEADER_BYTES_MAX - 4));
-    let octets = delivered(&delivery("ch/1", message("M", "p", &headers, ""), false), true);
-    assert_eq!(only_frame(&octets).headers.len(), HEADER_BYTES_MAX);
+    let bytes = delivered(&delivery("ch/1", message("M", "p", &headers, ""), false), true);
+    assert_eq!(only_frame(&bytes).headers.len(), HEADER_BYTES_MAX);
 }

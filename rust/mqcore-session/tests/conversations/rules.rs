@@ -30,8 +30,8 @@ fn each_hop_is_used_up() {
 fn a_foreign_source_closes_the_connection() {
     for kind in [Kind::QUEUE, Kind::DIRECT, Kind::SERVER, Kind::PING, Kind::OTHER] {
         let mut talk = Talk::open();
-        let octets = encoded(&Frame { source: b"somebody", ..Frame::new(kind) });
-        assert!(matches!(talk.try_hear(&octets), Err(SessionError::Misbehaved(_))));
+        let bytes = encoded(&Frame { source: b"somebody", ..Frame::new(kind) });
+        assert!(matches!(talk.try_hear(&bytes), Err(SessionError::Misbehaved(_))));
         assert!(talk.session.is_closing());
     }
 }
@@ -39,8 +39,8 @@ fn a_foreign_source_closes_the_connection() {
 #[test]
 fn a_source_may_be_left_out() {
     let mut talk = Talk::open();
-    let octets = encoded(&Frame { target: b"ch", ..Frame::new(Kind::QUEUE) });
-    let Command::Publish { message, .. } = talk.command(&octets) else { panic!() };
+    let bytes = encoded(&Frame { target: b"ch", ..Frame::new(Kind::QUEUE) });
+    let Command::Publish { message, .. } = talk.command(&bytes) else { panic!() };
     assert_eq!(message.source(), b"cli");
 }
 
@@ -48,8 +48,8 @@ fn a_source_may_be_left_out() {
 fn unknown_types_are_ignored_and_counted() {
     let mut talk = Talk::open();
     let kinds = (0..64).filter(|kind| !matches!(kind, 0x08..=0x0A | 0x10..=0x17));
-    let octets: Vec<u8> = kinds.clone().flat_map(|kind| encoded(&Frame::new(Kind(kind)))).collect();
-    assert_eq!(talk.answer(&octets), b"");
+    let bytes: Vec<u8> = kinds.clone().flat_map(|kind| encoded(&Frame::new(Kind(kind)))).collect();
+    assert_eq!(talk.answer(&bytes), b"");
     assert_eq!(talk.session.ignored_frames(), kinds.count() as u64);
 }
 
@@ -63,8 +63,8 @@ fn a_header_bit_without_a_header_closes_the_connection() {
 #[test]
 fn several_frames_in_one_piece_are_all_read() {
     let mut talk = Talk::open();
-    let octets = [vector("V20"), vector("V03"), vector("V21")].concat();
-    let (commands, output) = talk.hear(&octets);
+    let bytes = [vector("V20"), vector("V03"), vector("V21")].concat();
+    let (commands, output) = talk.hear(&bytes);
     assert_eq!((commands.len(), output), (2, vector("V04")));
 }
 
@@ -72,22 +72,22 @@ fn several_frames_in_one_piece_are_all_read() {
 fn what_came_before_a_fault_is_still_wanted() {
     let mut talk = Talk::open();
     let (mut commands, mut output) = (Vec::new(), Vec::new());
-    let octets = [vector("V20"), vector("V54")].concat();
-    assert!(talk.session.receive(&octets, talk.now, &mut commands, &mut output).is_err());
+    let bytes = [vector("V20"), vector("V54")].concat();
+    assert!(talk.session.receive(&bytes, talk.now, &mut commands, &mut output).is_err());
     assert_eq!(commands.len(), 1);
 }
 
 #[test]
 fn a_session_tells_how_large_the_next_frame_is() {
     let talk = Talk::open();
-    let octets = vector("V20");
-    assert_eq!(talk.session.needed(&octets[..7]), 0);
-    assert_eq!(talk.session.needed(&octets[..8]), octets.len());
+    let bytes = vector("V20");
+    assert_eq!(talk.session.needed(&bytes[..7]), 0);
+    assert_eq!(talk.session.needed(&bytes[..8]), bytes.len());
     assert_eq!(talk.session.needed(&[0x11, 0x10, 0, 0, 0, 0, 0, 255, 0, 0, 0, 0, 0, 0, 0, 255]), 0);
     assert_eq!(Talk::new().session.needed(b""), 8);
 }
 
 #[test]
 fn an_idle_session_is_small() {
-    assert!(size_of::<AnySession>() <= 400, "{} octets", size_of::<AnySession>());
+    assert!(size_of::<AnySession>() <= 400, "{} bytes", size_of::<AnySession>());
 }

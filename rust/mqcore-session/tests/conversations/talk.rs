@@ -17,7 +17,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
 
 pub(crate) const START: Timestamp = Timestamp(1_800_000_000_000);
 
-/// A session, the octets it has not read yet, and the time.
+/// A session, the bytes it has not read yet, and the time.
 pub(crate) struct Talk {
     pub(crate) session: AnySession,
     pub(crate) now: Timestamp,
@@ -60,35 +60,35 @@ impl Talk {
         talk
     }
 
-    /// Octets arrive; what the session wants of the broker and says to the peer.
-    pub(crate) fn try_hear(&mut self, octets: &[u8]) -> Result<(Vec<Command>, Vec<u8>), SessionError> {
-        self.unread.extend_from_slice(octets);
+    /// Bytes arrive; what the session wants of the broker and says to the peer.
+    pub(crate) fn try_hear(&mut self, bytes: &[u8]) -> Result<(Vec<Command>, Vec<u8>), SessionError> {
+        self.unread.extend_from_slice(bytes);
         let (mut commands, mut output) = (Vec::new(), Vec::new());
         let consumed = self.session.receive(&self.unread, self.now, &mut commands, &mut output)?;
         self.unread.drain(..consumed);
         Ok((commands, output))
     }
 
-    pub(crate) fn hear(&mut self, octets: &[u8]) -> (Vec<Command>, Vec<u8>) {
-        self.try_hear(octets).expect("nothing is wrong with these octets")
+    pub(crate) fn hear(&mut self, bytes: &[u8]) -> (Vec<Command>, Vec<u8>) {
+        self.try_hear(bytes).expect("nothing is wrong with these bytes")
     }
 
-    /// What the session says to the peer about these octets; it wants nothing of the broker.
-    pub(crate) fn answer(&mut self, octets: &[u8]) -> Vec<u8> {
-        let (commands, output) = self.hear(octets);
+    /// What the session says to the peer about these bytes; it wants nothing of the broker.
+    pub(crate) fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let (commands, output) = self.hear(bytes);
         assert!(commands.is_empty(), "{commands:?}");
         output
     }
 
-    /// The one command that these octets are, without an answer.
-    pub(crate) fn command(&mut self, octets: &[u8]) -> Command {
-        let (mut commands, output) = self.hear(octets);
+    /// The one command that these bytes are, without an answer.
+    pub(crate) fn command(&mut self, bytes: &[u8]) -> Command {
+        let (mut commands, output) = self.hear(bytes);
         assert_eq!((commands.len(), output), (1, Vec::new()), "{commands:?}");
         commands.remove(0)
     }
 
-    pub(crate) fn request(&mut self, octets: &[u8]) -> (RequestId, Request) {
-        match self.command(octets) {
+    pub(crate) fn request(&mut self, bytes: &[u8]) -> (RequestId, Request) {
+        match self.command(bytes) {
             Command::Request(id, request) => (id, *request),
             other => panic!("{other:?}"),
         }
@@ -140,7 +140,7 @@ pub(crate) fn introduction(commands: Vec<Command>) -> Introduction {
     }
 }
 
-/// The octets of a vector.
+/// The bytes of a vector.
 pub(crate) fn vector(name: &str) -> Vec<u8> {
     let lines = include_str!("../../../../tests/vectors/tmqp.jsonl").lines();
     let vector = lines
@@ -152,25 +152,25 @@ pub(crate) fn vector(name: &str) -> Vec<u8> {
 }
 
 pub(crate) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    tmqp::encode(frame, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    tmqp::encode(frame, &mut bytes);
+    bytes
 }
 
-/// The frame that these octets are, and nothing behind it.
-pub(crate) fn only_frame(octets: &[u8]) -> Frame<'_> {
-    let (frame, size) = tmqp::decode(octets, &Limits::default()).unwrap().expect("a whole frame");
-    assert_eq!(size, octets.len(), "something follows {frame:?}");
+/// The frame that these bytes are, and nothing behind it.
+pub(crate) fn only_frame(bytes: &[u8]) -> Frame<'_> {
+    let (frame, size) = tmqp::decode(bytes, &Limits::default()).unwrap().expect("a whole frame");
+    assert_eq!(size, bytes.len(), "something follows {frame:?}");
     frame
 }
 
-pub(crate) fn frames(mut octets: &[u8]) -> Vec<Frame<'_>> {
+pub(crate) fn frames(mut bytes: &[u8]) -> Vec<Frame<'_>> {
     let mut frames = Vec::new();
-    while let Some((frame, size)) = tmqp::decode(octets, &Limits::default()).unwrap() {
+    while let Some((frame, size)) = tmqp::decode(bytes, &Limits::default()).unwrap() {
         frames.push(frame);
-        octets = &octets[size..];
+        bytes = &bytes[size..];
     }
-    assert!(octets.is_empty());
+    assert!(bytes.is_empty());
     frames
 }
 

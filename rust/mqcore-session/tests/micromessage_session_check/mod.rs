@@ -1,7 +1,7 @@
 //! What a MicroMessage2 session promises whatever its peer sends and whatever the broker says, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `micromessage_session`. A script is a row of steps, each an octet that
-//! says what happens, an octet of length, and so many octets. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `micromessage_session`. A script is a row of steps, each a byte that
+//! says what happens, a byte of length, and so many bytes. It panics where a promise is broken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,8 +52,8 @@ pub(crate) fn check(script: &[u8]) {
     let mut play = Play::new();
     let mut rest = script;
     while let [step, length, more @ ..] = rest {
-        let (octets, after) = more.split_at(more.len().min((*length).into()));
-        play.step(*step, octets);
+        let (bytes, after) = more.split_at(more.len().min((*length).into()));
+        play.step(*step, bytes);
         if play.ended {
             return;
         }
@@ -101,14 +101,14 @@ impl Play {
         }
     }
 
-    fn step(&mut self, step: u8, octets: &[u8]) {
-        let pick = usize::from(octets.first().copied().unwrap_or_default());
+    fn step(&mut self, step: u8, bytes: &[u8]) {
+        let pick = usize::from(bytes.first().copied().unwrap_or_default());
         match step % 12 {
-            0..=3 => self.receive(octets),
+            0..=3 => self.receive(bytes),
             4 => self.agree(AGREED[pick % AGREED.len()]),
             5 => self.event(Event::Welcomed(Arc::clone(&self.client))),
             6 => {
-                let message = self.message(octets);
+                let message = self.message(bytes);
                 let deliver = Deliver {
                     queue: Arc::new(QueueAddress::parse("orders").unwrap()),
                     message,
@@ -123,7 +123,7 @@ impl Play {
                 self.event(Event::Delivered(deliver));
             }
             7 => {
-                let message = self.message(octets);
+                let message = self.message(bytes);
                 self.event(Event::Published { topic: TopicName::new(b"t").unwrap(), message });
             }
             8 if !self.asked.is_empty() => {
@@ -144,7 +144,7 @@ impl Play {
             10 if self.session.client().is_some() => {
                 let answer = match pick % 4 {
                     3 => Err(ExtensionFailure::Failed("no".into())),
-                    count => Ok(vec![octets.to_vec(); count]),
+                    count => Ok(vec![bytes.to_vec(); count]),
                 };
                 let id = pick as u8 % self.session.agreement().len().max(1) + 1;
                 let result = self.session.extension_answered(id, answer, &mut self.heard);
@@ -161,28 +161,28 @@ impl Play {
         }
     }
 
-    fn message(&self, octets: &[u8]) -> Message {
-        let headers: &[u8] = if octets.len().is_multiple_of(2) {
+    fn message(&self, bytes: &[u8]) -> Message {
+        let headers: &[u8] = if bytes.len().is_multiple_of(2) {
             b"Mm2-Properties:a:N1\r\n"
         } else {
             b"Mm2-Type:T\r\nKey:v\r\n"
         };
-        Message::from_parts(&[b'i'; 8], headers, octets, Properties::default(), None)
+        Message::from_parts(&[b'i'; 8], headers, bytes, Properties::default(), None)
     }
 
     fn agree(&mut self, required: &str) {
         let required = required.as_bytes();
         let said = Handshake { major: 1, minor: 0, flags: 0, identity: b"p", required, optional: b"" };
-        let mut octets = Vec::new();
-        handshake::encode(&said, &mut octets);
-        self.receive(&octets);
+        let mut bytes = Vec::new();
+        handshake::encode(&said, &mut bytes);
+        self.receive(&bytes);
         if !self.ended {
-            self.receive(&octets);
+            self.receive(&bytes);
         }
     }
 
-    fn receive(&mut self, octets: &[u8]) {
-        self.unread.extend_from_slice(octets);
+    fn receive(&mut self, bytes: &[u8]) {
+        self.unread.extend_from_slice(bytes);
         let mut commands = Vec::new();
         let result = self.session.receive(&self.unread, self.now, &mut commands, &mut self.heard);
         let in_force = self.session.client().is_some();

@@ -43,17 +43,17 @@ pub(crate) fn properties_of(heard: &[Heard]) -> Vec<&str> {
         .collect()
 }
 
-pub(crate) fn handshake_octets(identity: &[u8], required: &str, optional: &str) -> Vec<u8> {
+pub(crate) fn handshake_bytes(identity: &[u8], required: &str, optional: &str) -> Vec<u8> {
     let (required, optional) = (required.as_bytes(), optional.as_bytes());
-    let mut octets = Vec::new();
-    handshake::encode(&Handshake { major: 1, minor: 0, flags: 0, identity, required, optional }, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    handshake::encode(&Handshake { major: 1, minor: 0, flags: 0, identity, required, optional }, &mut bytes);
+    bytes
 }
 
 fn framed(frame: &Frame<'_>) -> Vec<u8> {
-    let mut octets = Vec::new();
-    encode(frame, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    encode(frame, &mut bytes);
+    bytes
 }
 
 pub(crate) fn send(sequence: u16, destination: &str, properties: &str, payload: &[u8]) -> Vec<u8> {
@@ -143,7 +143,7 @@ impl World {
     pub(crate) fn open(&mut self, required: &str, optional: &str) -> ConnectionId {
         let connection = self.connect();
         for _ in 0..2 {
-            self.send(connection, &handshake_octets(b"peer", required, optional));
+            self.send(connection, &handshake_bytes(b"peer", required, optional));
         }
         self.take_handshake(connection);
         assert!(self.session(connection).client().is_some(), "{:?}", self.heard(connection));
@@ -171,9 +171,9 @@ impl World {
         self.peers[&connection].unread.len()
     }
 
-    pub(crate) fn send(&mut self, connection: ConnectionId, octets: &[u8]) {
+    pub(crate) fn send(&mut self, connection: ConnectionId, bytes: &[u8]) {
         let peer = self.peers.get_mut(&connection).unwrap();
-        peer.unread.extend_from_slice(octets);
+        peer.unread.extend_from_slice(bytes);
         // Again and again, because nothing is read while the broker takes the peer in.
         let mut idle = 0;
         while idle < 2 {
@@ -183,9 +183,9 @@ impl World {
         }
     }
 
-    pub(crate) fn send_last(&mut self, connection: ConnectionId, octets: &[u8]) {
+    pub(crate) fn send_last(&mut self, connection: ConnectionId, bytes: &[u8]) {
         self.peers.get_mut(&connection).unwrap().last = true;
-        self.send(connection, octets);
+        self.send(connection, bytes);
     }
 
     fn read(&mut self, connection: ConnectionId) {
@@ -328,28 +328,28 @@ impl World {
         self.shards[queue.channel.shard(self.shards.len())].waiting(&queue, 1000).unwrap().len()
     }
 
-    /// Octets that a peer was written since the last look.
+    /// Bytes that a peer was written since the last look.
     pub(crate) fn take(&mut self, connection: ConnectionId) -> Vec<u8> {
         std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written)
     }
 
     /// Takes the server's message of the handshake away.
     pub(crate) fn take_handshake(&mut self, connection: ConnectionId) -> Vec<u8> {
-        let mut octets = self.take(connection);
-        let size = match handshake::decode(&octets, &Limits::default()) {
+        let mut bytes = self.take(connection);
+        let size = match handshake::decode(&bytes, &Limits::default()) {
             Ok(Some((_, size))) => size,
             other => panic!("{other:?}"),
         };
-        let rest = octets.split_off(size);
+        let rest = bytes.split_off(size);
         self.peers.get_mut(&connection).unwrap().written = rest;
-        octets
+        bytes
     }
 
     /// What a peer heard since the last look, messages whole.
     pub(crate) fn heard(&mut self, connection: ConnectionId) -> Vec<Heard> {
-        let octets = self.take(connection);
-        let (mut rest, mut heard, mut assembly) = (&octets[..], Vec::new(), Assembly::new(1 << 30));
-        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        let bytes = self.take(connection);
+        let (mut rest, mut heard, mut assembly) = (&bytes[..], Vec::new(), Assembly::new(1 << 30));
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         while !rest.is_empty() {
             let (frame, size) =
                 decode(rest, 255, &Limits::default()).unwrap().expect("whole frames are written");

@@ -1,10 +1,10 @@
-//! What a Throttr session promises about any octets and any events whatever, as one function.
+//! What a Throttr session promises about any bytes and any events whatever, as one function.
 //!
 //! Shared by the tests of this crate and by the fuzz target `throttr_session`, so that an input that either finds can be
 //! put into the corpus and is from then on a plain test. It panics where a promise is broken.
 //!
-//! The input is a script (see [`check`]). Two sessions play it, each on a store of its own: one is given each piece of octets
-//! whole, the other octet by octet. Both must want the same of the broker and say the same to the peer, and whoever has
+//! The input is a script (see [`check`]). Two sessions play it, each on a store of its own: one is given each piece of bytes
+//! whole, the other byte by byte. Both must want the same of the broker and say the same to the peer, and whoever has
 //! said all that he had to say and is answered is let go.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -29,22 +29,22 @@ use mqcore_session::throttr::shared::ThrottrShared;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-/// Octets of a request, at most: small, so that the limit is met.
+/// Bytes of a request, at most: small, so that the limit is met.
 const FRAME_BYTES_MAX: u64 = 5_000;
 /// When the scripts begin, Unix nanoseconds.
 const START: u64 = 1_800_000_000_000_000_000;
 
-/// Plays the script in `input`. The first octet chooses: bits 0-1 the width, bit 2 the edition, bit 3 whether the peer may
+/// Plays the script in `input`. The first byte chooses: bits 0-1 the width, bit 2 the edition, bit 3 whether the peer may
 /// ask for some keys only, bit 4 whether values wrap, bit 5 whether anything is counted. The steps behind it, by their first
-/// octet:
+/// byte:
 ///
-/// | octet | step |
+/// | byte | step |
 /// |---|---|
-/// | 0-159 | that many of the octets behind it arrive |
+/// | 0-159 | that many of the bytes behind it arrive |
 /// | 160-191 | the broker answers a question; bit 0 says yes or no, bits 1-4 which question |
 /// | 192-207 | time passes |
 /// | 208-223 | something is published to the channel that was subscribed to as the so-manyeth |
-/// | 224-254 | the octets behind it up to the next 255 or the end arrive |
+/// | 224-254 | the bytes behind it up to the next 255 or the end arrive |
 /// | 255 | the peer says nothing more |
 pub(crate) fn check(input: &[u8]) {
     let Some((&choice, mut rest)) = input.split_first() else { return };
@@ -57,7 +57,7 @@ pub(crate) fn check(input: &[u8]) {
 
 struct Play {
     whole: Side,
-    octets: Side,
+    bytes: Side,
     now: u64,
     /// Questions that the broker has not answered: their number and what yes means.
     open: VecDeque<(RequestId, Reply)>,
@@ -67,15 +67,15 @@ struct Play {
 impl Play {
     fn new(choice: u8) -> Self {
         let seed = RandomState::new();
-        let side = |by_octets| Side::new(choice, &seed, by_octets);
+        let side = |by_bytes| Side::new(choice, &seed, by_bytes);
         let mut play = Self {
             whole: side(false),
-            octets: side(true),
+            bytes: side(true),
             now: START,
             open: VecDeque::new(),
             topics: Vec::new(),
         };
-        for side in [&mut play.whole, &mut play.octets] {
+        for side in [&mut play.whole, &mut play.bytes] {
             side.session.open(false, &mut side.commands);
         }
         play.compare();
@@ -96,7 +96,7 @@ impl Play {
             }
             208..=223 => self.publish(usize::from(step & 15)),
             224..=254 => {
-                let end = behind.iter().position(|&octet| octet == 255).unwrap_or(behind.len());
+                let end = behind.iter().position(|&byte| byte == 255).unwrap_or(behind.len());
                 self.both(|side| side.arrive(&behind[..end]));
                 return &behind[end..];
             }
@@ -122,7 +122,7 @@ impl Play {
     }
 
     fn both(&mut self, act: impl Fn(&mut Side)) {
-        for side in [&mut self.whole, &mut self.octets] {
+        for side in [&mut self.whole, &mut self.bytes] {
             side.session.set_time(|| Nanos(self.now));
             act(side);
             side.go_on();
@@ -132,13 +132,13 @@ impl Play {
 
     /// Both sides have said and want the same; what they want waits for the broker.
     fn compare(&mut self) {
-        assert_eq!(self.whole.failed, self.octets.failed);
-        assert_eq!(self.whole.output, self.octets.output);
-        assert_eq!(self.whole.session.is_closing(), self.octets.session.is_closing());
-        self.octets.output.clear();
+        assert_eq!(self.whole.failed, self.bytes.failed);
+        assert_eq!(self.whole.output, self.bytes.output);
+        assert_eq!(self.whole.session.is_closing(), self.bytes.session.is_closing());
+        self.bytes.output.clear();
         self.whole.output.clear();
         let commands = std::mem::take(&mut self.whole.commands);
-        let others = std::mem::take(&mut self.octets.commands);
+        let others = std::mem::take(&mut self.bytes.commands);
         assert_eq!(commands.len(), others.len());
         for (command, other) in commands.iter().zip(&others) {
             let (question, topic) = question(command);
@@ -160,7 +160,7 @@ impl Play {
             self.answer(0, true);
         }
         assert!(self.whole.session.is_closing(), "everything was said and answered");
-        for side in [&mut self.whole, &mut self.octets] {
+        for side in [&mut self.whole, &mut self.bytes] {
             side.session.leave();
         }
     }
@@ -183,7 +183,7 @@ fn question(command: &Command) -> ((RequestId, Reply), Option<&TopicName>) {
     }
 }
 
-/// Decides by the first octet of a key: yes, no, or yes and no once somebody was asked.
+/// Decides by the first byte of a key: yes, no, or yes and no once somebody was asked.
 #[derive(Debug, Default)]
 struct Judge {
     decided: Mutex<BTreeSet<Vec<u8>>>,
@@ -206,7 +206,7 @@ impl Permissions for Judge {
 struct Side {
     session: ThrottrSession,
     judge: Arc<Judge>,
-    by_octets: bool,
+    by_bytes: bool,
     unread: Vec<u8>,
     commands: Vec<Command>,
     output: Vec<u8>,
@@ -215,7 +215,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(choice: u8, seed: &RandomState, by_octets: bool) -> Self {
+    fn new(choice: u8, seed: &RandomState, by_bytes: bool) -> Self {
         let limiter = Arc::new(Limiter::new(LimiterConfig::default(), seed.clone()));
         let directory = Arc::new(ThrottrShared::new(limiter, 0, Nanos(START), seed.clone()));
         let family = if choice & 4 == 0 { Family::V71 } else { Family::V73 };
@@ -246,7 +246,7 @@ impl Side {
         Self {
             session,
             judge,
-            by_octets,
+            by_bytes,
             unread: Vec::new(),
             commands: Vec::new(),
             output: Vec::new(),
@@ -259,7 +259,7 @@ impl Side {
         if self.ended {
             return;
         }
-        let size = if self.by_octets { 1 } else { piece.len().max(1) };
+        let size = if self.by_bytes { 1 } else { piece.len().max(1) };
         for part in piece.chunks(size) {
             self.unread.extend_from_slice(part);
             self.go_on();

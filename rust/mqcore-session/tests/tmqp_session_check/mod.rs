@@ -1,10 +1,10 @@
-//! What a TMQP session promises about any octets and any events whatever, as one function.
+//! What a TMQP session promises about any bytes and any events whatever, as one function.
 //!
 //! Shared by the tests of this crate and by the fuzz target `tmqp_session`, so that an input that either finds can be
 //! put into the corpus and is from then on a plain test. It panics where a promise is broken.
 //!
-//! The input is a script (see [`check`]). Two sessions play it: one is given each piece of octets whole, the other octet by
-//! octet. Both must want the same of the broker and say the same to the peer; what they say must be whole frames;
+//! The input is a script (see [`check`]). Two sessions play it: one is given each piece of bytes whole, the other byte by
+//! byte. Both must want the same of the broker and say the same to the peer; what they say must be whole frames;
 //! and how much they say and want is bounded by what they were told.
 
 use std::fmt::Write as _;
@@ -32,23 +32,23 @@ use mqcore_wire::tmqp::{self, PREAMBLE};
 const HELLO: &[u8] = b"\x90\x10\x06\x03\x00\x65\x00\x1aid-001cliCONNECT /\r\nClient-Id: cli";
 
 const SHARDS: usize = 3;
-/// Octets of a frame, at most: small, so that the limits are met.
+/// Bytes of a frame, at most: small, so that the limits are met.
 const FRAME_BYTES_MAX: u64 = 100_000;
-/// Octets that one frame is answered with, at most, beside what it carries itself.
+/// Bytes that one frame is answered with, at most, beside what it carries itself.
 const ANSWER_BYTES_MAX: usize = 4096;
 /// Commands whose events are still to come; later ones are forgotten, as those of a broker that drops would be.
 const OPEN_MAX: usize = 1000;
 
-/// Plays the script in `input`. Its steps, by their first octet:
+/// Plays the script in `input`. Its steps, by their first byte:
 ///
-/// | octet | step |
+/// | byte | step |
 /// |---|---|
-/// | 0-127 | that many of the octets behind it arrive |
+/// | 0-127 | that many of the bytes behind it arrive |
 /// | 128-191 | the broker answers a command; bits 0-3 choose how, bits 4-5 which one |
 /// | 192-207 | time passes, and the alarm rings if it is its time |
 /// | 208-215 | preamble and Hello arrive, and the client is welcomed |
 /// | 216-223 | something happens that the client did not ask for |
-/// | 224-254 | the octets behind it up to the next 255 or the end arrive |
+/// | 224-254 | the bytes behind it up to the next 255 or the end arrive |
 /// | 255 | the server stops |
 pub(crate) fn check(input: &[u8]) {
     let mut play = Play::new();
@@ -60,7 +60,7 @@ pub(crate) fn check(input: &[u8]) {
 
 struct Play {
     whole: Side,
-    octets: Side,
+    bytes: Side,
     now: Timestamp,
     /// Commands that no event has answered yet.
     open: Vec<Command>,
@@ -74,7 +74,7 @@ impl Play {
         let now = Timestamp(1_800_000_000_000);
         Self {
             whole: Side::new(now, false),
-            octets: Side::new(now, true),
+            bytes: Side::new(now, true),
             now,
             open: Vec::new(),
             said: Vec::new(),
@@ -97,7 +97,7 @@ impl Play {
             }
             216..=223 => self.happen(step & 7),
             224..=254 => {
-                let end = behind.iter().position(|&octet| octet == 255).unwrap_or(behind.len());
+                let end = behind.iter().position(|&byte| byte == 255).unwrap_or(behind.len());
                 self.arrive(&behind[..end]);
                 return &behind[end..];
             }
@@ -113,11 +113,11 @@ impl Play {
         let arriving = self.whole.unread.len() + piece.len();
         self.both(|side, now| side.arrive(piece, now));
         let commands = std::mem::take(&mut self.whole.commands);
-        let other = std::mem::take(&mut self.octets.commands);
+        let other = std::mem::take(&mut self.bytes.commands);
         assert_eq!(describe_all(&commands), describe_all(&other));
-        // Each frame has at least eight octets, and is one command and its copies.
+        // Each frame has at least eight bytes, and is one command and its copies.
         assert!(commands.len() <= (arriving / 8 + 1) * (1 + COPIES_MAX));
-        let carried: usize = commands.iter().filter_map(carried_octets).sum();
+        let carried: usize = commands.iter().filter_map(carried_bytes).sum();
         assert!(carried <= arriving + COPIES_MAX * FRAME_BYTES_MAX as usize);
         self.open.extend(commands);
         self.open.truncate(OPEN_MAX);
@@ -186,24 +186,24 @@ impl Play {
 
     /// Both sides do the same; whatever they say and however they fail must be the same too.
     fn both(&mut self, act: impl Fn(&mut Side, Timestamp) -> Result<(), SessionError>) {
-        for side in [&mut self.whole, &mut self.octets] {
+        for side in [&mut self.whole, &mut self.bytes] {
             if side.over.is_none() {
                 side.over = act(side, self.now).err();
             }
             assert!(side.over.is_none() || side.session.is_closing(), "who failed is closing");
             assert!(side.session.needed(&side.unread) as u64 <= FRAME_BYTES_MAX);
         }
-        assert_eq!(self.whole.over, self.octets.over);
-        assert_eq!(self.whole.session.is_closing(), self.octets.session.is_closing());
-        assert_eq!(self.whole.session.next_timeout(), self.octets.session.next_timeout());
-        assert_eq!(self.whole.session.ignored_frames(), self.octets.session.ignored_frames());
-        assert_eq!(self.whole.output, self.octets.output);
-        self.octets.output.clear();
+        assert_eq!(self.whole.over, self.bytes.over);
+        assert_eq!(self.whole.session.is_closing(), self.bytes.session.is_closing());
+        assert_eq!(self.whole.session.next_timeout(), self.bytes.session.next_timeout());
+        assert_eq!(self.whole.session.ignored_frames(), self.bytes.session.ignored_frames());
+        assert_eq!(self.whole.output, self.bytes.output);
+        self.bytes.output.clear();
         self.said.append(&mut self.whole.output);
         self.read_what_was_said();
     }
 
-    /// The octets that the peer hears are the preamble, and then whole frames.
+    /// The bytes that the peer hears are the preamble, and then whole frames.
     fn read_what_was_said(&mut self) {
         let mut rest = &self.said[..];
         if !self.echoed && !rest.is_empty() {
@@ -224,7 +224,7 @@ impl Play {
 /// One of the two sessions.
 struct Side {
     session: AnySession,
-    by_octets: bool,
+    by_bytes: bool,
     unread: Vec<u8>,
     commands: Vec<Command>,
     output: Vec<u8>,
@@ -232,7 +232,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(now: Timestamp, by_octets: bool) -> Self {
+    fn new(now: Timestamp, by_bytes: bool) -> Self {
         let config = SessionConfig {
             connection: ConnectionId(1),
             shards: SHARDS,
@@ -246,7 +246,7 @@ impl Side {
         };
         Self {
             session: AnySession::new(Protocol::Tmqp, config, now),
-            by_octets,
+            by_bytes,
             unread: Vec::new(),
             commands: Vec::new(),
             output: Vec::new(),
@@ -255,7 +255,7 @@ impl Side {
     }
 
     fn arrive(&mut self, piece: &[u8], now: Timestamp) -> Result<(), SessionError> {
-        let size = if self.by_octets { 1 } else { piece.len().max(1) };
+        let size = if self.by_bytes { 1 } else { piece.len().max(1) };
         self.read(now)?;
         for part in piece.chunks(size) {
             self.unread.extend_from_slice(part);
@@ -543,11 +543,11 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
 
 fn describe_message(message: &Message, text: &mut String) -> std::fmt::Result {
     let (properties, producer) = (message.properties(), message.producer().map(|producer| &producer.id));
-    let octets = [message.id(), message.headers(), message.body()].map(<[u8]>::escape_ascii);
-    write!(text, "{properties:?} {producer:?} {} {} {}", octets[0], octets[1], octets[2])
+    let bytes = [message.id(), message.headers(), message.body()].map(<[u8]>::escape_ascii);
+    write!(text, "{properties:?} {producer:?} {} {} {}", bytes[0], bytes[1], bytes[2])
 }
 
-fn carried_octets(command: &Command) -> Option<usize> {
+fn carried_bytes(command: &Command) -> Option<usize> {
     match command {
         Command::Publish { message, .. }
         | Command::PublishTopic { message, .. }

@@ -73,7 +73,8 @@ impl EventmqSession {
                 Role::Admin => self.administrator_says(&message, commands, output),
                 Role::Publish | Role::Subscribe => self.publisher_says(&message, commands),
             },
-            // Programs say more than they know: the original's command line greets with words of its own.
+            // Some programs greet with commands of their own, for example the original's command line. They are
+            // ignored.
             Err(Mistake::UnknownCommand(_) | Mistake::Incomplete(_)) => {
                 self.ignore();
                 Ok(())
@@ -103,7 +104,8 @@ impl EventmqSession {
             (Said::Reply { request: None, .. }, _) => {
                 return Err("the result of a job is followed by the id of its request".to_owned());
             }
-            // As any message, it says that the worker is there; and a queue that was not told of room is told now.
+            // Like any message, it shows that the worker is alive. Queues that have not been notified of free slots are
+            // notified now.
             (Said::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
             (Said::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
                 return self.join(message.id, queues, counts, now, commands, output);

@@ -1,4 +1,4 @@
-//! Schedules: kept by this broker, or passed on to a scheduler.
+//! Schedules: run by this broker, or passed on to a scheduler.
 
 use mqcore_broker::model::command::{ClientPattern, Command, Request};
 use mqcore_broker::model::effect::Reply;
@@ -15,8 +15,8 @@ use crate::eventmq::schedules;
 use crate::eventmq::schedules::ScheduleRequest;
 
 impl EventmqSession {
-    /// Schedules are kept by the scheduler that joined last, where there is one that can; else by this broker. All of them end
-    /// one.
+    /// The scheduler that joined last receives a new schedule if it can run it; otherwise this broker runs it. All of
+    /// them receive the end of a schedule.
     pub(super) fn schedule(
         &mut self,
         id: &[u8],
@@ -37,10 +37,10 @@ impl EventmqSession {
             };
             if request.job.len() > schedules::JOB_BYTES_MAX {
                 let most = schedules::JOB_BYTES_MAX;
-                return Err(format!("a job that is scheduled has at most {most} octets"));
+                return Err(format!("a job that is scheduled has at most {most} bytes"));
             }
             let kept_here = begins && (schedulers.is_empty() || request.needs_broker());
-            // The previous keeper loses the schedule: only one keeps it.
+            // The previous owner drops the schedule: only one runs it.
             let queue = self.intake.address(schedule.queue);
             let number = self.pending.expect(Asked::Schedule(Box::new(request), kept_here), 1);
             commands.push(Command::Request(number, Box::new(Request::MayPublish { queue })));
@@ -49,9 +49,9 @@ impl EventmqSession {
                 return Ok(());
             }
         } else if schedulers.is_empty() {
-            return Err("nobody keeps schedules: no scheduler is connected".to_owned());
+            return Err("no scheduler is connected that could run the schedule; connect one or configure this broker to run schedules".to_owned());
         } else if begins && (schedule.interval.is_none() || schedule.cron.is_none()) {
-            // In the document's form the original's scheduler would die of it.
+            // The original's scheduler crashes on a request in the document's form.
             return Err(
                 "a schedule needs an interval and a cron expression, of which one may be empty".to_owned()
             );
@@ -60,7 +60,7 @@ impl EventmqSession {
         Ok(())
     }
 
-    /// Passes a schedule on to the scheduler that joined last, or its end to all of them.
+    /// Passes a new schedule to the scheduler that joined last, or the end of one to all schedulers.
     pub(super) fn tell_schedulers(
         &mut self,
         id: &[u8],
@@ -71,17 +71,17 @@ impl EventmqSession {
         let (interval, cron) = (schedule.interval.or(Some(b"-1")), schedule.cron.or(Some(b"")));
         let schedule = Schedule { interval, cron, ..*schedule };
         let command = if begins { Said::Schedule(schedule) } else { Said::Unschedule(schedule) };
-        let mut octets = Vec::new();
-        eventmq::Message { id, command }.encode(&mut octets);
+        let mut bytes = Vec::new();
+        eventmq::Message { id, command }.encode(&mut bytes);
         let most = if begins { 1 } else { usize::MAX };
         for scheduler in self.exchange.schedulers().into_iter().take(most) {
             let properties = Properties { hops: 16, ..Properties::default() };
-            let message = Message::from_parts(id, b"", &octets, properties, self.client.clone());
+            let message = Message::from_parts(id, b"", &bytes, properties, self.client.clone());
             commands.push(Command::Direct { to: ClientPattern::Id(scheduler), message });
         }
     }
 
-    /// The broker has said whether the client may publish to the queue of a schedule.
+    /// The broker has decided whether the client may publish to the queue of a schedule.
     pub(super) fn keep_schedule(
         &mut self,
         request: ScheduleRequest,
@@ -93,7 +93,7 @@ impl EventmqSession {
         let id = request.id.clone();
         let done = match answer {
             Err(rejection) if rejection.kind != RejectionKind::NotFound => Err(rejection),
-            // Its runs go where any job for an unknown queue goes, or to a queue that is there by then.
+            // Its runs go to the queue `default`, as jobs for unknown queues do, or to a queue that is created by then.
             _ if begins => keeper.schedule(request),
             _ => keeper.unschedule(request),
         };
@@ -102,7 +102,8 @@ impl EventmqSession {
         }
     }
 
-    /// What a client said, for this scheduler. Clients of other protocols may say anything; it must be one of these two.
+    /// Passes a client's message on to this scheduler. Clients of other protocols may send anything; only these two
+    /// commands are passed on.
     pub(super) fn for_scheduler(&mut self, message: &Message, output: &mut Vec<u8>) {
         let mut cutter = Cutter::new();
         let body = message.body();

@@ -31,7 +31,7 @@ impl EventmqSession {
     }
 
     pub(super) fn subscribe(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
-        // No topic has a name that long.
+        // No topic has a name this long.
         let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
         if self.role != Role::Subscribe
             || (self.topics.len() >= TOPICS_MAX && !self.topics.contains_key(topic))

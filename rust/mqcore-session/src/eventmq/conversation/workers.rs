@@ -73,7 +73,7 @@ impl EventmqSession {
         Ok(())
     }
 
-    /// One of a worker's queues has answered; with the last one it has joined.
+    /// One of a worker's queues has answered; after the last answer the worker has joined.
     pub(super) fn subscribed(
         &mut self,
         answer: Result<Reply, Rejection>,
@@ -82,7 +82,7 @@ impl EventmqSession {
     ) -> Result<(), SessionError> {
         let Part::Joining { open, .. } = &mut self.part else { return Ok(()) };
         if let Err(rejection) = answer {
-            // It would wait for ever for queues that it does not get.
+            // Otherwise it would wait forever for queues that it cannot subscribe to.
             deny(&rejection, output);
             return Err(SessionError::Misbehaved(rejection.to_string().into()));
         }
@@ -96,7 +96,7 @@ impl EventmqSession {
         Ok(())
     }
 
-    /// Confirms that a peer has joined, and sends a heartbeat: the original's workers begin with the first one.
+    /// Confirms that a peer has joined, and sends a heartbeat: the original's workers start after the first one.
     pub(super) fn acknowledge(&mut self, id: &[u8], now: Timestamp, output: &mut Vec<u8>) {
         eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
         self.heartbeat(now, output);

@@ -75,7 +75,7 @@ impl MicroMessageSession {
         let filter = Filter::parse(said.argument("filter").unwrap_or_default())
             .map_err(|error| Failure::new(Token::BadFilter, error.to_string()))?;
         if matches!(place, Place::Queue(_)) && !filter.is_empty() {
-            let why = "a queue hands each message to one receiver, whoever it is; filters are for topics";
+            let why = "filters apply to topics only: a queue delivers each message to one receiver";
             return Err(Failure::new(Token::BadFilter, why));
         }
         let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
@@ -126,7 +126,7 @@ impl MicroMessageSession {
         let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
         match place {
             Some(Place::Queue(queue)) => {
-                // What is on its way to it still has to find it, unless it goes back to its queue anyhow.
+                // Messages in flight still have to find it, unless they are requeued anyway.
                 self.subscriptions.unname(tag);
                 self.outgoing.forget(tag);
                 let request = Request::UnsubscribeQueue { queue, tag };

@@ -14,7 +14,7 @@ use crate::micromessage::incoming::Incoming;
 use crate::micromessage::outgoing::Outgoing;
 
 impl MicroMessageSession {
-    /// Takes a message of the handshake, if it is there whole.
+    /// Takes a message of the handshake, if it is complete.
     pub(super) fn shake_hands(
         &mut self,
         input: &[u8],
@@ -23,7 +23,7 @@ impl MicroMessageSession {
         output: &mut Vec<u8>,
     ) -> Result<usize, Failure> {
         let longest = self.config.limits.header_bytes_max.min(LIST_BYTES_MAX);
-        // The rest is about an ERROR frame, which can stand in the place of the handshake.
+        // The other limits apply to an ERROR frame, which can replace the handshake.
         let limits = Limits { header_bytes_max: longest, frame_bytes_max: LIST_BYTES_MAX.into() };
         let Some((opening, size)) = handshake::decode(input, &limits)? else { return Ok(0) };
         let said = match opening {
@@ -72,7 +72,7 @@ impl MicroMessageSession {
         self.incoming = Incoming::new(self.config.connection, now, &self.agreement);
         self.outgoing = Outgoing::new(&self.agreement);
         let token = [offer, &last].into_iter().find_map(|lists| lists.find(X_MQCORE)?.property("token"));
-        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let introduction = Introduction {
             name: (!said.identity.is_empty()).then(|| text(said.identity)),
             token: token.map(text),

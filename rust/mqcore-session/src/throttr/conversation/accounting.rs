@@ -6,9 +6,9 @@ use crate::throttr::peer::Counted;
 
 impl ThrottrSession {
     #[inline]
-    pub(super) fn count_written(&mut self, octets: usize) {
+    pub(super) fn count_written(&mut self, bytes: usize) {
         if self.terms.metrics {
-            self.peer.add(Counted::WriteBytes, octets as u64);
+            self.peer.add(Counted::WriteBytes, bytes as u64);
         }
     }
 
@@ -34,7 +34,7 @@ impl ThrottrSession {
         }
     }
 
-    /// Tells the directory what was counted.
+    /// Adds the counts to the directory.
     pub(super) fn flush_tallies(&mut self) {
         if !self.terms.metrics {
             return;

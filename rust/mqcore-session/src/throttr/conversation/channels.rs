@@ -30,7 +30,7 @@ impl ThrottrSession {
         }
     }
 
-    /// False if the broker need not be asked: the peer has subscribed already, or to too much.
+    /// False if no request is needed: the peer has subscribed already, or reached the limit.
     pub(super) fn subscribe(
         &mut self,
         channel: &[u8],
@@ -83,7 +83,8 @@ impl ThrottrSession {
         commands.push(Command::PublishTopic { topic, message, to_producer, answer });
     }
 
-    /// A message of a channel that the peer subscribed to. One that its width cannot express is dropped, and counted.
+    /// Sends a message of a channel that the peer subscribed to. One that its width cannot express is dropped and
+    /// counted.
     pub(super) fn push(&mut self, topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
         let (payload, dialect) = (message.body(), self.terms.dialect);
         if payload.len() as u64 > dialect.width.max() {

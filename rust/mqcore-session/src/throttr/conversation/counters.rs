@@ -27,7 +27,7 @@ impl ThrottrSession {
         }
     }
 
-    /// A value that is longer than this width can say is none here.
+    /// A value longer than this width can express counts as missing.
     pub(super) fn get(&self, key: &[u8], output: &mut Vec<u8>) {
         let (width, now) = (self.terms.dialect.width, self.now);
         self.store().get(key, now, |found| match found {

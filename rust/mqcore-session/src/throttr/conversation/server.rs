@@ -11,11 +11,11 @@ use crate::throttr::stream::Stream;
 impl ThrottrSession {
     pub(super) fn begin(&mut self, stream: Stream, output: &mut Vec<u8>) {
         self.stream = Some(stream);
-        // What is short is answered at once.
+        // Short answers are complete at once.
         self.go_on(output);
     }
 
-    /// Writes a piece of the answer that is under way.
+    /// Writes the next piece of the current answer.
     pub(super) fn go_on(&mut self, output: &mut Vec<u8>) {
         let end = output.len() + STREAMED_BYTES_MAX;
         while let Some(stream) = &mut self.stream
@@ -25,7 +25,7 @@ impl ThrottrSession {
             if !stream.step(&self.directory, &self.terms, self.now, output) {
                 self.stream = None;
             } else if output.len() == counted {
-                // It walked through much of the store and wrote nothing yet: others get their turn.
+                // It visited much of the store without output: yield to others.
                 break;
             }
         }
@@ -48,7 +48,7 @@ impl ThrottrSession {
             for tally in 0..Tally::ReadBytes as usize {
                 (numbers[1 + 2 * tally], numbers[2 + 2 * tally]) = (total[tally], last[tally]);
             }
-            let (read, written) = self.directory.octets();
+            let (read, written) = self.directory.bytes();
             (numbers[39], numbers[40]) = (read, last[Tally::ReadBytes as usize]);
             (numbers[41], numbers[42]) = (written, last[Tally::WriteBytes as usize]);
         }
