@@ -48,7 +48,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "rust/mqcore-scheduler",
         "rust/mqcore-server",
         "rust/mqcore-session",
-        "rust/mqcore-testkit",
         "rust/mqcore-tls",
         "rust/mqcore-wire",
         "tests",

@@ -17,11 +17,12 @@ use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
-use reader::{Chance, gaps};
+use mqcore_testkit::Random;
+use reader::gaps;
 
 /// A journal and its archive on one disk that can crash.
 struct Run {
-    chance: Chance,
+    chance: Random,
     disk: MemoryStorage,
     journal: Option<Journal<MemoryStorage>>,
     archive: Option<Archive<MemoryStorage>>,
@@ -42,8 +43,8 @@ fn options() -> Options {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance(seed);
-        let disk = MemoryStorage::new(chance.next());
+        let mut chance = Random::new(seed);
+        let disk = MemoryStorage::new(chance.number());
         let faults = chance.below(2) == 0;
         let mut run = Self {
             chance,

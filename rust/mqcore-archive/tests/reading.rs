@@ -3,8 +3,6 @@
 //!
 //! Seeds: see the crate `mqcore-testkit`.
 
-use crate::reader;
-
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -25,12 +23,12 @@ use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 use tempfile::TempDir;
 
-use reader::Chance;
+use mqcore_testkit::Random;
 
 const DAY_MS: u64 = 86_400_000;
 
 struct Run {
-    chance: Chance,
+    chance: Random,
     /// Goes with the test.
     root: TempDir,
     journal: Option<Journal<FileStorage>>,
@@ -85,7 +83,7 @@ impl Run {
         let reader = ShardHistory::new(0, &root.path().join("shard-0"), &root.path().join("archive"));
         let (written, pending) = (BTreeMap::new(), Vec::new());
         Self {
-            chance: Chance(seed),
+            chance: Random::new(seed),
             root,
             journal: Some(journal),
             reader: Arc::new(reader),
@@ -231,7 +229,7 @@ fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
         run.journal().note(tag * DAY_MS, &block.bytes).expect("there is space");
     }
     run.journal().seal_notes(u64::MAX).expect("a sound disk");
-    run.chance = Chance(1);
+    run.chance = Random::new(1);
     run.round();
     let before = run.reader.pieces(&request(), 0..sequence(9, 0), 0).expect("a sound disk");
     assert_eq!(read(&run.reader, &before).expect("all is there").len(), 9);

@@ -25,6 +25,7 @@ use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Targ
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_broker::model::unique::header_line;
+use mqcore_testkit::Random;
 use world::{World, acknowledged, changes, id_of, queue};
 
 /// The records of a broker, as a journal would have them: written down, encoded, some of them committed.
@@ -428,7 +429,7 @@ fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known(
 
 /// Random work, committed now and then, and a crash that keeps what was committed and some of the rest.
 struct Run {
-    dice: u64,
+    dice: Random,
     world: World,
     disk: Disk,
     producer: Arc<Client>,
@@ -457,7 +458,7 @@ impl Run {
         create(&mut world, &mut disk, &producer, "ch/1", options);
         world.join(&consumer, "ch").unwrap();
         Self {
-            dice: seed,
+            dice: Random::new(seed),
             world,
             disk,
             producer,
@@ -469,8 +470,7 @@ impl Run {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.dice >> 33) % bound
+        self.dice.below(bound)
     }
 
     fn step(&mut self) {

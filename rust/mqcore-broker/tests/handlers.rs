@@ -15,49 +15,46 @@ use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::model::effect::HandlerFailure;
 use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_testkit::Random;
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler};
 
 const QUEUE: &str = "ch/1";
 
-struct Dice(u64);
+/// Draws random decisions, steps and statuses.
+trait RandomChoice {
+    fn decision(&mut self) -> Decision;
+    fn steps(&mut self) -> Vec<Step>;
+    fn status(&mut self) -> Status;
+}
 
-impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((self.0 >> 33) % bound as u64) as usize
-    }
-
-    fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-
+impl RandomChoice for Random {
     fn decision(&mut self) -> Decision {
         Decision {
-            allow: self.chance(85),
-            save: self.chance(20),
-            put_back: [PutBack::No, PutBack::No, PutBack::Start, PutBack::End][self.below(4)],
+            allow: self.percent(85),
+            save: self.percent(20),
+            put_back: [PutBack::No, PutBack::No, PutBack::Start, PutBack::End][self.index(4)],
             acknowledge: [
                 Acknowledge::None,
                 Acknowledge::Always,
                 Acknowledge::IfSaved,
                 Acknowledge::Negative,
-            ][self.below(4)],
+            ][self.index(4)],
         }
     }
 
     fn steps(&mut self) -> Vec<Step> {
-        Step::ALL.into_iter().filter(|_| self.chance(40)).collect()
+        Step::ALL.into_iter().filter(|_| self.percent(40)).collect()
     }
 
     fn status(&mut self) -> Status {
         [Status::Push, Status::RoundRobin, Status::Pull, Status::Broadcast, Status::Cache, Status::Paused]
-            [self.below(6)]
+            [self.index(6)]
     }
 }
 
 struct Chaos {
-    dice: Dice,
+    dice: Random,
     world: World,
     producer: Arc<Client>,
     consumers: Vec<Arc<Client>>,
@@ -68,7 +65,7 @@ struct Chaos {
 
 impl Chaos {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let mut world = World::with(BrokerConfig {
             seed,
             history: Some(HistoryOptions::default()),
@@ -80,11 +77,11 @@ impl Chaos {
         let status = dice.status();
         let options = QueueChanges {
             delivery_handler: Some("own".into()),
-            message_timeout: dice.chance(40).then_some(Duration::from_secs(3)),
-            only_first_acquirer: Some(dice.chance(20)),
-            wait_for_acknowledge: Some(dice.chance(20)),
+            message_timeout: dice.percent(40).then_some(Duration::from_secs(3)),
+            only_first_acquirer: Some(dice.percent(20)),
+            wait_for_acknowledge: Some(dice.percent(20)),
             put_back_limit: Some(3),
-            ..if dice.chance(60) { acknowledged(status) } else { changes(status) }
+            ..if dice.percent(60) { acknowledged(status) } else { changes(status) }
         };
         world.create(&producer, QUEUE, options);
         let consumers = (0..3).map(|number| world.client(&format!("c{number}"))).collect();
@@ -100,20 +97,20 @@ impl Chaos {
     }
 
     fn step(&mut self) {
-        let who = self.dice.below(self.consumers.len());
+        let who = self.dice.index(self.consumers.len());
         let consumer = self.consumers[who].clone();
-        match self.dice.below(20) {
+        match self.dice.index(20) {
             0..6 => {
                 let id = format!("m{}", self.published.len());
-                let high = self.dice.chance(20);
+                let high = self.dice.percent(20);
                 self.published.insert(id.clone());
                 let producer = self.producer.clone();
                 self.world.publish_as(&producer, QUEUE, &id, high);
             }
             6..11 => self.answer(),
             11..13 => {
-                let id = format!("m{}", self.dice.below(self.published.len() + 1));
-                if self.dice.chance(70) {
+                let id = format!("m{}", self.dice.index(self.published.len() + 1));
+                if self.dice.percent(70) {
                     self.world.ack(&consumer, QUEUE, &id);
                 } else {
                     self.world.nack(&consumer, QUEUE, &id, "no");
@@ -131,7 +128,7 @@ impl Chaos {
                 self.consumers[who] = self.world.client(&format!("c{}", self.names));
             }
             17 => {
-                let status = if self.dice.chance(10) { Status::Stopped } else { self.dice.status() };
+                let status = if self.dice.percent(10) { Status::Stopped } else { self.dice.status() };
                 let producer = self.producer.clone();
                 self.world.update(&producer, QUEUE, changes(status));
             }
@@ -141,7 +138,7 @@ impl Chaos {
                 self.world.broker.register_handler(spec);
             }
             _ => {
-                let millis = self.dice.below(2_000) as u64;
+                let millis = self.dice.index(2_000) as u64;
                 self.world.advance(Duration::from_millis(millis));
             }
         }
@@ -152,9 +149,9 @@ impl Chaos {
         if self.world.questions.is_empty() {
             return;
         }
-        let at = self.dice.below(self.world.questions.len());
+        let at = self.dice.index(self.world.questions.len());
         let question = self.world.questions.remove(at);
-        match self.dice.below(12) {
+        match self.dice.index(12) {
             0 => {} // It never answers.
             1 => self.world.reply(&question, Err(HandlerFailure::Raised)),
             _ => {

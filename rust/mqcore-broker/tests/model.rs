@@ -13,33 +13,12 @@ use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
-use mqcore_testkit::seeds;
+use mqcore_testkit::{Random, seeds};
 use world::ledger::Ledger;
 use world::{World, changes, queue};
 
 const QUEUE: &str = "ch/1";
 const CLIENTS: usize = 4;
-
-/// A small generator of our own, so that a seed means the same run for ever (SplitMix64).
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn chance(&mut self, percent: usize) -> bool {
-        self.below(100) < percent
-    }
-}
 
 #[derive(Clone, Debug)]
 struct Letter {
@@ -314,7 +293,7 @@ impl Model {
 
 /// The broker and its model, side by side.
 struct Pair {
-    dice: Dice,
+    dice: Random,
     world: World,
     model: Model,
     admin: Arc<Client>,
@@ -331,7 +310,7 @@ struct Pair {
 impl Pair {
     /// `memory`: bytes of saved messages that may stay in memory; `None`: nothing is saved.
     fn new(seed: u64, memory: Option<u64>) -> Self {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let memory_watermark = memory.unwrap_or(u64::MAX);
         let mut world = World::with(BrokerConfig {
             seed,
@@ -347,17 +326,17 @@ impl Pair {
         let clients: Vec<_> = (1..=CLIENTS).map(|number| world.client(&number.to_string())).collect();
         let mut model = Model {
             status: Some(Status::Push),
-            acks: dice.chance(70),
-            waits: dice.chance(15),
-            first_only: dice.chance(15),
-            limit: if dice.chance(30) { 8 } else { 0 },
-            put_back_limit: 1 + dice.below(4) as u16,
-            message_timeout: if dice.chance(40) { 4_000 } else { 0 },
+            acks: dice.percent(70),
+            waits: dice.percent(15),
+            first_only: dice.percent(15),
+            limit: if dice.percent(30) { 8 } else { 0 },
+            put_back_limit: 1 + dice.index(4) as u16,
+            message_timeout: if dice.percent(40) { 4_000 } else { 0 },
             ack_timeout: 2_500,
             ..Model::default()
         };
         let statuses = [Status::Push, Status::RoundRobin, Status::Pull, Status::Broadcast, Status::Cache];
-        let status = statuses[dice.below(statuses.len())];
+        let status = statuses[dice.index(statuses.len())];
         model.status = Some(status);
         let options = QueueChanges {
             request_acknowledge: Some(model.acks),
@@ -391,8 +370,8 @@ impl Pair {
     }
 
     fn step(&mut self) {
-        let who = self.dice.below(CLIENTS);
-        match self.dice.below(100) {
+        let who = self.dice.index(CLIENTS);
+        match self.dice.index(100) {
             0..35 => self.publish(),
             35..60 => self.acknowledge(who),
             60..68 => self.join(who),
@@ -409,7 +388,7 @@ impl Pair {
     fn publish(&mut self) {
         self.published += 1;
         let id = format!("m{}", self.published);
-        let high = self.dice.chance(20);
+        let high = self.dice.percent(20);
         self.history.push(format!("publish {id} high={high}"));
         let expected = self.model.publish(id.clone(), high, self.now());
         self.model.drain(self.now());
@@ -435,12 +414,12 @@ impl Pair {
             .map(|out| out.letter.id.clone())
             .collect();
         // Now and then somebody acknowledges what it does not have.
-        let id = if has.is_empty() || self.dice.chance(5) {
-            format!("m{}", 1 + self.dice.below(self.published as usize + 1))
+        let id = if has.is_empty() || self.dice.percent(5) {
+            format!("m{}", 1 + self.dice.index(self.published as usize + 1))
         } else {
-            has[self.dice.below(has.len())].clone()
+            has[self.dice.index(has.len())].clone()
         };
-        let good = self.dice.chance(70);
+        let good = self.dice.percent(70);
         self.history.push(format!("{number} acknowledges {id} {good}"));
         let now = self.now();
         self.model.settle(&id, number, good, false, now);
@@ -490,7 +469,7 @@ impl Pair {
     }
 
     fn pull(&mut self, who: usize) {
-        let (number, count, newest) = (self.numbers[who], 1 + self.dice.below(3), self.dice.chance(30));
+        let (number, count, newest) = (self.numbers[who], 1 + self.dice.index(3), self.dice.percent(30));
         self.history.push(format!("{number} pulls {count} newest={newest}"));
         let expected = self.model.pull(number, count, newest, self.now());
         let client = self.clients[who].clone();
@@ -499,7 +478,7 @@ impl Pair {
     }
 
     fn wait(&mut self) {
-        let until = self.now() + 1 + self.dice.below(3_000) as u64;
+        let until = self.now() + 1 + self.dice.index(3_000) as u64;
         self.history.push(format!("time passes until {until}"));
         while let Some(moment) = self.model.next_moment().filter(|moment| *moment <= until) {
             self.model.pass(moment);
@@ -520,8 +499,8 @@ impl Pair {
             Status::Stopped,
         ];
         // Stopping erases everything, so it is rarer than the others.
-        let choices = if self.dice.chance(20) { all.len() } else { all.len() - 1 };
-        let status = all[self.dice.below(choices)];
+        let choices = if self.dice.percent(20) { all.len() } else { all.len() - 1 };
+        let status = all[self.dice.index(choices)];
         self.history.push(format!("becomes {status:?}"));
         self.model.become_status(status);
         self.model.drain(self.now());
@@ -530,7 +509,7 @@ impl Pair {
     }
 
     fn clear(&mut self) {
-        let clear = Clear { high_priority: self.dice.chance(50), normal: self.dice.chance(50) };
+        let clear = Clear { high_priority: self.dice.percent(50), normal: self.dice.percent(50) };
         self.history.push(format!("{clear:?}"));
         let before = self.model.ready.len();
         self.model.ready.retain(|letter| if letter.high { !clear.high_priority } else { !clear.normal });

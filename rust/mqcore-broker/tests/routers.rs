@@ -15,7 +15,8 @@ use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::policy;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::router::{Binding, Interaction, RouterMethod, Target};
-use shards::{Dice, Shards, queue};
+use mqcore_testkit::Random;
+use shards::{Shards, queue};
 
 fn router(name: &str) -> RouterName {
     RouterName::new(name).expect("tests use good names")
@@ -480,7 +481,7 @@ impl Model {
 fn random_routers_and_messages_end_as_in_the_model() {
     const TARGETS: [&str; 7] = ["qa/1", "qb/2", "qc/3", "qd/4", "@client:c1", "@client:c2", "@client:gone"];
     for seed in mqcore_testkit::seeds(60, 300) {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let mut shards = Shards::new(1 + seed as usize % 4, 3);
         let mut open: BTreeMap<&str, bool> = BTreeMap::new();
         for name in &TARGETS[..4] {
@@ -490,11 +491,11 @@ fn random_routers_and_messages_end_as_in_the_model() {
         let mut model = BTreeMap::new();
         let mut stored: BTreeMap<String, u64> = BTreeMap::new();
         for step in 0..80 {
-            let name = ["r0", "r1", "r2"][dice.below(3)];
+            let name = ["r0", "r1", "r2"][dice.index(3)];
             let method =
-                [RouterMethod::Distribute, RouterMethod::RoundRobin, RouterMethod::OnlyFirst][dice.below(3)];
-            let target = TARGETS[dice.below(TARGETS.len())];
-            match dice.below(10) {
+                [RouterMethod::Distribute, RouterMethod::RoundRobin, RouterMethod::OnlyFirst][dice.index(3)];
+            let target = TARGETS[dice.index(TARGETS.len())];
+            match dice.index(10) {
                 0 => {
                     let fresh = !model.contains_key(name);
                     let same = model.get(name).is_none_or(|known: &Model| known.method == method);
@@ -505,7 +506,7 @@ fn random_routers_and_messages_end_as_in_the_model() {
                     }
                 }
                 1..=2 => {
-                    let priority = dice.below(5) as i32 - 2;
+                    let priority = dice.index(5) as i32 - 2;
                     let binding = binding(target, priority, Interaction::None);
                     let added = shards.request(0, Request::AddBinding { router: router(name), binding });
                     let known = model.get_mut(name);
@@ -527,7 +528,7 @@ fn random_routers_and_messages_end_as_in_the_model() {
                         known.bindings.retain(|(bound, _)| bound != target);
                     }
                 }
-                4 if dice.below(4) == 0 => {
+                4 if dice.index(4) == 0 => {
                     shards.request(0, Request::RemoveRouter { router: router(name) }).expect("always fine");
                     model.remove(name);
                 }

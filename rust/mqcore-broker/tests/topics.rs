@@ -10,7 +10,8 @@ use mqcore_broker::model::id::{RequestId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
-use shards::{Dice, Shards, queue};
+use mqcore_testkit::Random;
+use shards::{Shards, queue};
 
 fn topic(name: &str) -> TopicName {
     TopicName::new(name.as_bytes()).expect("tests use short names")
@@ -256,10 +257,10 @@ fn masks_fit_as_explained() {
         assert_eq!(mask(pattern).matches(name.as_bytes()), fits, "{pattern} {name}");
         assert_eq!(fits_slowly(pattern, name), fits, "{pattern} {name}");
     }
-    let mut dice = Dice(1);
+    let mut dice = Random::new(1);
     for _ in 0..mqcore_testkit::by_depth(50_000, 200_000) {
         let mut word = |letters: &[u8]| -> String {
-            (0..dice.below(9)).map(|_| char::from(letters[dice.below(letters.len())])).collect()
+            (0..dice.index(9)).map(|_| char::from(letters[dice.index(letters.len())])).collect()
         };
         let (pattern, name) = (word(b"ab.**"), word(b"ab."));
         if pattern.contains('*') {
@@ -303,17 +304,17 @@ fn random_subscriptions_bindings_and_messages_end_as_in_the_model() {
         .chain([mask("a.*"), mask("*.c"), mask("*.*"), prefix("a."), prefix("")])
         .collect();
     for seed in mqcore_testkit::seeds(60, 300) {
-        let mut dice = Dice(seed);
+        let mut dice = Random::new(seed);
         let mut shards = Shards::new(1 + seed as usize % 4, CLIENTS);
         let mut model = Model::default();
         for name in QUEUES {
             shards.create_pull_queue(name);
         }
         for step in 0..60 {
-            let (who, pattern) = (dice.below(CLIENTS), patterns[dice.below(patterns.len())].clone());
-            let at = dice.below(QUEUES.len());
+            let (who, pattern) = (dice.index(CLIENTS), patterns[dice.index(patterns.len())].clone());
+            let at = dice.index(QUEUES.len());
             let bound = queue(QUEUES[at]);
-            match dice.below(12) {
+            match dice.index(12) {
                 0..=2 => {
                     subscribe(&mut shards, who, pattern.clone());
                     model.subscriptions.insert((who, pattern));
@@ -334,7 +335,7 @@ fn random_subscriptions_bindings_and_messages_end_as_in_the_model() {
                     assert_eq!(done.is_ok(), had, "seed {seed} step {step}");
                 }
                 6 => {
-                    let on = dice.below(2) == 0;
+                    let on = dice.index(2) == 0;
                     shards.congested(who, on);
                     if on {
                         model.congested.insert(who);
@@ -343,8 +344,8 @@ fn random_subscriptions_bindings_and_messages_end_as_in_the_model() {
                     }
                 }
                 _ => {
-                    let name = TOPICS[dice.below(TOPICS.len())];
-                    let to_producer = dice.below(2) == 0;
+                    let name = TOPICS[dice.index(TOPICS.len())];
+                    let to_producer = dice.index(2) == 0;
                     let (mut got, receivers) = publish(&mut shards, who, name, to_producer);
                     got.sort();
                     let reached: BTreeSet<_> = model

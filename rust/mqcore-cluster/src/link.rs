@@ -12,6 +12,8 @@
 
 use std::collections::VecDeque;
 
+use fastrand::Rng;
+
 /// Timeouts of a link in milliseconds, and its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkOptions {
@@ -107,7 +109,7 @@ pub struct Link {
     pinged: Option<u64>,
     /// Number that the next PONG confirms, if the upstream broker does not confirm by number.
     barrier: Option<u64>,
-    chance: u64,
+    random: Rng,
 }
 
 impl Link {
@@ -128,7 +130,7 @@ impl Link {
             heard: now,
             pinged: None,
             barrier: None,
-            chance: seed,
+            random: Rng::with_seed(seed),
         }
     }
 
@@ -247,17 +249,8 @@ impl Link {
         let longest = doubled.min(self.options.reconnect_max_ms).max(1);
         self.failures = self.failures.saturating_add(1);
         // A random delay between one half and all of it, so that nodes do not reconnect to the same broker at once.
-        let pause = longest / 2 + self.draw() % (longest / 2 + 1);
+        let pause = longest / 2 + self.random.u64(..=longest / 2);
         self.enter(LinkState::Waiting { until: now + pause }, now);
-    }
-
-    /// Next SplitMix64 number.
-    fn draw(&mut self) -> u64 {
-        self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.chance;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 
     /// Returns the number after which the next message to send follows, if another message may be sent.

@@ -11,28 +11,8 @@ use mqcore_cluster::filter::{FilterRule, ForwardKind, FrameProducer, LinkFilter,
 use mqcore_cluster::link::{Link, LinkAction, LinkOptions, LinkState};
 use mqcore_cluster::log::{LogOptions, OutgoingLog, UpstreamSet};
 use mqcore_cluster::receipts::Receipts;
+use mqcore_testkit::Random;
 use mqcore_wire::tmqp::{Frame, Kind};
-
-/// Numbers that follow from a seed: splitmix64.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-}
 
 /// Records in the order of writing; a crash keeps what was synced and a beginning of the rest.
 #[derive(Debug)]
@@ -46,7 +26,7 @@ impl<R> Journal<R> {
         Self { records: Vec::new(), synced: 0 }
     }
 
-    fn crash(&mut self, chance: &mut Chance) {
+    fn crash(&mut self, chance: &mut Random) {
         let lost = chance.below((self.records.len() - self.synced) as u64 + 1) as usize;
         self.records.truncate(self.records.len() - lost);
         self.synced = self.records.len();
@@ -137,7 +117,7 @@ enum Event {
 }
 
 struct World {
-    chance: Chance,
+    chance: Random,
     now: u64,
     agenda: BTreeMap<(u64, u64), Event>,
     events: u64,
@@ -169,7 +149,7 @@ fn passes(filter: &LinkFilter, message: &Message, node: &str) -> bool {
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance(seed);
+        let mut chance = Random::new(seed);
         let count = 2 + chance.below(3) as usize;
         let shape = chance.below(3);
         let keep = !chance.one_in(5);
@@ -233,7 +213,8 @@ impl World {
             match self.chance.below(3) {
                 0 => {
                     self.at(at, Event::Kill(one));
-                    self.at(at + self.chance.0 % (until - at), Event::Start(one));
+                    let restart = at + self.chance.below(until - at);
+                    self.at(restart, Event::Start(one));
                 }
                 1 => {
                     self.at(at, Event::Block(one, other, true));
@@ -701,8 +682,8 @@ const FAULTS_END: u64 = 6_000;
 /// By then everything must have arrived.
 const GIVE_UP: u64 = 120_000;
 
-fn some_filter(chance: &mut Chance) -> LinkFilter {
-    let rule = |chance: &mut Chance| FilterRule {
+fn some_filter(chance: &mut Random) -> LinkFilter {
+    let rule = |chance: &mut Random| FilterRule {
         channel: Some(WildcardPattern::new(CHANNELS[chance.below(3) as usize])),
         ..FilterRule::default()
     };
@@ -782,7 +763,7 @@ fn restore_intake(records: &[QueueRecord]) -> (Intake, u64) {
 fn send(
     agenda: &mut BTreeMap<(u64, u64), Event>,
     events: &mut u64,
-    chance: &mut Chance,
+    chance: &mut Random,
     now: u64,
     delay: u64,
     connections: &mut [Connection],

@@ -345,6 +345,8 @@ impl Leaf {
 
 #[cfg(test)]
 mod tests {
+    use mqcore_testkit::Random;
+
     use super::*;
 
     /// Places in several segments, with an occasional large record.
@@ -357,17 +359,16 @@ mod tests {
     fn index_agrees_with_a_map_under_random_changes() {
         let mut index = RecordIndex::default();
         let mut model = BTreeMap::new();
-        let mut random = 7_u64;
+        let mut random = Random::new(7);
         for step in 1..60_000_u32 {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (roll, pick) = (random >> 60, (random >> 20) % 5000);
+            let (roll, pick) = (random.below(16), random.below(5000));
             // Numbers this far apart do not fit into one leaf.
             let number = if roll == 15 { pick << 33 } else { pick };
             match roll {
                 0..=8 | 15 => assert_eq!(index.insert(number, at(step)), model.insert(number, at(step))),
                 9..=12 => assert_eq!(index.remove(number), model.remove(&number)),
                 13 => {
-                    let range = number..=number + (random >> 40) % 300;
+                    let range = number..=number + random.below(300);
                     let mut gone = Vec::new();
                     index.remove_range(range.clone(), |number, _| gone.push(number));
                     let expected: Vec<u64> = model.range(range).map(|(&number, _)| number).collect();

@@ -5,14 +5,14 @@ use crate::world;
 
 use mqcore_journal::journal::Journal;
 use mqcore_journal::storage::MemoryStorage;
-use mqcore_testkit::{CorpusInput, corpus, write_corpus};
-use world::{Chance, small};
+use mqcore_testkit::{CorpusInput, Random, corpus, write_corpus};
+use world::small;
 
 const TARGET: &str = "journal_recovery";
 
 /// A journal's files in the form of the corpus.
 fn packed(seed: u64) -> Vec<u8> {
-    let (disk, mut chance) = (MemoryStorage::new(seed), Chance(seed));
+    let (disk, mut chance) = (MemoryStorage::new(seed), Random::new(seed));
     let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     for sequence in 0..30 + chance.below(60) {
         journal.put(sequence, 1, &[&chance.bytes(90)]).unwrap();
@@ -47,12 +47,12 @@ fn every_input_of_the_corpus_opens_to_one_result() {
 
 #[test]
 fn journals_with_random_changes_open_to_one_result() {
-    let mut chance = Chance(11);
+    let mut chance = Random::new(11);
     for seed in mqcore_testkit::seeds(400, 4_000) {
         let mut input = packed(seed);
         for _ in 0..chance.below(6) {
             let at = chance.below(input.len() as u64) as usize;
-            input[at] = chance.next() as u8;
+            input[at] = chance.number() as u8;
         }
         recovery_check::check(&input);
     }

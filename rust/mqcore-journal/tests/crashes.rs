@@ -12,11 +12,12 @@ use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
-use world::{Asked, Chance, World, definitions, small};
+use mqcore_testkit::Random;
+use world::{Asked, World, definitions, small};
 
 /// A journal on a disk that can crash, and what it must hold.
 struct Run {
-    chance: Chance,
+    chance: Random,
     disk: MemoryStorage,
     options: Options,
     journal: Option<Journal<MemoryStorage>>,
@@ -32,8 +33,8 @@ struct Run {
 
 impl Run {
     fn new(seed: u64) -> Self {
-        let mut chance = Chance(seed);
-        let disk = MemoryStorage::new(chance.next());
+        let mut chance = Random::new(seed);
+        let disk = MemoryStorage::new(chance.number());
         let (faults, notes) = (chance.below(2) == 0, chance.below(2) == 0);
         let mut run = Self {
             chance,

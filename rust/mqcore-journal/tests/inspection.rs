@@ -4,11 +4,12 @@ use crate::world;
 use mqcore_journal::inspection::{Inspection, SegmentState};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::storage::{MemoryStorage, Storage};
-use world::{Chance, small};
+use mqcore_testkit::Random;
+use world::small;
 
 /// A journal of several segments, ended in the middle of its work.
 fn used(seed: u64) -> MemoryStorage {
-    let (disk, mut chance) = (MemoryStorage::new(seed), Chance(seed));
+    let (disk, mut chance) = (MemoryStorage::new(seed), Random::new(seed));
     let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     for sequence in 0..60 {
         journal.put(sequence, 1, &[&chance.bytes(200)]).unwrap();
@@ -23,7 +24,7 @@ fn used(seed: u64) -> MemoryStorage {
     disk
 }
 
-fn damage(disk: &MemoryStorage, chance: &mut Chance) {
+fn damage(disk: &MemoryStorage, chance: &mut Random) {
     let names = disk.list().unwrap();
     let name = &names[chance.below(names.len() as u64) as usize];
     let file = disk.open(name).unwrap();
@@ -38,7 +39,7 @@ fn looking_sees_what_opening_finds_and_changes_nothing() {
     let mut damaged = 0;
     let seeds = mqcore_testkit::seeds(200, 2_000);
     for seed in seeds.clone() {
-        let (disk, mut chance) = (used(seed), Chance(seed + 1000));
+        let (disk, mut chance) = (used(seed), Random::new(seed + 1000));
         for _ in 0..chance.below(4) {
             damage(&disk, &mut chance);
         }

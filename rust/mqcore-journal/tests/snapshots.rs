@@ -8,9 +8,10 @@ use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::MemoryStorage;
-use world::{Chance, World, definitions, small};
+use mqcore_testkit::Random;
+use world::{World, definitions, small};
 
-fn work(journal: &mut Journal<MemoryStorage>, chance: &mut Chance, steps: u64) {
+fn work(journal: &mut Journal<MemoryStorage>, chance: &mut Random, steps: u64) {
     for _ in 0..steps {
         let sequence = journal.next_sequence();
         let outcome = match chance.below(10) {
@@ -46,7 +47,7 @@ fn a_snapshot_copied_later_opens_as_the_journal_was() {
     let mut full = 0;
     let seeds = mqcore_testkit::seeds(100, 1_000);
     for seed in seeds.clone() {
-        let mut chance = Chance(seed);
+        let mut chance = Random::new(seed);
         let disk = MemoryStorage::new(seed);
         let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
         let steps = chance.below(400);

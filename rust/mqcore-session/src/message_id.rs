@@ -1,21 +1,24 @@
-//! Ids for messages that have none.
+//! Ids for messages that a peer published, or the broker sends, without one.
 
+use fastrand::Rng;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
-/// Makes ids of 32 lower-case hex digits: half of them identify the connection and its start, half count.
+/// Generates ids of 32 lower-case hexadecimal digits: 16 of the session, which are random, and 16 that count.
 ///
-/// Within a session they are unique. Between sessions, and between runs of a server, they are as unique as 64 scrambled
-/// bits. They are names, not secrets: one id reveals the next.
+/// Within a session, ids are unique. Sessions and runs of a server share an id only if their 64 random bits are the same.
+/// Ids are not secret: one id reveals the next.
 #[derive(Debug)]
 pub(crate) struct MessageIds {
     stem: u64,
-    made: u64,
+    /// Number of the last id of [`MessageIds::next`]; the first one is random.
+    number: u64,
 }
 
 impl MessageIds {
     pub(crate) fn new(connection: ConnectionId, opened_at: Timestamp) -> Self {
-        Self { stem: scramble(connection.0 ^ scramble(opened_at.0)), made: 0 }
+        let mut random = Rng::with_seed(Rng::with_seed(opened_at.0).u64(..) ^ connection.0);
+        Self { stem: random.u64(..), number: random.u64(..) }
     }
 
     /// The id of the session's message with this number, from which the number can be read again. A session must not
@@ -37,20 +40,12 @@ impl MessageIds {
     }
 
     pub(crate) fn next(&mut self) -> [u8; 32] {
-        self.made += 1;
+        self.number = self.number.wrapping_add(1);
         let mut id = [0; 32];
         hex(self.stem, &mut id[..16]);
-        hex(scramble(self.stem ^ self.made), &mut id[16..]);
+        hex(self.number, &mut id[16..]);
         id
     }
-}
-
-/// A bijection on 64 bits (the finalizer of SplitMix64): different numbers stay different.
-const fn scramble(number: u64) -> u64 {
-    let number = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    number ^ (number >> 31)
 }
 
 fn hex(mut number: u64, digits: &mut [u8]) {

@@ -1,5 +1,6 @@
 //! Failed requests, for the log: some protocols send their peer only an error number, so the reason is recorded here.
 
+use fastrand::Rng;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
@@ -14,27 +15,20 @@ pub struct RequestError {
     pub reason: String,
 }
 
-/// Makes error numbers: the time in UTC as 20 digits, then four characters that make it unique.
+/// Makes error numbers: the time in UTC as 20 digits, then four random letters or digits.
 #[derive(Debug, Clone)]
 pub(crate) struct ErrorNumbers {
-    seed: u64,
-    count: u64,
+    random: Rng,
 }
 
 impl ErrorNumbers {
     pub(crate) fn new(connection: ConnectionId) -> Self {
-        Self { seed: connection.0, count: 0 }
+        Self { random: Rng::with_seed(connection.0).fork() }
     }
 
     pub(crate) fn next(&mut self, now: Timestamp) -> String {
-        const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-        self.count += 1;
-        let mut mixed = (self.seed << 24 ^ self.count).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         let mut text = digits(now);
-        for _ in 0..4 {
-            text.push(DIGITS[(mixed % 62) as usize] as char);
-            mixed /= 62;
-        }
+        text.extend((0..4).map(|_| self.random.alphanumeric()));
         text
     }
 }

@@ -1,4 +1,4 @@
-//! Support for the tests of every crate: the depth of tests, the seeds of random runs, and the fuzz corpora.
+//! Support for the tests of every crate: depth, seeds, random numbers, and the fuzz corpora.
 //!
 //! No crate depends on this one except in `[dev-dependencies]`. Three environment variables steer tests:
 //!
@@ -17,6 +17,10 @@ use std::hash::BuildHasher;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
+
+mod random;
+
+pub use random::Random;
 
 /// How many cases a test tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,23 +12,6 @@ use mqcore_archive::manifest::FileEntry;
 use mqcore_journal::storage::MemoryStorage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-/// Numbers that follow from a seed: splitmix64.
-pub struct Chance(pub u64);
-
-impl Chance {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-}
-
 /// The rows of one file.
 pub fn batches(octets: Vec<u8>) -> Vec<RecordBatch> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(octets)).expect("it is Parquet");

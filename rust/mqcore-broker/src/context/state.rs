@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use fastrand::Rng;
 use foldhash::HashMap;
 
 use crate::context::commits::Commits;
@@ -79,14 +80,15 @@ pub(crate) struct ShardState {
     pub(crate) counters: Counters,
     /// The serial of the latest queue.
     serial: u64,
-    /// How many ids were generated.
-    ids: u64,
+    /// Source of message ids and client ids.
+    random: Rng,
 }
 
 impl ShardState {
     pub(crate) fn new(config: BrokerConfig) -> Self {
         let handlers: Vec<_> = policy::ALL.into_iter().map(HandlerSpec::of_policy).collect();
         Self {
+            random: Rng::with_seed(config.seed),
             history: config.history.map(|options| Box::new(HistoryLog::new(options))),
             config,
             questions: Questions::new(handlers.len()),
@@ -99,7 +101,6 @@ impl ShardState {
             links: HashMap::default(),
             counters: Counters::default(),
             serial: 0,
-            ids: 0,
         }
     }
 
@@ -141,19 +142,9 @@ impl ShardState {
 
     /// A new message id or client id: 32 lower-case hexadecimal digits.
     ///
-    /// The counter makes the id unique in this shard, the seed makes it unique across shards and starts. Mixing both makes
-    /// the next id hard to guess.
+    /// Its 128 random bits make the id unique; shards and starts have different seeds. Ids are not secret: an observer can
+    /// compute the next one.
     pub(crate) fn next_id(&mut self) -> String {
-        self.ids += 1;
-        let seed = self.config.seed;
-        let mixed = mix(seed ^ self.ids.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        format!("{:016x}{:016x}", mixed, mix(mixed ^ seed).wrapping_add(self.ids))
+        format!("{:016x}{:016x}", self.random.u64(..), self.random.u64(..))
     }
-}
-
-/// The finalizer of SplitMix64: every bit of the input changes about half of the output.
-fn mix(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ (value >> 31)
 }

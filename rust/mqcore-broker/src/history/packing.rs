@@ -83,6 +83,8 @@ pub fn unpack<'a>(stored: &'a [u8], memory: &'a mut Vec<u8>) -> Result<&'a [u8],
 mod tests {
     use proptest::prelude::*;
 
+    use mqcore_testkit::Random;
+
     use super::*;
 
     fn there_and_back(packer: &mut Packer, block: &[u8]) {
@@ -121,14 +123,9 @@ mod tests {
 
     #[test]
     fn what_does_not_become_smaller_stays_as_it_is() {
-        let mut state = 7_u64;
-        let noise: Vec<u8> = std::iter::once(1)
-            .chain(std::iter::repeat_with(|| {
-                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (state >> 56) as u8
-            }))
-            .take(5000)
-            .collect();
+        let mut random = Random::new(7);
+        let noise: Vec<u8> =
+            std::iter::once(1).chain(std::iter::repeat_with(|| random.number() as u8)).take(5000).collect();
         assert_eq!(Packer::default().pack(&noise), noise);
     }
 

@@ -533,6 +533,8 @@ impl Drop for Ready {
 
 #[cfg(test)]
 mod tests {
+    use mqcore_testkit::Random;
+
     use super::*;
     use crate::model::message::Properties;
 
@@ -549,11 +551,8 @@ mod tests {
 
     #[test]
     fn bodies_leave_from_the_tail_and_none_is_overlooked_whatever_came_between() {
-        let mut random = 5_u64;
-        let mut below = |bound: u64| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (random >> 33) % bound
-        };
+        let mut random = Random::new(5);
+        let mut below = |bound: u64| random.below(bound);
         for _ in 0..200 {
             let memory = MemoryGauge::default();
             let mut ready = Ready::new(memory.clone());

@@ -15,23 +15,6 @@ use mqcore_broker::model::stats::{DropReason, ShardStats, TopicStats};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 
-/// A small generator of our own, so that a seed means the same run for ever (SplitMix64).
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-}
-
 pub fn queue(text: &str) -> QueueAddress {
     QueueAddress::parse(text).expect("tests use good names")
 }

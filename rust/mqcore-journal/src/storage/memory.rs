@@ -8,6 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fastrand::Rng;
+
 use super::Storage;
 
 /// Smallest unit of a write that a disk preserves or loses as a whole, in bytes.
@@ -51,9 +53,9 @@ pub struct MemoryStorage {
     disk: Arc<Mutex<Disk>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Disk {
-    random: u64,
+    random: Rng,
     inodes: BTreeMap<u64, Inode>,
     next_inode: u64,
     names: BTreeMap<String, u64>,
@@ -99,7 +101,17 @@ impl MemoryStorage {
 
     /// Creates a disk with durable files.
     pub fn with_files(seed: u64, files: BTreeMap<String, Vec<u8>>) -> Self {
-        let mut disk = Disk { random: seed, ..Disk::default() };
+        let mut disk = Disk {
+            random: Rng::with_seed(seed),
+            inodes: BTreeMap::new(),
+            next_inode: 0,
+            names: BTreeMap::new(),
+            durable_names: BTreeMap::new(),
+            name_changes: Vec::new(),
+            capacity: None,
+            faults: Vec::new(),
+            struck: 0,
+        };
         for (name, bytes) in files {
             let inode = Inode { view: bytes.clone(), durable: bytes, ..Inode::default() };
             disk.names.insert(name, disk.next_inode);
@@ -147,17 +159,8 @@ impl MemoryStorage {
 }
 
 impl Disk {
-    /// Next number of a SplitMix64 sequence.
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
     fn chance(&mut self, one_in: u64) -> bool {
-        self.next_random().is_multiple_of(one_in)
+        self.random.u64(..one_in) == 0
     }
 
     fn fault(&mut self, calls: &[StorageCall]) -> Option<Fault> {
@@ -188,7 +191,7 @@ impl Disk {
     fn crash(&mut self) {
         self.faults.clear();
         // Most crashes are mixed; some lose everything unsynced, and some lose nothing, like a killed process.
-        let style = self.next_random() % 8;
+        let style = self.random.u64(..8);
         let by_page = self.chance(2);
         let mut ids: Vec<u64> = self.inodes.keys().copied().collect();
         for id in ids.drain(..) {
@@ -333,9 +336,9 @@ impl Storage for MemoryStorage {
         let taken = match fault {
             None => bytes.len(),
             Some(Fault::Short) => bytes.len().min(1),
-            Some(_) => usize::try_from(disk.next_random()).unwrap_or(0) % (bytes.len() + 1),
+            Some(_) => disk.random.usize(..=bytes.len()),
         };
-        let early = disk.chance(4).then(|| disk.next_random());
+        let early = disk.chance(4).then(|| disk.random.u64(..));
         let inode = disk.inode(*file)?;
         let start = usize::try_from(offset).map_err(io::Error::other)?;
         let end = start + taken;

@@ -1,4 +1,4 @@
-//! What a journal must hold, kept the slow way, and a source of chance.
+//! What a journal must hold, kept the slow way.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,28 +7,6 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::Recovered;
 use mqcore_journal::storage::Storage;
-
-/// Numbers that follow from a seed: splitmix64.
-pub(crate) struct Chance(pub(crate) u64);
-
-impl Chance {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-
-    pub(crate) fn bytes(&mut self, most: u64) -> Vec<u8> {
-        let (length, fill) = (self.below(most + 1), self.next());
-        (0..length).map(|at| (fill >> (at % 8 * 8)) as u8 ^ at as u8).collect()
-    }
-}
 
 /// One thing that was asked of a journal and that it took.
 #[derive(Debug, Clone)]

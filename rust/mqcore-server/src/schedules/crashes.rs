@@ -24,6 +24,7 @@ use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
 use mqcore_session::schedules::ScheduleRequest;
 use mqcore_session::schedules::{Headers, headers};
+use mqcore_testkit::Random;
 
 use super::keeper::{Crons, Keeper, wanted};
 
@@ -34,18 +35,6 @@ const INTERVAL_MS: u64 = 100;
 const QUEUES: [&str; 3] = ["mail", "reports", "nobody-knows-it"];
 /// How often the schedule of the last queue runs.
 const RUNS: u64 = 7;
-
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (value ^ (value >> 31)) % bound
-    }
-}
 
 fn options(shard: u32, now: u64) -> Options {
     Options { shard, segment_bytes: 4096, now_ms: now, identity: u64::from(shard) + 5, ..Options::default() }
@@ -186,7 +175,7 @@ impl Shard {
 type Seen = (u64, BTreeSet<(usize, u64)>);
 
 struct World {
-    chance: Chance,
+    chance: Random,
     now: u64,
     keeper: Keeper<MemoryStorage>,
     shards: Vec<Shard>,
@@ -210,7 +199,7 @@ impl World {
         let (keeper, _) = keeper.expect("it opens");
         let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
         let client = super::publisher::client();
-        let (chance, told, seen) = (Chance(seed), VecDeque::new(), BTreeMap::new());
+        let (chance, told, seen) = (Random::new(seed), VecDeque::new(), BTreeMap::new());
         let mut world = Self { chance, now: START, keeper, shards, disks, told, client, crons, seen };
         for name in [QUEUES[0], QUEUES[1], "default"] {
             let changes = QueueChanges { status: Some(Status::RoundRobin), ..QueueChanges::default() };

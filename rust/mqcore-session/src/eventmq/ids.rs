@@ -1,43 +1,36 @@
-//! Ids of the messages that the broker itself sends, in the form of a UUID, as all peers use them.
+//! Ids of the messages that the broker itself sends: UUIDs of version 4 as text, as all peers use them.
 
 use std::fmt::Write;
 
+use fastrand::Rng;
 use mqcore_broker::model::id::ConnectionId;
 
-/// Makes ids. They are unique, not secret.
+/// Generates ids. They are unique but not secret: an observer can compute the next one.
 #[derive(Debug, Clone)]
 pub(super) struct MessageIds {
-    seed: u64,
-    count: u64,
+    random: Rng,
     text: String,
-}
-
-/// The finalizer of SplitMix64, a bijection.
-fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
 }
 
 impl MessageIds {
     /// `seed` differs from run to run.
     pub(super) fn new(connection: ConnectionId, seed: u64) -> Self {
-        Self { seed: seed ^ mixed(connection.0), count: 0, text: String::with_capacity(36) }
+        // The fork spreads seeds that differ in few bits over the whole sequence of the generator.
+        Self { random: Rng::with_seed(seed ^ connection.0).fork(), text: String::with_capacity(36) }
     }
 
-    /// 36 bytes in the form of a UUID of version 4.
+    /// The next id, 36 bytes.
     pub(super) fn next(&mut self) -> &[u8] {
-        self.count += 1;
-        let (high, low) = (mixed(self.seed), mixed(self.seed ^ self.count.rotate_left(32)));
+        let (high, rest) = (self.random.u64(..), self.random.u64(..));
         self.text.clear();
         let written = write!(
             self.text,
             "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
             high >> 32,
             high >> 16 & 0xffff,
-            low >> 52,
-            low >> 36 & 0x3fff | 0x8000,
-            self.count << 16 & 0xffff_ffff_ffff | low & 0xffff,
+            high & 0xfff,
+            rest >> 48 & 0x3fff | 0x8000,
+            rest & 0xffff_ffff_ffff,
         );
         debug_assert!(written.is_ok(), "writing to a text does not fail");
         self.text.as_bytes()
