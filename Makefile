@@ -15,7 +15,7 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 UV := $(shell command -v uv 2>/dev/null)
-# Windows keeps a venv's programs elsewhere than everybody else.
+# On Windows, a venv keeps its programs in another folder.
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 else
@@ -40,8 +40,8 @@ ifdef CI
 export CARGO_INCREMENTAL ?= 0
 endif
 
-# PyO3 asks its surroundings what to build for. Unless clippy is told exactly what maturin is, the two rebuild PyO3 in
-# turn; maturin leaves a file that says it, once it has built.
+# PyO3 reads its build target from the environment. Unless clippy and maturin have the same settings, each rebuilds PyO3
+# after the other; maturin writes its settings to a file when it has built.
 export PYO3_PYTHON := $(abspath $(PY))
 export PYO3_BUILD_EXTENSION_MODULE := 1
 pyo3-config = $(abspath $(firstword $(wildcard $(or $(CARGO_TARGET_DIR),target)/maturin/pyo3-config-*.txt)))
@@ -124,7 +124,7 @@ lint-rust: $(ENVIRONMENT)
 	$(call step,cargo clippy)
 	@$(call clippy,)
 
-# The benchmarks need criterion, which nobody builds who does not measure.
+# The benchmarks need criterion, which other targets do not build.
 .PHONY: lint-benches
 lint-benches: $(ENVIRONMENT)
 	$(call step,cargo clippy: benchmarks)

@@ -76,7 +76,7 @@ def round_robin(load: Path, style: str, runs: int, seconds: int) -> list[float]:
     return values
 
 
-# What the process uses before mqcore is there, after its import, and with a broker that has nothing to do.
+# Memory of the process before the import of mqcore, after it, and with an idle broker.
 IDLE = """
 import asyncio, json, threading, logging, dataclasses, tomllib, pathlib
 def resident():

@@ -76,7 +76,7 @@ class Program:
 def running(
     *command: str | Path, ready: bool = False, directory: Path | None = None, **environment: str
 ) -> Iterator[Program]:
-    """Run a program until the block ends, with its processes; `ready`: once it has said so."""
+    """Run a program until the block ends, with its processes; `ready`: wait until it reports readiness."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE if ready else subprocess.DEVNULL,

@@ -3,7 +3,7 @@
     maturin develop --release
     python benches/routing.py
 
-Beside it the same with a router by rules, which asks nobody.
+For comparison, the same with a router by rules, which calls no Python function.
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ class Proxy:
         self._delay = (shortest, longest)
 
     def lose(self, *directions: Direction) -> None:
-        """Let nothing more through in these directions, the end of a connection neither: nobody is told."""
+        """Drop all data in these directions, including the end of a connection, without notice to either side."""
         self._lost = frozenset(directions)
 
     def mend(self) -> None:
-        """Be good to connections that come. What was lost of others stays lost, so they go no further."""
+        """Pass all data of new connections. Older connections stay broken, because their lost data is not resent."""
         self._is_cut = False
         self._delay = (0.0, 0.0)
         self._lost = frozenset()

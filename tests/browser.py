@@ -1,6 +1,6 @@
 """A real browser for tests: Chromium without a window, spoken to over a pipe in its DevTools protocol.
 
-Nothing is installed for it: whoever has no Chromium is told so, and the tests that need one are skipped.
+Nothing is installed for it: without Chromium, the tests that need it are skipped with a reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tests start from: a broker in this process, a broker in a process of its own, and peers made of octets."""
+"""Fixtures: a broker in this process, a broker in its own process, and peers that send raw bytes."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Place:
 
 @dataclass
 class Sender:
-    """A client that sends jobs until its broker is gone, and knows what it was told of them."""
+    """A client that sends jobs until its broker ends, and records the answers."""
 
     place: Place
     file: Path
@@ -152,7 +152,7 @@ class Sender:
 
     @contextlib.contextmanager
     def sending(self, names: list[str]) -> Iterator[threading.Thread]:
-        """Send these meanwhile. What the broker has not confirmed when it is killed may be sent again."""
+        """Send these meanwhile. A client may resend jobs that the broker had not confirmed when it was killed."""
 
         def run() -> None:
             with contextlib.suppress(OSError, EOFError), EventmqPeer(self.place.frontend) as peer:

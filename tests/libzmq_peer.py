@@ -123,7 +123,7 @@ def topics(urls: dict[str, str]) -> None:
     def publish(topic: bytes, body: bytes) -> None:
         publisher.send_multipart([b"", EMQP, b"PUBLISH", b"p", topic, body])
 
-    # Subscriptions take their way, and nobody says when they are there.
+    # Subscriptions need time to arrive, and ZeroMQ does not report their arrival.
     for peer in (subscriber, by_hand):
         while not peer.poll(100):
             publish(b"all", b"?")
@@ -184,14 +184,14 @@ def many(urls: dict[str, str]) -> None:
 
 
 def reconnect(urls: dict[str, str]) -> None:
-    """The broker goes and comes again; the test gets a line when, and tells by one that it has."""
+    """The broker stops and restarts: this program prints a line when to do so, and reads a line when it is done."""
     worker, client = join(urls, 1), connected(zmq.DEALER, urls["frontend"])
     request(client, b"before", b"job")
     assert hear(worker)[3] == b"before"
     assert hear(client)[4] == b"before"
     print("now", flush=True)
     assert sys.stdin.readline()
-    # What a socket of libzmq has been given to send is sent when it is connected again.
+    # A socket of libzmq sends its queued messages when it is connected again.
     assert hear(worker)[2] == b"KBYE"
     worker.send_multipart([b"", EMQP, b"INFORM", b"i", b"", b"worker"])
     assert hear(worker)[2] == b"ACK"

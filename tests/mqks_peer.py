@@ -98,7 +98,7 @@ class MqksPeer:
         return found
 
     def failed(self, line: str) -> str:
-        """Send a line that cannot be done, and return the id of the error that it is told."""
+        """Send a line that fails, and return the id of the error."""
         answer = self.ask(line)
         match = ERROR.match(answer)
         assert match, answer

@@ -1,4 +1,4 @@
-"""Ports for programs that are told their port before they listen, and that keep it over a restart."""
+"""Ports for programs that need a port number before they listen, and that keep it over a restart."""
 
 from __future__ import annotations
 

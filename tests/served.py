@@ -20,14 +20,14 @@ import pytest
 import mqcore
 
 ROOT = Path(__file__).resolve().parent.parent
-"""Where the project is."""
+"""Root directory of the project."""
 
 START_LIMIT = 20.0
 """Seconds that a broker process may take until it is ready; far more than it needs."""
 
 
 DISK_MIB = 48
-"""What the file system of `small_disk` takes."""
+"""Capacity of the file system of `small_disk`."""
 
 
 def clean_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a broker that cuts, stalls and half-opens connections when a test says so."""
+"""A TCP proxy in front of a broker that cuts, stalls and half-opens connections on request of a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 
 class TcpProxy:
-    """Passes bytes both ways between clients and one address, until it is told otherwise."""
+    """Passes bytes both ways between clients and one address, until a method changes that."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

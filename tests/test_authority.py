@@ -428,7 +428,7 @@ def throttr_address(broker: mqcore.Broker) -> tuple[str, int]:
 
 
 class Keys(Authority):
-    """Lets everybody in, and asks of each key whether it begins with `mine`."""
+    """Accepts all clients, and permits keys that begin with `mine`."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
@@ -450,14 +450,14 @@ def test_an_authorizer_in_python_is_asked_about_limits_and_answers_keep_their_or
         assert list(peer.read(300)) == [int(number % 3 != 0) for number in range(300)]
         assert ("limit", "mine/1") in keys.asked
         assert ("limit", "other/0") in keys.asked
-        # Everybody's counters are more than one's own.
+        # The counters of all clients need more rights than a client's own counters.
         assert peer.ask(b"\x07", 9) == b"\x01" + bytes(8)
         assert ("limit", "*") in keys.asked
         rules = [peer.rule(name, 5, 1, 5) for name in (b"mine/x", b"other/x")]
         both = peer.ask(bytes([0xC1, 0, 2]) + b"".join(rules), 2 + 2 * 21)
         assert both[0] == 2, "impossible: one of them is not allowed"
         assert peer.ask(bytes([0xC0, 0]) + rules[0], 21)[0] == 1
-        # Requests that were sent before the peer stopped speaking are answered too, whoever has to be asked.
+        # The broker also answers requests sent before the peer closed its side, even if it must call the guard.
         peer.send(peer.keyed(2, b"mine/new") + peer.keyed(2, b"other/new") + peer.insert(b"mine/late", 1, 60))
         peer.socket.shutdown(1)
         assert peer.read(3) == b"\x00\x00\x01"

@@ -1,7 +1,7 @@
 """Every action, in every protocol, for every sort of peer: the expected answer each.
 
-A protocol joins by an adapter: how one shows credentials in it, and how one attempts each of its actions. What is
-expected follows from the rules alone and is the same for all of them.
+A protocol joins by an adapter: how one shows credentials in it, and how one attempts each of its actions. The
+expected results follow from the rules alone and are the same for all protocols.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Persona:
     """A sort of peer: what it shows, and which rules then hold for it. `None`: it must not get in at all."""
 
     rules: tuple[str, ...] | None
-    """What it may do."""
+    """Its permissions; `None`: it cannot log in."""
 
 
 PERSONAS = {
@@ -89,7 +89,7 @@ class Attempt:
 
 
 def covers(rule: str, action: str, resource: str) -> bool:
-    """What rules mean, written once more and as plainly as the few patterns used here allow."""
+    """A second, simple implementation of rules, for the few patterns used here."""
     actions, _, pattern = rule.partition(":")
     if actions != "*" and action not in actions.split(","):
         return False
@@ -104,7 +104,7 @@ def covers(rule: str, action: str, resource: str) -> bool:
 
 
 def expected(persona: Persona, attempt: Attempt, entry: tuple[tuple[str, str], ...] = ()) -> str:
-    """What has to come of it, where nobody gets in who may not do what `entry` says."""
+    """The expected result, if login requires the permissions in `entry`."""
     if persona.rules is None or not all(any(covers(rule, *need) for rule in persona.rules) for need in entry):
         return TURNED_AWAY
     met = all(any(covers(rule, *need) for rule in persona.rules) for need in attempt.needs)
@@ -122,18 +122,18 @@ class Place:
     listener: TmqpPeer
     """Hears the topics that are published to."""
     authority: Authority
-    """Who has issued the certificates."""
+    """The authority that issued the certificates."""
     certificates: dict[str, Path]
-    """What those show who are known by a certificate."""
+    """Certificates of personas that authenticate with one."""
 
     def address(self, scheme: str = "tmqp") -> tuple[str, int]:
-        """Where a protocol is spoken."""
+        """Address of the listener of a protocol."""
         (found,) = (url for url in self.broker.listeners if url.startswith(f"{scheme}://"))
         host, port = found.partition("://")[2].partition("?")[0].rsplit(":", 1)
         return host, int(port)
 
     def denied(self) -> list[dict[str, object]]:
-        """The audit lines that say that somebody was turned away, or something denied."""
+        """The audit lines about rejected clients and denied actions."""
         text = self.audit.read_text() if self.audit.exists() else ""
         # The last line may still be on its way.
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -151,7 +151,7 @@ class Place:
                 body = json.dumps({"Status": status}).encode()
                 answer = self.peer.ask(610, channel, headers={"Queue-Id": queue}, body=body)
                 assert answer.content_type in (0, 481)
-            # What an earlier attempt has pushed would go to the next one that joins.
+            # Otherwise the next consumer would receive messages of an earlier attempt.
             cleared = self.peer.ask(613, channel, headers={"Queue-Id": "1", "Messages": "yes"})
             assert cleared.content_type == 0
         for topic in ("orders.new", "invoices.new"):
@@ -164,7 +164,7 @@ class Place:
         assert self.peer.ask(662, "sorter", body=b'{"Name":"kept","Target":"invoices/1"}').content_type == 0
 
     def state(self) -> object:
-        """What there is, without what counts connections."""
+        """State of the broker, without connection counters."""
         stats = self.broker.stats()
         queues = [(queue.address, queue.options, queue.received, queue.normal) for queue in stats.queues]
         return sorted(channel.name for channel in stats.channels), sorted(map(repr, queues)), stats.routers
@@ -175,7 +175,7 @@ class Adapter(Protocol):
 
     attempts: tuple[Attempt, ...]
     entry: tuple[tuple[str, str], ...]
-    """What nobody gets in without."""
+    """Permissions that login requires."""
 
     def can_show(self, name: str) -> bool:
         """Whether a peer of this sort can be in this protocol at all."""
@@ -316,8 +316,8 @@ class Tmqp:
         if name in self.operations:
             operation, target, headers, body = self.operations[name]
             code = peer.ask(operation, target, headers=headers, body=body).content_type
-            # 481: there is such a queue already, which only they are told who may create it.
-            # 404: nothing is bound there, which they are told who may unbind it.
+            # 481: there is such a queue already, reported only to clients that may create it.
+            # 404: nothing is bound there, reported only to clients that may unbind it.
             assert code in (0, 401, 404, 481), f"{name} was answered by {code}"
             return DENIED if code == 401 else ALLOWED
         if name in self.events:
@@ -369,7 +369,7 @@ class Tmqp:
         return DENIED if word == "Unauthorized" else ALLOWED
 
     def send(self, place: Place, peer: TmqpPeer, name: str) -> str:
-        """What is sent arrives, or is refused; a response that is refused leaves nothing but its audit line."""
+        """The message arrives or is rejected; a rejected response leaves only its audit line."""
         target = {"direct to name": "@name:peer", "direct to type": "@type:peer"}.get(name, "peer")
         kind = RESPONSE if name == "respond" else DIRECT
         asked, before = peer.new_id(), place.denials()
@@ -600,14 +600,14 @@ class Throttr:
             except (Cut, ConnectionError, ssl.SSLError):
                 return TURNED_AWAY
         if word in self.COUNTED:
-            # Something is always there; whoever may not see it is told of nothing.
+            # There is always an entry; a client without permission receives an empty list.
             return ALLOWED if int.from_bytes(answer[1:], "little") else DENIED
         return DENIED if answer in (b"\x00", b"\x02") and word != "UNSUBSCRIBE" else ALLOWED
 
     COUNTED = ("LIST", "STATS", "CONNECTIONS", "CHANNELS")
 
     def prepare(self, owner: ThrottrPeer, word: str) -> bytes:
-        """Have there what is asked for, so that only somebody who may not is told no. Returns who prepared it."""
+        """Create the keys, so that only clients without permission get an error. Returns the peer that created them."""
         for topic, key in ((b"orders.new", b"orders/1"), (b"invoices.new", b"invoices/1")):
             owner.status(owner.keyed(4, key))
             if word in ("GET", "SET"):
@@ -649,7 +649,7 @@ class Throttr:
 
 
 TOKENS_ONLY = ("token with a letter changed", "expired token", "token for another type of client")
-"""What can be wrong with a token alone, and not with a certificate."""
+"""Faults that a token can have, but not a certificate."""
 
 
 class Http:

@@ -1,4 +1,4 @@
-"""`mqcore backup` and `mqcore restore`: under load, killed, damaged; compared with what clients were told."""
+"""`mqcore backup` and `mqcore restore`: under load, killed, damaged; compared with the answers to clients."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def bodies(directory: Path, queue: str) -> list[str]:
-    """What a stopped broker's directory has saved of a queue."""
+    """Messages of a queue in the directory of a stopped broker."""
     return [message.body.split(b" ")[0].decode() for message in journal.messages(directory, queue)]
 
 
 class Ledger:
-    """What producers and consumers were told."""
+    """Answers that producers and consumers received."""
 
     def __init__(self) -> None:
         self.attempted: set[str] = set()
@@ -207,7 +207,7 @@ def test_killed_backups_leave_no_backup_and_let_the_files_go(tmp_path: Path) -> 
         with mqcore.sync.connect(broker.url) as mq:
             mq.clear_queue("orders/1")
         wait_until(lambda: segments(data) < before, what="the removal of segments that nobody needs")
-        # Whoever was killed holds nothing: the next one begins at once.
+        # A killed backup holds no lock: the next one begins at once.
         assert backup(tmp_path / "whole", url=broker.admin_url).messages == 0
 
 
@@ -380,7 +380,7 @@ def test_unauthorized_and_invalid_backup_requests_are_rejected(tmp_path: Path) -
         assert "in memory" in nothing.stderr
         host, _, port = broker.admin_url.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port))) as page:
-            # What a page in a browser could send.
+            # A request that a page in a browser could send.
             page.sendall(b"GET /backup HTTP/1.1\r\nHost: a\r\nOrigin: http://elsewhere\r\n\r\n")
             assert page.recv(1000).startswith(b"HTTP/1.1 400")
     assert not (tmp_path / "x").exists()

@@ -178,7 +178,7 @@ def test_console_logs_are_for_people(tmp_path: Path) -> None:
 def test_the_first_signal_drains_and_the_second_one_stops_now() -> None:
     with serving("--drain-timeout", "60s") as broker, TmqpPeer(*broker.address) as peer:
         peer.hello()
-        # A peer that takes nothing of what is its own keeps the drain waiting.
+        # A peer that does not read its own messages delays the drain.
         peer.ask(603, "stuck")
         peer.ask(610, "stuck", headers={"Queue-Id": "0"})
         peer.ask(601, "stuck")
@@ -248,7 +248,7 @@ silent = mqcore.Broker()
 
 
 def answers(broker: ServedBroker) -> list[str | None]:
-    """What a producer hears about `yes` and about `no`."""
+    """Answers to a producer about `yes` and about `no`."""
     heard = []
     with TmqpPeer(*broker.address) as peer:
         peer.hello()
@@ -413,7 +413,7 @@ def test_ctrl_c_ends_a_consumer_with_130(served: ServedBroker) -> None:
     assert said.strip() == b"mqcore: interrupted"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(served: ServedBroker) -> None:
+def test_closed_output_pipe_is_not_an_error(served: ServedBroker) -> None:
     mqcore("queue", "create", "orders/1", "--status", "roundrobin", "--acknowledge", url=served.url)
     mqcore("publish", "orders/1", "x" * 1000, "--count", "500", url=served.url)
     process = subprocess.Popen(

@@ -29,7 +29,7 @@ PULL = mqcore.QueueOptions(status="pull")
 
 @dataclasses.dataclass
 class Order:
-    """What these tests send about."""
+    """A value that these tests send."""
 
     id: int
     sku: str
@@ -45,7 +45,7 @@ async def mq(broker: mqcore.Broker) -> AsyncIterator[Client]:
 # --- connecting ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_client_is_connected_by_await_and_closed_by_hand(broker: mqcore.Broker) -> None:
+async def test_connect_with_await_and_explicit_close(broker: mqcore.Broker) -> None:
     client = await mqcore.connect(broker.listeners[0], id="by-hand")
     assert client.id == "by-hand"
     assert client.state.status == "connected"
@@ -68,7 +68,7 @@ async def test_an_embedded_broker_is_reached_without_a_socket() -> None:
         assert [one.name for one in await client.clients()] == ["inside"]
 
 
-async def test_a_client_that_nobody_connected_says_so() -> None:
+async def test_unconnected_client_raises() -> None:
     with pytest.raises(errors.InvalidArgument, match="not connected"):
         await mqcore.connect("tmqp://127.0.0.1:1").publish("a/1", b"x")
 
@@ -162,7 +162,7 @@ async def test_a_queue_that_is_not_there_is_an_error(broker: mqcore.Broker) -> N
         assert isinstance(caught.value, LookupError)
 
 
-async def test_a_stopped_queue_and_a_limit_are_told_apart(mq: Client) -> None:
+async def test_stopped_queue_and_limit_raise_different_errors(mq: Client) -> None:
     await mq.create_queue("a/1", mqcore.QueueOptions(status="stopped"))
     with pytest.raises(errors.Unauthorized):
         await mq.publish("a/1", b"x")
@@ -200,7 +200,7 @@ async def test_an_acknowledgement_that_does_not_come_is_a_timeout(mq: Client) ->
         await mq.publish("orders/1", b"x", timeout=timedelta(milliseconds=50))
 
 
-async def test_without_confirmation_nobody_is_asked_and_refusals_are_counted(broker: mqcore.Broker) -> None:
+async def test_publish_without_confirmation_counts_rejections(broker: mqcore.Broker) -> None:
     async with mqcore.Broker(auto_create_channels=True, auto_create_queues=True) as lenient, lenient.client() as client:
         assert (await client.publish("a/1", b"x", confirm=False)).by == "nobody"
     async with mqcore.Broker() as strict, strict.client() as client:
@@ -218,7 +218,7 @@ async def test_many_messages_are_published_in_order_with_a_receipt_each(mq: Clie
     assert batch.remaining == 0
 
 
-async def test_one_bad_message_of_many_is_told_and_harms_no_other(mq: Client) -> None:
+async def test_one_rejected_message_of_many_is_reported_and_others_are_published(mq: Client) -> None:
     await mq.declare("orders", 1, dataclasses.replace(PULL, message_size_limit=3))
     with pytest.raises(errors.LimitExceeded) as caught:
         await mq.publish_many("orders/1", [b"one", b"three", b"two"])
@@ -266,7 +266,7 @@ async def test_processing_acknowledges_and_an_exception_refuses(broker: mqcore.B
         with pytest.raises(ZeroDivisionError):
             async with (await next_of(messages)).process():
                 1 / 0  # noqa: B018
-        # The policy of the queue puts it back.
+        # The policy of the queue requeues it.
         message = await next_of(messages)
         async with message.process() as same:
             assert same.body == Order(1, "A")
@@ -433,7 +433,7 @@ async def test_a_direct_message_is_acknowledged_or_refused(broker: mqcore.Broker
                     await sending
 
 
-async def test_nobody_there_is_an_error(mq: Client) -> None:
+async def test_request_to_a_missing_client_raises(mq: Client) -> None:
     with pytest.raises(errors.NotFound):
         await mq.request("@name:nobody", b"x")
     with pytest.raises(errors.NotFound):

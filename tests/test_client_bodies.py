@@ -1,4 +1,4 @@
-"""Message bodies: from Python values to octets and back."""
+"""Message bodies: from Python values to bytes and back."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def test_body_without_json_form_is_rejected() -> None:
         bodies.encode(object())
 
 
-def test_a_pydantic_model_is_recognised_once_pydantic_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    # pydantic is no dependency: this is as much of it as is used.
+def test_pydantic_model_is_recognized_once_pydantic_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pydantic is not a dependency; this class has the parts that mqcore uses.
     class BaseModel:
         def __init__(self, raw: str) -> None:
             self.raw = raw

@@ -31,7 +31,9 @@ async def direct(broker: mqcore.Broker) -> AsyncIterator[Client]:
         yield client
 
 
-async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpProxy, mq: Client, direct: Client) -> None:
+async def test_consumer_survives_connection_losses(
+    broker: mqcore.Broker, proxy: TcpProxy, mq: Client, direct: Client
+) -> None:
     await mq.declare("orders", 1, WITH_ACKS)
     async with mq.queue("orders", 1).consume() as messages:
         for number in range(5):
@@ -46,7 +48,7 @@ async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpPro
     assert mq.counters.connects == 6
 
 
-async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
+async def test_unacknowledged_message_is_redelivered_and_the_old_delivery_cannot_be_acknowledged(
     proxy: TcpProxy, mq: Client, direct: Client
 ) -> None:
     await mq.declare("orders", 1, WITH_ACKS)
@@ -61,7 +63,7 @@ async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
         assert mq.counters.stale_settlements == 1
 
 
-async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, direct: Client) -> None:
+async def test_in_flight_request_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, direct: Client) -> None:
     await mq.declare("orders", 1, dataclasses.replace(WITH_ACKS, status="pull"))
     proxy.stall()
     publishing = asyncio.ensure_future(mq.publish("orders/1", b"x"))
@@ -112,14 +114,14 @@ async def test_event_subscriptions_stand_again(proxy: TcpProxy, mq: Client, dire
     async with mq.events("ChannelCreated") as events:
         await proxy.cut()
         await reaches(mq, 2)
-        # The subscription is told before anything else: what is answered now, is answered after it.
+        # The client sends the subscription first: later answers follow it.
         await mq.publish("before/1", b"x")
         await direct.create_channel("new")
         seen = [await next_of(events), await next_of(events)]
         assert [event.channel for event in seen] == ["before", "new"]
 
 
-async def test_a_broker_that_forgot_everything_is_told_again(broker: mqcore.Broker) -> None:
+async def test_client_declares_again_after_the_broker_lost_its_state(broker: mqcore.Broker) -> None:
     async with broker.client(backoff_first="10ms") as mq:
         await mq.declare("orders", 1, WITH_ACKS)
         async with mq.queue("orders", 1).consume() as messages:
@@ -142,7 +144,7 @@ async def test_a_client_may_give_up(proxy: TcpProxy) -> None:
             await mq.publish("orders/1", b"x")
 
 
-async def test_patience_waits_for_a_broker_that_is_not_there_yet(proxy: TcpProxy) -> None:
+async def test_connect_waits_for_a_broker_that_has_not_started(proxy: TcpProxy) -> None:
     await proxy.refuse()
     connecting = asyncio.ensure_future(mqcore.connect(proxy.url, patience="20s", backoff_first="10ms").__aenter__())
     await asyncio.sleep(0.05)

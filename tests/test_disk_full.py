@@ -23,7 +23,7 @@ FENCE = "books/2"
 """Of the same channel, so of the same journal: what is saved here is saved behind everything said before."""
 PASSING = "passing/1"
 BODY = 32 * 1024
-"""Octets of a message."""
+"""Bytes of a message."""
 ONE_SHARD = {"MQCORE_SHARDS": "1"}
 """One journal has all of the space."""
 

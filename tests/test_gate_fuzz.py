@@ -1,7 +1,7 @@
 """Peers without good credentials that send anything: in every protocol they get refusals, and change nothing.
 
-Bytes are random, or almost right: whole conversations of somebody who may do everything, with credentials that are
-almost good, cut, doubled, put in another order and with single bytes changed.
+Bytes are random, or almost right: whole conversations of a client with all permissions, with credentials that are
+almost valid, cut, doubled, put in another order and with single bytes changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[Heal
 
 @dataclass
 class Place:
-    """A broker with one token and one user, and what there was before anybody fuzzed."""
+    """A broker with one token and one user, and its state before the fuzzing."""
 
     broker: mqcore.Broker
     token: str
@@ -49,7 +49,7 @@ class Place:
     def say(self, where: tuple[str, int], octets: bytes, *, stays: bool = False) -> bytes:
         """Send bytes and nothing more; everything that comes back until the other side closes.
 
-        `stays`: be there for a moment, because sessions of some protocols ask nobody about a peer that has gone.
+        `stays`: stay connected for a moment, because sessions of some protocols do not authenticate a closed peer.
         """
         answer = bytearray()
         with socket.create_connection(where, timeout=10) as stream:
@@ -65,7 +65,7 @@ class Place:
                 while part := stream.recv(1 << 16):
                     answer += part
             except ConnectionError:
-                # What was still on its way to it when it closed takes its answer along.
+                # The broker closed with unread input, so its answer is lost.
                 pass
         return bytes(answer)
 
@@ -392,7 +392,7 @@ def test_eventmq_accepts_a_valid_token_and_rejects_others(place: Place) -> None:
 
 
 def hears(peer: zmtp.EventmqPeer, until: bytes | None) -> bytes:
-    """What comes until these bytes have, or until the other side closes."""
+    """Read up to these bytes, or until the other side closes."""
     said = b""
     while until is None or until not in said:
         part = peer.socket.recv(1 << 16)

@@ -23,7 +23,7 @@ from served import ServedBroker, serving
 
 HISTORY = {"MQCORE_SHARDS": "2", "MQCORE_HISTORY": "on", "MQCORE_ARCHIVE_INTERVAL": "100ms"}
 FENCES = ("fence", "other fence")
-"""The last messages before the kill. That they were saved is told by the next block, which nobody waited for."""
+"""The last messages before the kill. The next block, which the test does not await, records that they were saved."""
 LIMIT = 15.0
 """Seconds that anything here may take."""
 
@@ -197,7 +197,7 @@ async def test_the_archive_tells_what_clients_saw_over_a_kill_and_is_whole_at_ev
             await empty(mq, "work/5")
             in_flight = await account.pull(mq, "work/3", 2)
             await archived(archive, "timed-out", 1)
-            # What is durable has its history; these receipts say so of everything before.
+            # Durable messages have their history; these receipts confirm it for all earlier messages.
             await account.publish(mq, "work/3", FENCES[0])
             await account.publish(mq, "other/1", FENCES[1])
             broker.process.kill()

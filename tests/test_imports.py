@@ -36,11 +36,11 @@ LAYERS: dict[str, list[set[str]]] = {
         {"inspection"},
     ],
     "mqcore-server": [
-        # What stands alone, and configuration.
+        # Modules without imports, and configuration.
         {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
         {"storage/data_dir", "authority/audit", "authority/port", "authority/store", "authority/config"},
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
-        # What all tasks share, and the hub that holds it.
+        # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
         | {"schedules/view", "schedules/publisher", "schedules/store", "schedules/keeper", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
@@ -129,7 +129,7 @@ def python_graph(package: Path) -> Graph:
     for path in sorted(package.rglob("*.py")):
         dotted = ".".join(path.relative_to(base).with_suffix("").parts)
         modules[dotted.removesuffix(".__init__")] = str(path.relative_to(package))
-    # The extension module is compiled: importing it from its package is no import of the package's front page.
+    # The extension module is compiled: importing it from its package does not import the package's front page.
     compiled = {".".join(path.relative_to(base).with_suffix("").parts) for path in package.rglob("*.pyi")}
     graph: Graph = {name: set() for name in modules.values()}
     for dotted, name in modules.items():
@@ -209,7 +209,7 @@ def graphs() -> dict[str, Graph]:
 
 
 def large_cycles(allowed: Mapping[str, int]) -> list[str]:
-    """What to print of each cycle that is larger than it may be."""
+    """A line for each cycle that exceeds its limit."""
     return [
         f"{place}: {len(group)} files import each other: {', '.join(group)}"
         for place, graph in graphs().items()

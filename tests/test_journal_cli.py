@@ -171,7 +171,7 @@ def test_a_flipped_byte_is_damage_that_is_named(killed_dir: Path) -> None:
     assert fingerprint(killed_dir) == before
 
 
-def test_a_torn_end_is_no_damage(killed_dir: Path) -> None:
+def test_torn_end_is_not_damage(killed_dir: Path) -> None:
     segments = [path for path in killed_dir.rglob("*.segment") if b"not this one" in path.read_bytes()]
     (segment,) = segments
     content = segment.read_bytes()

@@ -53,7 +53,7 @@ def test_counters_and_buffers_of_every_kind_come_back_after_kill_9(tmp_path: Pat
             client.purge("gone")
             wait_until(lambda: metric(broker, "mqcore_limiter_saved_total") >= 104, what="the journal")
             before = [entry.key for entry in client.list()]
-            # Nothing is told when a change was written; so many intervals later it was.
+            # The broker does not report when it has written a change; after this many intervals it has.
             time.sleep(BEHIND)
         broker.process.kill()
         broker.process.wait()
@@ -88,7 +88,7 @@ def test_a_kill_while_a_quota_is_spent_gives_back_no_more_than_what_was_spent_la
                 assert found is not None
                 told = [(time.monotonic(), found[0])]
                 if number > 0:
-                    # What was answered last, or what was and nobody read it; and what was written not long before.
+                    # The last answer, or a later unread one; at least a state written shortly before.
                     assert last - 64 <= found[0] <= due
                 if number == 5:
                     return
@@ -105,7 +105,7 @@ def test_a_kill_while_a_quota_is_spent_gives_back_no_more_than_what_was_spent_la
 
 
 def _spend(peer: ThrottrPeer, told: list[tuple[float, int]]) -> None:
-    """Take one after the other, 64 in a write, and remember what was told when."""
+    """Take one after the other, 64 in a write, and record the answers with their times."""
     batch = peer.update(b"quota", QUOTA, DECREASE, 1) * 64
     left = told[0][1]
     try:
@@ -124,7 +124,7 @@ def test_restored_backup_continues_with_the_limits_of_its_time(tmp_path: Path) -
         client.set("note", b"some octets", ttl=3600)
         client.purge("user:100")
         client.decrease("user:007", 7)
-        # Nobody waits until that was written: a backup writes what has changed first.
+        # No wait for the write: a backup first writes all changes.
         backup(tmp_path / "running.tar.zst", url=broker.admin_url)
         client.decrease("user:007", 100)
         broker.process.terminate()

@@ -29,7 +29,7 @@ BATCH = Extension("batch-ack", properties={"max-count": "100"})
 
 @dataclasses.dataclass
 class Order:
-    """What these tests send about."""
+    """A value that these tests send."""
 
     id: int
     sku: str
@@ -130,7 +130,7 @@ async def test_keys_that_no_property_can_have_are_refused_before_they_are_sent(m
     await mq.publish("orders", b"still here")
 
 
-async def test_a_refused_message_comes_again(broker: mqcore.Broker, mq: Client) -> None:
+async def test_rejected_message_is_redelivered(broker: mqcore.Broker, mq: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         await mq.publish("orders", b"x")
         first = await next_of(messages)
@@ -159,7 +159,7 @@ async def test_messages_are_settled_in_any_order(broker: mqcore.Broker, mq: Clie
         await until(lambda: acks(broker, "orders/0") == 6)
 
 
-async def test_what_nobody_took_from_a_consumer_that_ends_goes_back(mq: Client) -> None:
+async def test_unread_messages_of_a_closed_consumer_are_requeued(mq: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         await mq.publish_many("orders", ["a", "b"])
         assert (await next_of(messages)).raw == b"a"
@@ -167,7 +167,7 @@ async def test_what_nobody_took_from_a_consumer_that_ends_goes_back(mq: Client) 
         assert sorted([(await next_of(messages)).raw for _ in range(2)]) == [b"a", b"b"]
 
 
-async def test_what_the_program_lets_go_of_unsettled_goes_back_and_holds_up_nobody(broker: mqcore.Broker) -> None:
+async def test_dropped_unsettled_message_is_requeued_without_blocking_others(broker: mqcore.Broker) -> None:
     offer = [Extension("ack"), Extension("pub-sub"), Extension("x-nack")]
     async with mqcore.connect(broker.listeners[0], extensions=offer) as mq, mq.queue("orders").consume() as messages:
         await mq.publish("orders", b"x")
@@ -250,7 +250,7 @@ async def test_what_was_agreed_on_can_be_seen(broker: mqcore.Broker, mq: Client)
 
 
 @pytest.mark.parametrize("acknowledging", [Extension("ack"), Extension("batch-ack", properties={"max-count": "2"})])
-async def test_a_small_window_makes_nobody_wait_for_ever(broker: mqcore.Broker, acknowledging: Extension) -> None:
+async def test_small_window_does_not_block_forever(broker: mqcore.Broker, acknowledging: Extension) -> None:
     offer = [acknowledging, Extension("pub-sub")]
     async with mqcore.connect(broker.listeners[0], extensions=offer) as mq, mq.queue("orders").consume() as messages:
         publishing = asyncio.ensure_future(mq.publish_many("orders", map(str, range(50))))
@@ -299,7 +299,7 @@ async def test_without_x_nack_nothing_can_be_refused(broker: mqcore.Broker) -> N
         assert await received.ack()
 
 
-async def test_types_of_messages_are_told_where_dotnet_is_agreed_on(broker: mqcore.Broker, mq: Client) -> None:
+async def test_message_types_are_sent_if_both_sides_support_dotnet(broker: mqcore.Broker, mq: Client) -> None:
     offer = [*DEFAULTS, Extension("dotnet", required=True)]
     async with (
         mqcore.connect(broker.listeners[0], extensions=offer) as typed,
@@ -315,7 +315,7 @@ async def test_types_of_messages_are_told_where_dotnet_is_agreed_on(broker: mqco
         await mq.publish("orders", b"x", headers=headers({}, type="Shop.Order"))
 
 
-async def test_what_the_broker_cannot_do_is_no_agreement_if_it_is_required(broker: mqcore.Broker) -> None:
+async def test_connect_fails_if_a_required_extension_is_unsupported(broker: mqcore.Broker) -> None:
     with pytest.raises(errors.NoAgreement, match="unsupported x-unheard-of"):
         await mqcore.connect(broker.listeners[0], extensions=[Extension("x-unheard-of", required=True)])
     both = [Extension("ack", required=True), Extension("batch-ack", required=True)]
@@ -360,7 +360,7 @@ LACKING: dict[str, Callable[[Client], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("what", LACKING)
-async def test_what_micromessage_lacks_says_so_at_once(mq: Client, what: str) -> None:
+async def test_unsupported_micromessage_operation_raises_at_once(mq: Client, what: str) -> None:
     with pytest.raises(errors.NotSupported, match=r"MicroMessage2 has no "):
         await asyncio.wait_for(LACKING[what](mq), 5)
     assert mq.state.status == "connected"
@@ -402,7 +402,9 @@ async def test_it_goes_through_tls(tmp_path: Any) -> None:
 # --- losing connections --------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpProxy, mq: Client, shaky: Client) -> None:
+async def test_consumer_survives_connection_losses(
+    broker: mqcore.Broker, proxy: TcpProxy, mq: Client, shaky: Client
+) -> None:
     async with shaky.queue("orders").consume() as messages:
         for number in range(5):
             await mq.publish("orders", str(number))
@@ -416,7 +418,7 @@ async def test_a_consumer_goes_on_over_cuts(broker: mqcore.Broker, proxy: TcpPro
     assert shaky.counters.connects == 6
 
 
-async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
+async def test_unacknowledged_message_is_redelivered_and_the_old_delivery_cannot_be_acknowledged(
     proxy: TcpProxy, mq: Client, shaky: Client
 ) -> None:
     async with shaky.queue("orders").consume() as messages:
@@ -430,7 +432,7 @@ async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
         assert shaky.counters.stale_settlements == 1
 
 
-async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
+async def test_in_flight_request_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         proxy.stall()
         publishing = asyncio.ensure_future(shaky.publish("orders", b"x"))
@@ -488,7 +490,7 @@ class Server:
         return await self.handshake()
 
     def say(self, *octets: bytes) -> None:
-        """Write octets."""
+        """Write bytes."""
         self.writer.write(b"".join(octets))
 
     async def silence(self) -> None:
@@ -539,7 +541,7 @@ def says(*octets: bytes) -> Callable[[Server], Awaitable[None]]:
         (b"", errors.ConnectFailed, "closed"),
     ],
 )
-async def test_a_peer_that_is_no_broker_or_wants_too_much_is_found_out(
+async def test_peer_that_is_not_a_broker_or_requires_too_much_is_detected(
     octets: bytes, kind: type[Exception], words: str
 ) -> None:
     async with playing(saying(octets, after=8), "mm2") as url:
@@ -555,7 +557,7 @@ async def test_a_peer_that_stops_halfway_is_given_up(octets: bytes) -> None:
             await asyncio.wait_for(mqcore.connect(url, connect_timeout="200ms"), 10)
 
 
-async def test_the_broker_is_told_why_there_is_no_agreement() -> None:
+async def test_client_sends_the_broker_the_reason_of_a_failed_negotiation() -> None:
     heard: list[bytes] = []
 
     async def listen(server: Server) -> None:
@@ -720,7 +722,7 @@ async def test_a_handler_answers_the_frames_of_a_vendors_extension() -> None:
 
     async def ask(server: Server) -> None:
         await server.agree(optional="")
-        # The client has begun to listen when it says so.
+        # The client listens once it has sent this line.
         await server.reader.readexactly(len(extension(1, b"ready")))
         for question in (b"a", b"quiet", b"b"):
             server.say(extension(1, question))
@@ -766,7 +768,7 @@ def test_the_blocking_face_takes_frames_of_vendors_too() -> None:
     assert asyncio.run(run())[-1] == b"LOUD"
 
 
-async def test_commands_of_the_broker_that_nobody_knows_are_passed_over() -> None:
+async def test_unknown_commands_of_the_broker_are_ignored() -> None:
     octets = command("dance;id=now") + command("ok;id=nobody") + command("fail;id=nobody,reason=x")
     async with (
         playing(played(lambda server: server.agree(), says(octets, extension(1, b"\x00\x01"))), "mm2") as url,

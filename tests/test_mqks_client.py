@@ -23,7 +23,7 @@ from tcp_proxy import TcpProxy
 
 @dataclasses.dataclass
 class Order:
-    """What these tests send about."""
+    """A value that these tests send."""
 
     id: int
     sku: str
@@ -62,7 +62,7 @@ async def test_what_is_published_to_an_event_reaches_the_queue_of_its_name(mq: C
 async def becomes(mq: Client, expression: str, number: int) -> None:
     """Wait until a statistic of the broker is this."""
     async with asyncio.timeout(20):
-        while await mq.statistic(expression) != number:  # noqa: ASYNC110 (the broker tells nobody when it is)
+        while await mq.statistic(expression) != number:  # noqa: ASYNC110 (the broker does not report when it is)
             await asyncio.sleep(0.01)
 
 
@@ -82,7 +82,7 @@ async def test_a_queue_gets_the_events_that_it_is_bound_to(mq: Client) -> None:
         assert [(await next_of(everything)).headers["topic"] for _ in range(2)] == ["bye", "hi"]
 
 
-async def test_a_refused_message_comes_again_and_says_how_often(mq: Client) -> None:
+async def test_rejected_message_is_redelivered_with_its_attempt_count(mq: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         await mq.publish("orders", b"x")
         first = await next_of(messages)
@@ -132,7 +132,7 @@ async def test_consumers_of_a_queue_share_it_also_inside_of_one_client(mq: Clien
             await mq.queue("orders").consume(events=["other"]).__aenter__()
 
 
-async def test_what_nobody_took_from_a_consumer_that_ends_goes_back(mq: Client) -> None:
+async def test_unread_messages_of_a_closed_consumer_are_requeued(mq: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         await mq.publish_many("orders", ["a", "b"])
         assert (await next_of(messages)).raw == b"a"
@@ -239,13 +239,13 @@ LACKING: dict[str, Callable[[Client], Awaitable[Any]]] = {
 
 
 @pytest.mark.parametrize("what", LACKING)
-async def test_what_mqks_lacks_says_so_at_once(mq: Client, what: str) -> None:
+async def test_unsupported_mqks_operation_raises_at_once(mq: Client, what: str) -> None:
     with pytest.raises(errors.NotSupported, match=r"MQKS has no .*; TMQP has; connect to tmqp://"):
         await asyncio.wait_for(LACKING[what](mq), 5)
     assert mq.state.status == "connected"
 
 
-async def test_what_tmqp_lacks_says_so_too(broker: mqcore.Broker) -> None:
+async def test_unsupported_tmqp_operation_raises(broker: mqcore.Broker) -> None:
     async with broker.client() as mq:
         for lacking in (
             mq.rebind("q", ["e"]),
@@ -266,7 +266,7 @@ async def test_an_error_of_the_broker_names_its_number(broker: mqcore.Broker, mq
     await mq.publish("orders", b"still here")
 
 
-async def test_messages_that_nobody_waits_for_are_counted_when_they_are_refused() -> None:
+async def test_rejected_unconfirmed_messages_are_counted() -> None:
     listen = "mqks://127.0.0.1:0"
     with mqcore.Broker(listen=[listen], publish_limit="1/1h") as broker:
         async with mqcore.connect(broker.listeners[0]) as mq:
@@ -319,7 +319,7 @@ async def test_it_goes_through_tls(tmp_path: Any) -> None:
 # --- losing connections --------------------------------------------------------------------------------------------
 
 
-async def test_a_consumer_goes_on_over_cuts(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
+async def test_consumer_survives_connection_losses(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
     async with shaky.queue("orders").consume() as messages:
         for number in range(5):
             await mq.publish("orders", str(number))
@@ -333,7 +333,7 @@ async def test_a_consumer_goes_on_over_cuts(proxy: TcpProxy, mq: Client, shaky: 
     assert shaky.counters.connects == 6
 
 
-async def test_what_was_not_acknowledged_comes_again_and_the_old_one_cannot_be(
+async def test_unacknowledged_message_is_redelivered_and_the_old_delivery_cannot_be_acknowledged(
     proxy: TcpProxy, mq: Client, shaky: Client
 ) -> None:
     async with shaky.queue("orders").consume() as messages:
@@ -362,7 +362,7 @@ async def test_bindings_that_changed_meanwhile_hold_after_a_reconnect(
         assert (await next_of(messages)).raw == b"new"
 
 
-async def test_what_was_under_way_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
+async def test_in_flight_request_fails_and_is_not_sent_twice(proxy: TcpProxy, mq: Client, shaky: Client) -> None:
     async with mq.queue("orders").consume() as messages:
         proxy.stall()
         publishing = asyncio.ensure_future(shaky.publish("orders", b"x"))
@@ -407,7 +407,7 @@ async def test_a_quiet_connection_lives_on(patient: Client) -> None:
         (b"", errors.ConnectFailed, "closed"),
     ],
 )
-async def test_a_peer_that_is_no_broker_is_found_out(octets: bytes, kind: type[Exception], words: str) -> None:
+async def test_peer_that_is_not_a_broker_is_detected(octets: bytes, kind: type[Exception], words: str) -> None:
     async with playing(saying(octets), "mqks") as url:
         with pytest.raises(kind, match=words):
             await asyncio.wait_for(mqcore.connect(url), 10)
@@ -420,7 +420,7 @@ async def test_a_peer_that_says_nothing_is_given_up() -> None:
 
 
 def greeted(then: bytes, *, stays: bool = True) -> Any:
-    """A broker that greets, and answers the next line with these octets; `%` stands for the line's id."""
+    """A broker that greets, and answers the next line with these bytes; `%` stands for the line's id."""
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await reader.readline() == b"hello ping mqcore\n"

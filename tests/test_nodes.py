@@ -129,7 +129,7 @@ async def test_however_often_either_side_is_killed_everything_taken_is_at_the_ma
     assert [name for name in there if name in names] == taken, "the order changed"
 
 
-async def test_three_nodes_filter_tell_of_each_other_and_pass_nothing_on_twice() -> None:
+async def test_three_nodes_filter_report_each_other_and_forward_messages_once() -> None:
     with serving("--auto-create", "--node-name", "top") as top:
         async with mqcore.connect(top.url) as watching:
             middle_config = NodeConfig(
@@ -206,7 +206,7 @@ def test_a_file_tells_everything_about_nodes(tmp_path: Path) -> None:
         mqcore.Broker(node=NodeConfig(keep_messages=True, masters=(MasterConfig(url="tmqp://x:1"),))).start()
 
 
-def test_a_master_that_is_no_url_is_refused_at_the_start() -> None:
+def test_invalid_master_url_is_rejected_at_start() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--master", "north"],
         capture_output=True, text=True, check=False, timeout=30, env=clean_environment(),

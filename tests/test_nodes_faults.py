@@ -1,6 +1,6 @@
 """Brokers in processes of their own, linked through proxies that lose, delay and cut, and killed meanwhile.
 
-Whatever happens to links and nodes: what a node acknowledged as saved is at each of its masters once and in order.
+After any fault of links and nodes, each master of a node has its acknowledged messages once and in order.
 """
 
 from __future__ import annotations

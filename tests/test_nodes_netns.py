@@ -1,8 +1,8 @@
 """Nodes that only a network connects: each broker, and its clients, in a network namespace of its own.
 
 One master and two slaves in a star of veth pairs; every message that a slave took is at the master once and in order,
-whatever was done to the network or to the brokers meanwhile. What needs no network of its own (delay, a full mesh) is
-in `test_nodes_faults.py`.
+whatever was done to the network or to the brokers meanwhile. Tests that need no separate network (delay, a full
+mesh) are in `test_nodes_faults.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from served import ServedBroker, clean_environment, serving, wait_until
 CLIENT = str(Path(__file__).parent / "node_client.py")
 PORT = 2622
 LOOPBACK = "127.0.0.1"
-"""Where a broker without users lets its nodes and queues be looked at."""
+"""Admin address: a broker without users shows its nodes and queues there."""
 ADMIN = "http://127.0.0.1:2627"
 """The same in every namespace: each has a loopback of its own."""
 NOBODY = "02:00:00:00:00:99"
@@ -72,10 +72,10 @@ class Place:
     name: str
     netns: str
     address: str
-    """Where producers in the namespace reach the broker."""
+    """Address of the broker for producers in the namespace."""
     config: Path
     listen: tuple[str, ...]
-    """The options that say so to the broker."""
+    """Options of the broker for its listeners."""
     broker: ServedBroker | None = None
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -175,7 +175,7 @@ class Star:
         side_by_side(lambda slave: slave.ask("linked", self.master.name), self.slaves)
 
     def everything_is_there(self) -> None:
-        """End the load, and compare what the producers were told with what the master has."""
+        """End the load, and compare the confirmations of the producers with the messages of the master."""
         for producer in self.producers:
             producer.stop()
         side_by_side(lambda slave: slave.ask("settled"), self.slaves)

@@ -124,7 +124,7 @@ async def test_keys_of_any_length_and_names_of_any_character_are_fine() -> None:
     assert (await drive(app, "/b"))[0]["status"] == 200
 
 
-async def test_a_limiter_that_is_away_lets_in_keeps_out_or_raises_as_the_program_chose() -> None:
+async def test_unreachable_limiter_allows_rejects_or_raises_as_configured() -> None:
     with mqcore.Broker(listen=("throttr://127.0.0.1:0",)) as broker:
         gone = broker.listeners[0]
     rules = [Rule("/*", "5/m")]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this syst
 
 @dataclass
 class Place:
-    """A broker behind TLS that knows tokens, and the files that say so."""
+    """A broker with TLS and tokens, and its files."""
 
     broker: ServedBroker
     authority: Authority

@@ -25,7 +25,7 @@ WITH_ACKS = mqcore.QueueOptions(status="push", request_acknowledge=True)
 
 @dataclasses.dataclass
 class Order:
-    """What these tests send about."""
+    """A value that these tests send."""
 
     id: int
     sku: str

@@ -15,7 +15,7 @@ from served import ROOT
 
 CRATES = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
 
-# What the crates below the server may not name; the journal is there for files.
+# Names that the crates below the server must not use; only the journal may use files.
 NO_RUNTIME_NO_CLOCK = r"tokio|pyo3|std::net|std::thread|std::process|std::env|Instant|SystemTime|println!|eprintln!"
 FORBIDDEN = {
     "mqcore-wire": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
@@ -66,7 +66,7 @@ MAY_KNOW = {
     },
 }
 
-# A crate may not reach around a wall with somebody else's crate either.
+# External crates that only these crates may use.
 ONLY_IN = {
     "tokio": {"mqcore-server", "mqcore-client", "mqcore-python"},
     "axum": {"mqcore-server"},

@@ -347,7 +347,7 @@ def _compare(place: str, step: Step, answer: bytes, unordered: bool) -> None:
 # --- other widths -------------------------------------------------------------------------------------------------
 
 Part = tuple[bytes, bytes, bool]
-"""Octets, their mask, and whether they are a value of the listener's width."""
+"""Bytes, their mask, and whether they are a value of the listener's width."""
 
 
 class Inexpressible(Exception):

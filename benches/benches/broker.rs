@@ -1,4 +1,4 @@
-//! What the broker itself costs a message: no socket, no task, no codec.
+//! The broker's own cost per message, without socket, task or codec.
 //!
 //! `cargo bench -p mqcore-bench --bench broker`
 

@@ -1,4 +1,4 @@
-//! What one TMQP frame costs to decode and to encode: a 128-byte message as a producer pushes it.
+//! Time to decode and encode one TMQP frame: a 128-byte message from a producer.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! What a Throttr request costs to decode and its answer to encode, and what the store behind it needs for one step.
+//! Time to decode a Throttr request, to encode its answer, and to execute one step in the store.
 
 use std::hash::RandomState;
 use std::hint::black_box;

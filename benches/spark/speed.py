@@ -49,9 +49,9 @@ class Bench:
 
     spark: Any
     place: Path
-    """Where is made what is read."""
+    """Directory of the data that the benchmark reads."""
     scratch: Path
-    """For what a run leaves."""
+    """Directory for the output of a run."""
     messages: int
     runs: int
     bar: Progress
@@ -238,7 +238,7 @@ def archive(bench: Bench) -> None:
     spark, place, count = bench.spark, bench.place, bench.messages
     archived = place / "archived"
     if not archived.exists():
-        # What is archived does not stay in segments, which the other parts read.
+        # Archiving removes the segments that the other parts read, so it works on a copy.
         shutil.copytree(bench.data_dir, archived)
     bench.step("archiving", count)
     with serving(archived, MQCORE_ARCHIVE_INTERVAL="3s"):

@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Nothing for this long, and nothing will come.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What came of a phase.
+/// Result of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Phase {
     /// Messages taken, or drained.
@@ -102,7 +102,7 @@ pub fn drain(process: &Process, count: u64) -> io::Result<Phase> {
     watch.phase(received)
 }
 
-/// Memory while something goes on.
+/// Memory use over a period.
 struct Watch<'a> {
     process: &'a Process,
     start: Instant,

@@ -22,10 +22,10 @@ const SCRATCH_BYTES: usize = 64 * 1024;
 /// No receipt for this long, and none will come.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Receipts {
-    /// Messages said to be saved.
+    /// Messages confirmed as saved.
     pub receipts: u64,
     /// How long that took.
     pub elapsed: Duration,
@@ -64,7 +64,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -151,7 +151,7 @@ impl Run {
         Ok(Self { poll, publication, producers: all, published: 0, publish_max, receipts: 0 })
     }
 
-    /// Goes on until `done` says so, of the receipts so far and the time since this began.
+    /// Runs until `done` returns true; its arguments are the receipts so far and the time since the start.
     fn until(&mut self, done: impl Fn(u64, Duration) -> bool) -> io::Result<()> {
         let start = Instant::now();
         let (mut latest, mut receipts) = (start, self.receipts);

@@ -1,8 +1,8 @@
 //! Jobs through a broker of EventMQ, with clients and workers that do nothing but speak: how many a second reach a worker, and
 //! how long one takes from its client to its worker.
 //!
-//! Clients and workers are DEALER sockets, spoken by hand, so that the generator costs as little as it can and is the same for
-//! all brokers. A worker says READY for each job that it was given, as those do that have run it.
+//! Clients and workers are DEALER sockets, with frames built here, so that the generator costs little and is the same for all
+//! brokers. A worker sends READY for each job that it received, like a worker that has run it.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -18,21 +18,21 @@ use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
 use crate::latency::{Latency, summary};
 use crate::wire::{Outbox, connect};
 
-/// Where a broker takes jobs, and where it hands them out.
+/// Addresses at which a broker accepts jobs and delivers them.
 #[derive(Debug, Clone, Copy)]
 pub struct Sockets {
     /// For clients.
     pub frontend: SocketAddr,
     /// For workers.
     pub backend: SocketAddr,
-    /// Whether clients are told of each job that was handed out, and not only of those that did not have to wait for a slot.
+    /// Whether the broker notifies clients of each delivered job, and not only of jobs that did not wait for a slot.
     pub tells_all: bool,
 }
 
-/// What becomes of a job that a worker was given.
+/// How the broker treats a job that it delivered to a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Jobs {
-    /// The broker lets go of it.
+    /// The broker deletes it.
     HandedOut,
     /// The broker keeps it until its result comes, which goes back to the client.
     Kept,
@@ -47,7 +47,7 @@ const WINDOW: u64 = 800;
 const REFILL: u64 = WINDOW / 4;
 
 const QUEUE: &[u8] = b"default";
-/// What the original's client sends for a function without arguments.
+/// Body that the original's client sends for a function without arguments.
 const BODY: &[u8] = br#"["run", {"callable": "nothing", "path": "jobs", "args": [], "kwargs": {}, "class_args": [], "class_kwargs": {}}]"#;
 const RESULT: &[u8] = br#"{"value": null}"#;
 
@@ -90,7 +90,7 @@ fn id_of(number: u64) -> [u8; ID_BYTES] {
 /// Connects a DEALER socket, up to the end of the handshake.
 ///
 /// # Errors
-/// If nobody answers as ZeroMQ does.
+/// If the peer does not answer as ZeroMQ does.
 pub fn dealer(address: SocketAddr, identity: &str) -> io::Result<std::net::TcpStream> {
     let mut stream = connect(address)?;
     let mut bytes = Vec::new();
@@ -115,7 +115,7 @@ struct Peer {
     filled: usize,
 }
 
-/// What came in one go.
+/// Messages received by one read.
 #[derive(Debug, Default, Clone, Copy)]
 struct Came {
     requests: u64,
@@ -233,7 +233,7 @@ fn ready(output: &mut Vec<u8>) {
     encode_message(&[b"", eventmq::VERSION, b"READY", &NO_ID], output);
 }
 
-/// What a worker says when it is done with a job.
+/// Appends the message of a worker after a job.
 fn answer(jobs: Jobs, id: &[u8], output: &mut Vec<u8>) {
     if jobs == Jobs::Kept {
         Message { id: &NO_ID, command: Command::Reply { body: RESULT, request: Some(id) } }.encode(output);
@@ -257,7 +257,7 @@ struct Run {
 /// Jobs a second that reached a worker; after `warm_up`, for `duration`.
 ///
 /// # Errors
-/// If a connection breaks, or if a job, the notice that it was handed out or its result is lost.
+/// If a connection breaks, or if a job, the notice of its delivery or its result is lost.
 pub fn throughput(sockets: Sockets, jobs: Jobs, warm_up: Duration, duration: Duration) -> io::Result<f64> {
     let mut run = Run::connect(sockets, jobs)?;
     run.until(Instant::now() + warm_up)?;

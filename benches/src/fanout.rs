@@ -1,7 +1,7 @@
 //! One producer, some consumers who all get everything: how many deliveries a second.
 //!
 //! One thread does all of it with non-blocking sockets. The producer stays a window ahead of the slowest consumer, so
-//! nothing needs to be dropped and nothing is measured that nobody received.
+//! nothing needs to be dropped and only received messages are measured.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream as StdTcpStream;
@@ -23,7 +23,7 @@ const BLOCK_MESSAGES: usize = 1024;
 
 const SCRATCH_BYTES: usize = 256 * 1024;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Fanout {
     /// Deliveries in all.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::BODY_BYTES;
 use crate::wire::{Wire, learn_delivery_bytes};
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Latency {
     /// Messages measured.
@@ -52,7 +52,7 @@ pub fn measure(wire: &dyn Wire, rate: u32, warm_up: Duration, duration: Duration
             write_all(&mut producer, &publication)?;
             published += 1;
         }
-        // Brokers that answer publishers do so here; nobody waits for it.
+        // Brokers that confirm publishes do so here; the producer does not wait for it.
         discard(&mut producer, &mut input[filled..])?;
         match consumer.read(&mut input[filled..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -76,7 +76,7 @@ pub fn measure(wire: &dyn Wire, rate: u32, warm_up: Duration, duration: Duration
     Ok(summary(&mut ages[skipped..]))
 }
 
-/// What `ages`, in nanoseconds, come to.
+/// Summarizes `ages`, in nanoseconds.
 pub(crate) fn summary(ages: &mut [u64]) -> Latency {
     ages.sort_unstable();
     let at = |share: f64| {

@@ -1,5 +1,5 @@
-//! Rate limits as clients ask for them: so many connections, each with so many requests under way, as fast as the answers
-//! come. The generator only counts bytes or lines, so that it costs as little as it can.
+//! Rate limit requests: a number of connections, each with a number of requests in flight, as fast as the answers arrive.
+//! The generator only counts bytes or lines, so that it costs little.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -13,12 +13,12 @@ use mqcore_wire::throttr::{Dialect, Family, Ttl, Width};
 use crate::process::Process;
 use crate::wire::connect;
 
-/// What is sent again and again, and how its answers are recognised.
+/// Requests to send repeatedly, and the form of their answers.
 #[derive(Debug, Clone)]
 pub struct Ask {
     /// One request, or several that connections take turns with.
     pub requests: Vec<Vec<u8>>,
-    /// What the answer to each is made of.
+    /// Form of the answer to each request.
     pub answer: Answer,
 }
 
@@ -31,7 +31,7 @@ pub enum Answer {
     Lines(usize),
 }
 
-/// What one limit is called: 16 bytes.
+/// Name of a limit: 16 bytes.
 const KEY: &[u8; 16] = b"user:00000012345";
 
 /// The listener that is measured: wide enough for any count.
@@ -77,7 +77,7 @@ pub fn decrease_each(count: u64) -> Ask {
     Ask { requests, answer: Answer::Bytes(1) }
 }
 
-/// What Redis users count with.
+/// The command that Redis users count with.
 #[must_use]
 pub fn incr() -> Ask {
     Ask { requests: vec![resp(&[b"INCR", KEY])], answer: Answer::Lines(1) }
@@ -127,7 +127,7 @@ pub fn create(address: SocketAddr) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// What came of asking as fast as the answers came.
+/// Result of a run that sends requests as fast as the answers arrive.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
     /// Requests a second, without the warm-up.
@@ -140,14 +140,14 @@ struct Client {
     stream: TcpStream,
     /// Pipelines of requests, sent in turn.
     batches: Vec<Vec<u8>>,
-    /// The one that is under way.
+    /// Index of the batch in flight.
     at: usize,
     unsent: usize,
     /// Bytes or lines still to come for it.
     missing: usize,
 }
 
-/// Asks on so many connections, each with `pipeline` requests under way at a time.
+/// Sends requests on a number of connections, each with `pipeline` requests in flight.
 ///
 /// # Errors
 /// If a connection breaks.
@@ -194,7 +194,7 @@ pub fn ask(
     }
 }
 
-/// What one of the connections sends in turn: together they go through all requests.
+/// The batches of one connection; together, the connections send all requests.
 fn batches(requests: &[Vec<u8>], connections: usize, pipeline: usize, number: usize) -> Vec<Vec<u8>> {
     let rounds = (requests.len() / (connections * pipeline)).max(1);
     let first = |round: usize| (round * connections + number) * pipeline;
@@ -246,7 +246,7 @@ impl Client {
     }
 }
 
-/// What many counters cost.
+/// Cost of many counters.
 #[derive(Debug, Clone, Copy)]
 pub struct Growth {
     /// Creations a second, of the first tenth.
@@ -315,7 +315,7 @@ impl Waits {
     }
 }
 
-/// How long somebody else waits for each answer before a million counters expire at once, and while they do.
+/// Response time of another client before a million counters expire at once, and while they expire.
 ///
 /// # Errors
 /// If the server does not answer, or was too slow to have them all before the first expires.

@@ -1,4 +1,4 @@
-//! What connections and stored messages cost in memory.
+//! Memory per connection and per stored message.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use crate::process::Process;
 use crate::tmqp::{Tmqp, publication};
 use crate::wire::Wire;
 
-/// What a number of things costs.
+/// Memory of a number of connections or messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
     /// How many.
@@ -46,7 +46,7 @@ pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
     Ok(Memory { count, before, after: process.resident_bytes()? })
 }
 
-/// Stores that many messages in a queue that nobody consumes.
+/// Stores this many messages in a queue without consumers.
 ///
 /// # Errors
 /// If the server does not take them.

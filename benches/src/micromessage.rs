@@ -24,7 +24,7 @@ const NUMBERS: u64 = 65_535;
 /// The extension that acknowledges, in the handshakes below.
 const BATCH_ACK: u8 = 1;
 
-/// What goes over the wire.
+/// Kind of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Messages of a queue.
@@ -164,7 +164,7 @@ fn consume(mut stream: TcpStream, work: Work, consumed: &AtomicU64, ended: &Atom
     Ok(())
 }
 
-/// Messages a second that were published, handed out and acknowledged.
+/// Messages a second that were published, delivered and acknowledged.
 ///
 /// # Errors
 /// If a connection breaks.

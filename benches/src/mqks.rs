@@ -6,13 +6,13 @@ use std::net::{SocketAddr, TcpStream};
 use crate::BODY_BYTES;
 use crate::wire::{Wire, connect, read_until};
 
-/// What every message is published under.
+/// Beginning of every publish line.
 const PUBLISH: &[u8] = b"m publish e ";
 
 /// An MQKS listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Mqks {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
 }
 
@@ -24,7 +24,7 @@ impl Wire for Mqks {
     fn consumer(&self, number: usize) -> io::Result<TcpStream> {
         let mut stream = connect(self.address)?;
         let id = format!("c{number:03}");
-        // A queue of an earlier run may hold what nobody read.
+        // A queue of an earlier run may hold messages that no consumer read.
         let lines = format!(
             "d delete_queue --confirm q{number}\n{id} consume --confirm q{number} e --delete-queue-when-unused\n"
         );

@@ -1,5 +1,5 @@
-//! What the disk itself gives: batches appended to a file, each made durable before the next. Everything that saves is
-//! compared with this, in the same run and on the same disk.
+//! Baseline of the disk: appends batches to a file and syncs each before the next. Benchmarks of durable messages are
+//! compared with it, in the same run and on the same disk.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Seek, Write};

@@ -18,15 +18,15 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// Where its clients connect.
+    /// Address for clients.
     pub address: SocketAddr,
-    /// Where it speaks MQKS, if it does.
+    /// Address for MQKS, if it has such a listener.
     pub mqks: Option<SocketAddr>,
     /// Where it speaks MicroMessage2, if it does.
     pub mm2: Option<SocketAddr>,
-    /// Where it takes and hands out jobs, if it does.
+    /// Addresses for jobs, if it has such listeners.
     pub eventmq: Option<Sockets>,
-    /// Where limits are asked for, if it has such a listener.
+    /// Address for rate limit requests, if it has such a listener.
     pub throttr: Option<SocketAddr>,
     /// Where its admin side is, if it has one.
     pub admin: Option<SocketAddr>,
@@ -217,7 +217,7 @@ pub fn cpu_seconds_of_others(processes: &[&Process]) -> io::Result<f64> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Asked first, by closing its input; whoever does not listen is killed.
+        // Closing its input asks the process to stop. If it does not stop in time, it is killed.
         drop(self.child.stdin.take());
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(2) && self.admin.is_some() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// What was promised.
+/// Goal of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
     /// This or more.
@@ -36,17 +36,17 @@ impl Goal {
 pub struct Figure {
     /// The scenario.
     pub scenario: &'static str,
-    /// Whose figure.
+    /// Name of the measured broker.
     pub broker: &'static str,
-    /// What it counts, with its unit.
+    /// Measured quantity, with its unit.
     pub what: &'static str,
-    /// What mqcore promises.
+    /// Goal for mqcore.
     pub goal: Goal,
     /// One value a run.
     pub values: Vec<f64>,
     /// Processor seconds that the broker used in all runs.
     pub cpu_seconds: f64,
-    /// What it did in these seconds, counted as in `what`; `None`: nobody counted.
+    /// Amount done in these seconds, counted as in `what`; `None`: not counted.
     pub done: Option<u64>,
     /// Processors that other programs kept busy during the worst of the runs; `None`: it does not matter here.
     pub disturbance: Option<f64>,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_told_for_each_of_what_was_counted() {
+    fn processor_time_is_reported_per_counted_unit() {
         let mut figure = Figure::new("s", "mqcore", "w", Goal::None);
         figure.cpu_seconds = 3.0;
         assert_eq!(figure.cpu_ns_each(), None);

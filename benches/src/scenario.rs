@@ -1,4 +1,4 @@
-//! What is measured, by the question that it answers, and what was promised.
+//! Scenarios by the question that each answers, and their goals.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ pub enum Scenario {
     Latency,
     /// 10,000 clients that say nothing.
     IdleConnections,
-    /// A million messages that nobody consumes.
+    /// A million messages without consumers.
     StoredMillion,
     /// 512 messages wait for receipts, from 64 producers and from one; every message is saved.
     DurableWindow512,
@@ -79,7 +79,7 @@ pub enum Scenario {
     LimitsOne,
     /// Fifty connections do.
     LimitsFifty,
-    /// Fifty connections with 64 requests each under way.
+    /// Fifty connections with 64 requests each in flight.
     LimitsPipeline,
     /// The same, checking and subtracting in one request.
     LimitsConsume,
@@ -565,7 +565,7 @@ impl Scenario {
             theirs[0].cpu_seconds += router.process.cpu_seconds()?;
             times.values.push(rate / their_rate);
             drop(router);
-            // It goes on handing jobs to workers that have left, so that the next ones need another.
+            // It still delivers jobs to workers that have left, so the next run needs a new router.
             let router = peers::eventmq::start(program)?;
             let their_ages = latency(router.sockets)?;
             for (figure, value) in theirs.iter_mut().zip([their_rate].into_iter().chain(their_ages)) {
@@ -815,7 +815,7 @@ impl Figure {
     }
 }
 
-/// Where limits are asked for.
+/// Address for rate limit requests.
 fn throttr(process: &Process) -> io::Result<std::net::SocketAddr> {
     process.throttr.ok_or_else(|| io::Error::other("the server has no listener for limits"))
 }

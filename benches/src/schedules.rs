@@ -15,7 +15,7 @@ use mqcore_wire::zmtp::{Cutter, Item};
 use crate::eventmq::{Sockets, dealer};
 use crate::process::Process;
 
-/// What was found.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Lateness {
     /// Runs that came.
@@ -65,7 +65,7 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
         &mut bytes,
     );
     worker.write_all(&bytes)?;
-    // What it says before it has joined means nothing.
+    // The broker ignores messages of a worker that has not joined.
     let _acknowledgement = worker.read(&mut [0; 1024])?;
     bytes.clear();
     (0..SLOTS).for_each(|_| say(Command::Ready, &mut bytes));
@@ -118,7 +118,7 @@ fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>>
     let mut end = None;
     let begin = Instant::now();
     let mut beat = begin;
-    // Who says nothing for long is taken for dead.
+    // The broker considers a silent worker dead.
     worker.set_read_timeout(Some(BEAT))?;
     while end.is_none_or(|end| Instant::now() < end) && begin.elapsed() < FIRST + 2 * duration {
         if beat.elapsed() >= BEAT {

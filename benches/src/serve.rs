@@ -1,4 +1,4 @@
-//! What runs in the process under test: a server without Python, until standard input is closed.
+//! The process under test: a server without Python that runs until standard input is closed.
 
 use std::error::Error;
 use std::io::Read;
@@ -23,24 +23,24 @@ pub struct Serve {
     pub shards: usize,
     /// Threads of the runtime; 0: one for each core.
     pub workers: usize,
-    /// What its queues save, and where; `None`: nothing.
+    /// Storage of its queues; `None`: they save nothing.
     pub saving: Option<Saving>,
 }
 
-/// What a server saves, and where.
+/// Storage of a server.
 #[derive(Debug, Clone)]
 pub struct Saving {
     /// The delivery handler or policy that decides about it.
     pub delivery_handler: String,
     /// The data directory.
     pub data_dir: PathBuf,
-    /// What becomes of the steps of messages' lives.
+    /// How the server treats lifecycle events of messages.
     pub history: History,
     /// Whether its limits survive.
     pub limits: bool,
 }
 
-/// What becomes of the steps of messages' lives.
+/// How the server treats lifecycle events of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum History {
     /// Nothing.
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_process_under_test_is_told_what_to_save_and_where() {
+    fn process_under_test_receives_storage_settings() {
         let saving = Saving {
             delivery_handler: "at-least-once".into(),
             data_dir: "/tmp/a b".into(),

@@ -1,4 +1,4 @@
-//! mqcore's own side of the measurements: TMQP peers by hand, their frames encoded once.
+//! TMQP peers for measurements of mqcore; their frames are encoded once.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,13 +18,13 @@ pub const CHANNEL: &str = "bench";
 /// Bytes of the ids that the generator gives its messages.
 pub const ID_BYTES: usize = 8;
 
-/// Where the id begins in a frame whose payload length fits one byte.
+/// Offset of the id in a frame whose payload length fits one byte.
 pub const ID_AT: usize = 8;
 
 /// An mqcore server.
 #[derive(Debug, Clone, Copy)]
 pub struct Tmqp {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
 }
 

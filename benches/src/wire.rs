@@ -1,5 +1,5 @@
-//! What the load generator has to know about a protocol: how to connect, what a message looks like, and how large it
-//! is when it comes back. Everything else is counting bytes, so that the generator costs as little as it can.
+//! The load generator's view of a protocol: how to connect, the bytes of a message, and its size on delivery. Otherwise the
+//! generator only counts bytes, so that it costs little.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,16 +12,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One protocol's side of a publish-and-subscribe workload. All messages have the same size.
 pub trait Wire {
-    /// Connects somebody who publishes.
+    /// Connects a producer.
     ///
     /// # Errors
-    /// Whatever keeps it from connecting.
+    /// If it cannot connect.
     fn producer(&self) -> io::Result<TcpStream>;
 
-    /// Connects somebody who is subscribed by the time this returns.
+    /// Connects a consumer and waits for its subscription.
     ///
     /// # Errors
-    /// Whatever keeps it from connecting and subscribing.
+    /// If it cannot connect or subscribe.
     fn consumer(&self, number: usize) -> io::Result<TcpStream>;
 
     /// One message as it is published, its body filled with zeros.
@@ -31,7 +31,7 @@ pub trait Wire {
     fn trailer(&self) -> usize;
 }
 
-/// What waits to be written to a socket that does not block.
+/// Bytes to write to a non-blocking socket.
 #[derive(Debug, Default)]
 pub struct Outbox {
     /// All of it, and what of it was written since it was last empty.

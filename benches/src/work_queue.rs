@@ -19,7 +19,7 @@ const REFILL: u64 = WINDOW / 4;
 
 const SCRATCH_BYTES: usize = 256 * 1024;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkQueue {
     /// Messages published, delivered and acknowledged.

@@ -43,7 +43,7 @@ class Party(ABC):
     settles_in_order: ClassVar[bool] = False
     """Whether an acknowledgement covers everything that was delivered before."""
     octets: ClassVar[frozenset[int]] = frozenset(range(256))
-    """Octets that a body may have that comes or goes this way."""
+    """Largest body on this way, in bytes."""
 
     @abstractmethod
     def __init__(self, *urls: str) -> None:
@@ -67,7 +67,7 @@ class Party(ABC):
 
     @abstractmethod
     def take(self) -> list[Delivery]:
-        """All that was delivered to this connection and not taken yet. What it has asked for is read by then."""
+        """Deliveries to this connection that were not returned before; reads the answers to earlier requests first."""
 
     def ack(self, delivery: Delivery) -> None:
         """The message was processed."""

@@ -30,7 +30,7 @@ def original_programs(original_python: Path) -> Path:
 def original(original_programs: Path, tmp_path: Path) -> Iterator[str]:
     """The original's router, unmodified; its URL."""
     backend, frontend, admin = free_ports(3)
-    # It logs each message unless it is told otherwise, and that is most of its time.
+    # By default it logs each message, which takes most of its time.
     (tmp_path / "quiet").mkdir()
     (tmp_path / "quiet" / "sitecustomize.py").write_text("import logging\nlogging.disable(logging.CRITICAL)\n")
     process = subprocess.Popen(

@@ -124,7 +124,7 @@ def test_a_job_waits_for_its_time(sample: Any, tmp_path: Path) -> None:
     assert lines_of(trace) == ["now", "later"]
 
 
-def test_a_job_that_is_no_task_is_refused_and_nothing_is_imported(sample: Any, tmp_path: Path) -> None:
+def test_job_without_task_is_rejected_before_any_import(sample: Any, tmp_path: Path) -> None:
     for name in ("os.mkdir", "legacy_tasks.write", "sample_jobs.note"):
         with pytest.raises(errors.JobRefused, match="permit it with"):
             sample.jobs.send(name, [str(tmp_path / "made")]).result(20)
@@ -161,7 +161,7 @@ def test_an_attempt_whose_process_died_counts(url: str, tasks: Tasks, tmp_path: 
     assert lines_of(trace) == ["attempt 1", "attempt 2", "attempt 3"]
 
 
-def test_unique_job_waits_or_runs_once_for_all_senders(url: str, tasks: Tasks, tmp_path: Path) -> None:
+def test_unique_job_waits_or_runs_once_across_senders(url: str, tasks: Tasks, tmp_path: Path) -> None:
     sample = tasks(url)
     with working(url, "--concurrency", "2") as worker, Jobs(url) as other:
         once = sample.sleep.using(unique=True)

@@ -99,7 +99,7 @@ def test_rejected_credentials_fail_immediately_on_every_socket(guarded: Guarded,
 
 def test_denied_action_is_reported(guarded: Guarded) -> None:
     pusher = Jobs(guarded.url, token=guarded.pusher, timeout="30s")
-    # Nobody has served the queue so far, and to make `default` is more than to push there.
+    # No worker has served the queue so far, and creating `default` takes more rights than pushing there.
     with pusher, pytest.raises(errors.JobRefused, match="not allowed to create"):
         pusher.send("sample_jobs.add", [1], queue="mail").result(20)
     with Jobs(guarded.url, token=guarded.sender, timeout="30s") as jobs:

@@ -166,7 +166,7 @@ def test_a_schedule_runs_until_it_is_ended(
         env=clean_environment()
         | {
             "EVENTMQ_SCHEDULER_ADDR": f"tcp://127.0.0.1:{frontend}",
-            # It wants Redis, and does without if it is told to.
+            # It needs Redis unless this variable is set.
             "EVENTMQ_REDIS_STARTUP_ERROR_HARD_KILL": "false",
         },
         stdout=subprocess.DEVNULL,

@@ -92,7 +92,7 @@ def test_invalid_task_option_raises_config_error(options: dict[str, object]) -> 
         task.using(colour="red")
 
 
-def test_a_broker_is_not_told_of_the_limit_of_a_job_that_waits_for_its_time() -> None:
+def test_scheduled_job_does_not_send_its_time_limit_to_the_broker() -> None:
     task = Jobs().task(timeout="1500ms")(lambda: None)
     assert (task.options.headers().timeout, task.options.terms().hard) == (2, 1.5)
     later = task.using(run_after="1h").options

@@ -226,7 +226,7 @@ def test_removing_a_schedule_fails_on_a_full_disk(small_disk: Path) -> None:
     with serve(small_disk / "data") as broker:
         frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
         with EventmqPeer(frontend, token=token) as client:
-            # Nobody takes its runs, so they stay until there is no space for more.
+            # No worker takes its runs, so they stay until there is no space for more.
             client.say("SCHEDULE", "s", "default", "catch-up:all,interval-ms:10,guarantee", "1", large, "")
             wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 1, what="the schedule")
         (kept,) = admin.schedules(broker.admin_url, token=token).schedules

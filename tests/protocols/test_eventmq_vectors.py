@@ -1,6 +1,6 @@
 """Everything recorded between the original and its peers, repeated over plain sockets and through libzmq.
 
-What the broker has read is known from its own counter of bytes, because libzmq does not tell when it has written.
+The tests read the broker's counter of received bytes, because libzmq does not report when it has written.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def test_peers_receive_the_messages_of_the_original(world: World) -> None:
             else:
                 extra.append(said)
         assert not wanted, "missing"
-    # Clients of the original never saw a result, and were not told of jobs that had to wait.
+    # Clients of the original never received a result, nor a notice about jobs that had to wait.
     assert Counter(len(said) for said in extra) == {5: 25, 4: 2}, extra
     assert all(said[2] == b"REPLY" for said in extra)
     assert sorted(said[3][:8] for said in extra if len(said) == 4) == [b"b0936321", b"e18a3918"]

@@ -39,7 +39,7 @@ def connect(broker: TestBroker) -> Iterator[Connect]:
 
 
 def settle(broker: TestBroker, *peers: MM2Peer) -> list[list[Frame]]:
-    """What has come to each peer, once nothing is in flight any more. They need `x-mqcore`."""
+    """Messages that each peer received, once nothing is in flight. The peers need `x-mqcore`."""
     early = [peer.until_now() for peer in peers]
     asyncio.run(broker.settle())
     return [frames + peer.until_now() for frames, peer in zip(early, peers, strict=True)]

@@ -52,7 +52,7 @@ def test_a_handshake_is_read(url: str, octets: bytes, name: str, way: str) -> No
         if name == "H8":
             assert peer.error() == "version: 2.0 is not supported"
         elif name == "H5":
-            # It asks for an extension that nobody here has, as a wish only.
+            # It asks for an optional extension that the broker does not have.
             assert "x-note" not in peer.reply().optional
         else:
             assert (peer.reply().major, name != "H8") == (1, True)

@@ -276,7 +276,7 @@ def test_publishes_over_the_rate_limit_get_an_error_with_and_without_confirmatio
             assert "publish limit reached; retry after" in broker.errors()[0].why
 
 
-# --- where errors are told -----------------------------------------------------------------------------------------
+# --- where errors are reported --------------------------------------------------------------------------------------
 
 
 def test_the_errors_page_tells_the_last_ones(broker: mqcore.Broker, peer: MqksPeer) -> None:

@@ -38,14 +38,14 @@ def other(connect: Connect) -> MqksPeer:
 
 
 def settle(broker: TestBroker, *peers: MqksPeer) -> list[list[bytes]]:
-    """What has come to each peer, once nothing is in flight any more."""
+    """Messages that each peer received, once nothing is in flight."""
     early = [peer.until_now() for peer in peers]
     asyncio.run(broker.settle())
     return [lines + peer.until_now() for lines, peer in zip(early, peers, strict=True)]
 
 
 def ok(peer: MqksPeer, line: str) -> None:
-    """Ask for something with `--confirm`, and be told that it was done."""
+    """Send a request with `--confirm` and check that the broker confirms it."""
     assert peer.ask(line) == f"{line.partition(' ')[0]} ok ".encode()
 
 
@@ -126,7 +126,7 @@ def test_confirm_as_the_first_argument_is_answered_error(peer: MqksPeer, request
     peer.failed(request_line)
 
 
-def test_confirm_elsewhere_is_no_flag(peer: MqksPeer) -> None:
+def test_confirm_elsewhere_is_not_a_flag(peer: MqksPeer) -> None:
     assert peer.ask("r1 ping data --confirm") == b"r1 ok data --confirm"
     assert peer.ask("r2 ping --confirm") == b"r2 ok --confirm"
     peer.failed("r3 consume q1 --confirm e1")

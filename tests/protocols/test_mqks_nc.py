@@ -14,7 +14,7 @@ import mqcore
 
 
 class Nc:
-    """Somebody at a terminal in which `nc` runs."""
+    """A user at a terminal in which `nc` runs."""
 
     def __init__(self, program: str, host: str, port: str) -> None:
         self._process = subprocess.Popen(

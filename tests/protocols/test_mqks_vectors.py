@@ -72,7 +72,7 @@ class Replay:
         asyncio.run(self.broker.settle())
 
     def heard(self, name: str) -> list[bytes]:
-        """What has come to a peer, once nothing more is in flight."""
+        """Messages that a peer received, once nothing is in flight."""
         peer = self.peer(name)
         if name in self.ended:
             return [*peer.rest(), END]
@@ -126,7 +126,7 @@ def test_all_dialogues_are_there() -> None:
     [dialogue for dialogue in DIALOGUES if dialogue["name"] not in DONE_HERE],
     ids=lambda dialogue: dialogue["name"],
 )
-def test_a_dialogue_goes_as_it_went_with_the_original(dialogue: dict[str, Any], shards: int) -> None:
+def test_conversation_matches_the_original(dialogue: dict[str, Any], shards: int) -> None:
     say(dialogue, shards)
 
 

@@ -200,7 +200,7 @@ def test_a_peer_that_does_not_read_is_not_read_and_gets_every_answer_later() -> 
         many = 2_000
         sender = threading.Thread(target=peer.send, args=(peer.keyed(GET, b"key") * many + bytes([WHOAMI]),))
         sender.start()
-        # 120 MB of answers are wanted; nobody else notices.
+        # These requests cause 120 MB of answers; other clients do not notice.
         for _ in range(50):
             assert other.whoami()
         for _ in range(many):

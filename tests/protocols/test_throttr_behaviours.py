@@ -1,6 +1,6 @@
-"""What the tests of the original promise, one test a promise; docs/protocols/throttr.md lists which is which.
+"""One test for each promise of the original's tests; docs/protocols/throttr.md lists which is which.
 
-And what was wrong with the original: each defect has a test that would find it here.
+Each defect of the original also has a test that would find it here.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def test_reads_and_writes_are_reported_after_their_minute(server: Throttr, peer:
     assert peer.stat(b"missing") is None
 
 
-def test_stats_tell_of_every_key(peer: ThrottrPeer) -> None:
+def test_stats_list_every_key(peer: ThrottrPeer) -> None:
     keys = [f"{number:030}".encode() for number in range(100)]
     peer.send(b"".join(peer.insert(key, 1, 60) for key in keys))
     peer.read(100)
@@ -462,7 +462,7 @@ def test_the_name_of_what_has_expired_is_free_at_once(server: Throttr, peer: Thr
     assert peer.query(b"key") == (2, S, 59)
 
 
-def test_a_shortened_time_to_live_is_honoured(server: Throttr, peer: ThrottrPeer) -> None:
+def test_shortened_time_to_live_takes_effect(server: Throttr, peer: ThrottrPeer) -> None:
     peer.status(peer.insert(b"key", 1, 60))
     peer.status(peer.update(b"key", TTL, PATCH, 1))
     server.turn(1)
@@ -481,7 +481,7 @@ def test_missing_stat_is_one_byte(peer: ThrottrPeer) -> None:
     assert peer.is_quiet()
 
 
-def test_an_event_with_nothing_or_nonsense_inside_is_refused(start: Start) -> None:
+def test_event_with_empty_or_invalid_content_is_rejected(start: Start) -> None:
     peer = start(protocol="7.3").connect()
     nested = peer.event(b"", peer.event(b"", bytes([WHOAMI])))
     for inside in (b"", b"\x01", b"\xff", bytes([WHOAMI]) * 2):

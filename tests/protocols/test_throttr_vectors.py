@@ -62,7 +62,7 @@ PUBLISHED: dict[str, dict[int, bytes]] = {
 
 
 def as_chosen(dialogue: Dialogue) -> Dialogue:
-    """What is answered here: the same unless a choice says otherwise."""
+    """The answers expected of mqcore: those of the original, unless a choice differs."""
     steps = list(dialogue.steps)
     if dialogue.kind == "conformance":
         return dialogue
@@ -117,13 +117,13 @@ def test_all_dialogues_are_there() -> None:
     assert (kinds.count("conformance"), kinds.count("quirk"), kinds.count("undefined")) == (201, 65, 6)
 
 
-def test_every_choice_is_about_a_dialogue_that_is_odd() -> None:
+def test_every_choice_belongs_to_a_quirk() -> None:
     odd = {dialogue.name for dialogue in ALL if dialogue.kind == "quirk"}
     assert set(CHOICES) | set(PUBLISHED) <= odd
 
 
 @pytest.mark.parametrize("dialogue", ALL, ids=lambda dialogue: dialogue.id)
-def test_a_dialogue_is_answered_as_recorded(dialogue: Dialogue) -> None:
+def test_conversation_is_answered_as_recorded(dialogue: Dialogue) -> None:
     say(as_chosen(dialogue))
 
 
@@ -135,7 +135,7 @@ def test_the_same_dialogues_are_answered_in_the_other_widths(width: str) -> None
         say(dialogue)
 
 
-def test_deriving_a_dialogue_for_its_own_width_changes_nothing() -> None:
+def test_deriving_a_conversation_for_its_own_width_changes_nothing() -> None:
     same = 0
     for chosen in map(as_chosen, ALL):
         try:
@@ -148,5 +148,5 @@ def test_deriving_a_dialogue_for_its_own_width_changes_nothing() -> None:
     assert same > 170
 
 
-def test_a_step_knows_nothing_of_others() -> None:
+def test_steps_do_not_share_state() -> None:
     assert Step("A").capture is not Step("B").capture

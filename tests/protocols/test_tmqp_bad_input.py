@@ -1,4 +1,4 @@
-"""What wrong, lying, greedy and dead peers cost: themselves at most their connection, everybody else nothing.
+"""Invalid, lying, greedy and dead peers lose at most their own connection and do not affect other clients.
 
 Each test ends with a look at a client that does nothing wrong: it must be served as if nothing had happened.
 """
@@ -205,7 +205,7 @@ def test_announced_sizes_reserve_no_memory(served_process: ServedProcess) -> Non
 def test_names_that_are_announced_and_do_not_come_keep_only_their_sender_waiting(
     bystander: Client, connect: Connect, lengths: tuple[int, int, int]
 ) -> None:
-    """What follows is read as the names, and then as a frame again; nothing else happens."""
+    """The broker reads the following bytes as the names, and then as a frame again."""
     confused = connect("confused")
     confused.socket.sendall(head(0x3F, lengths=lengths) + bytes(100))
     confused.close()

@@ -1,4 +1,4 @@
-"""Broadcast queues: to whoever is there now, and nothing is kept."""
+"""Broadcast queues deliver to the consumers that are connected now and store nothing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_client_that_never_joined_gets_nothing(producer: Client, connect: Conn
 def test_a_producer_hears_its_consumers_only_if_the_queue_asks_them(
     producer: Client, consumer: Client, requests: bool
 ) -> None:
-    """Twino case 37, where the producer is told what a consumer says."""
+    """Twino case 37, where the producer receives the answer of a consumer."""
     producer.create_queue(
         "ch", 1, Status=BROADCAST, RequestAcknowledge=requests, MessageDeliveryHandler="ack-on-consume"
     )

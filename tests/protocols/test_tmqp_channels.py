@@ -236,7 +236,7 @@ def test_name_may_have_255_bytes(producer: Client, consumer: Client) -> None:
     assert consumer.receive().target == name.encode()
 
 
-def test_a_name_that_is_no_utf8_is_refused(producer: Client) -> None:
+def test_name_with_invalid_utf8_is_rejected(producer: Client) -> None:
     producer.send(
         RawFrame(kind=SERVER, id=b"u", target=b"\xff\xfe", content_type=CREATE_CHANNEL, pending_response=True)
     )

@@ -196,7 +196,7 @@ def test_a_hello_that_names_a_property_twice_is_refused(broker: mqcore.Broker, o
 # --- silence ---------------------------------------------------------------------------------------------
 
 
-def test_sockets_that_say_nothing_are_closed_in_time_and_are_no_clients(
+def test_silent_sockets_are_closed_in_time_and_do_not_count_as_clients(
     start_broker: StartBroker, open_socket: Connect
 ) -> None:
     """Twino case 2."""
@@ -252,7 +252,7 @@ def test_clients_that_talk_are_not_pinged(start_broker: StartBroker, connect: Co
     for _ in range(3):
         assert idle.read(8) == PING_FRAME
         busy.ask(CLIENT_LIST)
-        # Anything is a life sign, not only a PONG.
+        # Any frame counts as a heartbeat, not only a PONG.
         idle.socket.sendall(PING_FRAME)
         assert idle.read(8) == PONG_FRAME
     assert busy.lives()

@@ -30,7 +30,7 @@ def prepared(producer: Client, consumer: Client, status: int, policy: str) -> No
 
 
 def taken(consumer: Client, status: int) -> list[bytes]:
-    """What the consumer gets now, whether it has to ask for it or not."""
+    """Bodies that the consumer receives now; it pulls them if the queue requires it."""
     if status == PULLED:
         return [message.payload for message in consumer.pull(Count=99)[0]]
     return consumer.bodies()
@@ -79,7 +79,7 @@ def test_at_most_once_does_not(producer: Client, consumer: Client, status: int) 
     assert producer.queue()["DroppedMessages"]["refused"] == 1
 
 
-def test_at_most_once_does_not_hand_out_again_what_a_lost_consumer_had(
+def test_at_most_once_does_not_redeliver_messages_of_a_lost_consumer(
     producer: Client, connect: Connect, eventually: Eventually
 ) -> None:
     consumer = connect("c1")
@@ -132,7 +132,7 @@ def test_ack_on_consume_tells_a_refusal_which_is_final(producer: Client, consume
 def test_policies_that_promise_saving_take_nothing_that_they_could_not_save(
     producer: Client, consumer: Client, policy: str
 ) -> None:
-    """This broker has no data directory: the producer is told, in both forms, and nobody gets the message."""
+    """This broker has no data directory: it notifies the producer, in both forms, and does not deliver the message."""
     prepared(producer, consumer, PUSH, policy)
     message = producer.publish(body=b"x", confirm=True)
     response, refusal = producer.arrived()
@@ -187,7 +187,7 @@ def test_handlers_are_inherited_from_broker_and_channel(start_broker: StartBroke
 
 
 class Picky(mqcore.DeliveryHandler):
-    """Refuses what says so, and remembers what it was asked."""
+    """Rejects marked messages, and records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes]] = []

@@ -1,4 +1,4 @@
-"""Messages from client to client: by id, by name, by type; acknowledged, responded to, and for nobody."""
+"""Messages from client to client: by id, by name, by type; acknowledged, answered, or without a receiver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tmqp_peer import RawFrame
 
 
 def heard(client: Client) -> list[RawFrame]:
-    """What the part of the broker that relays between clients has said to this one so far."""
+    """Frames that the broker has relayed from other clients to this one so far."""
     client.ask(CLIENT_LIST)
     return client.arrived()
 
@@ -97,7 +97,7 @@ def test_a_sender_whose_receiver_says_nothing_hears_nothing(producer: Client, re
 
 @pytest.mark.parametrize("code", [0, 1, 404, 2000, 65535])
 def test_a_response_reaches_who_asked(producer: Client, receiver: Client, code: int) -> None:
-    """Twino case 12: with the code and the body of whoever responded."""
+    """Twino case 12: with the code and the body of the client that responded."""
     request = producer.send_direct("c1", b"question", pending_response=True)
     assert receiver.receive().pending_response
     receiver.send(

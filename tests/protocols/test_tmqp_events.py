@@ -1,4 +1,4 @@
-"""Events: each is subscribed to, happens, is told; then unsubscribed from, happens again, and is not told."""
+"""Events: a subscriber receives each event, and no longer receives it after it unsubscribes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tmqp_peer import PeerClosed, RawFrame
 
 @pytest.fixture
 def watcher(connect: Connect) -> Client:
-    """Whoever subscribes; connected before anybody else."""
+    """The client that subscribes; it connects before all others."""
     return connect("watcher")
 
 
 def told(watcher: Client, channel: str = "ch") -> list[tuple[str, dict[str, Any]]]:
-    """The events that the watcher was told so far: name and body of each."""
+    """The events that the watcher has received so far: name and body of each."""
     return [(frame.source.decode(), json.loads(frame.payload)) for frame in watcher.arrived(channel)]
 
 
@@ -131,7 +131,7 @@ def test_client_joined_event(watcher: Client, producer: Client, connect: Connect
 
 
 def test_client_left_channel_event(watcher: Client, producer: Client, connect: Connect, eventually: Eventually) -> None:
-    """Twino case 81: whether it says so or just goes."""
+    """Twino case 81: whether it leaves explicitly or disconnects."""
     producer.create_channel()
     leaving, dying, last = connect("c1"), connect("c2"), connect("c3")
     for client in (leaving, dying, last):
@@ -149,7 +149,7 @@ def test_client_left_channel_event(watcher: Client, producer: Client, connect: C
 
 
 def test_queue_created_event(watcher: Client, producer: Client) -> None:
-    """Twino case 84; before whoever created it is answered."""
+    """Twino case 84; before the broker answers the client that created it."""
     producer.create_channel()
     assert watcher.subscribe("QueueCreated", Channel_Name="ch") == OK
     producer.create_queue("ch", 7, Tag="red", Status=2)

@@ -1,4 +1,4 @@
-"""What survives the way through the broker, byte by byte: bodies, headers, names, hops; and how frames may arrive."""
+"""Bodies, headers, names and hops pass through the broker byte by byte, however frames arrive."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_frame_without_headers_has_no_header_bit(producer: Client, consumer: C
 
 
 def test_header_text_without_a_valid_line_is_harmless(producer: Client, consumer: Client) -> None:
-    """The original passed such a frame on with a header length of zero, which killed whoever received it."""
+    """The original passed such a frame on with a header length of zero, which crashed the receiving client."""
     producer.create_queue()
     consumer.join()
     frame = bytearray(RawFrame(kind=QUEUE, id=b"m", target=b"ch", content_type=1).encode())
@@ -224,7 +224,7 @@ def test_an_empty_source_is_filled_in(connect: Connect, consumer: Client) -> Non
 
 
 def test_a_header_bit_without_a_header_closes_the_connection(broker: mqcore.Broker, connect: Connect) -> None:
-    """Twino case 115, vector V54: as in the original. What follows is not obeyed."""
+    """Twino case 115, vector V54: as in the original. The broker ignores later frames."""
     source, other = connect("s"), connect("other")
     source.socket.sendall(vector("V54") + PING_FRAME)
     with pytest.raises((PeerClosed, ConnectionResetError)):

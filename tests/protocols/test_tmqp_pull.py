@@ -1,4 +1,4 @@
-"""Pull and cache queues: messages for whoever asks."""
+"""Pull and cache queues: messages for consumers that ask."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_only_pull_and_cache_queues_can_be_pulled_from(producer: Client, consume
 def test_a_pull_without_a_count_of_at_least_one_is_unacceptable(
     producer: Client, puller: Client, headers: dict[str, Any]
 ) -> None:
-    """A count that is no number closed the connection in the original."""
+    """An invalid count closed the connection in the original."""
     producer.publish_all([b"x"])
     assert puller.pull(**headers) == ([], "Unacceptable")
     assert producer.stored() == (0, 1)

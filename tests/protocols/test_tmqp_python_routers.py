@@ -1,4 +1,4 @@
-"""Routers and bindings written in Python: plain, awaited, raising, slow, returning nonsense; asked over the wire."""
+"""Routers and bindings written in Python: plain, async, raising, slow, returning invalid values; used over the wire."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_router_may_ask_a_client_to_answer(
 
 
 @pytest.mark.parametrize("nonsense", [17, ["a/1", 17], "a b", object(), {"a/1": 1, 2: 3}])
-def test_a_router_that_returns_nonsense_costs_that_message(
+def test_router_that_returns_an_invalid_value_loses_that_message(
     broker: mqcore.Broker,
     producer: Client,
     queues: list[str],

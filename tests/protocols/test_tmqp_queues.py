@@ -77,7 +77,7 @@ def test_bytes_of_the_original_create_a_queue(connect: Connect) -> None:
 
 
 def test_a_queue_is_created_with_options(producer: Client, numbers: dict[str, int]) -> None:
-    """Twino case 26, and every other option of a queue; what is ours alone too."""
+    """Twino case 26, and every other option of a queue, including options that only mqcore has."""
     options: dict[str, Any] = {
         "SendOnlyFirstAcquirer": True,
         "RequestAcknowledge": True,
@@ -127,7 +127,7 @@ def test_a_queue_that_exists_is_not_created_again(producer: Client, numbers: dic
 def test_an_operation_on_a_queue_without_its_id_is_unacceptable_and_answered_once(
     producer: Client, operation: int
 ) -> None:
-    """The original answered and went on with queue 0."""
+    """The original answered and used queue 0."""
     producer.create_queue("ch", 0)
     assert producer.ask(operation, "ch", body=b"{}" if operation == UPDATE_QUEUE else b"").content_type == UNACCEPTABLE
     assert producer.arrived() == []
@@ -135,7 +135,7 @@ def test_an_operation_on_a_queue_without_its_id_is_unacceptable_and_answered_onc
 
 
 @pytest.mark.parametrize("digits", ["", "x", "-1", "65536", "1.5", "0x1", "99999999999999999999"])
-def test_a_queue_id_that_is_no_number_of_sixteen_bits_is_refused(producer: Client, digits: str) -> None:
+def test_queue_id_outside_sixteen_bits_is_rejected(producer: Client, digits: str) -> None:
     """The original closed the connection."""
     for operation in (CREATE_QUEUE, QUEUE_INFORMATION, REMOVE_QUEUE):
         assert producer.ask(operation, "ch", headers={"Queue-Id": digits}).content_type == BAD_REQUEST
@@ -186,7 +186,7 @@ def test_bytes_of_the_original_remove_a_queue(connect: Connect) -> None:
 def test_queue_information_has_the_members_of_the_original_in_their_order(
     producer: Client, numbers: dict[str, int], queue_id: Any
 ) -> None:
-    """Twino case 29; what is ours comes behind."""
+    """Twino case 29; fields that only mqcore has follow the others."""
     producer.create_queue("ch", 258, Status=PULLED, Tag="red")
     producer.publish("ch", 258, b"x")
     information = producer.json(numbers["information"], "ch", **queue_id(258))
@@ -447,7 +447,7 @@ def test_message_nacked_too_often_is_dead_lettered_on_any_shard(
 def test_message_nacked_too_often_is_dropped_without_a_dead_letter_queue(
     producer: Client, consumer: Client, eventually: Eventually
 ) -> None:
-    """The limit is 16 if nobody says otherwise: one hand-out and sixteen more."""
+    """The default limit is 16: one delivery and sixteen redeliveries."""
     producer.create_queue("ch", 1, RequestAcknowledge=True)
     consumer.join()
     producer.publish(body=b"bad")
@@ -458,7 +458,7 @@ def test_message_nacked_too_often_is_dropped_without_a_dead_letter_queue(
     assert producer.queue()["NegativeAcks"] == 17
 
 
-def test_put_back_limit_of_zero_means_one_attempt(producer: Client, consumer: Client) -> None:
+def test_requeue_limit_of_zero_means_one_attempt(producer: Client, consumer: Client) -> None:
     producer.create_queue("ch", 1, RequestAcknowledge=True, PutBackLimit=0)
     consumer.join()
     producer.publish(body=b"bad")
@@ -467,7 +467,7 @@ def test_put_back_limit_of_zero_means_one_attempt(producer: Client, consumer: Cl
     assert producer.queue()["DroppedMessages"]["limit"] == 1
 
 
-def test_a_missing_dead_letter_queue_is_no_way_out_and_no_crash(
+def test_missing_dead_letter_queue_neither_accepts_messages_nor_crashes_the_broker(
     broker: mqcore.Broker, producer: Client, consumer: Client
 ) -> None:
     producer.create_queue("ch", 1, RequestAcknowledge=True, PutBackLimit=0, DeadLetter="missing/1")
@@ -539,7 +539,7 @@ def test_stored_messages_follow_a_change_of_status(producer: Client, consumer: C
 def test_messages_that_waited_for_a_consumer_follow_a_change_of_status(
     producer: Client, consumer: Client, before: int, after: int
 ) -> None:
-    """From statuses that hold messages only while nobody is there; then a consumer comes."""
+    """From statuses that hold messages only while there is no consumer; then a consumer joins."""
     producer.create_queue("ch", 1, Status=before)
     producer.publish_all([b"1", b"2"])
     assert producer.stored() == (0, 2)
@@ -592,7 +592,7 @@ def test_messages_in_flight_survive_every_change_but_to_stopped(
     elif after in {PULLED, PAUSED, CACHE}:
         assert (bodies, stored) == ([], (0, 1))
     else:
-        # A broadcast cannot be put back, and a stopped queue holds nothing; both are counted.
+        # A broadcast cannot be requeued, and a stopped queue holds nothing; both are counted.
         assert (bodies, stored) == ([], (0, 0))
         reason = "erased" if after == STOPPED else "no-consumer"
         assert producer.queue()["DroppedMessages"][reason] == 1

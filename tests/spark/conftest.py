@@ -1,4 +1,4 @@
-"""What tests of Spark start from."""
+"""Fixtures for tests of Spark."""
 
 from spark.lived import lived
 from spark.told import living, spark, told

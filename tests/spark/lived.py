@@ -70,7 +70,7 @@ def _work(mq: sync.Client, lived: Lived) -> None:
         message.ack()
         lived.acked += 1
     for _ in range(3):
-        # Put back at the end each time, until the limit makes letters of them.
+        # Each pull requeues them at the end, until the limit dead-letters them.
         for index, message in enumerate(mq.queue("work/1").pull(150)):
             if index < 12:
                 message.nack(ERRORS[index % 3])
@@ -84,7 +84,7 @@ def _work(mq: sync.Client, lived: Lived) -> None:
 
 @pytest.fixture(scope="session")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """Part of the history is in the archive, the rest in the journal; nobody is running."""
+    """Part of the history is in the archive, the rest in the journal; no broker is running."""
     import pyarrow.parquet  # noqa: F401 (used by Told)
 
     data_dir = tmp_path_factory.mktemp("lived")
@@ -101,7 +101,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
                 message.ack()
             mq.publish("work/1", b"no json at all")
             mq.publish("memory/1", b"in memory again")
-            # Nobody waits for the history; a kill takes what is not written down yet.
+            # Producers do not wait for the history; a kill loses the events that are not written yet.
             wait_until(lambda: messages_told(data_dir) == 469, limit=60, what="the history")
         served.process.kill()
     return lived

@@ -1,4 +1,4 @@
-"""Archives of made-up steps: what a broker never writes, so that somebody can be seen to notice it."""
+"""Archives of made-up steps that a broker never writes, to test that readers report them."""
 
 from __future__ import annotations
 

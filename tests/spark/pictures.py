@@ -29,7 +29,7 @@ IMAGES = ROOT / "docs" / "images"
 SECONDS = 40.0
 WIDTH, HEIGHT = 940, 1000
 LARGEST = 200 << 10
-"""Octets that a picture may have: it is fetched by everybody who reads the page."""
+"""Largest picture, in bytes: every reader of the page fetches it."""
 ENVIRONMENT = {"MQCORE_HISTORY": "on", "MQCORE_ARCHIVE_INTERVAL": "1s"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "lifecycle": {"interval": 1},

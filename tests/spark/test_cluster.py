@@ -123,7 +123,7 @@ def kinds(living: Told) -> Counter[str]:
 
 
 def told_by(job: subprocess.Popen[str], errors: list[str]) -> Iterator[dict[str, Any]]:
-    """What the job says, line by line."""
+    """The output of the job, line by line."""
     assert job.stdout is not None
     for line in job.stdout:
         yield json.loads(line)

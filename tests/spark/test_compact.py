@@ -1,4 +1,4 @@
-"""Compacted archives: the same rows in fewer files, read by whoever reads archives."""
+"""Compacted archives: the same rows in fewer files, which every reader of archives can read."""
 
 from __future__ import annotations
 

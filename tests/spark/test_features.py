@@ -45,7 +45,7 @@ ODD = (
     b'{"s":"\xed\xa0\x80"}',
     b"\xef\xbb\xbf{}",
 )
-"""Bodies that are no JSON objects, although some of them look like one to a parser that stops early or means well."""
+"""Bodies other than JSON objects; a parser that stops early or is lenient would accept some of them."""
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def test_values_that_the_sample_did_not_foretell_are_nulls_and_are_counted(
         wait_until(lambda: messages_told(living.data_dir) == 301, limit=60, what="the history")
     outcome = pipelines.run("features", spark, living.data_dir, tmp_path, sample=30)
     values = Counter(row["n"] for row in rows_of(outcome.tables["features"]))
-    # Either the sample has the one that is text, and all are; or it does not, and that one is told of.
+    # Either the sample contains the text value and all values become text, or the text value is reported as a misfit.
     assert (values, outcome.figures["misfits"]) in [({1: 300, None: 1}, 1), ({"1": 300, "many": 1}, 0)]
 
 

@@ -1,4 +1,4 @@
-"""Which Java is taken, what is said where there is none, and that nobody who does not want Spark pays for it."""
+"""The choice of Java, the error if there is none, and that programs without Spark do not look for Java."""
 
 from __future__ import annotations
 

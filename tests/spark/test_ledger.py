@@ -99,7 +99,7 @@ def test_a_batch_repeated_with_another_number_of_tasks_loses_and_doubles_nothing
 
 
 class Crashed(Exception):
-    """Somebody pulled the plug."""
+    """Simulates a power loss."""
 
 
 def crash_after(setting: WriteOptions, ledger: Ledger, batch: Batch, fresh: bool, rows: int) -> None:

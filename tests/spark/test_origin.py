@@ -1,4 +1,4 @@
-"""Where history is read, without Spark: what is told of lost notes, and what filters leave out."""
+"""Reading history without Spark: reports about lost notes, and events that filters leave out."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_segment_that_is_set_aside_between_planning_and_reading_costs_what_is_
     assert [body for body in bodies if body in set(left)] == left, "each once, and in order"
     with pytest.raises(errors.HistoryLost, match="neither the journal nor the archive"):
         found(fail=True)
-    # What is no journal, under the name of one.
+    # A file with the name of a segment but other content.
     victim.with_name("0000000099.segment").write_bytes(b"no journal" * 1000)
     assert found() == left
 

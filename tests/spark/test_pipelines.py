@@ -31,7 +31,7 @@ pytestmark = LENIENT
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
-    """A table that a pipeline wrote, read by somebody else than Spark."""
+    """A table that a pipeline wrote, read without Spark."""
     found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return found
 
@@ -44,7 +44,7 @@ def self_contained(report: Path) -> str:
 
 
 def quantile(values: list[int], wanted: float) -> float:
-    """Linear between neighbours, as most libraries have it."""
+    """Linear interpolation between neighbors, as in most libraries."""
     ordered = sorted(values)
     place = wanted * (len(ordered) - 1)
     low = int(place)
@@ -114,7 +114,7 @@ def test_latencies_are_those_of_each_message(spark: SparkSession, lived: Lived, 
 
 
 def fates(lived: Lived) -> Counter[tuple[str, str]]:
-    """What became of each message, told by its steps alone."""
+    """The outcome of each message, from its steps alone."""
     starts = {
         step["shard"]: (step["note"], step["position"])
         for step in sorted(lived.steps(), key=lambda row: (row["note"], row["position"]))
@@ -190,7 +190,7 @@ def test_messages_whose_steps_contradict_each_other_are_named(spark: SparkSessio
     assert "Not every message is accounted for" in page
 
 
-def test_events_removed_by_retention_are_no_contradiction_but_missing_events_are_reported(
+def test_events_removed_by_retention_are_accepted_but_missing_events_are_reported(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     old = [made("acked", 3, last=True), made("restored", 4), made("delivered", 5)]
@@ -221,7 +221,7 @@ def test_a_start_takes_what_was_not_restored_behind_it(spark: SparkSession, tmp_
     }
 
 
-def test_an_end_that_a_kill_undid_is_no_second_life(spark: SparkSession, tmp_path: Path) -> None:
+def test_end_undone_by_a_kill_does_not_count_as_a_second_life(spark: SparkSession, tmp_path: Path) -> None:
     steps = [
         made("started"),
         *life(1, "produced", "delivered", "acked"),

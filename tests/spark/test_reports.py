@@ -1,4 +1,4 @@
-"""Reports of pipelines in a real browser: nothing complains, plots are seen, and both colour schemes can be read."""
+"""Reports of pipelines in a real browser: no errors, visible plots, and readable text in both color schemes."""
 
 from __future__ import annotations
 

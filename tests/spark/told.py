@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, and a broker whose history is counted by somebody else than Spark."""
+"""One Spark session for all tests here, and a broker whose history is also counted without Spark."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HISTORY = {"MQCORE_SHARDS": "2", "MQCORE_HISTORY": "on", "MQCORE_ARCHIVE_INTERVA
 QUEUES = ("orders/1", "orders/7", "logs/2", "Mixed-Case/0")
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
 
-# What Spark and what it starts leave open is theirs, and sessions and processes take their time on a busy machine.
-# The first one is for tests that take longer to leave out.
+# Spark and its processes leave resources open, and they start slowly on a busy machine.
+# Tests that need a longer timeout leave out the first mark.
 LENIENT = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -64,7 +64,7 @@ class Told:
     data_dir: Path
     served: ServedBroker
     bodies: dict[str, list[bytes]] = field(default_factory=dict)
-    """What was published, by queue and in order."""
+    """Published messages, by queue and in order."""
     acked: int = 0
 
     @property

@@ -14,13 +14,13 @@ use crate::process::Process;
 pub struct Router {
     /// Its process.
     pub process: Process,
-    /// Where its peers connect.
+    /// Addresses at which its peers connect.
     pub sockets: Sockets,
     _directory: Scratch,
 }
 
-/// What Python imports before anything else. The router writes a line of its log for each message, which halves its pace; a
-/// fair comparison is without.
+/// Module that Python imports first; it disables logging. The router logs a line for each message, which halves its rate, so
+/// a fair comparison is without logging.
 const NO_LOG: &str = "import logging\nlogging.disable(logging.CRITICAL)\n";
 
 /// Starts `program`, the `emq-router` of an environment that has the package.

@@ -1,4 +1,4 @@
-//! NATS core publish and subscribe, by hand.
+//! NATS core publish and subscribe, without a client library.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use crate::wire::{Wire, connect, read_until};
 /// A NATS server.
 #[derive(Debug, Clone, Copy)]
 pub struct Nats {
-    /// Where it listens.
+    /// Address of the listener.
     pub address: SocketAddr,
 }
 
