@@ -77,7 +77,7 @@ def test_request_unsupported_by_mqks_is_one_line_and_an_exit_code(url: str) -> N
     for arguments, words in [
         (("publish", "hello", "x", "--header", "a:b"), "MQKS has no headers"),
         (("publish", "hello", ""), "invalid body"),
-        (("publish", "--", "--hello", "x"), "would be read as a flag"),
+        (("publish", "--", "--hello", "x"), "must not start with"),
         (("channel", "ls"), "MQKS has no operation"),
         (("consume", "q", "--keep-events", "--event", "x"), "--keep-events"),
         (("consume", "q", "--event", "a b"), "must not contain"),

@@ -123,7 +123,7 @@ async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
         await mq.publish("a/1", b"x", timeout="soon")
     with pytest.raises(errors.InvalidArgument, match="prefetch"):
         mq.queue("a", 1).consume(prefetch=0)
-    with pytest.raises(errors.InvalidArgument, match="not spoken here"):
+    with pytest.raises(errors.InvalidArgument, match="not a known scheme"):
         await mqcore.connect("http://127.0.0.1:1")
 
 

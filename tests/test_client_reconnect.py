@@ -91,7 +91,7 @@ async def test_a_message_with_an_id_is_sent_again_if_that_is_allowed(proxy: TcpP
 
 async def test_a_dead_network_is_noticed(proxy: TcpProxy, patient: Client) -> None:
     proxy.stall()
-    assert "no life sign" in await loss(patient)
+    assert "no heartbeat" in await loss(patient)
     proxy.flow()
     await reaches(patient, 2)
     await patient.publish("orders/1", b"x")

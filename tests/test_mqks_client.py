@@ -128,7 +128,7 @@ async def test_consumers_of_a_queue_share_it_also_inside_of_one_client(mq: Clien
             await mq.publish("orders", str(number))
         both = [(await next_of(stream)).raw for stream in (one, one, other, other)]
         assert sorted(both) == [b"0", b"1", b"2", b"3"]
-        with pytest.raises(errors.InvalidArgument, match="already, on other terms"):
+        with pytest.raises(errors.InvalidArgument, match="on other terms"):
             await mq.queue("orders").consume(events=["other"]).__aenter__()
 
 
@@ -240,7 +240,7 @@ LACKING: dict[str, Callable[[Client], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("what", LACKING)
 async def test_unsupported_mqks_operation_raises_at_once(mq: Client, what: str) -> None:
-    with pytest.raises(errors.NotSupported, match=r"MQKS has no .*; TMQP has; connect to tmqp://"):
+    with pytest.raises(errors.NotSupported, match=r"MQKS has no .*; use TMQP \(tmqp://\) instead"):
         await asyncio.wait_for(LACKING[what](mq), 5)
     assert mq.state.status == "connected"
 
@@ -278,7 +278,7 @@ async def test_rejected_unconfirmed_messages_are_counted() -> None:
 
 
 async def test_addresses_of_two_protocols_do_not_stand_for_one_another(broker: mqcore.Broker) -> None:
-    with pytest.raises(errors.InvalidArgument, match="cannot stand for one another"):
+    with pytest.raises(errors.InvalidArgument, match="are different protocols"):
         await mqcore.connect(list(broker.listeners))
 
 
@@ -379,7 +379,7 @@ async def test_in_flight_request_fails_and_is_not_sent_twice(proxy: TcpProxy, mq
 
 async def test_a_dead_network_is_noticed(proxy: TcpProxy, patient: Client) -> None:
     proxy.stall()
-    assert "no life sign" in await loss(patient)
+    assert "no heartbeat" in await loss(patient)
     proxy.flow()
     await reaches(patient, 2)
 

@@ -35,7 +35,6 @@ NOT_YET_REWRITTEN: frozenset[str] = frozenset(
         "rust/mqcore-archive",
         "rust/mqcore-authority",
         "rust/mqcore-broker",
-        "rust/mqcore-client",
         "rust/mqcore-cluster",
         "rust/mqcore-journal",
         "rust/mqcore-limiter",

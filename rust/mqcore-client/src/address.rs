@@ -1,4 +1,4 @@
-//! Where things are: queues (`orders/1001`) and brokers (`tmqp://host:2622`), in each protocol's own spelling.
+//! Addresses of queues (`orders/1001`) and brokers (`tmqp://host:2622`) in the spelling of each protocol.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,10 +9,10 @@ use mqcore_wire::tmqp::NAME_BYTES_MAX;
 
 use crate::error::ClientError;
 
-/// What is spoken with a broker, as its URL begins.
+/// The protocol of a connection, from the scheme of its URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// TMQP/2.0: everything that there is.
+    /// TMQP/2.0, which has all operations.
     Tmqp,
     /// MQKS: lines of text.
     Mqks,
@@ -34,7 +34,7 @@ impl Protocol {
         }
     }
 
-    /// What it is called.
+    /// The name in texts.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Protocol {
         }
     }
 
-    /// Of this client, by the scheme of a URL.
+    /// Reads the scheme of a URL.
     fn from_scheme(scheme: &str) -> Option<Self> {
         match scheme {
             "tmqp" | "tmq" => Some(Self::Tmqp),
@@ -73,7 +73,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A queue: the channel it belongs to, and its number there. Cheap to clone.
+/// A queue: its channel and its number there. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct QueueAddress {
     channel: Arc<str>,
@@ -81,17 +81,17 @@ pub struct QueueAddress {
 }
 
 impl QueueAddress {
-    /// The queue with this number of this channel.
+    /// Creates the address of a queue of a channel.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a channel name that no broker takes.
+    /// [`ClientError::InvalidArgument`] for an invalid channel name.
     pub fn new(channel: &str, id: u16) -> Result<Self, ClientError> {
         Ok(Self { channel: channel_name(channel)?, id })
     }
 
-    /// Reads `channel/id`; a plain name is queue 0 of that channel, and so is `logs/eu`, whose last part is no
-    /// number of 16 bits.
+    /// Parses `channel/id`. A plain name is queue 0 of that channel, and so is `logs/eu`, whose last part is not a
+    /// 16-bit number.
     ///
     /// # Errors
     ///
@@ -103,13 +103,13 @@ impl QueueAddress {
         }
     }
 
-    /// Reads a name of a protocol that has plain ones: a queue, an event or a destination. `orders/1001` is that queue
-    /// and `orders` queue 0, as everywhere; [`QueueAddress::name`] gives back exactly what was written.
+    /// Parses a plain name: a queue, an event or a destination. `orders/1001` is that queue, `orders` is queue 0.
+    /// [`QueueAddress::name`] returns exactly the parsed text.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for what no such protocol can say: nothing, more than 255 bytes, white space,
-    /// control characters, and `--` in front, which begins a flag.
+    /// [`ClientError::InvalidArgument`] for an empty name, more than 255 bytes, white space, control characters, or a
+    /// leading `--`, which begins a flag.
     pub fn plain(text: &str) -> Result<Self, ClientError> {
         if text.is_empty() || text.len() > NAME_BYTES_MAX {
             return Err(ClientError::invalid("name", format!("{text:?} must have 1 to 255 bytes")));
@@ -118,7 +118,10 @@ impl QueueAddress {
             return Err(ClientError::invalid("name", format!("{text:?} must not contain {c:?}")));
         }
         if text.starts_with("--") {
-            return Err(ClientError::invalid("name", format!("{text:?} would be read as a flag")));
+            return Err(ClientError::invalid(
+                "name",
+                format!("{text:?} must not start with --, which begins a flag"),
+            ));
         }
         let split = text.rsplit_once('/').and_then(|(channel, id)| Some((channel, id.parse::<u16>().ok()?)));
         let written = split.filter(|(channel, id)| *id > 0 && text.len() == channel.len() + 1 + digits(*id));
@@ -151,16 +154,16 @@ impl fmt::Display for QueueAddress {
     }
 }
 
-/// How many digits a number is written with.
+/// Number of decimal digits.
 fn digits(number: u16) -> usize {
     number.checked_ilog10().map_or(1, |log| log as usize + 1)
 }
 
-/// Takes a channel name that a broker takes: 1 to 255 bytes, none of `@`, space, `;`, `*`, no control character.
+/// Checks a channel name: 1 to 255 bytes without `@`, space, `;`, `*` and control characters.
 ///
 /// # Errors
 ///
-/// [`ClientError::InvalidArgument`] says what is wrong with it.
+/// [`ClientError::InvalidArgument`] describes the defect.
 pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(ClientError::invalid("channel name", format!("{name:?} must have 1 to 255 bytes")));
@@ -171,47 +174,47 @@ pub fn channel_name(name: &str) -> Result<Arc<str>, ClientError> {
     Ok(name.into())
 }
 
-/// Where a broker listens.
+/// The address of a broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerAddress {
-    /// What is spoken there.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Name or address of the machine; of a Unix socket, its file.
+    /// Host name or IP address; for a Unix socket, its file.
     pub host: String,
     /// TCP port; 0 for a Unix socket.
     pub port: u16,
-    /// What the handshake gives as path; `/` as a rule.
+    /// The path in the handshake, usually `/`.
     pub path: String,
-    /// What the conversation goes through.
+    /// The transport.
     pub carrier: Carrier,
 }
 
-/// What a conversation goes through.
+/// The transport of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Carrier {
-    /// TCP, to be read by whoever is on the way.
+    /// TCP without encryption.
     Tcp,
-    /// TLS, with settings of the address, or with those of the client.
+    /// TLS, with settings of the address, or `None` for those of the client.
     Tls(Option<ClientTls>),
     /// A Unix socket.
     Unix,
 }
 
 impl BrokerAddress {
-    /// Reads `tmqp://host[:port][/path]`; `tmq://` is the same, and so is `host:port`. `tmqps://` and `tmqs://` are TLS
-    /// and may have `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`; `tmqp+unix:///run/mqcore.sock` is a Unix socket.
-    /// `mqks://`, `mqkss://` and `mqks+unix://` are the same for MQKS, and `mm2://` with its kin for MicroMessage2.
+    /// Parses `tmqp://host[:port][/path]`; `tmq://` and `host:port` mean the same. `tmqps://` and `tmqs://` are TLS and
+    /// may have `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`; `tmqp+unix:///run/mqcore.sock` is a Unix socket.
+    /// `mqks://`, `mqkss://` and `mqks+unix://` are for MQKS; `mm2://`, `mm2s://` and `mm2+unix://` for MicroMessage2.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for another scheme, a missing host, a port that is none or an unknown option.
+    /// [`ClientError::InvalidArgument`] for another scheme, a missing host, an invalid port or an unknown option.
     pub fn parse(text: &str) -> Result<Self, ClientError> {
         let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
         let (scheme, rest) = text.split_once("://").unwrap_or(("tmqp", text));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let unknown = || {
             wrong(&format!(
-                "{scheme:?} is not spoken here; write tmqp://host:port, mqks://host:port or mm2://host:port"
+                "{scheme:?} is not a known scheme; use tmqp://host:port, mqks://host:port or mm2://host:port"
             ))
         };
         let (protocol, carrier) = if let Some(name) = scheme.strip_suffix("+unix")
@@ -230,10 +233,10 @@ impl BrokerAddress {
         Self::located(protocol, carrier, rest).map_err(|why| wrong(&why))
     }
 
-    /// Reads what stands between the scheme and the options.
+    /// Parses the part between the scheme and the options.
     pub(crate) fn located(protocol: Protocol, carrier: Carrier, rest: &str) -> Result<Self, String> {
         if carrier == Carrier::Unix {
-            let host = percent_decoded(rest).ok_or("a percent escape is broken")?;
+            let host = percent_decoded(rest).ok_or("invalid percent escape")?;
             if !host.starts_with('/') {
                 return Err("a Unix socket is an absolute path".to_owned());
             }
@@ -262,14 +265,14 @@ pub(crate) fn tls_options(query: &str) -> Result<Option<ClientTls>, String> {
     }
     let mut tls = ClientTls::default();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').ok_or("options are written ?name=value&other=value")?;
-        let value = percent_decoded(value).ok_or("a percent escape is broken")?;
+        let (name, value) = pair.split_once('=').ok_or("write options as ?name=value&other=value")?;
+        let value = percent_decoded(value).ok_or("invalid percent escape")?;
         match name {
             "ca" => tls.ca = Some(value.into()),
             "cert" => tls.cert = Some(value.into()),
             "key" => tls.key = Some(value.into()),
             "server_name" => tls.server_name = Some(value),
-            _ => return Err(format!("there is no option {name:?}; there are ca, cert, key and server_name")),
+            _ => return Err(format!("unknown option {name:?}; use ca, cert, key or server_name")),
         }
     }
     Ok(Some(tls))

@@ -14,10 +14,9 @@ use crate::models::{
 };
 use crate::request::{Clear, Request};
 
-/// Operations of administration. Each fails with [`ClientError::Refused`] if the broker says no (401: this client may
-/// not; 404: there is none; 481: there is one already; 482: a limit), with [`ClientError::RequestTimeout`] or with
-/// [`ClientError::ConnectionLost`].
-#[allow(clippy::missing_errors_doc, reason = "the same for all, said above")]
+/// Administrative operations. Each returns [`ClientError::Refused`] if the broker refuses (401: not permitted; 404: not
+/// found; 481: exists already; 482: limit reached), [`ClientError::RequestTimeout`] or [`ClientError::ConnectionLost`].
+#[allow(clippy::missing_errors_doc, reason = "the same for all, stated above")]
 impl Client {
     /// Creates a channel.
     pub async fn create_channel(&self, channel: &str, options: &ChannelOptions) -> Result<(), ClientError> {
@@ -34,7 +33,8 @@ impl Client {
         self.read(&Request::channel_information(&channel_name(channel)?)).await
     }
 
-    /// Describes the channels whose name matches: `*x*` contains, `x*` begins with, `*x` ends with, else equals.
+    /// Describes the channels whose name matches `*x*` (contains), `x*` (begins with), `*x` (ends with) or `x`
+    /// (equals).
     pub async fn channels(&self, filter: Option<&str>) -> Result<Vec<ChannelInformation>, ClientError> {
         self.read(&Request::channel_list(filter)?).await
     }
@@ -61,7 +61,7 @@ impl Client {
     ) -> Result<(), ClientError> {
         let mut body = json(options)?;
         if body.is_empty() {
-            // Nothing to change is still a question: whether there is such a queue.
+            // An update without options still checks that the queue exists.
             body = b"{}".to_vec();
         }
         self.done(&Request::update_queue(queue, body)).await
@@ -95,13 +95,13 @@ impl Client {
         self.read(&Request::client_list(filter)).await
     }
 
-    /// Creates a router; fine if there is one of this name and method (`distribute`, `round-robin`, `only-first`).
+    /// Creates a router. Succeeds if there is one of this name and method (`distribute`, `round-robin`, `only-first`).
     pub async fn create_router(&self, router: &str, method: &str) -> Result<(), ClientError> {
         let what = (Operation::CreateRouter, "create router");
         self.done(&Request::router(what, router, &[(key::ROUTE_METHOD, method)], Vec::new())?).await
     }
 
-    /// Removes a router with its bindings; fine if there is none.
+    /// Removes a router with its bindings. Succeeds if there is none.
     pub async fn remove_router(&self, router: &str) -> Result<(), ClientError> {
         let what = (Operation::RemoveRouter, "remove router");
         self.done(&Request::router(what, router, &[], Vec::new())?).await
@@ -125,13 +125,13 @@ impl Client {
         self.done(&Request::router(what, router, &[], json(binding)?)?).await
     }
 
-    /// Removes a binding of a router; fine if there is none of this name.
+    /// Removes a binding of a router. Succeeds if there is none of this name.
     pub async fn remove_binding(&self, router: &str, binding: &str) -> Result<(), ClientError> {
         let what = (Operation::RemoveBinding, "remove a binding of");
         self.done(&Request::router(what, router, &[(key::BINDING_NAME, binding)], Vec::new())?).await
     }
 
-    /// Asks where a message would go; nothing is sent.
+    /// Returns the route that a message would take, without sending it.
     pub async fn test_router(
         &self,
         router: &str,
@@ -161,7 +161,7 @@ impl Client {
     }
 }
 
-/// Options as JSON; nothing if there are none, because a body without options is needless.
+/// Options as JSON; an empty body if there are none.
 fn json(options: &impl Serialize) -> Result<Vec<u8>, ClientError> {
     let text =
         serde_json::to_vec(options).map_err(|error| ClientError::invalid("options", error.to_string()))?;

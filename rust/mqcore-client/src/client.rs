@@ -1,4 +1,4 @@
-//! The client: connecting, closing, and what it says of itself.
+//! The client: connecting, closing, state and counters.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -14,26 +14,26 @@ use crate::mailbox::lock;
 use crate::shared::Shared;
 pub use crate::state::ClientState;
 
-/// What a client has counted since it was made. Nothing is dropped without one of these.
+/// Counters of a client since its creation. Every dropped message is in one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClientStats {
-    /// Connections made; reconnects are one less.
+    /// Established connections; the reconnects are one less.
     pub connects: u64,
-    /// Messages of queues that nobody consumes here.
+    /// Messages of queues without a consumer in this client.
     pub unclaimed: u64,
-    /// Direct messages that came while nobody listened for them.
+    /// Direct messages that arrived without a receiver.
     pub unclaimed_direct: u64,
-    /// Acknowledgements not sent because the connection of their message was gone; the broker delivers it again.
+    /// Acknowledgements not sent because the connection of their message was lost; the broker redelivers it.
     pub stale_settlements: u64,
-    /// Received messages thrown away with their connection before anybody took them; the broker delivers them again.
+    /// Received messages dropped with their connection before the program took them; the broker redelivers them.
     pub stale_discarded: u64,
-    /// Events thrown away because nobody took those before them.
+    /// Events dropped because the program had not taken earlier ones.
     pub dropped_events: u64,
-    /// Answers that nobody waited for any more.
+    /// Answers that arrived after their caller stopped waiting.
     pub late_answers: u64,
-    /// Messages published without confirmation that the broker refused.
+    /// Messages published without confirmation and refused by the broker.
     pub refused_unconfirmed: u64,
-    /// Pulled messages that nobody waited for any more.
+    /// Messages that arrived after their pull ended.
     pub late_pulled: u64,
 }
 
@@ -44,12 +44,12 @@ pub struct Client {
     _life: Arc<Life>,
 }
 
-/// Watches what a client writes, and does not keep it open.
+/// Observes the output of a client without keeping the client open.
 #[derive(Debug, Clone)]
 pub struct OutputWatch(Weak<Shared>);
 
 impl OutputWatch {
-    /// Waits until everything that the client has sent so far is written to its connection, or lost with it.
+    /// Waits until all output so far is written to the connection, or lost with it.
     pub async fn flushed(&self) {
         if let Some(shared) = self.0.upgrade() {
             shared.flushed().await;
@@ -63,7 +63,7 @@ impl OutputWatch {
     }
 }
 
-/// Ends the connection task with the last handle.
+/// Closes the client when its last handle is dropped.
 #[derive(Debug)]
 struct Life(Arc<Shared>);
 
@@ -74,13 +74,13 @@ impl Drop for Life {
 }
 
 impl Client {
-    /// Connects. From then on the connection is kept: lost ones are made again for as long as the backoff allows.
+    /// Connects, and reconnects after each loss until the limit of the backoff.
     ///
-    /// To be called inside a Tokio runtime, on which the client's one task then lives.
+    /// Call it inside a Tokio runtime, which then runs the client's task.
     ///
     /// # Errors
     ///
-    /// What the last attempt ended with, once every address was tried and the config's patience is over.
+    /// The error of the last attempt, after every address was tried and the config's `patience` has passed.
     pub async fn connect(config: ClientConfig, transport: Transport) -> Result<Self, ClientError> {
         let shared = Shared::new(config, transport.protocol()?);
         let client = Self { shared: shared.clone(), _life: Arc::new(Life(shared.clone())) };
@@ -88,23 +88,23 @@ impl Client {
         Ok(client)
     }
 
-    /// Watches what is written, without keeping the client open.
+    /// Returns an observer of the output that does not keep the client open.
     #[must_use]
     pub fn output(&self) -> OutputWatch {
         OutputWatch(Arc::downgrade(&self.shared))
     }
 
-    /// What is spoken with the broker.
+    /// The protocol of the connection.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
         lock(&self.shared.core).conversation.protocol()
     }
 
-    /// Reads where to publish or what to consume, as this client's protocol writes it.
+    /// Parses a queue or another destination in the spelling of this client's protocol.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for what cannot be said in it.
+    /// [`ClientError::InvalidArgument`] for an invalid name.
     pub fn address(&self, text: &str) -> Result<QueueAddress, ClientError> {
         match self.protocol() {
             Protocol::Tmqp | Protocol::Throttr => QueueAddress::parse(text),
@@ -112,26 +112,25 @@ impl Client {
         }
     }
 
-    /// Where the connection is now.
+    /// The current state of the connection.
     #[must_use]
     pub fn state(&self) -> ClientState {
         self.shared.state.borrow().clone()
     }
 
-    /// Every state from now on; a watcher that is slow sees the latest.
+    /// Subscribes to the state; a slow subscriber sees the latest.
     #[must_use]
     pub fn states(&self) -> watch::Receiver<ClientState> {
         self.shared.state.subscribe()
     }
 
-    /// What the broker calls this client on the connection that stands, or on the last one; empty where a protocol has
-    /// no such thing.
+    /// The id that the broker assigned on the current or last connection; empty where a protocol has none.
     #[must_use]
     pub fn id(&self) -> String {
         lock(&self.shared.core).conversation.own_id().to_owned()
     }
 
-    /// What it has counted.
+    /// The counters.
     #[must_use]
     pub fn stats(&self) -> ClientStats {
         let tally = lock(&self.shared.core).conversation.tally();
@@ -149,17 +148,18 @@ impl Client {
         }
     }
 
-    /// Begins to close without waiting for anything: what is under way is given up.
+    /// Starts closing without waiting for in-flight work.
     pub fn abort(&self) {
         self.shared.begin_closing(Duration::ZERO);
     }
 
-    /// Closes: nothing new is taken, what is under way may finish for `drain` (default: the config's drain timeout),
-    /// consumers get what is there and then their end. Answers when the connection is closed. Closing twice is fine.
+    /// Closes the client. It accepts no new calls and gives in-flight work up to `drain` (default: the config's drain
+    /// timeout). Consumers get the messages that already arrived. Returns when the connection is closed; a second call
+    /// is harmless.
     pub async fn close(&self, drain: Option<Duration>) {
         self.shared.begin_closing(drain.unwrap_or(self.shared.config.drain_timeout));
         let mut states = self.states();
-        // The sender lives in `shared`, which this handle keeps.
+        // This handle keeps `shared`, and so the sender.
         drop(states.wait_for(|state| matches!(state, ClientState::Closed { .. })).await);
     }
 }

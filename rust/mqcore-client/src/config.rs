@@ -1,4 +1,4 @@
-//! How a client connects and what it allows itself. Every limit with its unit and default.
+//! Client identity, timeouts and limits, each with its unit and default.
 
 use std::fmt;
 use std::io;
@@ -14,49 +14,47 @@ pub use mqcore_tls::client::ClientTls;
 use crate::address::{BrokerAddress, Protocol};
 use crate::error::ClientError;
 
-/// Who the client is, how patient it is and how much it may hold.
+/// Client identity, timeouts and buffer limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientConfig {
-    /// The id it wants. `None`: the broker gives one, another on every connection. A broker that has not noticed yet
-    /// that the last connection is gone refuses the same id for so long; the client goes on asking.
+    /// The requested id. `None`: the broker assigns a new one on every connection. A broker that has not yet detected
+    /// the loss of the last connection refuses the same id; the client keeps trying.
     pub id: Option<String>,
-    /// A name that several clients may share; reached as `@name:NAME`.
+    /// A name that several clients may share, addressed as `@name:NAME`.
     pub name: Option<String>,
-    /// What sort of program it is; reached as `@type:KIND`.
+    /// The kind of program, addressed as `@type:KIND`.
     pub kind: Option<String>,
-    /// What authenticates it.
+    /// Access token sent when connecting.
     pub token: Option<String>,
-    /// Anything else to tell in the handshake.
+    /// Further properties in the handshake.
     pub properties: Vec<(String, String)>,
-    /// Whom it trusts and what it proves on addresses that ask for TLS and say nothing of it themselves. Default:
-    /// whom the system trusts, and nothing. Given, an address without TLS is an error.
+    /// TLS settings for addresses with TLS and without settings of their own. Default: the system's authorities and no
+    /// client certificate. If set, an address without TLS is an error.
     pub tls: Option<ClientTls>,
-    /// MicroMessage2: the extensions that the broker must have, and those that it may. Default
-    /// [`crate::micromessage::default_extensions`].
+    /// MicroMessage2: the required and optional extensions. Default: [`crate::micromessage::default_extensions`].
     pub extensions: Option<Lists>,
-    /// How long to wait between attempts to connect.
+    /// Delay between attempts to connect.
     pub backoff: Backoff,
-    /// How long one attempt may take, handshake included. Default 5 s.
+    /// Timeout of one attempt, including the handshake. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long the first connect goes on trying before it gives up. Zero, the default: every address once.
+    /// Time during which the first connect retries. Default zero: it tries every address once.
     pub patience: Duration,
-    /// A broker from which nothing came for this long is pinged; a client that was silent for this long pings too.
-    /// Default 30 s.
+    /// Interval without received or sent data after which the client sends a ping. Default 30 s.
     pub ping_interval: Duration,
-    /// How long after a ping something has to come, before the connection counts as lost. Default 10 s.
+    /// Time after a ping within which data must arrive; then the connection counts as lost. Default 10 s.
     pub pong_timeout: Duration,
-    /// How long a confirmation or an answer may take, where the call says nothing else. Default 15 s.
+    /// Timeout of confirmations and answers if the call gives none. Default 15 s.
     pub request_timeout: Duration,
-    /// How long closing waits for what is under way. Default 5 s.
+    /// Time to finish in-flight work when closing. Default 5 s.
     pub drain_timeout: Duration,
-    /// How large a received frame may be, and a sent one. Default 64 MiB.
+    /// Maximum size of a received or sent frame. Default 64 MiB.
     pub limits: Limits,
-    /// Publishes and requests that wait for an answer, at most; further ones wait. Default 65,536.
+    /// Maximum publishes and requests without an answer; further calls wait. Default 65,536.
     pub max_outstanding: usize,
-    /// Bytes waiting to be written, above which publishing waits. Default 4 MiB.
+    /// Bytes of unwritten output above which publishing waits. Default 4 MiB.
     pub write_buffer_bytes: usize,
-    /// Bytes of received messages that nobody has taken, over all consumers, above which the socket is not read: also
-    /// not for answers, so what waits for one may then fail with a timeout. Default 64 MiB.
+    /// Bytes of received messages of all consumers that the program has not taken. Above this limit the client pauses
+    /// reads, including answers, so pending requests may time out. Default 64 MiB.
     pub read_buffer_bytes: usize,
 }
 
@@ -85,14 +83,14 @@ impl Default for ClientConfig {
     }
 }
 
-/// How the waits between attempts grow: doubled each time, and shortened at random by up to half.
+/// Delays between attempts: doubled each time, and shortened at random by up to half.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backoff {
-    /// The first wait. Default 100 ms.
+    /// The first delay. Default 100 ms.
     pub first: Duration,
-    /// The longest wait. Default 15 s.
+    /// The longest delay. Default 15 s.
     pub max: Duration,
-    /// Attempts in a row after which the client closes. Default none: it goes on for ever.
+    /// Consecutive attempts after which the client closes. Default: no limit.
     pub attempts: Option<u32>,
 }
 
@@ -103,7 +101,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The wait before attempt number `attempt`, counted from 1, before jitter.
+    /// The delay before attempt number `attempt`, counted from 1, before jitter.
     #[must_use]
     pub fn delay(&self, attempt: u32) -> Duration {
         self.first.saturating_mul(1 << attempt.saturating_sub(1).min(24)).min(self.max)
@@ -116,18 +114,18 @@ pub type LocalFactory = Arc<dyn Fn() -> io::Result<DuplexStream> + Send + Sync>;
 /// How to reach the broker.
 #[derive(Clone)]
 pub enum Transport {
-    /// Over the network, or a Unix socket. The first address to try is drawn by lot, the others follow in turn.
+    /// Over the network or a Unix socket. The client starts with a random address and continues in order.
     Tcp(Vec<BrokerAddress>),
-    /// Inside this process. Called once a connection.
+    /// Inside this process. Called once per connection.
     Local(LocalFactory),
 }
 
 impl Transport {
-    /// What is spoken there. Inside this process that is TMQP.
+    /// The protocol. Inside this process it is TMQP.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for addresses of several protocols.
+    /// [`ClientError::InvalidArgument`] for addresses with different protocols.
     pub fn protocol(&self) -> Result<Protocol, ClientError> {
         let Self::Tcp(addresses) = self else { return Ok(Protocol::Tmqp) };
         let mut protocols = addresses.iter().map(|address| address.protocol);
@@ -135,7 +133,9 @@ impl Transport {
         match protocols.find(|other| *other != first) {
             None => Ok(first),
             Some(other) => {
-                let why = format!("{first}:// and {other}:// cannot stand for one another");
+                let why = format!(
+                    "{first}:// and {other}:// are different protocols; give addresses of one protocol"
+                );
                 Err(ClientError::invalid("addresses", why))
             }
         }

@@ -1,6 +1,6 @@
-//! The one task of a client: dials, reads, writes, keeps alive, and dials again.
+//! The connection task of a client: connects, reads, writes, sends heartbeats and reconnects.
 //!
-//! Nothing of the program runs in it, so a program that is busy, or holds Python's lock, delays neither a PONG nor a
+//! It runs no code of the program, so a busy program, or one that holds Python's lock, delays neither a PONG nor a
 //! reconnect.
 
 use std::io;
@@ -28,24 +28,23 @@ use crate::shared::{Core, Shared};
 use crate::state::ClientState;
 use crate::waiter::Waiter;
 
-/// Bytes that a read has room for, at least.
+/// Minimum room for a read in bytes.
 const READ_BYTES: usize = 64 * 1024;
-/// A read buffer that grew beyond this for a large frame is given back once it is empty.
+/// A read buffer that grew beyond this size is freed once it is empty.
 const READ_BUFFER_KEPT_BYTES: usize = 1024 * 1024;
-/// A connection that stood for this long was a good one: the next loss starts with the shortest wait again.
+/// After a connection of this duration, the backoff starts with its shortest delay again.
 const GOOD_AFTER: Duration = Duration::from_secs(5);
-/// How long to wait before asking again for an intent that the broker refused after a reconnect.
+/// Delay before requesting an intent again that the broker refused after a reconnect.
 const RESTORE_AFTER: Duration = Duration::from_secs(1);
 
 /// Why the conversation on one connection ended.
 enum End {
     Lost(Arc<str>),
-    /// The client closed and everything is written.
+    /// The client is closed and all output is written.
     Done,
 }
 
-/// Connects for the first time, and goes on in a task of its own. Answers when the first connection stands, or with
-/// why there is none.
+/// Starts the connection task. Returns when the first connection is established, or the error if there is none.
 pub(crate) async fn start(shared: Arc<Shared>, transport: Transport) -> Result<(), ClientError> {
     let routes =
         Routes::prepare(&transport, &shared.config).inspect_err(|error| shared.ended(&error.to_string()))?;
@@ -63,7 +62,7 @@ async fn run(shared: Arc<Shared>, routes: Routes, first: oneshot::Sender<Result<
         Ok(link) => link,
         Err(error) => {
             shared.ended(&error.to_string());
-            // Nobody listens if the caller was cancelled.
+            // The receiver is gone if the caller was cancelled.
             drop(first.send(Err(error)));
             return;
         }
@@ -74,7 +73,7 @@ async fn run(shared: Arc<Shared>, routes: Routes, first: oneshot::Sender<Result<
     shared.ended(&cause);
 }
 
-/// Nobody waits for the first connection any more.
+/// Returns when the client closes, or the caller stops waiting for the first connection.
 async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(), ClientError>>) {
     tokio::select! {
         () = shared.closing() => {}
@@ -82,7 +81,7 @@ async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(),
     }
 }
 
-/// Tries every address, again and again while patience lasts.
+/// Tries every address, and repeats that until the config's `patience` has passed.
 async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
     let deadline = Instant::now() + shared.config.patience;
     let mut attempt = 1;
@@ -101,14 +100,14 @@ async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientErro
     }
 }
 
-/// Tries each address once, starting anywhere.
+/// Tries each address once, starting with a random one.
 async fn dial_all(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
     let config = &shared.config;
     match routes {
         Routes::Local(factory) => dial(Endpoint::Local(factory), config).await,
         Routes::Remote(routes) => {
             let start = random_u64() as usize % routes.len().max(1);
-            let mut last = ClientError::invalid("addresses", "there is none");
+            let mut last = ClientError::invalid("addresses", "the list is empty");
             for route in routes[start..].iter().chain(&routes[..start]) {
                 match dial(Endpoint::Remote(route), config).await {
                     Ok(link) => return Ok(link),
@@ -120,7 +119,7 @@ async fn dial_all(shared: &Shared, routes: &Routes) -> Result<Link, ClientError>
     }
 }
 
-/// The same error, naming all addresses that were tried and not only the last.
+/// The same error with all addresses that were tried.
 fn of_all(error: ClientError, routes: &[Route]) -> ClientError {
     match error {
         ClientError::ConnectFailed { cause, .. } => {
@@ -131,7 +130,8 @@ fn of_all(error: ClientError, routes: &[Route]) -> ClientError {
     }
 }
 
-/// Converses, and dials again after every loss, until the client closes or the backoff is used up. Answers why.
+/// Runs connections, and reconnects after every loss until the client closes or the attempts are used up. Returns the
+/// reason.
 async fn keep_connected(
     shared: &Arc<Shared>,
     routes: &Routes,
@@ -151,11 +151,11 @@ async fn keep_connected(
         link = loop {
             attempt += 1;
             if shared.config.backoff.attempts.is_some_and(|most| attempt > most) {
-                tracing::error!(%cause, attempts = attempt - 1, "giving up: no connection to the broker");
+                tracing::error!(%cause, attempts = attempt - 1, "giving up reconnecting: attempt limit reached");
                 return cause;
             }
             let delay = jittered(shared.config.backoff.delay(attempt));
-            tracing::warn!(%cause, attempt, ?delay, "connection lost; connecting again");
+            tracing::warn!(%cause, attempt, ?delay, "connection lost; reconnecting");
             shared.set_state(ClientState::Waiting { cause: cause.clone(), attempt, retry_in: delay });
             let next = tokio::select! {
                 () = tokio::time::sleep(delay) => {
@@ -172,18 +172,18 @@ async fn keep_connected(
                 Err(error) => cause = error.to_string().into(),
             }
         };
-        tracing::info!(address = %link.address, attempt, "connected again");
+        tracing::info!(address = %link.address, attempt, "reconnected");
         stood_since = shared.opened(&link);
     }
 }
 
-/// When what has to be done, on one connection.
+/// Deadlines of one connection.
 struct Timers {
     heard: Instant,
     spoke: Instant,
-    /// Until when something has to come, after a ping.
+    /// Deadline for data after a ping.
     pong_until: Option<Instant>,
-    /// When to ask again for intents that were refused.
+    /// When to request refused intents again.
     restore_at: Option<Instant>,
 }
 
@@ -193,12 +193,12 @@ impl Timers {
         Self { heard: now, spoke: now, pong_until: None, restore_at: None }
     }
 
-    /// When to look next. `reading`: whether silence of the broker means anything.
+    /// The next deadline. Without `reading`, silence of the broker has no meaning.
     fn next(&self, shared: &Shared, reading: bool, closing: Option<Instant>) -> Instant {
         let since = if reading { self.heard.min(self.spoke) } else { self.spoke };
         let ping = since + shared.config.ping_interval;
         let pong = if reading { self.pong_until } else { None };
-        // A ping that waits for its pong is not repeated.
+        // Only one ping is outstanding.
         let ping = if pong.is_some() { None } else { Some(ping) };
         [ping, pong, self.restore_at, closing].into_iter().flatten().min().unwrap_or(self.spoke)
     }
@@ -209,7 +209,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
     let encrypted = matches!(stream, Stream::Tls(_));
     let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
     let (mut octets, mut written) = (Vec::new(), 0);
-    // What TLS took may still be in it.
+    // TLS may still buffer written data.
     let mut unflushed = false;
     let mut timers = Timers::new();
     if let Err(cause) = shared.receive(&mut input, &mut timers) {
@@ -222,7 +222,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
         }
         let (reading, closing) = match shared.outlook(octets.is_empty()) {
             Outlook::Finished => {
-                // The broker has everything; that it does not hear the end is its loss alone.
+                // The broker has all data, so an error of the shutdown does not matter.
                 drop(writer.shutdown().await);
                 return End::Done;
             }
@@ -233,9 +233,9 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
                     Ok(0) => return End::Lost("the broker closed the connection".into()),
-                    // As TLS calls an end without a goodbye.
+                    // The error of TLS for an end without close_notify.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                        return End::Lost("the broker closed the connection without a word".into());
+                        return End::Lost("the broker closed the connection without a TLS close_notify".into());
                     }
                     Err(error) => return End::Lost(error.to_string().into()),
                     Ok(_) => {}
@@ -272,9 +272,9 @@ async fn write_or_flush(writer: &mut WriteHalf<Stream>, octets: &[u8]) -> io::Re
     writer.write(octets).await
 }
 
-/// What the connection task may do next.
+/// The next step of the connection task.
 enum Outlook {
-    /// The client closes, and nothing is left to write or to wait for.
+    /// The client closes, with nothing left to write or to wait for.
     Finished,
     Goes {
         reading: bool,
@@ -287,7 +287,7 @@ impl Shared {
         self.state.send_replace(state);
     }
 
-    /// A connection stands: intents are told first, then whoever waited may speak.
+    /// Starts a connection: first restores intents, then wakes waiting calls.
     fn opened(&self, link: &Link) -> Instant {
         let mut core = lock(&self.core);
         core.epoch += 1;
@@ -302,8 +302,8 @@ impl Shared {
         Instant::now()
     }
 
-    /// The connection is gone: whoever waited is told, and what can no longer be settled is thrown away, because the
-    /// broker will deliver it again.
+    /// Ends a connection: fails pending calls, and drops messages that can no longer be settled. The broker redelivers
+    /// those.
     fn lost(&self, cause: &Arc<str>) {
         let now = Instant::now();
         let mut core = lock(&self.core);
@@ -325,7 +325,7 @@ impl Shared {
         self.written.notify_waiters();
     }
 
-    /// The task is over: nobody will connect any more.
+    /// Ends the client after its last connection.
     fn ended(&self, cause: &str) {
         let cause: Arc<str> = cause.into();
         self.lost(&cause);
@@ -340,7 +340,7 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// Until the program closes the client.
+    /// Waits until the program closes the client.
     async fn closing(&self) {
         loop {
             if lock(&self.core).closing.is_some() {
@@ -350,10 +350,10 @@ impl Shared {
         }
     }
 
-    /// Takes what is to be written in exchange for the buffer that was.
+    /// Takes the output in exchange for the previous buffer.
     fn take_output(&self, octets: &mut Vec<u8>) {
         octets.clear();
-        // A burst does not keep its memory for ever.
+        // Frees the memory of a burst.
         octets.shrink_to(READ_BUFFER_KEPT_BYTES);
         let mut core = lock(&self.core);
         core.conversation.take_output(octets);
@@ -379,7 +379,7 @@ impl Shared {
         Outlook::Goes { reading: true, closing: Some(until) }
     }
 
-    /// Pings a silent broker, gives up on a dead one, asks again for what was refused.
+    /// Pings a silent broker, detects a dead one, and requests refused intents again.
     fn keep_alive(&self, timers: &mut Timers, reading: bool) -> Option<Arc<str>> {
         let now = Instant::now();
         if timers.restore_at.is_some_and(|at| at <= now) {
@@ -402,7 +402,7 @@ impl Shared {
         None
     }
 
-    /// Reads every whole frame that is there, and makes room for more.
+    /// Handles every complete frame in the buffer, and makes room for more.
     fn receive(&self, input: &mut BytesMut, timers: &mut Timers) -> Result<(), Arc<str>> {
         let limits = self.config.limits;
         let mut at = 0;
@@ -473,7 +473,7 @@ impl Shared {
                 }
             }
             Arrival::NotRestored(target, error) => {
-                tracing::warn!(%target, %error, "the broker did not take this up again; asking once more soon");
+                tracing::warn!(%target, %error, "the broker refused to restore this subscription; retrying soon");
                 timers.restore_at = Some(now + RESTORE_AFTER);
             }
             Arrival::Terminated => return Err("the broker ended the conversation".into()),
@@ -482,27 +482,27 @@ impl Shared {
         Ok(())
     }
 
-    /// A message of a queue that nobody here consumes: of a channel that this client has joined for another queue,
-    /// or has just left. What was left behind is handed back, so that it need not wait for its timeout.
+    /// Handles a message of a queue without a consumer here: its channel is joined for another queue, or was just left.
+    /// In the second case a nack requeues the message before its timeout.
     fn unclaimed(&self, core: &mut Core, message: &Received) {
         Counters::add(&self.counters.unclaimed, 1);
         let (channel, queue) = (message.target(), message.content_type());
         if !core.conversation.has_joined(channel) {
             if message.wants_acknowledge() && core.conversation.check_refusal().is_ok() {
                 let refused = core.conversation.acknowledge(message, Some(nack_reason::NONE));
-                debug_assert_eq!(refused, Ok(()), "what was read can be written");
+                debug_assert_eq!(refused, Ok(()), "a received frame can be written");
             }
         } else if core.note_unclaimed(channel, queue) {
             let channel = String::from_utf8_lossy(channel);
             tracing::warn!(
                 %channel, queue,
-                "messages of a queue that nobody consumes here arrive, because its channel was joined for another"
+                "received messages of a queue without a consumer in this client; its channel is joined for another queue"
             );
         }
     }
 }
 
-/// Mailboxes to be rung once everything that was read is in them.
+/// Mailboxes to wake after all messages of a read are in them.
 #[derive(Default)]
 struct Post(Vec<Arc<Mailbox>>);
 
@@ -520,7 +520,7 @@ impl Post {
     }
 }
 
-/// What a pull had brought, less what the broker will deliver again, is worth having; everything else is lost.
+/// Returns the messages of a pull that the broker will not redeliver; every other request fails.
 fn outcome_of_loss(partial: Option<PullAnswer>, cause: &Arc<str>) -> Result<Answer, ClientError> {
     match partial {
         Some(mut pull) => {
@@ -535,8 +535,8 @@ fn lost(cause: &Arc<str>) -> ClientError {
     ClientError::ConnectionLost { cause: cause.clone(), sent: true }
 }
 
-/// Makes room for the next read: for the whole of a large frame if one has begun, and not more than is there again,
-/// so that a length that lies is paid for by its sender.
+/// Makes room for the next read: for the rest of a large frame, but at most doubling the buffer, so that a false length
+/// alone allocates nothing.
 fn make_room(input: &mut BytesMut, needed: usize) {
     if input.is_empty() && input.capacity() > READ_BUFFER_KEPT_BYTES {
         *input = BytesMut::new();
@@ -546,7 +546,7 @@ fn make_room(input: &mut BytesMut, needed: usize) {
 }
 
 impl Shared {
-    /// Begins to close: what is under way may finish until the drain timeout.
+    /// Starts closing: in-flight work may finish until the drain timeout.
     pub(crate) fn begin_closing(&self, drain: Duration) {
         let mut core = lock(&self.core);
         let until = Instant::now() + drain;
@@ -556,7 +556,7 @@ impl Shared {
         self.room.notify_waiters();
     }
 
-    /// How often a connection was made.
+    /// Number of established connections.
     pub(crate) fn connects(&self) -> u64 {
         self.counters.connects.load(Ordering::Relaxed)
     }

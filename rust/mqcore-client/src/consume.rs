@@ -17,14 +17,14 @@ use crate::received::Received;
 use crate::request::Intent;
 use crate::shared::Shared;
 
-/// The reason with which a consumer that ends hands back what nobody took from it.
+/// Nack reason with which a closing consumer requeues the messages that the program did not take.
 pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
 
-/// Messages that the program may hold unsettled by default.
+/// Default prefetch in messages.
 pub const PREFETCH_DEFAULT: usize = 100;
 
 impl Client {
-    /// Becomes a consumer of `queue`, on the default terms; see [`Client::consume_on`].
+    /// Consumes `queue` on the default terms; see [`Client::consume_on`].
     ///
     /// # Errors
     ///
@@ -33,21 +33,21 @@ impl Client {
         self.consume_on(queue, prefetch, ConsumeTerms::default()).await
     }
 
-    /// Becomes a consumer of `queue`, until the answer is dropped, over all reconnects.
+    /// Consumes `queue`, across reconnects, until the returned consumer is dropped.
     ///
-    /// In TMQP one joins channels and not queues: the channel is joined with its first consumer in this client and left
-    /// with the last one. Messages of its other queues arrive too; they are counted as unclaimed, and a warning names
-    /// each such queue once. In other protocols one consumes queues, and a client consumes one queue on the same terms
-    /// throughout. Several consumers of one queue in one client share its messages in turn.
+    /// In TMQP clients join channels: the client joins a channel with its first consumer and leaves it with the last
+    /// one. Messages of its other queues arrive too; they count as unclaimed, and the log warns once for each such
+    /// queue. In other protocols clients consume queues, and all consumers of a queue in one client must have the same
+    /// terms. Several consumers of one queue in one client share its messages in turn.
     ///
-    /// `prefetch` (at least 1): messages that the program may hold unsettled at once, for queues that ask for
-    /// acknowledgements; further ones wait in the client. There is no credit, so the broker is not held back by that:
-    /// only by the config's `read_buffer_bytes`, over all consumers, above which the socket is not read.
+    /// `prefetch` (at least 1) is the maximum number of unsettled messages in the program, for queues with
+    /// acknowledgements. Further messages wait in the client. There is no credit, so this does not slow the broker
+    /// down; only the config's `read_buffer_bytes`, over all consumers, does.
     ///
     /// # Errors
     ///
     /// [`ClientError::Refused`] (no such channel, it is full, ...), [`ClientError::ConnectionLost`],
-    /// [`ClientError::RequestTimeout`], [`ClientError::NotSupported`] for terms that the protocol does not know.
+    /// [`ClientError::RequestTimeout`], [`ClientError::NotSupported`] for terms that the protocol lacks.
     pub async fn consume_on(
         &self,
         queue: &QueueAddress,
@@ -57,14 +57,14 @@ impl Client {
         let shared = &self.shared;
         let part = self.part(queue, terms)?;
         let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
-        // Before joining: what is stored may arrive before the answer does.
+        // Before joining, because stored messages may arrive before the answer.
         shared.say_now(|core| core.add_taker(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
         let mut consumer = Consumer { client: self.clone(), queue: queue.clone(), mailbox, membership: None };
         consumer.membership = Some(shared.take_part(part, None).await?);
         Ok(consumer)
     }
 
-    /// What a consumer takes part in.
+    /// The subscription of a consumer.
     fn part(&self, queue: &QueueAddress, terms: ConsumeTerms) -> Result<Part, ClientError> {
         if self.protocol() != Protocol::Tmqp {
             return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms }));
@@ -72,8 +72,7 @@ impl Client {
         let known = ConsumeTerms { manual_ack: terms.manual_ack, ..ConsumeTerms::default() };
         if terms != known {
             return Err(ClientError::NotSupported {
-                what: "events that a queue is bound to, queues that go when they are unused, or filters"
-                    .into(),
+                what: "events to bind a queue to, deletion of unused queues, or filters".into(),
                 protocol: Protocol::Tmqp.name(),
                 instead: "bind queues to topics by routers, or connect to mqks:// or mm2://",
             });
@@ -81,8 +80,8 @@ impl Client {
         Ok(Part::Intent(Intent::Join(queue.channel().clone())))
     }
 
-    /// Joins a channel without consuming, for a program that pulls from it often: each pull joins by itself, and
-    /// leaves when its messages are settled, unless something else keeps the channel joined.
+    /// Joins a channel without consuming, for programs that pull often. Without it, each pull joins the channel and
+    /// leaves it when its messages are settled.
     ///
     /// # Errors
     ///
@@ -93,10 +92,10 @@ impl Client {
     }
 }
 
-/// A consumer of one queue. Any number of tasks may take from it.
+/// A consumer of one queue, for any number of tasks.
 ///
-/// Dropping it leaves the channel, unless others in this client need it, and hands back what nobody took: messages
-/// that ask for an acknowledgement are refused with [`REASON_CONSUMER_CLOSED`].
+/// Dropping it leaves the channel, unless other consumers in this client need it, and requeues the messages that the
+/// program did not take, with the nack reason [`REASON_CONSUMER_CLOSED`].
 #[derive(Debug)]
 pub struct Consumer {
     client: Client,
@@ -106,40 +105,40 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// Waits for messages, and takes up to `max` (at least 1) of those that are there. Empty: the client is closed.
+    /// Waits for messages, and takes up to `max` (at least 1). Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Delivered> {
         let letters = self.mailbox.next(max).await;
         self.hand_out(letters)
     }
 
-    /// Waits until [`Consumer::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    /// Waits until [`Consumer::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
         self.mailbox.ready().await;
     }
 
-    /// Takes up to `max` of the messages that are there now, without waiting.
+    /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Delivered> {
         self.hand_out(self.mailbox.take(max))
     }
 
-    /// Whether no more will come: what is there now is the rest.
+    /// Whether the stream has ended; available elements can still be taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Ends the waiting of everybody who takes from it; what is there can still be taken.
+    /// Ends the stream and wakes its waiting tasks; available messages can still be taken.
     pub fn stop(&self) {
         self.mailbox.close();
     }
 
-    /// Messages that wait here.
+    /// Number of available messages.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.mailbox.waiting()
     }
 
-    /// What it consumes.
+    /// The consumed queue.
     #[must_use]
     pub fn queue(&self) -> &QueueAddress {
         &self.queue
@@ -157,8 +156,8 @@ impl Consumer {
 impl Drop for Consumer {
     fn drop(&mut self) {
         let shared = self.client.shared.clone();
-        // Left in the same step: a message between the two would belong to a channel that is joined and to nobody, and
-        // stay where it is. And left before anything is refused: the broker would hand it right back.
+        // The consumer leaves the channel in the same step, so that no message arrives in between without an owner. It
+        // leaves before the nacks, because the broker would otherwise redeliver those messages here.
         shared.say_now(|core| {
             core.remove_taker(self.queue.channel().as_bytes(), self.queue.id(), &self.mailbox);
             if let Some(membership) = &mut self.membership {
@@ -170,16 +169,16 @@ impl Drop for Consumer {
     }
 }
 
-/// What a delivery keeps in place until it is settled or dropped.
+/// A resource that a delivery holds until it is settled or dropped.
 #[derive(Debug)]
 pub(crate) enum Held {
-    /// Its place among those that the program may hold unsettled.
+    /// Its place in the prefetch.
     Mailbox(Arc<Mailbox>),
-    /// The channel that it was pulled from.
+    /// The membership in the channel of its pull.
     Channel(#[allow(dead_code, reason = "kept for its drop")] Arc<Membership>),
 }
 
-/// A message that was handed to the program, and can be settled once.
+/// A delivered message, which can be settled once.
 pub struct Delivered {
     message: Received,
     shared: Arc<Shared>,
@@ -199,17 +198,18 @@ impl Delivered {
         &self.message
     }
 
-    /// Acknowledges it. Answers what became of that; see [`Settlement`].
+    /// Acknowledges it. Returns the outcome; see [`Settlement`].
     pub fn ack(&self) -> Settlement {
         self.settle(None)
     }
 
-    /// Refuses it; the queue's delivery handler decides what happens to it. An empty reason is `none`.
+    /// Sends a nack; the queue's delivery handler decides whether to requeue the message. An empty reason becomes
+    /// `none`.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a reason that is no header value, [`ClientError::NotSupported`] where a message
-    /// cannot be refused; it is not settled then.
+    /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value, [`ClientError::NotSupported`] if
+    /// the protocol has no nack. The message stays unsettled then.
     pub fn nack(&self, reason: &str) -> Result<Settlement, ClientError> {
         if self.message.wants_acknowledge() {
             self.shared.say_now(|core| core.conversation.check_refusal())?;
@@ -218,7 +218,7 @@ impl Delivered {
         Ok(self.settle(Some(reason)))
     }
 
-    /// Whether it was settled here already.
+    /// Whether the program has settled it.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Ordering::Relaxed)
@@ -240,15 +240,15 @@ impl Delivered {
                 return Settlement::Stale;
             }
             let written = core.conversation.acknowledge(&self.message, refusal);
-            debug_assert_eq!(written, Ok(()), "the reason was checked, the rest was read from a frame");
+            debug_assert_eq!(written, Ok(()), "the reason is valid and the rest comes from a frame");
             Settlement::Sent
         })
     }
 
-    /// Refuses it; where that is impossible, the broker has it back when the connection ends.
+    /// Requeues it with a nack; without nacks the broker requeues it when the connection ends.
     fn hand_back(self) {
         let refused = self.nack(REASON_CONSUMER_CLOSED);
-        tracing::trace!(?refused, "nobody took it");
+        tracing::trace!(?refused, "requeued a message that the program did not take");
     }
 }
 
@@ -280,14 +280,14 @@ impl fmt::Debug for Delivered {
     }
 }
 
-/// What became of an acknowledgement. None of these is an error: a program that acknowledges too late must go on.
+/// The outcome of an acknowledgement. None is an error, so a late acknowledgement does not stop the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Settlement {
-    /// It is on its way.
+    /// The client sends it.
     Sent,
-    /// The queue does not ask for one.
+    /// The queue requests none.
     NotAsked,
-    /// The connection that the message came over is gone, so the broker delivers it again. Counted in
+    /// The connection of the message was lost, so the broker redelivers the message. Counted in
     /// [`crate::client::ClientStats::stale_settlements`].
     Stale,
     /// The message was settled before.

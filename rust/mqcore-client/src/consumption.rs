@@ -1,24 +1,24 @@
-//! What a client consumes, and on what terms.
+//! Consumed queues and their terms.
 
 use std::time::Duration;
 
 use crate::address::QueueAddress;
 
-/// What a consumer agrees on with the broker, in protocols where consumers have a say.
+/// The terms of a consumer, in protocols where consumers choose them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConsumeTerms {
-    /// MQKS: what the queue is bound to from now on, instead of all it was; empty: it keeps that. Default `None`: it is
-    /// bound to the event of its own name as well, unless `add_events` names others.
+    /// MQKS: events that replace all bindings of the queue; empty: the bindings stay. Default `None`: adds a binding to
+    /// the event with the queue's name, unless `add_events` names others.
     pub events: Option<Vec<String>>,
-    /// MQKS: what the queue is bound to in addition.
+    /// MQKS: events to bind the queue to in addition.
     pub add_events: Vec<String>,
-    /// MQKS: what becomes of the queue when nobody consumes it. Default: it stays.
+    /// MQKS: whether the broker deletes the queue when it has no consumer. Default: it stays.
     pub delete_unused: UnusedQueue,
-    /// MicroMessage2: which messages of a topic are wanted, by their properties; `price>N10;region=Teu` for example. Default
-    /// all.
+    /// MicroMessage2: filter on the properties of a topic's messages, for example `price>N10;region=Teu`. Default: all
+    /// messages.
     pub filter: Option<String>,
-    /// Whether each message is settled by the program, and comes back if the connection is lost before that. Default yes.
-    /// In TMQP that is the queue's own option, and this has no effect.
+    /// Whether the program settles each message, and the broker redelivers it if the connection is lost before. Default
+    /// yes. In TMQP this is an option of the queue, and this field has no effect.
     pub manual_ack: bool,
 }
 
@@ -34,17 +34,17 @@ impl Default for ConsumeTerms {
     }
 }
 
-/// What becomes of a queue that nobody consumes.
+/// The fate of a queue without consumers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnusedQueue {
-    /// It stays.
+    /// It keeps the queue.
     #[default]
     Stays,
-    /// It is deleted so long after its last consumer, unless another one comes.
+    /// It deletes the queue this time after its last consumer left, unless another one arrives.
     Deleted(Duration),
 }
 
-/// A queue, and the terms on which it is consumed.
+/// A consumed queue and its terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Consumption {
     pub(crate) queue: QueueAddress,

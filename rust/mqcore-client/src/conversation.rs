@@ -1,8 +1,7 @@
-//! One client's side of TMQP: frames in, results out. No IO and no clock.
+//! The client side of TMQP: turns frames into results. It has no IO and no clock.
 //!
-//! Whoever waits for an answer is a `W`, which the conversation keeps by message id and hands back with the answer;
-//! it never looks inside. What is to be written gathers in one buffer, so that everything that was said since the
-//! last write is one write.
+//! A `W` identifies a caller that waits for an answer. The conversation stores it by message id and returns it with the
+//! answer. Output collects in one buffer, so that everything since the last write goes out in one write.
 
 mod exchange;
 mod receive;
@@ -22,7 +21,7 @@ use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::{Intent, Request, Target};
 
-/// What targets that name routers begin with.
+/// Prefix of targets that name routers.
 const ROUTER: &str = "@router:";
 
 #[derive(Debug)]
@@ -38,19 +37,20 @@ struct Pending<W> {
     expect: Expect,
     operation: &'static str,
     about: Target,
-    /// `None`: the conversation asked for itself.
+    /// `None`: a request of the conversation itself.
     waiter: Option<W>,
 }
 
-/// An intent and how many want it.
+/// An intent and the number of its users.
 #[derive(Debug)]
 struct Standing {
-    /// As the first who wanted it spelled it.
+    /// In the spelling of its first user.
     intent: Intent,
     users: usize,
-    /// The broker was asked on this connection and has not refused: it may have to be told when nobody wants it.
+    /// The client requested it on this connection, and the broker has not refused. The client cancels it after its last
+    /// user.
     told: bool,
-    /// The broker has agreed to it on this connection.
+    /// Whether the broker has confirmed it on this connection.
     agreed: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Conversation<W> {
     ids: MessageIds,
     open: bool,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
-    /// How many of them are pulls: without any, nobody looks for a `Request-Id`.
+    /// Number of pending pulls. If it is 0, deliveries are not searched for a `Request-Id`.
     pulls: usize,
     intents: HashMap<Intent, Standing, RandomState>,
     output: Vec<u8>,
@@ -70,7 +70,7 @@ pub struct Conversation<W> {
 }
 
 impl<W> Conversation<W> {
-    /// A conversation that has not begun.
+    /// Creates a conversation without a connection.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -86,16 +86,16 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// A connection stands, and the broker calls this client `own_id`: says first what is to stand on it.
+    /// Starts a connection on which the broker assigned `own_id` to this client, and restores its intents first.
     pub fn opened(&mut self, own_id: &str) {
-        debug_assert!(self.pending.is_empty(), "what was pending ends with its connection");
+        debug_assert!(self.pending.is_empty(), "requests end with their connection");
         self.own_id = own_id.into();
         self.output.clear();
         self.open = true;
         self.restore();
     }
 
-    /// The connection is gone. Answers with everybody who waited, and what their pulls had brought by then.
+    /// Ends the connection. Returns all waiters, with the messages that their pulls had received.
     pub fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
         self.open = false;
         self.output.clear();
@@ -107,7 +107,7 @@ impl<W> Conversation<W> {
         pending.into_values().filter_map(|pending| Some((pending.waiter?, partial(pending.expect)))).collect()
     }
 
-    /// Asks for every intent that the broker has not been asked for on this connection, or has refused.
+    /// Requests every intent that is not yet requested on this connection, or was refused.
     pub fn restore(&mut self) {
         let missing: Vec<(Intent, Request)> = self
             .intents
@@ -119,46 +119,46 @@ impl<W> Conversation<W> {
             })
             .collect();
         for (key, request) in missing {
-            // The request was written once before, so it fits a frame.
+            // The same request was written before, so it fits into a frame.
             let asked = self.ask(&request, true, Expect::Intent(key), None);
             debug_assert!(asked.is_ok(), "{asked:?}");
         }
     }
 
-    /// Whether a connection stands.
+    /// Whether there is a connection.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.open
     }
 
-    /// What the broker calls this client; empty before the first connection.
+    /// The id that the broker assigned to this client; empty before the first connection.
     #[must_use]
     pub fn own_id(&self) -> &str {
         &self.own_id
     }
 
-    /// How many wait for an answer.
+    /// Number of requests without an answer.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.pending.len()
     }
 
-    /// What happened and is nobody's result.
+    /// Counters of events that are not the result of a call.
     #[must_use]
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// What is to be written and has not been taken yet. Take from the front or all of it.
+    /// Output that is not taken yet. Take it all, or from the front.
     pub fn output(&mut self) -> &mut Vec<u8> {
         &mut self.output
     }
 
-    /// Publishes. With a waiter, an acknowledgement is asked for.
+    /// Publishes a message. With a waiter, requests an acknowledgement.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for an id in use, [`ClientError::TooLarge`] for what fits no frame.
+    /// [`ClientError::InvalidArgument`] for an id in use, [`ClientError::TooLarge`] for a message that exceeds a frame.
     pub fn publish(
         &mut self,
         publication: &Publication<'_>,
@@ -182,7 +182,7 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Sends a direct message. A waiter is needed exactly if something is waited for.
+    /// Sends a direct message. Pass a waiter exactly if the message requests an answer.
     ///
     /// # Errors
     ///
@@ -215,7 +215,7 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Asks something that is answered by one response.
+    /// Sends a request that one response answers.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ impl<W> Conversation<W> {
         self.ask(request, true, Expect::Response, Some(waiter))
     }
 
-    /// Pulls.
+    /// Sends a pull.
     ///
     /// # Errors
     ///
@@ -235,11 +235,11 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Somebody wants `intent` to stand from now on, until [`Conversation::give_up`] as many times.
+    /// Adds a user of `intent`. Each call needs a [`Conversation::give_up`].
     ///
     /// # Errors
     ///
-    /// As [`Conversation::publish`]; nothing is counted then.
+    /// As [`Conversation::publish`]; the user is not counted then.
     pub fn take_up(&mut self, intent: Intent, waiter: W) -> Result<TakenUp<W>, ClientError> {
         let key = intent.folded();
         if self.intents.get(&key).is_some_and(|standing| standing.agreed) {
@@ -251,7 +251,7 @@ impl<W> Conversation<W> {
         Ok(TakenUp::Asked(id))
     }
 
-    /// Somebody wants it no more. The last one makes it so.
+    /// Removes a user of an intent. The last one cancels it.
     pub fn give_up(&mut self, intent: &Intent) {
         let key = intent.folded();
         let Some(standing) = self.intents.get_mut(&key) else { return };
@@ -264,13 +264,13 @@ impl<W> Conversation<W> {
         if self.open && was_told {
             let request = Request::give_up(&intent);
             let id = self.ids.next();
-            // Asking for no answer: nobody would do anything with it.
+            // No answer is requested, because it would not be used.
             let written = self.write_request(&request, &id, false);
-            debug_assert!(written.is_ok(), "taking it up was longer: {written:?}");
+            debug_assert!(written.is_ok(), "the request to take it up was longer: {written:?}");
         }
     }
 
-    /// Whether this client is a consumer of the channel, or wants to be.
+    /// Whether this client has joined the channel, or is about to.
     #[must_use]
     pub fn has_joined(&self, channel: &[u8]) -> bool {
         self.intents.keys().any(
@@ -278,11 +278,11 @@ impl<W> Conversation<W> {
         )
     }
 
-    /// Acknowledges a message of a queue, or refuses it with a reason.
+    /// Sends an ack for a message of a queue, or a nack with a reason.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a reason that is no header value.
+    /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value.
     pub fn acknowledge(&mut self, message: &Received, refusal: Option<&str>) -> Result<(), ClientError> {
         let headers = refusal_headers(refusal)?;
         self.write(&Frame {
@@ -295,11 +295,11 @@ impl<W> Conversation<W> {
         })
     }
 
-    /// Acknowledges a direct message to its sender, or refuses it with a reason.
+    /// Sends an ack for a direct message to its sender, or a nack with a reason.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a reason that is no header value.
+    /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value.
     pub fn acknowledge_direct(
         &mut self,
         message: &Received,
@@ -308,7 +308,7 @@ impl<W> Conversation<W> {
         let headers = refusal_headers(refusal)?;
         self.write(&Frame {
             first_acquirer: message.first_acquirer(),
-            // Tells the broker that the target is a client and not a channel.
+            // Marks the target as a client, not a channel.
             high_priority: true,
             content_type: message.content_type(),
             id: message.id(),
@@ -318,11 +318,11 @@ impl<W> Conversation<W> {
         })
     }
 
-    /// Answers a direct message. Status 0 is success; from 1000 on they belong to applications.
+    /// Responds to a direct message. Status 0 is success; 1000 and above belong to applications.
     ///
     /// # Errors
     ///
-    /// [`ClientError::TooLarge`] for a body that fits no frame.
+    /// [`ClientError::TooLarge`] for a body that exceeds a frame.
     pub fn respond(
         &mut self,
         message: &Received,
@@ -340,12 +340,12 @@ impl<W> Conversation<W> {
         })
     }
 
-    /// Asks for a heartbeat.
+    /// Sends a heartbeat request.
     pub fn ping(&mut self) {
         self.output.extend_from_slice(&PING);
     }
 
-    /// Nobody waits for this any more. Answers with what a pull had brought by then.
+    /// Forgets a request. Returns the messages that a pull had received.
     pub fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         let pending = self.pending.remove(id)?;
         self.pulls -= usize::from(matches!(pending.expect, Expect::Pull(_)));
@@ -415,10 +415,10 @@ impl<W> Conversation<W> {
     fn id_for(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
         let Some(given) = given else { return Ok(self.ids.next()) };
         if given.is_empty() {
-            return Err(ClientError::invalid("message id", "it is empty; leave it out to get a new one"));
+            return Err(ClientError::invalid("message id", "it is empty; omit it to get a new id"));
         }
         if self.pending.contains_key(given.as_bytes()) {
-            let why = format!("{given:?} is waiting for its answer; ids are unique");
+            let why = format!("{given:?} waits for its answer; use another id");
             return Err(ClientError::invalid("message id", why));
         }
         Ok(MessageId::from_slice(given.as_bytes()))

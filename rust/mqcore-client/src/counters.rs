@@ -1,8 +1,8 @@
-//! Counters that belong to no single call.
+//! Counters that do not belong to a single call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters that belong to no single call.
+/// Counters that do not belong to a single call.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) connects: AtomicU64,

@@ -1,4 +1,4 @@
-//! Opening one connection: the transport, the preamble, Hello and its answer.
+//! Opens one connection: the transport, the preamble, Hello and its answer.
 
 use std::io;
 use std::pin::Pin;
@@ -22,14 +22,14 @@ use crate::random::random_u64;
 use crate::route::Route;
 use crate::{micromessage, mqks};
 
-/// Bytes of what a peer of another protocol said that are repeated, at most.
+/// Maximum bytes of a foreign peer's answer in an error.
 const SHOWN_BYTES_MAX: usize = 64;
 
-/// An open connection, of whatever sort.
+/// An open connection.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
-    /// Large, and not needed by the others.
+    /// Boxed because it is much larger than the other variants.
     Tls(Box<TlsStream<TcpStream>>),
     #[cfg(unix)]
     Unix(tokio::net::UnixStream),
@@ -40,26 +40,26 @@ pub(crate) enum Stream {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) stream: Stream,
-    /// What came behind the handshake and is not read yet.
+    /// Received bytes after the handshake.
     pub(crate) input: BytesMut,
-    /// What became of the handshake.
+    /// The result of the handshake.
     pub(crate) greeted: Greeted,
-    /// Where it stands.
+    /// The address of the broker.
     pub(crate) address: Arc<str>,
 }
 
-/// What a handshake brought.
+/// The result of a handshake.
 #[derive(Debug)]
 pub(crate) enum Greeted {
-    /// What the broker calls this client.
+    /// The id that the broker assigned to this client.
     Tmqp(String),
     Mqks,
-    /// What is in force.
+    /// The agreed extensions.
     Micromessage(Box<Agreement>),
 }
 
 impl Greeted {
-    /// What the broker calls this client; empty where a protocol has no such thing.
+    /// The id that the broker assigned to this client; empty where a protocol has none.
     pub(crate) fn own_id(&self) -> &str {
         match self {
             Self::Tmqp(own_id) => own_id,
@@ -68,7 +68,7 @@ impl Greeted {
     }
 }
 
-/// Where one attempt goes.
+/// The destination of an attempt.
 #[derive(Clone)]
 pub(crate) enum Endpoint<'a> {
     Remote(&'a Route),
@@ -127,7 +127,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
     }
 }
 
-/// The bytes that open a conversation.
+/// The first bytes of a conversation.
 pub(crate) fn hello_octets(
     config: &ClientConfig,
     path: &str,
@@ -175,21 +175,21 @@ async fn shake_hands(
     }
 }
 
-/// What an error of the handshake's bytes means.
+/// Interprets an IO error during the handshake.
 pub(crate) fn broken(address: &Arc<str>, error: &io::Error) -> ClientError {
-    // A server tells only now what it thinks of the client's certificate.
+    // In TLS 1.3 a server rejects the client's certificate only after the handshake.
     match HandshakeFailure::of_conversation(error) {
         Some(failure) => tls_failed(address, failure),
         None => connect_failed(address, error.to_string()),
     }
 }
 
-/// It was there, and went without a word.
+/// The error for a peer that closed the connection without an answer.
 pub(crate) fn closed_at_once(address: &Arc<str>) -> ClientError {
-    connect_failed(address, "it closed the connection at once".to_owned())
+    connect_failed(address, "the broker closed the connection before the handshake".to_owned())
 }
 
-/// It does not speak the protocol that was meant: its first bytes.
+/// The error for a peer of another protocol, with its first bytes.
 pub(crate) fn spoke_otherwise(got: &[u8], wanted: Protocol, address: &Arc<str>) -> ClientError {
     if is_tls_alert(got) {
         return tls_wanted(address);
@@ -198,12 +198,15 @@ pub(crate) fn spoke_otherwise(got: &[u8], wanted: Protocol, address: &Arc<str>) 
     ClientError::VersionMismatch { address: address.clone(), wanted: wanted.name(), got }
 }
 
-/// What the broker said to Hello: the id it accepted, or why it did not.
+/// Reads the broker's answer to Hello: the accepted id, or the refusal.
 fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientError> {
-    // mqcore says why in the body, other servers in a header, if at all.
+    // mqcore gives the reason in the body; other servers may give it in a header.
     let reason = header::header_value(frame.headers, header::key::REASON).unwrap_or(frame.payload);
-    let reason: Arc<str> =
-        if reason.is_empty() { "no reason was given".into() } else { String::from_utf8_lossy(reason).into() };
+    let reason: Arc<str> = if reason.is_empty() {
+        "the broker gave no reason".into()
+    } else {
+        String::from_utf8_lossy(reason).into()
+    };
     let address = address.clone();
     match (frame.kind, frame.content_type) {
         (Kind::SERVER, ACCEPTED) => Ok(String::from_utf8_lossy(frame.target).into_owned()),
@@ -216,7 +219,7 @@ fn read_verdict(frame: &Frame<'_>, address: &Arc<str>) -> Result<String, ClientE
 
 fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
     if input.starts_with(&PREAMBLE) {
-        let reason = "it closed the connection without a word; is the client id in use, or a limit reached?";
+        let reason = "the broker closed the connection without a reason; check whether the client id is in use or a limit is reached";
         return ClientError::HandshakeRefused { address: address.clone(), code: 0, reason: reason.into() };
     }
     if input.is_empty() {
@@ -225,14 +228,14 @@ fn closed_early(address: &Arc<str>, input: &[u8]) -> ClientError {
     spoke_otherwise(input, Protocol::Tmqp, address)
 }
 
-/// What a listener with TLS answers to somebody without.
+/// Whether this is the alert of a TLS listener to a client without TLS.
 fn is_tls_alert(input: &[u8]) -> bool {
     matches!(input, [0x15, 3, ..])
 }
 
 fn tls_wanted(address: &Arc<str>) -> ClientError {
     let scheme = address.split_once("://").map_or("tmqp", |(scheme, _)| scheme);
-    let words = format!("that port speaks TLS; write {scheme}s:// in front of the address");
+    let words = format!("the port requires TLS; use {scheme}s:// in the address");
     tls_failed(address, HandshakeFailure { reason: FailureReason::TlsWanted, words })
 }
 
@@ -318,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_on_hello_is_told_apart() {
+    fn verdicts_on_hello_are_distinguished() {
         let address: Arc<str> = "tmqp://h:1".into();
         let verdict = |kind, content_type, headers: &'static [u8]| {
             let frame = Frame { content_type, headers, target: b"given", ..Frame::new(kind) };

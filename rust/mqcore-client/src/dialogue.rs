@@ -1,7 +1,7 @@
-//! The conversation of a client, in whichever protocol its addresses name.
+//! The conversation of a client, in the protocol of its addresses.
 //!
-//! What every protocol has (publishing, consuming, settling, what stands over reconnects) is asked of any of them. What
-//! only one has is asked of that one; the others refuse it with [`ClientError::NotSupported`].
+//! Every protocol supports publishing, consuming, settling, and restoring subscriptions after reconnects. For an
+//! operation that a protocol lacks, it returns [`ClientError::NotSupported`].
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ use crate::received::Received;
 use crate::request::{Intent, Request};
 use crate::waiter::Waiter;
 
-/// What a client takes part in, for as long as somebody in it wants that.
+/// A subscription that a client keeps while it has users.
 #[derive(Debug, Clone)]
 pub(crate) enum Part {
-    /// Something of TMQP.
+    /// An intent of TMQP.
     Intent(Intent),
-    /// Consuming, in protocols where one consumes a queue and not a channel.
+    /// A consumed queue, in protocols where clients consume queues and not channels.
     Consumption(Consumption),
 }
 
 impl Part {
-    /// For people: what was asked, and of whom.
+    /// The operation and its target, for error texts.
     pub(crate) fn in_words(&self) -> (&'static str, Arc<str>) {
         match self {
             Self::Intent(intent) => {
@@ -52,7 +52,7 @@ pub(crate) enum Dialogue {
     Micromessage(Box<Micromessage<Waiter>>),
 }
 
-/// The same of whichever protocol it is.
+/// Runs the same expression for every protocol.
 macro_rules! whichever {
     ($dialogue:expr, $conversation:ident => $said:expr) => {
         match $dialogue {
@@ -64,7 +64,7 @@ macro_rules! whichever {
 }
 
 impl Dialogue {
-    /// One that has not begun.
+    /// Creates a conversation without a connection.
     pub(crate) fn new(protocol: Protocol, limits: Limits) -> Self {
         match protocol {
             Protocol::Tmqp | Protocol::Throttr => Self::Tmqp(Conversation::new(limits)),
@@ -81,7 +81,7 @@ impl Dialogue {
         }
     }
 
-    /// A connection stands, on which this was agreed: says first what is to stand on it.
+    /// Starts a connection after this handshake, and restores subscriptions first.
     pub(crate) fn opened(&mut self, greeted: &Greeted) {
         match (self, greeted) {
             (Self::Tmqp(conversation), greeted) => conversation.opened(greeted.own_id()),
@@ -89,16 +89,16 @@ impl Dialogue {
             (Self::Micromessage(conversation), Greeted::Micromessage(agreement)) => {
                 conversation.opened(agreement);
             }
-            (Self::Micromessage(_), _) => debug_assert!(false, "all addresses are of one protocol"),
+            (Self::Micromessage(_), _) => debug_assert!(false, "all addresses have one protocol"),
         }
     }
 
-    /// The connection is gone. Answers with everybody who waited, and what their pulls had brought by then.
+    /// Ends the connection. Returns all waiters, with the messages that their pulls had received.
     pub(crate) fn lost(&mut self) -> Vec<(Waiter, Option<PullAnswer>)> {
         whichever!(self, conversation => conversation.lost())
     }
 
-    /// Asks for everything that is to stand and does not.
+    /// Requests every subscription that is not in force.
     pub(crate) fn restore(&mut self) {
         whichever!(self, conversation => conversation.restore());
     }
@@ -107,7 +107,7 @@ impl Dialogue {
         whichever!(self, conversation => conversation.is_open())
     }
 
-    /// What the broker calls this client; empty where a protocol has no such thing.
+    /// The id that the broker assigned to this client; empty where a protocol has none.
     pub(crate) fn own_id(&self) -> &str {
         match self {
             Self::Tmqp(conversation) => conversation.own_id(),
@@ -115,7 +115,7 @@ impl Dialogue {
         }
     }
 
-    /// How many wait for an answer.
+    /// Number of requests without an answer.
     pub(crate) fn outstanding(&self) -> usize {
         whichever!(self, conversation => conversation.outstanding())
     }
@@ -124,12 +124,12 @@ impl Dialogue {
         whichever!(self, conversation => conversation.tally())
     }
 
-    /// What is to be written and has not been taken yet.
+    /// Output that is not taken yet.
     pub(crate) fn output(&mut self) -> &mut Vec<u8> {
         whichever!(self, conversation => conversation.output())
     }
 
-    /// Takes all of it, in exchange for an empty buffer.
+    /// Takes all output, in exchange for an empty buffer.
     pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
         match self {
             Self::Micromessage(conversation) => conversation.take_output(octets),
@@ -137,7 +137,7 @@ impl Dialogue {
         }
     }
 
-    /// Whether more may be said, as far as these bounds go.
+    /// Whether the limits allow more requests.
     pub(crate) fn has_room(&mut self, config: &ClientConfig) -> bool {
         let agreed = match self {
             Self::Tmqp(_) | Self::Mqks(_) => true,
@@ -148,7 +148,7 @@ impl Dialogue {
             && self.output().len() < config.write_buffer_bytes
     }
 
-    /// Publishes. With a waiter, an acknowledgement is asked for.
+    /// Publishes a message. With a waiter, requests an acknowledgement.
     pub(crate) fn publish(
         &mut self,
         publication: &Publication<'_>,
@@ -157,7 +157,7 @@ impl Dialogue {
         whichever!(self, conversation => conversation.publish(publication, waiter))
     }
 
-    /// Acknowledges a message of a queue, or refuses it with a reason, which only TMQP can pass on.
+    /// Sends an ack for a message of a queue, or a nack. Only TMQP transmits the reason of a nack.
     pub(crate) fn acknowledge(
         &mut self,
         message: &Received,
@@ -176,38 +176,38 @@ impl Dialogue {
         }
     }
 
-    /// The program let go of a message without settling it. Brokers know for themselves when that takes too long; where
-    /// nothing else is sent before it is settled, they have to be told.
+    /// Handles a message that the program dropped without settling it. Most brokers use a timeout; in MicroMessage2
+    /// later acknowledgements wait for the message, so the client settles it with a nack.
     pub(crate) fn dropped(&mut self, message: &Received) {
         if let Self::Micromessage(conversation) = self {
             conversation.settle(message, true);
         }
     }
 
-    /// Whether a message can be refused.
+    /// Whether the protocol has a nack.
     pub(crate) fn check_refusal(&self) -> Result<(), ClientError> {
         match self {
             Self::Micromessage(conversation) if conversation.is_open() && !conversation.can_refuse() => {
                 Err(ClientError::NotSupported {
-                    what: "refusals without x-nack, on which the broker did not agree".into(),
+                    what: "nacks without the extension x-nack, which the broker did not accept".into(),
                     protocol: Protocol::Micromessage.name(),
-                    instead: "acknowledge the message, or end the connection to give it back",
+                    instead: "acknowledge the message, or close the connection to requeue it",
                 })
             }
             _ => Ok(()),
         }
     }
 
-    /// Whether this client consumes from the channel, or wants to.
+    /// Whether this client has joined the channel, or is about to.
     pub(crate) fn has_joined(&self, channel: &[u8]) -> bool {
         match self {
             Self::Tmqp(conversation) => conversation.has_joined(channel),
-            // Where one consumes queues, nothing comes of a queue that nobody asked for.
+            // In these protocols only consumed queues deliver messages.
             Self::Mqks(_) | Self::Micromessage(_) => false,
         }
     }
 
-    /// Somebody wants to take part in something from now on, until [`Dialogue::give_up`] as many times.
+    /// Adds a user of a subscription. Each call needs a [`Dialogue::give_up`].
     pub(crate) fn take_up(&mut self, part: &Part, waiter: Waiter) -> Result<TakenUp<Waiter>, ClientError> {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.take_up(intent.clone(), waiter),
@@ -221,7 +221,7 @@ impl Dialogue {
         }
     }
 
-    /// Somebody wants it no more. The last one makes it so.
+    /// Removes a user of an intent. The last one cancels it.
     pub(crate) fn give_up(&mut self, part: &Part) {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.give_up(intent),
@@ -229,12 +229,12 @@ impl Dialogue {
             (Self::Micromessage(conversation), Part::Consumption(consumption)) => {
                 conversation.give_up(consumption);
             }
-            // It was refused when it was to be taken up.
+            // `take_up` refused this combination.
             _ => {}
         }
     }
 
-    /// Asks for a heartbeat. False: the protocol knows none.
+    /// Sends a heartbeat request. False: the protocol knows none.
     pub(crate) fn ping(&mut self) -> bool {
         match self {
             Self::Tmqp(conversation) => conversation.ping(),
@@ -244,20 +244,20 @@ impl Dialogue {
         true
     }
 
-    /// Nobody waits for this any more. Answers with what a pull had brought by then.
+    /// Forgets a request. Returns the messages that a pull had received.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         whichever!(self, conversation => conversation.forget(id))
     }
 
-    /// Reads what stands at the front of `input`, and tells how many bytes that took. `None`: more are needed. An error is
-    /// the end of the connection, in words.
+    /// Reads the frame or line at the front of `input`, and returns its size in bytes. `None`: more bytes are needed.
+    /// An error is the text of why the connection ends.
     pub(crate) fn receive(
         &mut self,
         input: &[u8],
         limits: &Limits,
     ) -> Result<Option<(Arrival<Waiter>, usize)>, Arc<str>> {
         let broken =
-            |error: &dyn std::fmt::Display| format!("the broker sent a broken frame: {error}").into();
+            |error: &dyn std::fmt::Display| format!("the broker sent a malformed frame: {error}").into();
         match self {
             Self::Tmqp(conversation) => {
                 let frame = decode(input, limits).map_err(|error| broken(&error))?;
@@ -270,7 +270,7 @@ impl Dialogue {
         }
     }
 
-    /// How many bytes the unfinished thing at the front of `input` needs; 0 if that is not known.
+    /// Size in bytes of the incomplete frame at the front of `input`; 0 if unknown.
     pub(crate) fn needed(&self, input: &[u8], limits: &Limits) -> usize {
         match self {
             Self::Tmqp(_) => needed(input, limits).unwrap_or(0),
@@ -279,7 +279,7 @@ impl Dialogue {
         }
     }
 
-    /// TMQP's own, for what only it has; others lack `what`.
+    /// The TMQP conversation. Other protocols lack `what`.
     pub(crate) fn tmqp(&mut self, what: &str) -> Result<&mut Conversation<Waiter>, ClientError> {
         match self {
             Self::Tmqp(conversation) => Ok(conversation),
@@ -287,12 +287,12 @@ impl Dialogue {
         }
     }
 
-    /// Asks something that is answered by one response.
+    /// Sends a request that one response answers.
     pub(crate) fn request(&mut self, request: &Request, waiter: Waiter) -> Result<MessageId, ClientError> {
         self.tmqp(&format!("operation \"{}\"", request.operation))?.request(request, waiter)
     }
 
-    /// Pulls.
+    /// Sends a pull.
     pub(crate) fn pull(&mut self, request: &Request, waiter: Waiter) -> Result<MessageId, ClientError> {
         self.tmqp("pulling")?.pull(request, waiter)
     }
@@ -306,7 +306,7 @@ impl Dialogue {
         self.tmqp(DIRECT)?.send(message, waiter)
     }
 
-    /// Asks something that only MQKS has.
+    /// Sends a request of MQKS.
     pub(crate) fn question(
         &mut self,
         question: &Question<'_>,
@@ -316,22 +316,22 @@ impl Dialogue {
             Self::Mqks(conversation) => conversation.question(question, waiter),
             other => {
                 let what = format!("operation \"{}\"", question.operation);
-                Err(other.lacks_what("MQKS has; connect to mqks://", &what))
+                Err(other.lacks_what("use MQKS (mqks://) instead", &what))
             }
         }
     }
 
-    /// MicroMessage2's own, for what only it has.
+    /// The MicroMessage2 conversation.
     pub(crate) fn micromessage(&mut self) -> Result<&mut Micromessage<Waiter>, ClientError> {
         match self {
             Self::Micromessage(conversation) => Ok(conversation),
-            other => Err(other.lacks_what("MicroMessage2 has; connect to mm2://", "extensions")),
+            other => Err(other.lacks_what("use MicroMessage2 (mm2://) instead", "extensions")),
         }
     }
 
-    /// That this protocol lacks something that TMQP has.
+    /// The error for an operation that only TMQP has.
     fn lacks(&self, what: &str) -> ClientError {
-        self.lacks_what("TMQP has; connect to tmqp://", what)
+        self.lacks_what("use TMQP (tmqp://) instead", what)
     }
 
     fn lacks_what(&self, instead: &'static str, what: &str) -> ClientError {
@@ -339,5 +339,5 @@ impl Dialogue {
     }
 }
 
-/// What only TMQP has, in words.
+/// The name of direct messages in errors.
 pub(crate) const DIRECT: &str = "messages from client to client";

@@ -1,4 +1,4 @@
-//! Messages from client to client: sending, asking, and being asked.
+//! Direct messages between clients: send, request, receive and respond.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,26 +15,26 @@ use crate::received::Received;
 use crate::request::push;
 use crate::shared::Waited;
 
-/// How to send.
+/// Options of sending.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SendOptions {
-    /// What sender and receiver agreed on. Default 0.
+    /// A number with a meaning for sender and receiver. Default 0.
     pub content_type: u16,
     /// The message's id. Default: a new one.
     pub id: Option<String>,
     /// Headers, in this order.
     pub headers: Vec<(String, String)>,
-    /// Before all others. Default no.
+    /// Whether it goes before messages of normal priority. Default no.
     pub high_priority: bool,
-    /// Of the clients that match `@name:` or `@type:`, only the one connected longest. Default no.
+    /// Whether only the client connected longest among those that match `@name:` or `@type:` gets it. Default no.
     pub only_first: bool,
-    /// How long an acknowledgement or response may take. Default: the config's request timeout.
+    /// Timeout of the acknowledgement or response. Default: the config's request timeout.
     pub timeout: Option<Duration>,
 }
 
 impl Client {
-    /// Sends to a client: its id, `@name:NAME` or `@type:KIND`. Answers as soon as it is on its way; that nobody was
-    /// there is not known.
+    /// Sends to a client: its id, `@name:NAME` or `@type:KIND`. Returns when the message is queued for sending; it does
+    /// not report whether a client received it.
     ///
     /// # Errors
     ///
@@ -51,11 +51,11 @@ impl Client {
         self.shared.say(deadline, |conversation| conversation.send(&message, None)).await?.map(drop)
     }
 
-    /// Sends, and waits until the receiver acknowledged. Answers how long that took.
+    /// Sends, and waits for the acknowledgement. Returns the time it took.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Refused`] with status 404 if nobody of that id is there, [`ClientError::Nacked`],
+    /// [`ClientError::Refused`] with status 404 if no client has that id, [`ClientError::Nacked`],
     /// [`ClientError::ConfirmTimeout`], and those of [`Client::send`].
     pub async fn send_confirmed(
         &self,
@@ -77,11 +77,11 @@ impl Client {
         }
     }
 
-    /// Sends, and waits for the receiver's response, which has status 0 or one of an application (1000 and above).
+    /// Sends, and waits for the receiver's response with status 0 or an application's status (1000 and above).
     ///
     /// # Errors
     ///
-    /// [`ClientError::Refused`] with status 404 if nobody matches, and with whatever other status the receiver answered;
+    /// [`ClientError::Refused`] with status 404 if no client matches, or with the status of the response;
     /// [`ClientError::RequestTimeout`], and those of [`Client::send`].
     pub async fn request(
         &self,
@@ -101,7 +101,7 @@ impl Client {
             Waited::Answered((Ok(other), _)) => Err(ClientError::BadAnswer {
                 operation: "request of",
                 target: target.into(),
-                why: format!("a response was expected and not {other:?}").into(),
+                why: format!("expected a response, got {other:?}").into(),
             }),
             Waited::TooLong(_) => Err(ClientError::RequestTimeout {
                 operation: "request of",
@@ -111,12 +111,12 @@ impl Client {
         }
     }
 
-    /// Direct messages to this client from now on. There is one such stream a client: a second one takes the place of
-    /// the first, which ends.
+    /// Direct messages to this client from now on. A client has one such stream: a second one replaces and ends the
+    /// first.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NotSupported`] where the protocol has no such messages.
+    /// [`ClientError::NotSupported`] if the protocol has no direct messages.
     pub fn incoming(&self) -> Result<Incoming, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::None);
         let before = self.shared.say_now(|core| {
@@ -129,11 +129,12 @@ impl Client {
         Ok(Incoming { client: self.clone(), mailbox })
     }
 
-    /// Answers a direct message that asked for it. Status 0 is success, 1000 and above belong to applications.
+    /// Responds to a direct message that requests it. Status 0 is success; 1000 and above belong to applications.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] if it did not ask, [`ClientError::TooLarge`], [`ClientError::ConnectionLost`].
+    /// [`ClientError::InvalidArgument`] if it requests no response, [`ClientError::TooLarge`],
+    /// [`ClientError::ConnectionLost`].
     pub async fn respond(
         &self,
         message: &Received,
@@ -153,7 +154,7 @@ impl Client {
             .await?
     }
 
-    /// Acknowledges a direct message to its sender, or refuses it with a reason.
+    /// Sends an ack for a direct message to its sender, or a nack with a reason.
     ///
     /// # Errors
     ///
@@ -164,7 +165,10 @@ impl Client {
         refusal: Option<&str>,
     ) -> Result<(), ClientError> {
         if message.id().is_empty() || message.source().is_empty() {
-            return Err(ClientError::invalid("message", "it has no id or no source, so nobody waits for it"));
+            return Err(ClientError::invalid(
+                "message",
+                "it has no id or no source, so its sender expects no acknowledgement",
+            ));
         }
         let deadline = self.shared.deadline(None);
         self.shared
@@ -173,7 +177,7 @@ impl Client {
     }
 }
 
-/// Direct messages to this client. Dropping it counts those that come later as unclaimed.
+/// Direct messages to this client. After it is dropped, further messages count as unclaimed.
 #[derive(Debug)]
 pub struct Incoming {
     client: Client,
@@ -181,29 +185,28 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Waits for messages, and takes up to `max` of those that are there. Empty: the client is closed, or another
-    /// stream took this one's place.
+    /// Waits for messages, and takes up to `max`. Empty: the client is closed, or another stream replaced this one.
     pub async fn next_batch(&self, max: usize) -> Vec<Received> {
         self.mailbox.next(max).await.into_iter().map(|letter| letter.message).collect()
     }
 
-    /// Waits until [`Incoming::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    /// Waits until [`Incoming::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
         self.mailbox.ready().await;
     }
 
-    /// Whether no more will come: what is there now is the rest.
+    /// Whether the stream has ended; available elements can still be taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Takes up to `max` of the messages that are there now, without waiting.
+    /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Received> {
         self.mailbox.take(max).into_iter().map(|letter| letter.message).collect()
     }
 
-    /// Ends the waiting of whoever takes from it.
+    /// Ends the stream and wakes its waiting tasks.
     pub fn stop(&self) {
         self.mailbox.close();
     }

@@ -1,4 +1,4 @@
-//! Everything that can go wrong for a program that uses the client: one type, seven families.
+//! The error of all client operations, in seven families.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,87 +7,87 @@ use mqcore_tls::failure::FailureReason;
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::operation::status;
 
-/// What went wrong. Cheap to clone, so that one lost connection can be told to everybody who waited for it.
+/// An error of the client. Cheap to clone, because a lost connection fails many calls.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// No address took a connection.
-    #[error("cannot connect to {addresses}: {cause}; is the broker running and reachable?")]
+    /// No address accepted a connection.
+    #[error("cannot connect to {addresses}: {cause}; check that the broker is running and reachable")]
     ConnectFailed {
-        /// What was tried.
+        /// The addresses.
         addresses: Arc<str>,
-        /// What the last attempt ended with.
+        /// The error of the last attempt.
         cause: Arc<str>,
     },
-    /// There is no connection, or it was lost before the answer came. Whether the broker acted is unknown, unless
-    /// `sent` is false.
-    #[error("{}: {cause}", if *.sent { "the connection was lost before the answer came" } else { "there was no connection to send it on" })]
+    /// There is no connection, or it was lost before the answer. Unless `sent` is false, it is unknown whether the
+    /// broker processed the request.
+    #[error("{}: {cause}", if *.sent { "connection lost before the answer arrived" } else { "no connection to send the request" })]
     ConnectionLost {
-        /// Why.
+        /// The cause.
         cause: Arc<str>,
-        /// Whether anything was sent: if not, it is safe to try again.
+        /// Whether anything was sent. If not, a retry is safe.
         sent: bool,
     },
-    /// The client was closed, or is about to.
-    #[error("the client is closed; connect again to go on")]
+    /// The client is closed or closing.
+    #[error("the client is closed; connect again")]
     Closed,
     /// The peer speaks another protocol.
     #[error("the peer at {address} does not speak {wanted}: it answered {got:?}")]
     VersionMismatch {
-        /// Who.
+        /// The address of the peer.
         address: Arc<str>,
-        /// What it should speak.
+        /// The expected protocol.
         wanted: &'static str,
-        /// Its first bytes, as text.
+        /// Its first bytes as text.
         got: Arc<str>,
     },
-    /// The peers did not come to terms on TLS.
-    #[error("no TLS with {address}: {words}")]
+    /// The TLS handshake failed.
+    #[error("TLS handshake with {address} failed: {words}")]
     Tls {
-        /// With whom.
+        /// The address of the peer.
         address: Arc<str>,
-        /// What sort of failure it was.
+        /// The kind of failure.
         reason: FailureReason,
-        /// What happened, and what to do.
+        /// The failure and the next step.
         words: Arc<str>,
     },
-    /// The broker does not let this client in.
+    /// The broker rejected the login.
     #[error("{address} refused the client: {reason}; check its token")]
     AuthFailed {
-        /// Who refused.
+        /// The address of the broker.
         address: Arc<str>,
-        /// Its words.
+        /// The broker's reason.
         reason: Arc<str>,
     },
     /// The broker refused the handshake for another reason, a client id in use for example.
     #[error("{address} refused the handshake with status {code}: {reason}")]
     HandshakeRefused {
-        /// Who refused.
+        /// The address of the broker.
         address: Arc<str>,
-        /// Its status; 0 if it closed without one.
+        /// The status; 0 if the broker closed the connection without one.
         code: u16,
-        /// Its words.
+        /// The broker's reason.
         reason: Arc<str>,
     },
     /// The two sides require different extensions of the protocol.
-    #[error("no agreement with {address}: {reason}")]
+    #[error("no agreement on extensions with {address}: {reason}")]
     NoAgreement {
-        /// With whom.
+        /// The address of the peer.
         address: Arc<str>,
-        /// What stands against it, in the words of whoever gave up.
+        /// The reason, from the side that gave up.
         reason: Arc<str>,
     },
-    /// The peer sent what is no frame.
-    #[error("the broker sent a broken frame: {0}")]
+    /// The peer sent a malformed frame.
+    #[error("the broker sent a malformed frame: {0}")]
     BadFrame(#[from] WireError),
     /// A part is larger than a frame, or than the limits allow.
-    #[error("{part} of {size} bytes is larger than the limit of {limit}")]
+    #[error("{part} of {size} bytes exceeds the limit of {limit}")]
     TooLarge {
-        /// Which part.
+        /// The part.
         part: &'static str,
-        /// Bytes.
+        /// Its size in bytes.
         size: u64,
-        /// Bytes allowed.
+        /// The limit in bytes.
         limit: u64,
     },
     /// The broker answered with a status that is not success.
@@ -96,65 +96,65 @@ pub enum ClientError {
     /// A negative acknowledgement.
     #[error("{target} refused the message: {reason}")]
     Nacked {
-        /// Where the message went.
+        /// The target of the message.
         target: Arc<str>,
-        /// `none`, `timeout`, `no-consumers`, `not-saved`, or what a consumer said.
+        /// `none`, `timeout`, `no-consumers`, `not-saved`, or a consumer's reason.
         reason: Arc<str>,
     },
-    /// No acknowledgement came in time. The message may have been taken all the same.
+    /// The acknowledgement timed out. The broker may have accepted the message.
     #[error(
         "no acknowledgement from {target} within {waited:?}; it may have been taken all the same, or its queue's \
          delivery handler does not acknowledge (publish without confirm then)"
     )]
     ConfirmTimeout {
-        /// Where the message went.
+        /// The target of the message.
         target: Arc<str>,
-        /// How long.
+        /// Time waited.
         waited: Duration,
     },
-    /// No answer came in time.
+    /// The answer timed out.
     #[error("no answer to {operation} {target} within {waited:?}")]
     RequestTimeout {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
-        /// Of whom.
+        /// The target.
         target: Arc<str>,
-        /// How long.
+        /// Time waited.
         waited: Duration,
     },
-    /// The answer's body is not what the operation answers with.
-    #[error("the answer to {operation} {target} cannot be read: {why}")]
+    /// The body of the answer does not fit the operation.
+    #[error("invalid answer to {operation} {target}: {why}")]
     BadAnswer {
-        /// What was asked.
+        /// The operation.
         operation: &'static str,
-        /// Of whom.
+        /// The target.
         target: Arc<str>,
-        /// What is wrong with it.
+        /// The defect.
         why: Arc<str>,
     },
-    /// The protocol of this client has no such thing.
+    /// The protocol of this client lacks the operation.
     #[error("{protocol} has no {what}{}{instead}", if .instead.is_empty() { "" } else { "; " })]
     NotSupported {
-        /// What it has not.
+        /// The missing feature.
         what: Box<str>,
-        /// What is spoken.
+        /// The protocol.
         protocol: &'static str,
-        /// What to do instead; empty if nothing comes near.
+        /// The alternative; empty if there is none.
         instead: &'static str,
     },
-    /// The caller asked for something that cannot be said.
+    /// An argument is invalid.
     #[error("invalid {what}: {why}")]
     InvalidArgument {
-        /// Which argument.
+        /// The argument.
         what: &'static str,
-        /// What is wrong with it.
+        /// The defect.
         why: Arc<str>,
     },
 }
 
 /// The families of [`ClientError`], which are the branches of Python's exception tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are clear")]
 pub enum Family {
     Transport,
     Handshake,
@@ -166,7 +166,7 @@ pub enum Family {
 }
 
 impl ClientError {
-    /// Which family this belongs to.
+    /// The family of this error.
     #[must_use]
     pub fn family(&self) -> Family {
         match self {
@@ -184,7 +184,7 @@ impl ClientError {
         }
     }
 
-    /// Whether nothing can have reached the broker, so that trying again is safe.
+    /// Whether nothing can have reached the broker, so that a retry is safe.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
         matches!(
@@ -206,16 +206,16 @@ impl ClientError {
 pub struct Refusal {
     /// The number on the wire.
     pub code: u16,
-    /// What was asked: `"publish to"`, `"create queue"`, ...
+    /// The operation: `"publish to"`, `"create queue"`, ...
     pub operation: &'static str,
-    /// Of whom.
+    /// The target.
     pub target: Arc<str>,
-    /// The broker's words; empty if it gave none.
+    /// The broker's reason; empty if it gave none.
     pub reason: Box<str>,
 }
 
 impl Refusal {
-    /// What the number means.
+    /// The meaning of the number.
     #[must_use]
     pub fn status(&self) -> Status {
         Status::from_code(self.code)
@@ -241,9 +241,9 @@ impl From<Refusal> for ClientError {
     }
 }
 
-/// What a status number means.
+/// The meaning of a status number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "`meaning` says it")]
+#[allow(missing_docs, reason = "`meaning` describes them")]
 pub enum Status {
     BadRequest,
     Unauthorized,
@@ -274,18 +274,18 @@ impl Status {
         }
     }
 
-    /// In words, with what to do about it where that is known.
+    /// A text, with the next step where there is one.
     #[must_use]
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::BadRequest => "the request makes no sense",
+            Self::BadRequest => "the request is invalid",
             Self::Unauthorized => "this client may not do that, or the queue is stopped",
-            Self::NotFound => "there is none; create it first",
-            Self::Unacceptable => "not possible in the present state",
-            Self::AlreadyExists => "it is there already",
+            Self::NotFound => "not found; create it first",
+            Self::Unacceptable => "not possible in the current state",
+            Self::AlreadyExists => "exists already",
             Self::LimitExceeded => "a limit of messages, sizes, clients or queues is reached",
             Self::Busy => "busy; try again later",
-            Self::SendError => "it could not be sent",
+            Self::SendError => "sending failed",
             Self::Failed => "it failed",
         }
     }
@@ -299,7 +299,7 @@ mod tests {
     fn a_refusal_says_what_was_asked_of_whom() {
         let refusal = Refusal { code: 404, operation: "publish to", target: "a/1".into(), reason: "".into() };
         assert_eq!(refusal.status(), Status::NotFound);
-        assert_eq!(refusal.to_string(), "cannot publish to a/1: there is none; create it first (status 404)");
+        assert_eq!(refusal.to_string(), "cannot publish to a/1: not found; create it first (status 404)");
         let refusal = Refusal { code: 1000, operation: "list", target: "".into(), reason: "no".into() };
         assert_eq!(refusal.to_string(), "cannot list: no (status 1000)");
     }

@@ -1,4 +1,4 @@
-//! Events of the broker: who came and went, what was created, changed, removed and produced.
+//! Events of the broker: clients, channels, queues and published messages.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Intent, Subscription};
 
-/// Events that may wait in a stream; later ones are dropped and counted, because nothing else must wait for them.
+/// Maximum events waiting in a stream. Later ones are dropped and counted, so that they do not delay other data.
 pub const EVENTS_WAITING_MAX: usize = 4096;
 
 /// The events, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are clear")]
 pub enum EventKind {
     ClientConnected,
     ClientDisconnected,
@@ -33,7 +33,7 @@ pub enum EventKind {
     MessageProduced,
 }
 
-/// What a subscription has to name.
+/// The scope that a subscription must name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Server,
@@ -98,7 +98,7 @@ impl EventKind {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// What.
+    /// The payload.
     pub kind: EventKind,
     /// The channel, if it is about one.
     pub channel: Option<String>,
@@ -178,23 +178,23 @@ impl Event {
     }
 }
 
-/// Which events, of what.
+/// An event and its scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventScope {
-    /// Which.
+    /// The event.
     pub kind: EventKind,
-    /// Of which channel, for events of one.
+    /// The channel, for events with a channel.
     pub channel: Option<String>,
-    /// Of which queue, for events of one.
+    /// The queue, for events with a queue.
     pub queue: Option<u16>,
 }
 
 impl EventScope {
     fn subscription(&self) -> Result<Subscription, ClientError> {
         let (needed, place) = match self.kind.scope() {
-            Scope::Server => ((false, false), "of the whole broker: name neither channel nor queue"),
-            Scope::Channel => ((true, false), "of a channel: name it, and no queue"),
-            Scope::Queue => ((true, true), "of a queue: name its channel and its id"),
+            Scope::Server => ((false, false), "an event of the whole broker; give neither channel nor queue"),
+            Scope::Channel => ((true, false), "an event of a channel; give a channel and no queue"),
+            Scope::Queue => ((true, true), "an event of a queue; give its channel and id"),
         };
         let name = self.kind.as_str();
         if (self.channel.is_some(), self.queue.is_some()) != needed {
@@ -206,16 +206,15 @@ impl EventScope {
 }
 
 impl Client {
-    /// These events from now on, over all reconnects, in one stream. What happens while there is no connection is not
-    /// seen.
+    /// Subscribes to events, across reconnects, in one stream. Events that occur without a connection are missed.
     ///
-    /// Some events are of a channel (clients joining and leaving, queues), one is of a queue (messages produced): their
-    /// place has to be named, and no place for the others.
+    /// Events of a channel (clients joining and leaving, queues) require a channel, published messages require a queue,
+    /// and all others require neither.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a missing or needless place, [`ClientError::Refused`] for one that does not
-    /// exist, [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`].
+    /// [`ClientError::InvalidArgument`] for a missing or superfluous channel or queue, [`ClientError::Refused`] if it
+    /// does not exist, [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`].
     pub async fn subscribe_events(&self, scopes: &[EventScope]) -> Result<EventStream, ClientError> {
         let subscriptions: Vec<Subscription> =
             scopes.iter().map(EventScope::subscription).collect::<Result<_, _>>()?;
@@ -231,7 +230,7 @@ impl Client {
     }
 }
 
-/// Events as they come. Dropping it ends the subscriptions that nobody else in this client has.
+/// A stream of events. Dropping it ends subscriptions without other users in this client.
 #[derive(Debug)]
 pub struct EventStream {
     client: Client,
@@ -240,7 +239,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// Waits for events, and takes up to `max` of those that are there. Empty: the client is closed.
+    /// Waits for events, and takes up to `max`. Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Event> {
         loop {
             let letters = self.mailbox.next(max).await;
@@ -253,29 +252,29 @@ impl EventStream {
         }
     }
 
-    /// Waits until [`EventStream::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    /// Waits until [`EventStream::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
         self.mailbox.ready().await;
     }
 
-    /// Takes up to `max` of the events that are there now, without waiting.
+    /// Takes up to `max` available events without waiting.
     pub fn take(&self, max: usize) -> Vec<Event> {
         self.mailbox.take(max).iter().filter_map(|letter| Event::read(&letter.message)).collect()
     }
 
-    /// Whether no more will come: what is there now is the rest.
+    /// Whether the stream has ended; available elements can still be taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Events dropped because nobody took those before them.
+    /// Events dropped because the program had not taken earlier ones.
     #[must_use]
     pub fn dropped(&self) -> usize {
         self.mailbox.dropped()
     }
 
-    /// Ends the waiting of whoever takes from it.
+    /// Ends the stream and wakes its waiting tasks.
     pub fn stop(&self) {
         self.mailbox.close();
     }

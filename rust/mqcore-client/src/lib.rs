@@ -1,4 +1,4 @@
-//! The client side of mqcore: connect, publish, consume, pull, ask; reconnect and take up the work again.
+//! The client side of mqcore: connect, publish, consume, pull and request; reconnect and restore subscriptions.
 //!
 //! ```text
 //! client, publish, consume, pull, direct, event, admin, ...    what a program calls
@@ -10,13 +10,13 @@
 //! connection: one task that dials, reads, writes, keeps alive and reconnects
 //! ```
 //!
-//! The address says what is spoken; a program publishes, consumes and settles in the same way whatever that is. What a
-//! protocol lacks is refused with [`error::ClientError::NotSupported`]. [`throttr`], which has neither queues nor
-//! receipts, is a client of its own with the same addresses, TLS and errors.
+//! The address selects the protocol; publishing, consuming and settling are the same in all of them. An operation that
+//! a protocol lacks returns [`error::ClientError::NotSupported`]. [`throttr`], which has neither queues nor receipts,
+//! is a separate client with the same addresses, TLS and errors.
 //!
-//! What the program wants to stand (joined channels, event subscriptions) is kept as *intent* and told to the
-//! broker again after every connect, before anything else. What was merely under way when a connection was lost
-//! fails with [`error::ClientError::ConnectionLost`]: nothing is sent twice unless the caller allowed it.
+//! The client keeps joined channels and event subscriptions as *intents*, and requests them again first after every
+//! connect. Requests in flight when a connection is lost fail with [`error::ClientError::ConnectionLost`]: the client
+//! sends nothing twice unless the caller allows it.
 
 pub mod address;
 pub mod admin;

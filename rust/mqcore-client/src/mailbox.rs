@@ -1,13 +1,12 @@
-//! Where received messages wait for the program, and when the socket is not to be read.
+//! Buffers for received messages, and flow control of reads.
 //!
-//! TMQP has no credit: a broker sends what it has, for all queues in one stream, with the answers to requests between.
-//! Not to read is therefore never about one consumer: whatever is behind its messages would wait with them, and a
-//! broker closes connections that take too long to read. So a client reads on while a consumer is slow, until the
-//! messages that wait in it, over all consumers, have more bytes than its limit; only above that is the socket left
-//! alone, which the broker feels as a full connection. Prefetch is the other bound: how many messages of a consumer the
-//! program may hold unsettled at once; what it may not have yet waits here.
+//! TMQP has no credit: a broker sends messages of all queues and answers in one stream. Pausing reads for one slow
+//! consumer would delay everything behind its messages, and the broker closes connections that read too slowly. So a
+//! client keeps reading until the waiting messages of all consumers exceed its limit in bytes. Above the limit it
+//! pauses reads, and the broker sees a full connection. Prefetch is the other limit: the number of unsettled messages
+//! of a consumer in the program. Further messages wait here.
 //!
-//! A client that does not read still pings, so the broker knows that it lives however long a handler takes.
+//! A client that pauses reads still sends pings, so a slow handler does not end its connection.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -17,17 +16,17 @@ use tokio::sync::Notify;
 
 use crate::received::Received;
 
-/// Locks without regard to poison: nothing here is left half changed by a panic.
+/// Locks and ignores poisoning: no panic leaves this data inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many bytes wait in all mailboxes of one client, and the bell of its connection task.
+/// Bytes waiting in all mailboxes of one client, and the waker of its connection task.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     bytes: AtomicUsize,
     bytes_max: usize,
-    /// Rung when there is something to write, or reason to read again.
+    /// Notified when there is output, or reads can resume.
     pub(crate) bell: Notify,
 }
 
@@ -36,7 +35,7 @@ impl Gauge {
         Self { bytes_max, ..Self::default() }
     }
 
-    /// Whether there is room for what arrives.
+    /// Whether the client may read.
     pub(crate) fn may_read(&self) -> bool {
         self.bytes.load(Relaxed) <= self.bytes_max
     }
@@ -63,23 +62,23 @@ pub(crate) struct Letter {
 #[derive(Debug, Default)]
 struct Shelf {
     letters: VecDeque<Letter>,
-    /// Handed out and not settled.
+    /// Delivered and not settled.
     unsettled: usize,
     closed: bool,
 }
 
-/// What bounds a mailbox, beside the client's bytes.
+/// The limit of a mailbox besides the client's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
     /// Nothing.
     None,
-    /// Messages that the program may hold unsettled at once.
+    /// Maximum unsettled messages in the program.
     Unsettled(usize),
-    /// Messages that may wait; later ones are dropped and counted, because nothing else must wait for them.
+    /// Maximum waiting messages. Later ones are dropped and counted, so that they do not delay other data.
     Waiting(usize),
 }
 
-/// Messages that wait for one taker. Any number of tasks may take from it; each message goes to one.
+/// Messages for one consumer or stream. Any number of tasks may take from it; each message goes to one.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     gauge: Arc<Gauge>,
@@ -95,12 +94,11 @@ impl Mailbox {
         Arc::new(Self { gauge, shelf, ready, bound, dropped })
     }
 
-    /// Puts a message in. Answers whether takers have to be woken with [`Mailbox::wake`], once for all messages of
-    /// one read.
+    /// Adds a message. Returns whether the caller must call [`Mailbox::wake`] after all messages of a read.
     pub(crate) fn put(&self, letter: Letter) -> bool {
         let mut shelf = lock(&self.shelf);
         let refuses = match self.bound {
-            // What asks for an acknowledgement is handed back by whoever closed this, once it gets no more.
+            // The consumer that closed this mailbox requeues messages with acknowledgement.
             Bound::Unsettled(_) => shelf.closed && !letter.message.wants_acknowledge(),
             Bound::Waiting(most) => shelf.closed || shelf.letters.len() >= most,
             Bound::None => shelf.closed,
@@ -114,17 +112,17 @@ impl Mailbox {
         shelf.letters.len() == 1
     }
 
-    /// Wakes whoever waits for messages.
+    /// Wakes the tasks that wait for messages.
     pub(crate) fn wake(&self) {
         self.ready.notify_waiters();
     }
 
-    /// Takes up to `max` messages that are there now, as far as the bound allows. Those that ask for an
-    /// acknowledgement count as unsettled until [`Mailbox::settled`].
+    /// Takes up to `max` available messages within the limit. Messages with acknowledgement count as unsettled until
+    /// [`Mailbox::settled`].
     pub(crate) fn take(&self, max: usize) -> Vec<Letter> {
         let mut shelf = lock(&self.shelf);
         let most = match self.bound {
-            // Whoever is closed cannot settle anything any more: nothing is worth waiting for.
+            // A closed consumer settles nothing more, so the limit no longer applies.
             Bound::Unsettled(most) if !shelf.closed => most,
             _ => usize::MAX,
         };
@@ -147,12 +145,12 @@ impl Mailbox {
         letters
     }
 
-    /// Takes up to `max` messages, at least one; waits for it. Empty: the mailbox is closed and nothing is left.
+    /// Waits for messages, and takes one to `max`. Empty: the mailbox is closed and empty.
     pub(crate) async fn next(&self, max: usize) -> Vec<Letter> {
         loop {
             let ready = self.ready.notified();
             tokio::pin!(ready);
-            // Before looking: what is put in after the look must find somebody to wake.
+            // Before the check, so that a message between the check and the wait is not missed.
             ready.as_mut().enable();
             let closed = self.is_closed();
             let letters = self.take(max.max(1));
@@ -163,8 +161,7 @@ impl Mailbox {
         }
     }
 
-    /// Waits until something can be taken, or nothing will come any more, and takes nothing: whoever is cancelled
-    /// meanwhile loses no message.
+    /// Waits until a message is available, or the mailbox is closed. It takes nothing, so it is cancel-safe.
     pub(crate) async fn ready(&self) {
         loop {
             let ready = self.ready.notified();
@@ -184,7 +181,7 @@ impl Mailbox {
         shelf.closed || !(full && first.message.wants_acknowledge())
     }
 
-    /// One message that was handed out is settled, or was dropped.
+    /// Records that a delivered message is settled or dropped.
     pub(crate) fn settled(&self) {
         let mut shelf = lock(&self.shelf);
         shelf.unsettled -= 1;
@@ -196,7 +193,8 @@ impl Mailbox {
         }
     }
 
-    /// Takers get what is left and then nothing. What still comes is dropped, or kept for its owner to hand back.
+    /// Closes the mailbox. Waiting messages can still be taken. Later ones are dropped, or kept for the consumer to
+    /// requeue.
     pub(crate) fn close(&self) {
         lock(&self.shelf).closed = true;
         self.wake();
@@ -206,7 +204,7 @@ impl Mailbox {
         lock(&self.shelf).closed
     }
 
-    /// Removes the waiting messages that `stale` says are worth nothing any more, and answers how many.
+    /// Removes the waiting messages for which `stale` is true, and returns their number.
     pub(crate) fn discard(&self, stale: impl Fn(&Letter) -> bool) -> usize {
         let mut shelf = lock(&self.shelf);
         let before = shelf.letters.len();
@@ -222,12 +220,12 @@ impl Mailbox {
         discarded
     }
 
-    /// Messages waiting.
+    /// Number of waiting messages.
     pub(crate) fn waiting(&self) -> usize {
         lock(&self.shelf).letters.len()
     }
 
-    /// Messages dropped because nobody took those before them.
+    /// Messages dropped because the program had not taken earlier ones.
     pub(crate) fn dropped(&self) -> usize {
         self.dropped.load(Relaxed)
     }
@@ -266,7 +264,7 @@ mod tests {
         mailbox.settled();
         assert_eq!(mailbox.take(9).len(), 1);
         mailbox.close();
-        assert_eq!(mailbox.take(9).len(), 2, "at the end nothing is held back");
+        assert_eq!(mailbox.take(9).len(), 2, "a closed mailbox has no limit");
     }
 
     #[test]
@@ -288,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_octets_stop_the_reading_until_some_are_taken() {
+    fn reads_pause_above_the_byte_limit_and_resume_after_a_take() {
         let gauge = Arc::new(Gauge::new(150));
         let mailbox = Mailbox::new(gauge.clone(), Bound::None);
         mailbox.put(letter(false));
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mailbox_that_goes_away_takes_its_octets_with_it() {
+    fn a_dropped_mailbox_releases_its_bytes() {
         let gauge = gauge();
         let mailbox = Mailbox::new(gauge.clone(), Bound::None);
         mailbox.put(letter(true));

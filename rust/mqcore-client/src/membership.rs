@@ -1,26 +1,25 @@
-//! That this client takes part in something: kept for as long as somebody wants it.
+//! A user of a subscription.
 
 use std::sync::Arc;
 
 use crate::dialogue::Part;
 use crate::shared::{Core, Shared};
 
-/// That this client takes part in a channel, consumes a queue or hears of events. Dropping it ends that, unless others in this client
-/// want it too.
+/// A user of a joined channel, a consumed queue or an event subscription. Dropping the last one in this client ends it.
 #[derive(Debug)]
 pub struct Membership {
     shared: Arc<Shared>,
-    /// None: it was ended already.
+    /// `None`: already ended.
     part: Option<Part>,
 }
 
 impl Membership {
-    /// Of a part that counts this as one of its users from now on.
+    /// Wraps a subscription that already counts this user.
     pub(crate) fn new(shared: Arc<Shared>, part: Part) -> Self {
         Self { shared, part: Some(part) }
     }
 
-    /// Ends it in one step with what else is done to `core`.
+    /// Removes the user in the same step as other changes to `core`.
     pub(crate) fn end(&mut self, core: &mut Core) {
         if let Some(part) = self.part.take() {
             core.conversation.give_up(&part);

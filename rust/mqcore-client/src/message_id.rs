@@ -1,4 +1,4 @@
-//! Ids of messages and requests: unlike those of every other client, and none of them twice.
+//! Ids of messages and requests, unique across clients.
 
 use smallvec::SmallVec;
 
@@ -7,7 +7,7 @@ use crate::random::random_u64;
 /// A message id, inline when it is one of ours.
 pub type MessageId = SmallVec<[u8; 32]>;
 
-/// Makes ids: 32 lower-case hex digits, 16 of this client and 16 that count.
+/// Generates ids of 32 lower-case hex digits: 16 random ones of this client and a counter of 16.
 #[derive(Debug)]
 pub(crate) struct MessageIds {
     prefix: u64,

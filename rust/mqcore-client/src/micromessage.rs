@@ -1,14 +1,13 @@
-//! The client of MicroMessage2: binary frames and negotiated extensions, over the same connections, reconnects, consumers
-//! and receipts as TMQP.
+//! The client of MicroMessage2: binary frames and negotiated extensions, with the same connections, reconnects,
+//! consumers and receipts as TMQP.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | `greeting` | the three messages of the handshake, from the side that connects |
-//! | `conversation` | frames in, results out |
-//! | `operations` | what only MicroMessage2 has: what was agreed on, frames of vendors' extensions |
+//! | `greeting` | the three messages of the handshake, on the client side |
+//! | `conversation` | turns frames into results |
+//! | `operations` | operations of MicroMessage2: agreed extensions, frames of vendors' extensions |
 //!
-//! What both sides of a connection follow, agreeing on extensions and counting acknowledgements, is in
-//! `mqcore_wire::micromessage`.
+//! `mqcore_wire::micromessage` has the rules for both sides: negotiation of extensions, and the acknowledgement window.
 
 pub(crate) mod conversation;
 pub(crate) mod greeting;
@@ -18,11 +17,11 @@ use mqcore_wire::micromessage::extension::{Kind, PUB_SUB, X_MQCORE, X_NACK};
 use mqcore_wire::micromessage::handshake::Extension;
 use mqcore_wire::micromessage::negotiation::{Lists, batch_ack};
 
-/// Unacknowledged messages that a client agrees to if its program says nothing else, in each direction.
+/// Default number of unacknowledged messages in each direction.
 pub const WINDOW_DEFAULT: u16 = 1000;
 
-/// What a client offers if its program says nothing else: `batch-ack` of [`WINDOW_DEFAULT`], `pub-sub`, `x-nack` and
-/// `x-mqcore`, all of them optional.
+/// The default extensions of a client: `batch-ack` with [`WINDOW_DEFAULT`], `pub-sub`, `x-nack` and `x-mqcore`, all
+/// optional.
 #[must_use]
 pub fn default_extensions() -> Lists {
     let optional =
@@ -30,7 +29,7 @@ pub fn default_extensions() -> Lists {
     Lists { required: Vec::new(), optional: optional.collect() }
 }
 
-/// Whether frames of an extension of this name are the program's affair.
+/// Whether the program handles frames of this extension.
 fn is_vendors(name: &str) -> bool {
     Kind::of(name) == Some(Kind::Vendor)
 }

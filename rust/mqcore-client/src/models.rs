@@ -1,4 +1,4 @@
-//! What administration is answered with, and the options it sends. Member names are those of the protocol's JSON.
+//! Answers and options of administrative operations. Member names are those of the protocol's JSON.
 //!
 //! Every member of an answer may be missing: other servers of this protocol send fewer.
 
@@ -14,17 +14,17 @@ pub struct ChannelInformation {
     pub name: String,
     /// Ids of its queues.
     pub queues: Vec<u16>,
-    /// May it have more than one queue?
+    /// Whether it may have more than one queue.
     pub allow_multiple_queues: bool,
-    /// Which queue ids it may have; `None`: all.
+    /// Allowed queue ids; `None`: all.
     pub allowed_queues: Option<Vec<u16>>,
-    /// Default of its queues: only the first consumer gets each message.
+    /// Default of its queues: deliver each message to the first free consumer only.
     pub only_first_acquirer: bool,
     /// Default of its queues: consumers must acknowledge.
     pub request_acknowledge: bool,
     /// Default of its queues, milliseconds.
     pub acknowledge_timeout: u64,
-    /// Default of its queues, milliseconds; 0: for ever.
+    /// Default of its queues in milliseconds; 0: no expiry.
     pub message_timeout: u64,
     /// Default of its queues.
     pub use_message_id: bool,
@@ -38,7 +38,7 @@ pub struct ChannelInformation {
     pub client_limit: u64,
     /// Queues that it may have; 0: no limit.
     pub queue_limit: u64,
-    /// It goes with its last client, once its queues are empty.
+    /// Whether the broker removes it after its last client left and its queues are empty.
     pub destroy_when_empty: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct ChannelInformation {
 pub struct QueueInformation {
     /// Its channel.
     pub channel: String,
-    /// A word for people.
+    /// A label.
     pub tag_name: Option<String>,
     /// Its id in the channel.
     pub id: u16,
@@ -58,35 +58,35 @@ pub struct QueueInformation {
     pub messages: u64,
     /// `broadcast`, `push`, `roundrobin`, `pull`, `cache`, `paused` or `stopped`.
     pub status: String,
-    /// Only the first consumer gets each message.
+    /// Deliver each message to the first free consumer only.
     pub only_first_acquirer: bool,
     /// Consumers must acknowledge.
     pub request_acknowledge: bool,
     /// Milliseconds.
     pub acknowledge_timeout: u64,
-    /// Milliseconds; 0: for ever.
+    /// In milliseconds; 0: no expiry.
     pub message_timeout: u64,
-    /// Messages without an id get one.
+    /// Whether the broker assigns ids to messages without one.
     pub use_message_id: bool,
     /// The next message waits for the acknowledgement of the one before.
     pub wait_for_acknowledge: bool,
     /// Consumers do not learn who produced a message.
     pub hide_client_names: bool,
-    /// Messages taken from producers.
+    /// Messages accepted from producers.
     pub received_messages: u64,
-    /// Messages handed out, each once.
+    /// Delivered messages, each counted once.
     pub sent_messages: u64,
-    /// Messages handed out, once a consumer.
+    /// Deliveries, once per consumer.
     pub deliveries: u64,
-    /// Negative acknowledgements and those that did not come.
+    /// Negative and timed-out acknowledgements.
     pub negative_acks: u64,
     /// Positive acknowledgements.
     pub acks: u64,
-    /// Messages that waited too long.
+    /// Expired messages.
     pub timeout_messages: u64,
-    /// Messages saved.
+    /// Saved messages.
     pub saved_messages: u64,
-    /// Messages that left for good.
+    /// Messages that left the queue.
     pub removed_messages: u64,
     /// Failures of its handler.
     pub errors: u64,
@@ -94,11 +94,11 @@ pub struct QueueInformation {
     pub last_message_received: u64,
     /// Unix milliseconds; 0: never.
     pub last_message_sent: u64,
-    /// Messages stored at most; 0: no limit.
+    /// Maximum stored messages; 0: no limit.
     pub message_limit: u64,
-    /// Bytes of a body at most; 0: no limit.
+    /// Maximum bytes of a body; 0: no limit.
     pub message_size_limit: u64,
-    /// How much may be published to it, `100/s`; `None`: no limit.
+    /// Limit of publishes, for example `100/s`; `None`: no limit.
     pub publish_limit: Option<String>,
 }
 
@@ -110,12 +110,12 @@ pub struct ClientInformation {
     pub id: String,
     /// Its name.
     pub name: Option<String>,
-    /// What sort of program it is.
+    /// The kind of program.
     #[serde(rename = "Type")]
     pub kind: Option<String>,
     /// Milliseconds since it connected, or joined.
     pub online: u64,
-    /// Whether an authenticator let it in.
+    /// Whether an authenticator accepted it.
     pub is_authenticated: bool,
 }
 
@@ -127,13 +127,13 @@ pub struct NodeInformation {
     pub id: String,
     /// Its name.
     pub name: String,
-    /// Where it listens.
+    /// The address of its listener.
     pub host: String,
-    /// Whether it dialled this one.
+    /// Whether it connected to this node.
     pub slave: bool,
-    /// Whether the link stands.
+    /// Whether the link is connected.
     pub connected: bool,
-    /// Milliseconds since it does.
+    /// Milliseconds since the link connected.
     pub lifetime: u64,
 }
 
@@ -165,7 +165,7 @@ impl RouteMethod {
     }
 }
 
-/// What a binding requests from its target. The numbers are the broker's.
+/// The answer that a binding requests from its target. The numbers are the broker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Interaction {
@@ -240,7 +240,7 @@ pub struct Binding {
     pub target: String,
     /// Bindings with a higher priority come first.
     pub priority: i32,
-    /// What it requests from its target.
+    /// The answer that it requests from its target.
     pub interaction: Interaction,
     /// The content type of its messages; `None`: unchanged.
     pub content_type: Option<u16>,
@@ -281,7 +281,7 @@ pub struct RouterTest {
     pub skipped: Vec<String>,
 }
 
-/// What a router would do at one binding.
+/// A step of a route: one binding.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct RouterStep {
@@ -295,7 +295,7 @@ pub struct RouterStep {
     pub why: String,
 }
 
-/// How a queue hands its messages out. The numbers are the broker's.
+/// How a queue delivers its messages. The numbers are the broker's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are the protocol's")]
@@ -310,7 +310,7 @@ pub enum QueueStatus {
 }
 
 impl QueueStatus {
-    /// Reads the spellings in use, without respect to case.
+    /// Parses the known spellings, ignoring case.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         Some(match text.to_ascii_lowercase().as_str() {
@@ -332,26 +332,26 @@ impl Serialize for QueueStatus {
     }
 }
 
-/// Options of a queue to create or to change; what is `None` is the channel's, or stays.
+/// Options of a queue to create or change. `None`: the channel's option, or unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct QueueOptions {
-    /// How it hands out.
+    /// How it delivers messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<QueueStatus>,
-    /// Only the first consumer gets each message.
+    /// Deliver each message to the first free consumer only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_only_first_acquirer: Option<bool>,
     /// Consumers must acknowledge.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_acknowledge: Option<bool>,
-    /// How long they may take, milliseconds.
+    /// Timeout of acknowledgements in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub acknowledge_timeout: Option<u64>,
-    /// How long a message may wait, milliseconds; 0: for ever.
+    /// Expiry of messages in milliseconds; 0: no expiry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_timeout: Option<u64>,
-    /// Messages without an id get one.
+    /// Whether the broker assigns ids to messages without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub use_message_id: Option<bool>,
     /// The next message waits for the acknowledgement of the one before.
@@ -360,43 +360,43 @@ pub struct QueueOptions {
     /// Consumers do not learn who produced a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hide_client_names: Option<bool>,
-    /// Messages stored at most; 0: no limit.
+    /// Maximum stored messages; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_limit: Option<u64>,
-    /// Bytes of a body at most; 0: no limit.
+    /// Maximum bytes of a body; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_size_limit: Option<u64>,
-    /// How often one message may be put back.
+    /// How often a message may be requeued.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub put_back_limit: Option<u16>,
-    /// Where messages go that were put back too often, `channel/id`; empty: nowhere.
+    /// The dead-letter queue for messages requeued more often, `channel/id`; empty: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_letter: Option<String>,
     /// The key of a delivery handler or ready-made policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message_delivery_handler: Option<String>,
-    /// A word for people and for routers.
+    /// A label for people and routers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tag: Option<String>,
     /// When a saved message counts as saved: `none`, `os` or `fsync`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
-    /// How much may be published to it, `100/s`; `none` removes the limit.
+    /// Limit of publishes, for example `100/s`; `none` removes the limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publish_limit: Option<String>,
 }
 
-/// Options of a channel to create; what is `None` is the broker's.
+/// Options of a channel to create. `None`: the broker's option.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct ChannelOptions {
-    /// What its queues start with.
+    /// Default options of its queues.
     #[serde(flatten)]
     pub queue: QueueOptions,
-    /// May it have more than one queue?
+    /// Whether it may have more than one queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allow_multiple_queues: Option<bool>,
-    /// Which queue ids it may have; `Some(None)`: all.
+    /// Allowed queue ids; `Some(None)`: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allowed_queues: Option<Option<Vec<u16>>>,
     /// Clients that may join; 0: no limit.
@@ -405,7 +405,7 @@ pub struct ChannelOptions {
     /// Queues that it may have; 0: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub queue_limit: Option<u32>,
-    /// It goes with its last client, once its queues are empty.
+    /// Whether the broker removes it after its last client left and its queues are empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub destroy_when_empty: Option<bool>,
 }

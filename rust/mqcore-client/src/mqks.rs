@@ -1,13 +1,13 @@
-//! The client of MQKS: lines of text, over the same connections, reconnects, consumers and receipts as TMQP.
+//! The client of MQKS: lines of text, with the same connections, reconnects, consumers and receipts as TMQP.
 //!
-//! | module | what lives there |
+//! | module | content |
 //! |---|---|
-//! | `greeting` | the first line of a connection, which shows who the client is and that the peer speaks MQKS |
-//! | `conversation` | lines in, results out |
-//! | `operations` | what only MQKS has: rebinding, statistics |
+//! | `greeting` | the first line of a connection, which authenticates the client and detects peers of other protocols |
+//! | `conversation` | turns lines into results |
+//! | `operations` | operations of MQKS: rebinding, statistics |
 //!
-//! In MQKS a publisher names an *event*, and a copy goes to each queue that is bound to it; nobody has to have bound one. A
-//! consumer of a queue says what the queue is bound to and whether it settles each message by itself.
+//! In MQKS a producer names an *event*, and the broker copies the message to each queue bound to it; there may be none.
+//! A consumer of a queue chooses the queue's bindings, and whether it settles each message itself.
 
 pub(crate) mod conversation;
 pub(crate) mod greeting;

@@ -24,17 +24,17 @@ pub struct PublishOptions {
     pub id: Option<String>,
     /// Headers, in this order.
     pub headers: Vec<(String, String)>,
-    /// Before all messages that are not. Default no.
+    /// Whether it goes before messages of normal priority. Default no.
     pub high_priority: bool,
-    /// Wait for the acknowledgement. Default yes. Without it, publishing returns as soon as the message is on its way,
-    /// and a refusal only counts.
+    /// Whether to wait for the acknowledgement. Default yes. Otherwise publishing returns when the message is queued
+    /// for sending, and a refusal only increments a counter.
     pub confirm: bool,
-    /// Further queues for a copy each.
+    /// Queues that get a copy.
     pub cc: Vec<CarbonCopy>,
-    /// How long the acknowledgement may take. Default: the config's request timeout.
+    /// Timeout of the acknowledgement. Default: the config's request timeout.
     pub timeout: Option<Duration>,
-    /// Publish again, within the timeout, when the connection was lost before the acknowledgement came. Only with an id
-    /// of the caller's, by which the receiving side can tell that it has the message already. Default no.
+    /// Whether to publish again, within the timeout, if the connection is lost before the acknowledgement. Requires
+    /// `id`, by which the receiver detects duplicates. Default no.
     pub retry: bool,
 }
 
@@ -52,12 +52,12 @@ impl Default for PublishOptions {
     }
 }
 
-/// A queue for a copy.
+/// A queue that gets a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CarbonCopy {
-    /// Where.
+    /// Its queue.
     pub queue: QueueAddress,
-    /// The copy's id; default: the broker makes one.
+    /// The id of the copy. Default: the broker generates one.
     pub id: Option<String>,
 }
 
@@ -68,16 +68,16 @@ pub struct Outgoing {
     pub body: Bytes,
     /// Its id. Default: a new one.
     pub id: Option<String>,
-    /// Headers of its own, behind those of the options.
+    /// Its headers, after those of the options.
     pub headers: Vec<(String, String)>,
 }
 
-/// That a message was taken.
+/// The confirmation of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receipt {
-    /// Who said so; `None`: nobody was asked to.
+    /// The sender of the acknowledgement; `None`: none was requested.
     pub by: Option<By>,
-    /// From the call to the acknowledgement.
+    /// Time from the call to the acknowledgement.
     pub latency: Duration,
 }
 
@@ -86,8 +86,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`ClientError::Refused`] (no such queue, a limit, ...), [`ClientError::Nacked`], [`ClientError::ConfirmTimeout`],
-    /// [`ClientError::ConnectionLost`], and [`ClientError::InvalidArgument`] for what cannot be said.
+    /// [`ClientError::Refused`] (no such queue, a limit, ...), [`ClientError::Nacked`],
+    /// [`ClientError::ConfirmTimeout`], [`ClientError::ConnectionLost`], and [`ClientError::InvalidArgument`] for
+    /// invalid arguments.
     pub async fn publish(
         &self,
         queue: &QueueAddress,
@@ -98,7 +99,10 @@ impl Client {
         let deadline = self.shared.deadline(options.timeout);
         self.check_copies(options)?;
         if options.retry && options.id.is_none() {
-            return Err(ClientError::invalid("retry", "a message that may be sent twice needs an id"));
+            return Err(ClientError::invalid(
+                "retry",
+                "a message that may be sent twice needs an id; give one",
+            ));
         }
         let headers = header_text(options, &[])?;
         let publication = Publication {
@@ -121,7 +125,7 @@ impl Client {
         }
     }
 
-    /// Copies are headers, but not to be passed on as such.
+    /// Checks copies, which only TMQP transmits as headers.
     fn check_copies(&self, options: &PublishOptions) -> Result<(), ClientError> {
         match self.protocol() {
             Protocol::Tmqp => Ok(()),
@@ -129,7 +133,7 @@ impl Client {
             other => Err(ClientError::NotSupported {
                 what: "headers and copies".into(),
                 protocol: other.name(),
-                instead: "TMQP has; connect to tmqp://",
+                instead: "use TMQP (tmqp://) instead",
             }),
         }
     }
@@ -147,13 +151,13 @@ impl Client {
         }
     }
 
-    /// Publishes many messages: one lock, one write, one wake-up for all of their acknowledgements, as far as the
-    /// client's bounds allow. The answers are in the order of the messages.
+    /// Publishes many messages with one lock, one write and one wake-up for all acknowledgements, within the client's
+    /// limits. The results are in the order of the messages.
     ///
     /// # Errors
     ///
-    /// As [`Client::publish`], for each message by itself; [`PublishOptions::id`] and [`PublishOptions::retry`] cannot
-    /// be meant for many and are refused for all.
+    /// As [`Client::publish`], separately for each message. [`PublishOptions::id`] and [`PublishOptions::retry`] are
+    /// invalid for many messages.
     pub async fn publish_many(
         &self,
         queue: &QueueAddress,
@@ -176,13 +180,13 @@ impl Client {
     }
 }
 
-/// Messages that are published together, on their way.
+/// Messages that are being published together.
 struct Together<'a> {
     queue: &'a QueueAddress,
     messages: &'a [Outgoing],
     options: &'a PublishOptions,
     batch: Arc<Batch>,
-    /// How many of them were said, or found impossible to say.
+    /// Number of messages that were sent or found invalid.
     said: usize,
     question: Question<'a>,
 }
@@ -199,7 +203,7 @@ impl<'a> Together<'a> {
         Self { queue, messages, options, batch, said: 0, question }
     }
 
-    /// Says them all, in as few turns as there is room for.
+    /// Sends them all, in as few steps as the limits allow.
     async fn say_all(&mut self, deadline: Instant) -> Result<(), ClientError> {
         let shared = self.question.shared;
         while self.said < self.messages.len() {
@@ -208,7 +212,7 @@ impl<'a> Together<'a> {
         Ok(())
     }
 
-    /// Says as many as fit the bounds, and at least one.
+    /// Sends as many as the limits allow, and at least one.
     fn say_some(&mut self, conversation: &mut Dialogue) {
         let config = &self.question.shared.config;
         loop {
@@ -245,7 +249,7 @@ impl<'a> Together<'a> {
         Ok(())
     }
 
-    /// Waits for the outcomes of what was said; what was not has the outcome of the saying.
+    /// Waits for the outcomes of sent messages. Unsent messages get the error of sending.
     async fn finish(
         mut self,
         said: Result<(), ClientError>,
@@ -260,7 +264,7 @@ impl<'a> Together<'a> {
         if tokio::time::timeout_at(deadline, self.batch.completed()).await.is_ok() {
             self.question.ids.clear();
         }
-        // Whoever is still waited for is forgotten before the outcomes are taken: none can come in between.
+        // Forgets pending requests before taking the outcomes, so that none arrives in between.
         self.question.forget();
         let by_nobody = !self.options.confirm;
         let receipts = self.batch.take().into_iter().map(|outcome| match outcome {
@@ -284,7 +288,7 @@ fn confirm_timeout(queue: &QueueAddress, started: Instant) -> ClientError {
     ClientError::ConfirmTimeout { target: queue.to_string().into(), waited: started.elapsed() }
 }
 
-/// The header text of a message: the options' headers, its own, then one line a copy.
+/// The header text of a message: the options' headers, its own, then one line per copy.
 fn header_text(options: &PublishOptions, own: &[(String, String)]) -> Result<Vec<u8>, ClientError> {
     let mut text = Vec::new();
     for (key, value) in options.headers.iter().chain(own) {
@@ -294,7 +298,7 @@ fn header_text(options: &PublishOptions, own: &[(String, String)]) -> Result<Vec
         let mut value = format!("{};{}", copy.queue.channel(), copy.queue.id());
         if let Some(id) = &copy.id {
             if id.contains(';') {
-                return Err(ClientError::invalid("copy's message id", "a semicolon would end it"));
+                return Err(ClientError::invalid("copy's message id", "it must not contain a semicolon"));
             }
             value = format!("{value};{id}");
         }

@@ -1,4 +1,4 @@
-//! Pulling: messages of pull queues, and the message of a cache queue.
+//! Pulls: messages of pull queues, and the message of a cache queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,18 +20,18 @@ use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
 use crate::shared::Waited;
 
-/// How to pull.
+/// Options of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullOptions {
-    /// Messages at most; at least 1, the default.
+    /// Maximum messages, at least 1. Default 1.
     pub count: u32,
-    /// Newest first. Default no.
+    /// Whether to take the newest messages first. Default no.
     pub lifo: bool,
-    /// What to remove from the queue afterwards. Default nothing.
+    /// Messages to remove from the queue afterwards. Default none.
     pub clear: Clear,
-    /// Ask how many are left. Default yes.
+    /// Whether to request the number of remaining messages. Default yes.
     pub info: bool,
-    /// How long it may take. Default: the config's request timeout.
+    /// Timeout. Default: the config's request timeout.
     pub timeout: Option<Duration>,
 }
 
@@ -41,29 +41,28 @@ impl Default for PullOptions {
     }
 }
 
-/// What a pull brought.
+/// The result of a pull.
 #[derive(Debug)]
 pub struct Pulled {
     /// The messages, in order.
     pub messages: Vec<Delivered>,
-    /// Messages left, those of high priority and the others, if that was asked for and anything came. Nothing came:
-    /// none are left.
+    /// Remaining messages of high and of normal priority, if requested and known. An empty pull leaves none.
     pub remaining: Option<(u64, u64)>,
-    /// Whether the broker said that this is all. If not, the time was over or the connection was lost: these messages
-    /// have left the queue all the same.
+    /// Whether the broker ended the pull. If not, the timeout expired or the connection was lost; these messages have
+    /// left the queue anyway.
     pub complete: bool,
 }
 
 impl Client {
-    /// Takes up to `count` messages out of a pull queue. An empty queue answers with none.
+    /// Takes up to `count` messages from a pull queue. An empty queue returns none.
     ///
-    /// Only who has joined a channel may pull from it: it is joined for the pull, and left when the last of these
-    /// messages that asks for an acknowledgement is dropped.
+    /// Only members of a channel may pull from it. The client joins it for the pull, and leaves it when the last
+    /// message with acknowledgement is dropped.
     ///
     /// # Errors
     ///
-    /// [`ClientError::Refused`] with status 404 for no such queue, 401 for one that may not be pulled from, 406 for one
-    /// whose status is not pull; [`ClientError::RequestTimeout`] and [`ClientError::ConnectionLost`] if nothing came.
+    /// [`ClientError::Refused`] with status 404 for a missing queue, 401 without permission, 406 for a queue that is
+    /// not in pull status; [`ClientError::RequestTimeout`] and [`ClientError::ConnectionLost`] if no message arrived.
     pub async fn pull(&self, queue: &QueueAddress, options: &PullOptions) -> Result<Pulled, ClientError> {
         let (answer, membership) = self.pull_raw(queue, options).await?;
         let complete = match &answer.end {
@@ -83,7 +82,7 @@ impl Client {
         Ok(Pulled { messages, remaining, complete })
     }
 
-    /// The message of a cache queue; `None` while there is none. It stays in the queue.
+    /// Returns the message of a cache queue, which stays in the queue; `None` if it is empty.
     ///
     /// # Errors
     ///
@@ -109,7 +108,7 @@ impl Client {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
         if options.count == 0 {
-            return Err(ClientError::invalid("count", "pull at least one message"));
+            return Err(ClientError::invalid("count", "it must be at least 1"));
         }
         let part = Part::Intent(Intent::Join(queue.channel().clone()));
         let membership = self.shared.take_part(part, options.timeout).await?;
@@ -139,12 +138,12 @@ impl Client {
     }
 }
 
-/// What a `No-Content` of this value means.
+/// Interprets the value of `No-Content`.
 fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
     let (code, reason) = match reason {
         no_content::END | no_content::EMPTY => return Ok(()),
-        no_content::UNAUTHORIZED => (status::UNAUTHORIZED, "this client may not pull from it"),
-        no_content::UNACCEPTABLE => (status::UNACCEPTABLE, "it is not in pull status"),
+        no_content::UNAUTHORIZED => (status::UNAUTHORIZED, "this client must not pull from it"),
+        no_content::UNACCEPTABLE => (status::UNACCEPTABLE, "the queue is not in pull status"),
         no_content::NO_CHANNEL => (status::NOT_FOUND, "no such channel"),
         no_content::NO_QUEUE => (status::NOT_FOUND, "no such queue"),
         other => (status::FAILED, other),
@@ -153,7 +152,7 @@ fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
     Err(Refusal { code, operation: "pull from", target, reason: reason.into() }.into())
 }
 
-/// How many are left after this message, if it says so.
+/// Numbers of remaining messages, if the message has them.
 fn counts(message: &Received) -> Option<(u64, u64)> {
     let number = |key| message.header(key)?.parse().ok();
     Some((number(key::PRIORITY_MESSAGES)?, number(key::MESSAGES)?))

@@ -1,11 +1,11 @@
-//! Numbers that differ from those of every other client: for ids and for jitter. Not for secrets.
+//! Random numbers for ids and jitter. Not for secrets.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A number that no other call, thread or process is likely to get.
+/// A number that is unlikely to repeat in another call, thread or process.
 ///
-/// Process and time are mixed in because a forked process would otherwise go on with its parent's sequence.
+/// Includes process and time, because a forked process would otherwise continue its parent's sequence.
 pub(crate) fn random_u64() -> u64 {
     let mut hasher = RandomState::new().build_hasher();
     hasher.write_u32(std::process::id());
@@ -15,7 +15,8 @@ pub(crate) fn random_u64() -> u64 {
     hasher.finish()
 }
 
-/// Between half of `span` and all of it, so that clients that lost the same broker do not come back as one.
+/// A random time between half of `span` and `span`, so that clients of one lost broker do not reconnect at the same
+/// moment.
 pub(crate) fn jittered(span: Duration) -> Duration {
     let fraction = (random_u64() >> 11) as f64 / (1_u64 << 53) as f64;
     span.mul_f64(0.5 + fraction / 2.0)

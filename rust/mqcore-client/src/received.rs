@@ -1,4 +1,4 @@
-//! One received message, in one allocation of its own.
+//! A received message in one allocation.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,9 +7,9 @@ use bytes::Bytes;
 use mqcore_wire::tmqp::header::{Pairs, header_value, pairs};
 use mqcore_wire::tmqp::{Frame, Kind};
 
-/// A message as it came. Cloning shares it.
+/// A received message. Cloning shares it.
 ///
-/// Copied out of the read buffer once: a message that somebody keeps must not keep the buffer it came in.
+/// It is copied from the read buffer, so that a kept message does not keep the whole buffer.
 #[derive(Clone)]
 pub struct Received {
     /// Id, source, target, headers and body, in this order.
@@ -29,7 +29,7 @@ pub struct Received {
 }
 
 impl Received {
-    /// Copies what `frame` borrows. Takes decoded frames only: their parts fit their length fields.
+    /// Copies a decoded frame, whose parts fit their length fields.
     #[must_use]
     pub fn copy(frame: &Frame<'_>) -> Self {
         let parts = [frame.id, frame.source, frame.target, frame.headers, frame.payload];
@@ -54,7 +54,7 @@ impl Received {
         }
     }
 
-    /// The same with what its conversation needs to settle it, where its id does not do.
+    /// Adds the receipt with which the conversation settles it, for protocols where the id is not enough.
     pub(crate) fn with_receipt(self, receipt: u32) -> Self {
         Self { receipt, ..self }
     }
@@ -63,20 +63,19 @@ impl Received {
         self.receipt
     }
 
-    /// Its id: 32 lower-case hex digits as a rule, in MicroMessage2 its number on this connection, in any case at most 255
-    /// bytes.
+    /// Its id, at most 255 bytes: usually 32 lower-case hex digits; in MicroMessage2 its number on this connection.
     #[must_use]
     pub fn id(&self) -> &[u8] {
         &self.block[..self.id.into()]
     }
 
-    /// The client that sent it; empty if its queue hides names.
+    /// The client that sent it; empty if the queue hides client names.
     #[must_use]
     pub fn source(&self) -> &[u8] {
         self.part(self.id.into(), self.source.into())
     }
 
-    /// The channel, or whom a direct message was for.
+    /// The channel, or the target of a direct message.
     #[must_use]
     pub fn target(&self) -> &[u8] {
         self.part(usize::from(self.id) + usize::from(self.source), self.target.into())
@@ -94,13 +93,13 @@ impl Received {
         pairs(self.header_text())
     }
 
-    /// The first header of this name, ASCII case apart.
+    /// The first header with this name, ignoring ASCII case.
     #[must_use]
     pub fn header(&self, key: &str) -> Option<Cow<'_, str>> {
         header_value(self.header_text(), key).map(String::from_utf8_lossy)
     }
 
-    /// The body, shared and not copied.
+    /// The body, without a copy.
     #[must_use]
     pub fn body(&self) -> Bytes {
         self.block.slice(self.body_at()..)
@@ -112,49 +111,49 @@ impl Received {
         &self.block[self.body_at()..]
     }
 
-    /// The queue's id, the status of a response, or what sender and receiver of a direct message agreed on.
+    /// The queue's id, the status of a response, or the content type of a direct message.
     #[must_use]
     pub fn content_type(&self) -> u16 {
         self.content_type
     }
 
-    /// What sort of message it is.
+    /// The kind of message.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// How many more hops it could have taken.
+    /// Remaining hops.
     #[must_use]
     pub fn hops(&self) -> u8 {
         self.hops
     }
 
-    /// Of a queue message: this client is the first that gets it.
+    /// Whether this client is the first that gets a message of a queue.
     #[must_use]
     pub fn first_acquirer(&self) -> bool {
         self.first_acquirer
     }
 
-    /// It went before all others.
+    /// Whether it has high priority.
     #[must_use]
     pub fn high_priority(&self) -> bool {
         self.high_priority
     }
 
-    /// Its sender waits for a response.
+    /// Whether its sender waits for a response.
     #[must_use]
     pub fn wants_response(&self) -> bool {
         self.pending_response
     }
 
-    /// An acknowledgement is waited for, by the queue or by the sender.
+    /// Whether the queue or the sender waits for an acknowledgement.
     #[must_use]
     pub fn wants_acknowledge(&self) -> bool {
         self.pending_acknowledge
     }
 
-    /// Bytes that it keeps in memory.
+    /// Memory use in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         size_of::<Self>() + self.block.len()

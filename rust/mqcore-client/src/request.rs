@@ -1,4 +1,4 @@
-//! What a client can ask, in the protocol's words: kind, number, target, headers, body. No ids and no flags yet.
+//! Requests of TMQP: kind, number, target, headers and body, without ids and flags.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use mqcore_wire::tmqp::operation::{EVENT_SUBSCRIBE, EVENT_UNSUBSCRIBE, Operation
 use crate::address::QueueAddress;
 use crate::error::ClientError;
 
-/// What something was about, for messages to people.
+/// The target of an operation, for error texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// A queue.
@@ -20,12 +20,12 @@ pub enum Target {
 }
 
 impl Target {
-    /// A place that, where protocols have names alone, is called by its name; without an allocation, as a rule.
+    /// The target in protocols with plain names; usually without an allocation.
     pub(crate) fn plain(queue: &QueueAddress) -> Self {
         if queue.id() == 0 { Self::Name(queue.channel().clone()) } else { Self::Queue(queue.clone()) }
     }
 
-    /// As text.
+    /// The text.
     #[must_use]
     pub fn to_text(&self) -> Arc<str> {
         match self {
@@ -44,12 +44,12 @@ impl fmt::Display for Target {
     }
 }
 
-/// Anything that is answered once, apart from publishing.
+/// A request with one answer, other than a publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
-    /// For people: `"create queue"`, ...
+    /// The operation for error texts: `"create queue"`, ...
     pub operation: &'static str,
-    /// For people: of whom.
+    /// The target for error texts.
     pub about: Target,
     /// Message type.
     pub kind: Kind,
@@ -83,20 +83,20 @@ impl Request {
         }
     }
 
-    /// The channel's name and the queue's id as headers, which is how creating, changing and clearing want them.
+    /// Adds the channel's name and the queue's id as headers, as creating, updating and clearing require.
     fn with_queue_headers(mut self, queue: &QueueAddress) -> Self {
         self.header(key::CHANNEL_NAME, queue.channel());
         self.header(key::QUEUE_ID, &queue.id().to_string());
         self
     }
 
-    /// The queue's id as a body of two bytes, which is how removing and describing want it.
+    /// Sets the queue's id as a body of two bytes, as removing and describing require.
     fn with_queue_body(mut self, queue: &QueueAddress) -> Self {
         self.body = queue.id().to_le_bytes().to_vec();
         self
     }
 
-    /// Adds a header that cannot be refused: the keys are ours, the values are checked names and numbers.
+    /// Adds a header that is always valid: keys are constants, values are checked names and numbers.
     fn header(&mut self, key: &str, value: &str) {
         let pushed = push_header(&mut self.headers, key, value.as_bytes());
         debug_assert_eq!(pushed, Ok(()), "{key}:{value}");
@@ -126,7 +126,7 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a filter that is no header value.
+    /// [`ClientError::InvalidArgument`] for a filter that is not a valid header value.
     pub fn channel_list(filter: Option<&str>) -> Result<Self, ClientError> {
         let mut request = Self::operation(Operation::ChannelList, "list channels", "".into());
         if let Some(filter) = filter {
@@ -145,7 +145,7 @@ impl Request {
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a tag that is no header value.
+    /// [`ClientError::InvalidArgument`] for a tag that is not a valid header value.
     pub fn create_queue(
         queue: &QueueAddress,
         options: Vec<u8>,
@@ -203,11 +203,11 @@ impl Request {
         Self::operation(Operation::ClientList, "list clients", filter.unwrap_or("").into())
     }
 
-    /// An operation on a router: headers of ours, and what it needs as its body.
+    /// An operation on a router, with headers and a body.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`] for a value that is no header.
+    /// [`ClientError::InvalidArgument`] for an invalid header value.
     pub fn router(
         (operation, name): (Operation, &'static str),
         router: &str,
@@ -254,7 +254,7 @@ impl Request {
         request
     }
 
-    /// Make an intent so.
+    /// Request an intent.
     #[must_use]
     pub fn take_up(intent: &Intent) -> Self {
         match intent {
@@ -263,7 +263,7 @@ impl Request {
         }
     }
 
-    /// Make an intent so no more.
+    /// Cancel an intent.
     #[must_use]
     pub fn give_up(intent: &Intent) -> Self {
         match intent {
@@ -275,39 +275,39 @@ impl Request {
     }
 }
 
-/// Which messages a pull asks for, and what goes with them.
+/// The options of a pull request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullRequest {
-    /// How many at most; at least 1.
+    /// Maximum messages, at least 1.
     pub count: u32,
-    /// Newest first.
+    /// Newest messages first.
     pub lifo: bool,
-    /// What to remove from the queue afterwards.
+    /// Messages to remove from the queue afterwards.
     pub clear: Clear,
-    /// Whether each message tells how many are left.
+    /// Whether each message has the number of remaining messages.
     pub info: bool,
 }
 
-/// Which stored messages are removed.
+/// The stored messages to remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Clear {
-    /// Those of high priority.
+    /// Messages of high priority.
     pub high_priority: bool,
-    /// The others.
+    /// Messages of normal priority.
     pub normal: bool,
 }
 
-/// What a client wants to stand on every connection.
+/// A subscription that a client restores on every connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Intent {
-    /// Being a consumer of this channel's queues.
+    /// Membership in this channel.
     Join(Arc<str>),
-    /// Hearing of these events.
+    /// Subscription to these events.
     Event(Subscription),
 }
 
 impl Intent {
-    /// The same intent with the channel's name as channels are looked up: without respect to case.
+    /// The same intent with the channel's name in lower case, by which intents are compared.
     #[must_use]
     pub fn folded(&self) -> Self {
         match self {
@@ -320,7 +320,7 @@ impl Intent {
     }
 }
 
-/// Which events, of what.
+/// An event and its scope.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Subscription {
     /// The event's name on the wire.
@@ -352,11 +352,11 @@ impl Subscription {
     }
 }
 
-/// Appends a header of the caller's.
+/// Appends a header given by the caller.
 ///
 /// # Errors
 ///
-/// [`ClientError::InvalidArgument`] says why it cannot be one; [`ClientError::TooLarge`] if the block is full.
+/// [`ClientError::InvalidArgument`] for an invalid header; [`ClientError::TooLarge`] if the block is full.
 pub fn push(headers: &mut Vec<u8>, key: &str, value: &str) -> Result<(), ClientError> {
     push_header(headers, key, value.as_bytes()).map_err(|error| match error {
         HeaderError::BlockTooLarge { size } => ClientError::TooLarge {

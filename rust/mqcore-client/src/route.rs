@@ -1,4 +1,4 @@
-//! How each address is reached: what was read for TLS, kept over all connections to it.
+//! Routes to the addresses of a broker, with TLS settings that all connections share.
 
 use std::io;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use crate::dial::Stream;
 use crate::error::ClientError;
 use crate::mailbox::lock;
 
-/// Everything that a client may connect to.
+/// The addresses of a client.
 pub(crate) enum Routes {
     Remote(Vec<Route>),
     Local(LocalFactory),
@@ -28,12 +28,12 @@ pub(crate) struct Route {
 
 struct RouteTls {
     settings: ClientTls,
-    /// Replaced when a certificate was what a handshake failed on: its file may have been renewed.
+    /// Reloaded after a handshake failed on a certificate, because its file may have been renewed.
     loaded: Mutex<LoadedClientTls>,
 }
 
 impl Routes {
-    /// Reads what TLS needs, for addresses that ask for it.
+    /// Loads the TLS files for addresses with TLS.
     pub(crate) fn prepare(transport: &Transport, config: &ClientConfig) -> Result<Self, ClientError> {
         match transport {
             Transport::Local(factory) => Ok(Self::Local(factory.clone())),
@@ -46,7 +46,7 @@ impl Routes {
 }
 
 impl Route {
-    /// Reads what TLS needs: settings of the address itself, or these.
+    /// Loads the TLS files: those of the address, or of these settings.
     pub(crate) fn prepare(address: &BrokerAddress, tls: Option<&ClientTls>) -> Result<Self, ClientError> {
         let settings = match &address.carrier {
             Carrier::Tls(Some(own)) => Some(own.clone()),
@@ -54,7 +54,7 @@ impl Route {
             Carrier::Tcp | Carrier::Unix if tls.is_none() => None,
             Carrier::Tcp | Carrier::Unix => {
                 let why = format!(
-                    "settings are given, but {address} does not ask for TLS; write {}s://",
+                    "TLS settings are given, but {address} does not use TLS; use {}s://",
                     address.protocol
                 );
                 return Err(ClientError::invalid("tls", why));
@@ -67,7 +67,7 @@ impl Route {
                 let loaded = settings.load().map_err(|error| wrong(&error))?;
                 loaded.server_name(&address.host).map_err(|error| wrong(&error))?;
                 if settings.dangerously_accept_any_certificate {
-                    tracing::warn!(%address, "any certificate is taken: whoever answers could be anybody");
+                    tracing::warn!(%address, "accepting any certificate: the identity of the broker is not verified");
                 }
                 Some(RouteTls { settings, loaded: Mutex::new(loaded) })
             }
@@ -93,7 +93,7 @@ impl Route {
         }
         let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
         let stream = stream.map_err(|error| failed(&error))?;
-        // Writes are gathered here already; waiting for more would only add latency.
+        // The client batches writes itself, so Nagle's algorithm would only add latency.
         stream.set_nodelay(true).map_err(|error| failed(&error))?;
         match &self.tls {
             None => Ok(Stream::Tcp(stream)),
@@ -120,7 +120,7 @@ impl RouteTls {
         }
     }
 
-    /// For the next attempt. What cannot be read now leaves what is there.
+    /// Reloads the files for the next attempt. If that fails, the loaded ones stay in use.
     fn read_again(&self) {
         if let Ok(loaded) = self.settings.load() {
             *lock(&self.loaded) = loaded;

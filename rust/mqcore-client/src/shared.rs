@@ -1,4 +1,4 @@
-//! What the program's handles and the connection task share: the conversation, who waits, who consumes.
+//! State that the program's handles and the connection task share: the conversation, waiters and consumers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::request::{Request, Subscription};
 use crate::state::ClientState;
 use crate::waiter::{Outcome, Waiter};
 
-/// Those who consume one queue in this client. They share its messages in turn, as consumers of a queue do.
+/// The consumers of one queue in this client, which share its messages in turn.
 #[derive(Debug)]
 struct Takers {
     channel: Box<[u8]>,
@@ -29,30 +29,30 @@ struct Takers {
     next: usize,
 }
 
-/// Everything behind the one lock. Held for as long as it takes to write or read a few frames, never across a wait.
+/// All state behind the lock, which is held to encode or decode a few frames and never across an await.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) conversation: Dialogue,
     takers: HashMap<u16, Vec<Takers>>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
-    /// By the names of the extensions whose frames they get.
+    /// With the name of the extension whose frames they get.
     extension_streams: Vec<(Box<str>, Arc<Mailbox>)>,
-    /// Queues whose messages nobody here wants; each is warned about once.
+    /// Queues with messages but without a consumer here; the log warns about each once.
     unclaimed: hashbrown::HashSet<(Box<[u8]>, u16)>,
-    /// Which connection this is; what came over an earlier one cannot be settled any more.
+    /// Number of the connection; messages of earlier connections cannot be settled.
     pub(crate) epoch: u32,
-    /// Until when what is under way may still finish; `Some`: the client is closing.
+    /// Deadline for in-flight work; `Some`: the client is closing.
     pub(crate) closing: Option<Instant>,
-    /// The connection task has taken output that it has not written yet.
+    /// Whether the connection task has taken output that is not written yet.
     pub(crate) writing: bool,
-    /// Why there is no connection.
+    /// The reason why there is no connection.
     pub(crate) cause: Arc<str>,
-    /// The connection task has ended: nobody will connect any more.
+    /// Whether the connection task has ended.
     pub(crate) ended: bool,
 }
 
-/// The most queues that are remembered as warned about.
+/// Maximum queues remembered for the warning.
 const UNCLAIMED_REMEMBERED_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) config: ClientConfig,
     pub(crate) core: Mutex<Core>,
     pub(crate) gauge: Arc<Gauge>,
-    /// There may be room to write or to wait, or a connection: whoever waits for one of them looks again.
+    /// Notified when there may be room to write or a connection.
     pub(crate) room: Notify,
     /// Notified when all output is written, or lost with its connection.
     pub(crate) written: Notify,
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
 }
 
-/// What an attempt to act found.
+/// The result of an attempt to act.
 enum Act<R> {
     Done(R),
     NotYet,
@@ -101,7 +101,7 @@ impl Shared {
         })
     }
 
-    /// Says something on the connection that stands, as soon as there is one and room for it, until `deadline`.
+    /// Runs `act` as soon as there is a connection with room for output, until `deadline`.
     pub(crate) async fn say<R>(
         &self,
         deadline: Instant,
@@ -110,7 +110,7 @@ impl Shared {
         loop {
             let room = self.room.notified();
             tokio::pin!(room);
-            // Before looking: room that is made after the look must find somebody to wake.
+            // Before the check, so that room between the check and the wait is not missed.
             room.as_mut().enable();
             match self.try_say(&mut act) {
                 Act::Done(result) => return Ok(result),
@@ -135,13 +135,12 @@ impl Shared {
         Act::Done(self.with_bell(&mut core, |core| act(&mut core.conversation)))
     }
 
-    /// Says something now if a connection stands, whatever room there is: for what answers what was received, and is
-    /// bounded by that.
+    /// Runs `act` at once, regardless of room: for answers, whose number the received data limits.
     pub(crate) fn say_now<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
         self.with_bell(&mut lock(&self.core), act)
     }
 
-    /// Rings for the connection task if what was said is the first since it last wrote.
+    /// Wakes the connection task at the first output since its last write.
     fn with_bell<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
         let before = core.conversation.output().len();
         let result = act(core);
@@ -154,7 +153,7 @@ impl Shared {
     fn no_room(&self) -> ClientError {
         let core = lock(&self.core);
         let cause = if core.conversation.is_open() {
-            "the broker does not read fast enough: too much waits to be written or answered".into()
+            "the broker reads too slowly: the limit of unwritten or unanswered requests is reached".into()
         } else {
             core.cause.clone()
         };
@@ -179,7 +178,7 @@ impl Shared {
         }
     }
 
-    /// Asks and waits for the one answer.
+    /// Sends a request and waits for its answer.
     pub(crate) async fn ask(
         &self,
         request: &Request,
@@ -195,7 +194,7 @@ impl Shared {
             Waited::Answered((Ok(other), _)) => Err(ClientError::BadAnswer {
                 operation: request.operation,
                 target: request.about.to_text(),
-                why: format!("a response was expected and not {other:?}").into(),
+                why: format!("expected a response, got {other:?}").into(),
             }),
             Waited::TooLong(_) => Err(ClientError::RequestTimeout {
                 operation: request.operation,
@@ -205,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// As [`Shared::ask`], for callers who say themselves what is asked and what too long means.
+    /// Like [`Shared::ask`], for callers that build the request and handle the timeout themselves.
     pub(crate) async fn answer(
         &self,
         deadline: Instant,
@@ -220,7 +219,7 @@ impl Shared {
         self.outcome(id, receiver, deadline).await
     }
 
-    /// Waits for the answer to what was asked, and forgets the question if the caller goes away or the time is over.
+    /// Waits for the answer, and forgets the request if the caller is cancelled or the deadline passes.
     async fn outcome(
         &self,
         id: MessageId,
@@ -233,15 +232,15 @@ impl Shared {
                 question.ids.clear();
                 Ok(Waited::Answered(outcome))
             }
-            // A waiter is dropped without a word only when the connection task itself is.
+            // A waiter is dropped without an answer only if the connection task is dropped.
             Ok(Err(_)) => Err(ClientError::Closed),
             Err(_) => Ok(Waited::TooLong(question.forget())),
         }
     }
 
-    /// Takes part in something, on this connection and on those after it, for as long as the answer is kept.
+    /// Adds a subscription, on this connection and later ones, until the result is dropped.
     ///
-    /// Asking twice does no harm, so a connection that is lost meanwhile is no reason to fail.
+    /// A repeated request is harmless, so it retries when the connection is lost meanwhile.
     pub(crate) async fn take_part(
         self: &Arc<Self>,
         part: Part,
@@ -269,7 +268,7 @@ impl Shared {
                 Ok::<_, ClientError>((taken_up, receiver))
             })
             .await??;
-        // From here on it is counted: whatever happens to this call, the guard takes it back.
+        // The user is counted from here on; the guard removes it however this call ends.
         let membership = Membership::new(self.clone(), part.clone());
         let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
         match self.outcome(id, receiver, deadline).await? {
@@ -281,29 +280,29 @@ impl Shared {
         }
     }
 
-    /// When a call that starts now and says nothing else has to be over.
+    /// The deadline of a call that starts now.
     pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Instant {
         let timeout = timeout.unwrap_or(self.config.request_timeout);
-        // A year is for ever, and a deadline can be computed with it.
+        // Limited to a year, so that the addition does not overflow.
         Instant::now() + timeout.min(Duration::from_secs(366 * 24 * 3600))
     }
 }
 
-/// How a wait ended.
+/// The result of a wait.
 pub(crate) enum Waited {
     Answered(Outcome),
-    /// With what a pull had brought by then.
+    /// With the messages that a pull had received.
     TooLong(Option<PullAnswer>),
 }
 
-/// Questions that are under way. Dropping it, because its caller was cancelled, forgets them.
+/// Pending requests. Dropping it, for example when the caller is cancelled, forgets them.
 pub(crate) struct Question<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) ids: Vec<MessageId>,
 }
 
 impl Question<'_> {
-    /// Forgets them, and answers with what the last of them, if it is a pull, had brought.
+    /// Forgets them. If the last one is a pull, returns its received messages.
     pub(crate) fn forget(&mut self) -> Option<PullAnswer> {
         if self.ids.is_empty() {
             return None;
@@ -339,7 +338,7 @@ impl Core {
         channels.retain(|takers| !takers.mailboxes.is_empty());
     }
 
-    /// The mailbox whose turn it is for a message of this queue.
+    /// The next mailbox in turn for a message of this queue.
     pub(crate) fn taker(&mut self, channel: &[u8], queue: u16) -> Option<Arc<Mailbox>> {
         let channels = self.takers.get_mut(&queue)?;
         let takers = channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel))?;
@@ -355,7 +354,7 @@ impl Core {
         self.event_streams.retain(|(_, other)| !Arc::ptr_eq(other, mailbox));
     }
 
-    /// Every stream that an event is for.
+    /// The streams that get an event.
     pub(crate) fn event_streams(&self, event: &Received) -> impl Iterator<Item = &Arc<Mailbox>> {
         let (name, channel, queue) = (event.source(), event.target(), event.content_type());
         let is_wanted = move |wanted: &Subscription| {
@@ -375,13 +374,13 @@ impl Core {
         self.extension_streams.retain(|(_, other)| !Arc::ptr_eq(other, mailbox));
     }
 
-    /// Every stream that frames of this extension are for.
+    /// The streams that get frames of this extension.
     pub(crate) fn extension_streams(&self, name: &[u8]) -> impl Iterator<Item = &Arc<Mailbox>> {
         let streams = self.extension_streams.iter();
         streams.filter(move |(of, _)| of.as_bytes() == name).map(|(_, mailbox)| mailbox)
     }
 
-    /// Where direct messages go; there is one place a client.
+    /// The mailbox of direct messages; a client has one.
     pub(crate) fn direct(&mut self) -> &mut Option<Arc<Mailbox>> {
         &mut self.direct
     }
@@ -393,7 +392,7 @@ impl Core {
         takers.chain(events).chain(extensions).chain(&self.direct)
     }
 
-    /// A message that no consumer here wants. Answers whether this queue is new among those.
+    /// Records a queue with an unclaimed message. Returns whether the queue is new.
     pub(crate) fn note_unclaimed(&mut self, channel: &[u8], queue: u16) -> bool {
         if self.unclaimed.len() >= UNCLAIMED_REMEMBERED_MAX {
             return false;
@@ -401,7 +400,7 @@ impl Core {
         self.unclaimed.insert((channel.to_ascii_lowercase().into(), queue))
     }
 
-    /// A letter that came over the connection that stands.
+    /// A message of the current connection.
     pub(crate) fn letter(&self, message: Received) -> Letter {
         Letter { message, epoch: self.epoch }
     }

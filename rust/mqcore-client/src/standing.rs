@@ -1,5 +1,5 @@
-//! What one client consumes for as long as somebody wants it, over all its connections: for the protocols in which a
-//! consumer has an id of its own on each connection, and one answer says whether it stands.
+//! Queues that one client consumes, across connections, for protocols in which a consumer has an id per connection and
+//! one answer confirms it.
 
 use std::hash::Hash;
 
@@ -12,20 +12,20 @@ use crate::conversation::{Answer, Arrival, By, MessageId, PullAnswer, TakenUp};
 use crate::error::ClientError;
 use crate::request::Target;
 
-/// A queue or topic that is consumed, and by how many.
+/// A consumed queue or topic, and its users.
 #[derive(Debug)]
 struct Standing<W> {
     consumption: Consumption,
     users: usize,
-    /// What the broker knows it by on this connection; `None`: it has not been asked, or has refused.
+    /// Its id on this connection; `None`: not requested, or refused.
     id: Option<MessageId>,
-    /// The broker has agreed on this connection.
+    /// Whether the broker has confirmed it on this connection.
     agreed: bool,
     waiters: Vec<(MessageId, W)>,
 }
 
-/// All that one client consumes. Nothing is written here: whoever writes asks what is [missing](Register::missing) and
-/// says what it has [asked for](Register::asked).
+/// The consumed queues of one client. It writes nothing itself: the conversation requests the
+/// [missing](Register::missing) ones and records them as [asked](Register::asked).
 #[derive(Debug)]
 pub(crate) struct Register<W>(HashMap<QueueAddress, Standing<W>, RandomState>);
 
@@ -34,7 +34,7 @@ impl<W> Register<W> {
         Self(HashMap::default())
     }
 
-    /// The connection is gone, and everything has to be asked for again. Answers with everybody who waited.
+    /// Ends the connection: every queue must be requested again. Returns all waiters.
     pub(crate) fn lost(&mut self) -> impl Iterator<Item = (W, Option<PullAnswer>)> {
         self.0.values_mut().flat_map(|standing| {
             (standing.id, standing.agreed) = (None, false);
@@ -42,13 +42,13 @@ impl<W> Register<W> {
         })
     }
 
-    /// What the broker has not been asked for on this connection, or has refused.
+    /// Queues that are not requested on this connection, or were refused.
     pub(crate) fn missing(&self) -> Vec<QueueAddress> {
         let missing = self.0.iter().filter(|(_, standing)| standing.id.is_none());
         missing.map(|(queue, _)| queue.clone()).collect()
     }
 
-    /// One more wants it, until [`Register::leave`]. Answers whether the broker has to be asked.
+    /// Adds a user, until [`Register::leave`]. Returns whether the queue must be requested from the broker.
     pub(crate) fn join(&mut self, consumption: &Consumption) -> Result<bool, ClientError> {
         let queue = &consumption.queue;
         let standing = self.0.entry(queue.clone()).or_insert_with(|| Standing {
@@ -59,14 +59,15 @@ impl<W> Register<W> {
             waiters: Vec::new(),
         });
         if standing.consumption.terms != consumption.terms {
-            let why = format!("this client consumes {} already, on other terms", queue.name());
+            let why =
+                format!("this client already consumes {} on other terms; use the same terms", queue.name());
             return Err(ClientError::invalid("consumer", why));
         }
         standing.users += 1;
         Ok(standing.id.is_none())
     }
 
-    /// `waiter` waits under `id` until it stands, unless it does already.
+    /// Registers `waiter` under `id` until the broker confirms, unless it already has.
     pub(crate) fn wait(&mut self, queue: &QueueAddress, id: MessageId, waiter: W) -> TakenUp<W> {
         match self.0.get_mut(queue) {
             Some(standing) if !standing.agreed => {
@@ -77,7 +78,7 @@ impl<W> Register<W> {
         }
     }
 
-    /// One less wants it. Answers, after the last one, what the broker knows it by.
+    /// Removes a user. After the last one, returns the consumer's id.
     pub(crate) fn leave(&mut self, queue: &QueueAddress) -> Option<MessageId> {
         let standing = self.0.get_mut(queue)?;
         standing.users -= 1;
@@ -87,14 +88,14 @@ impl<W> Register<W> {
         self.0.remove(queue)?.id
     }
 
-    /// The broker was asked for it under `id`; `agreed`: and will not answer, so that it stands.
+    /// Records a request under `id`. `agreed`: the broker does not confirm requests, so it is in force.
     pub(crate) fn asked(&mut self, queue: &QueueAddress, id: MessageId, agreed: bool) {
         if let Some(standing) = self.0.get_mut(queue) {
             (standing.id, standing.agreed) = (Some(id), agreed);
         }
     }
 
-    /// The broker agreed: whoever waited has it.
+    /// Records the broker's confirmation and settles the waiters.
     pub(crate) fn agreed(&mut self, queue: &QueueAddress) -> Arrival<W> {
         let Some(standing) = self.0.get_mut(queue) else { return Arrival::Nothing };
         standing.agreed = true;
@@ -102,7 +103,7 @@ impl<W> Register<W> {
         Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
     }
 
-    /// The broker refused: whoever waited learns why. Nobody waits after a reconnect, and then it is asked again.
+    /// Records a refusal and fails the waiters. Without waiters, after a reconnect, it is requested again.
     pub(crate) fn refused(&mut self, queue: &QueueAddress, why: &ClientError) -> Arrival<W> {
         let Some(standing) = self.0.get_mut(queue) else { return Arrival::Nothing };
         (standing.id, standing.agreed) = (None, false);
@@ -113,14 +114,14 @@ impl<W> Register<W> {
         Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
     }
 
-    /// Nobody waits under this id any more.
+    /// Removes the waiter with this id.
     pub(crate) fn forget(&mut self, id: &[u8]) {
         for standing in self.0.values_mut() {
             standing.waiters.retain(|(known, _)| known[..] != *id);
         }
     }
 
-    /// On what terms it is consumed.
+    /// The terms of a consumed queue.
     pub(crate) fn consumption<Q: Hash + Equivalent<QueueAddress> + ?Sized>(
         &self,
         queue: &Q,
@@ -128,12 +129,12 @@ impl<W> Register<W> {
         self.0.get(queue).map(|standing| &standing.consumption)
     }
 
-    /// What the broker knows it by on this connection.
+    /// The consumer's id on this connection.
     pub(crate) fn id<Q: Hash + Equivalent<QueueAddress> + ?Sized>(&self, queue: &Q) -> Option<&MessageId> {
         self.0.get(queue)?.id.as_ref()
     }
 
-    /// What the broker knows by this id on this connection.
+    /// The queue of this consumer's id on this connection.
     pub(crate) fn of_id(&self, id: &[u8]) -> Option<&QueueAddress> {
         let mut all = self.0.iter();
         let is_known = |standing: &Standing<W>| standing.id.as_ref().is_some_and(|known| known[..] == *id);

@@ -1,8 +1,8 @@
-//! A client of Throttr: any number of requests under way at once on one connection, answered in their order.
+//! A client of Throttr, with any number of requests in flight on one connection, answered in order.
 //!
-//! It connects when it is first asked something, and again when it is asked something after a loss. While channels are
-//! subscribed to, it connects again by itself and subscribes again. What was under way when a connection was lost fails
-//! with [`ClientError::ConnectionLost`]; nothing is ever sent twice.
+//! It connects at the first request, and again at the first request after a loss. While there are subscriptions, it
+//! reconnects by itself and restores them. Requests in flight when a connection is lost fail with
+//! [`ClientError::ConnectionLost`]; nothing is sent twice.
 
 mod address;
 mod conversation;
@@ -29,20 +29,20 @@ use crate::config::{Backoff, ClientTls};
 use crate::error::ClientError;
 use crate::route::Route;
 
-/// Calls that wait to be taken by the task of a connection; further ones wait before they are sent there.
+/// Capacity of the queue of calls to the connection task; further calls wait.
 const CALLS_MAX: usize = 1024;
 
-/// How patient a client is.
+/// TLS settings and timeouts of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThrottrConfig {
-    /// Whom it trusts and what it proves on an address that asks for TLS and says nothing of it itself.
+    /// TLS settings for an address with TLS and without settings of its own.
     pub tls: Option<ClientTls>,
-    /// How long one attempt to connect may take. Default 5 s.
+    /// Timeout of one attempt to connect. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long answers may take where the call says nothing else. A connection whose oldest request is not answered for
-    /// so long counts as lost. Default 15 s.
+    /// Timeout of answers if the call gives none. A connection whose oldest request exceeds it counts as lost. Default
+    /// 15 s.
     pub request_timeout: Duration,
-    /// How long it refuses by itself after failed attempts to connect. Default 100 ms, doubled up to 2 s.
+    /// Time during which calls fail at once after failed attempts to connect. Default 100 ms, doubled up to 2 s.
     pub backoff: Backoff,
 }
 
@@ -58,7 +58,7 @@ impl Default for ThrottrConfig {
     }
 }
 
-/// Requests that are sent together and answered together.
+/// A batch of requests.
 #[derive(Debug)]
 pub struct Questions {
     address: ThrottrAddress,
@@ -69,7 +69,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// How many.
+    /// Number of requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.expected.len()
@@ -84,8 +84,8 @@ impl Questions {
     /// Adds a request.
     ///
     /// # Errors
-    /// [`ClientError::TooLarge`] for a part that does not fit, [`ClientError::InvalidArgument`] for what is sent
-    /// otherwise (`ConsumeAll`, see [`Questions::push_all`]) or not at all (`Event`).
+    /// [`ClientError::TooLarge`] for a part that does not fit, [`ClientError::InvalidArgument`] for `ConsumeAll`, which
+    /// needs [`Questions::push_all`], and for `Event`, which clients cannot send.
     pub fn push(&mut self, request: &Request<'_>) -> Result<(), ClientError> {
         let expected = self.expected_of(request)?;
         encode(request, self.address.dialect, &mut self.octets).map_err(too_long)?;
@@ -104,7 +104,7 @@ impl Questions {
     /// [`ClientError::TooLarge`] for too many rules or a key that is too long, [`ClientError::InvalidArgument`] for none.
     pub fn push_all(&mut self, mode: u8, rules: &[Rule<'_>]) -> Result<(), ClientError> {
         if rules.is_empty() {
-            return Err(ClientError::invalid("rules", "at least one is needed"));
+            return Err(ClientError::invalid("rules", "give at least one rule"));
         }
         encode_consume_all(mode, rules, self.address.dialect, &mut self.octets).map_err(too_long)?;
         self.expected.push_back(Expected::Verdicts);
@@ -129,7 +129,7 @@ impl Questions {
             Request::WhoAmI => Expected::Id,
             Request::Consume { .. } => Expected::Verdict,
             Request::ConsumeAll { .. } | Request::Event { .. } => {
-                return Err(ClientError::invalid("request", "it cannot be asked in this way"));
+                return Err(ClientError::invalid("request", "it cannot be sent with this call"));
             }
             _ => Expected::Status,
         })
@@ -150,7 +150,7 @@ pub struct ThrottrClient {
 }
 
 impl ThrottrClient {
-    /// Begins the task that connects when it is needed. To be called inside of a Tokio runtime.
+    /// Starts the task that connects on demand. Call it inside a Tokio runtime.
     ///
     /// # Errors
     /// [`ClientError::InvalidArgument`] for TLS settings that cannot be used.
@@ -162,19 +162,19 @@ impl ThrottrClient {
         Ok(Self { address, request_timeout: config.request_timeout, calls, pushes })
     }
 
-    /// The width of values and the edition that are spoken.
+    /// The width of values and the edition of the protocol.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.address.dialect
     }
 
-    /// The largest value that can be said.
+    /// The width of values.
     #[must_use]
     pub fn width(&self) -> Width {
         self.address.dialect.width
     }
 
-    /// No requests yet.
+    /// Creates an empty batch.
     #[must_use]
     pub fn questions(&self) -> Questions {
         Questions {
@@ -186,13 +186,12 @@ impl ThrottrClient {
         }
     }
 
-    /// Sends requests and waits for all their answers, which come in the order of the requests. The future owns what it
-    /// needs. Dropping it does not take back what was sent.
+    /// Sends requests and waits for all answers, in the order of the requests. The future borrows nothing. Dropping it
+    /// does not cancel sent requests.
     ///
     /// # Errors
-    /// [`ClientError::ConnectFailed`] and the errors of TLS if there is no connection and none can be had,
-    /// [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`], [`ClientError::BadFrame`],
-    /// [`ClientError::Closed`].
+    /// [`ClientError::ConnectFailed`] and the errors of TLS if connecting fails, [`ClientError::ConnectionLost`],
+    /// [`ClientError::RequestTimeout`], [`ClientError::BadFrame`], [`ClientError::Closed`].
     pub fn ask(
         &self,
         questions: Questions,
@@ -208,7 +207,7 @@ impl ThrottrClient {
             let (sender, answers) = oneshot::channel();
             let deadline = Instant::now() + waited;
             let ask = Ask { questions, deadline, answers: Some(sender) };
-            // The sender must not outlive the call, or a closed client would stay connected while somebody waits.
+            // The sender must not outlive the call; otherwise a waiting call would keep a closed client connected.
             let call = async move {
                 calls.send(ask).await.map_err(|_| ClientError::Closed)?;
                 drop(calls);
@@ -223,25 +222,25 @@ impl ThrottrClient {
         }
     }
 
-    /// Takes up to `count` of the messages that have come.
+    /// Takes up to `count` received messages.
     #[must_use]
     pub fn take(&self, count: usize) -> Vec<Push> {
         self.pushes.take(count)
     }
 
-    /// Waits until there is a message to take, or the client is closed. Takes nothing.
+    /// Waits until a message is available, or the client is closed. Takes nothing.
     pub fn ready(&self) -> impl Future<Output = ()> + Send + 'static {
         let pushes = self.pushes.clone();
         async move { pushes.ready().await }
     }
 
-    /// Messages that came while too many waited, and were dropped.
+    /// Messages dropped because too many were waiting.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.pushes.dropped()
     }
 
-    /// Connections that were made so far.
+    /// Number of established connections.
     #[must_use]
     pub fn connects(&self) -> u64 {
         self.pushes.connects()

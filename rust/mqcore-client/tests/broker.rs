@@ -123,8 +123,8 @@ fn settle_all(batch: &[Delivered]) -> usize {
     batch.len()
 }
 
-/// A message that arrives while its consumer is being dropped belongs to nobody here: it has to be handed back, not
-/// kept until the broker's patience ends.
+/// A message that arrives while its consumer is dropped has no owner: the client must requeue it before the
+/// acknowledgement timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn what_arrives_while_a_consumer_is_dropped_is_handed_back() {
     const MESSAGES: u32 = 4_000;
@@ -133,13 +133,13 @@ async fn what_arrives_while_a_consumer_is_dropped_is_handed_back() {
     let queue = QueueAddress::new("orders", 1).unwrap();
     let options = QueueOptions {
         status: Some(QueueStatus::RoundRobin),
-        // Each round hands back what it did not take; that is not what ends a message here.
+        // Each round requeues the messages that it did not take; the requeue limit must not drop them.
         put_back_limit: Some(60_000),
         ..QueueOptions::default()
     };
     client.create_queue(&queue, &options).await.unwrap();
     let (producer, to) = (client.clone(), queue.clone());
-    // By the same client, so that its parts are in each other's way.
+    // Uses the same client, so that its parts compete.
     let publishing = tokio::spawn(async move {
         for start in (0..MESSAGES).step_by(10) {
             let message = |n: u32| Outgoing { body: n.to_le_bytes().to_vec().into(), ..Outgoing::default() };

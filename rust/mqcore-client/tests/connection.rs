@@ -1,5 +1,5 @@
-//! A client against a peer that is played by the test, over an in-memory stream: where single bytes matter, or what a
-//! well-behaved broker never does.
+//! Tests of a client against a scripted peer over an in-memory stream, for exact bytes and for behavior that a correct
+//! broker never shows.
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ async fn connect(config: ClientConfig) -> (Client, Broker, Peer) {
 }
 
 impl Broker {
-    /// Takes the next connection and plays the handshake.
+    /// Accepts the next connection and performs the handshake.
     async fn accept(&mut self) -> Peer {
         let mut peer = self.next().await;
         assert_eq!(peer.read_octets(8).await, PREAMBLE);
@@ -178,7 +178,7 @@ async fn a_peer_that_never_answers_is_given_up_after_the_connect_timeout() {
 }
 
 #[tokio::test]
-async fn patience_tries_again_until_somebody_listens() {
+async fn the_first_connect_retries_until_a_broker_listens() {
     let (transport, mut broker) = transport();
     let config = ClientConfig { patience: Duration::from_secs(30), ..soon() };
     let connecting = tokio::spawn(Client::connect(config, transport));
@@ -189,7 +189,7 @@ async fn patience_tries_again_until_somebody_listens() {
 }
 
 #[tokio::test]
-async fn many_messages_are_one_write_and_their_outcomes_are_told_one_by_one() {
+async fn many_messages_are_one_write_with_separate_outcomes() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let messages: Vec<Outgoing> =
         (0..3_u8).map(|n| Outgoing { body: vec![n].into(), ..Outgoing::default() }).collect();
@@ -210,7 +210,7 @@ async fn many_messages_are_one_write_and_their_outcomes_are_told_one_by_one() {
 }
 
 #[tokio::test]
-async fn many_messages_go_on_in_turns_when_the_bounds_are_small() {
+async fn many_messages_are_sent_in_steps_when_limits_are_small() {
     let config = ClientConfig { max_outstanding: 4, ..ClientConfig::default() };
     let (client, _broker, mut peer) = connect(config).await;
     let messages = vec![Outgoing::default(); 50];
@@ -259,7 +259,7 @@ async fn a_call_that_is_cancelled_leaves_nothing_waiting() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_fails_what_was_under_way_and_takes_up_the_rest() {
+async fn a_lost_connection_fails_requests_in_flight_and_restores_intents() {
     let (client, mut broker, mut peer) = connect(soon()).await;
     let (consumer, join) =
         tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
@@ -285,7 +285,7 @@ async fn a_lost_connection_fails_what_was_under_way_and_takes_up_the_rest() {
     let join = peer.answer(0).await;
     assert_eq!((join.content_type(), text(join.target())), (601, "ch"), "joined again, before anything else");
     assert_eq!(first.ack(), Settlement::Stale);
-    // What asked for an acknowledgement comes again; what did not, would be lost.
+    // The broker redelivers messages with acknowledgement; it would lose the others.
     assert_eq!(consumer.next_batch(9).await[0].message().id(), b"m3");
     peer.deliver("m1", 1, true).await;
     let again = consumer.next_batch(9).await.remove(0);
@@ -353,7 +353,7 @@ async fn a_consumer_that_begins_while_the_connection_is_lost_begins_on_the_next(
     drop(peer);
     let mut peer = broker.accept().await;
     let answering = tokio::spawn(async move {
-        // Told again as an intent, and asked again by the call: which comes first does not matter.
+        // The intent is restored and the call retries; their order does not matter.
         loop {
             let request = peer.read().await;
             if request.kind() == Kind::DIRECT {
@@ -372,7 +372,7 @@ async fn a_consumer_that_begins_while_the_connection_is_lost_begins_on_the_next(
 }
 
 #[tokio::test]
-async fn the_client_gives_up_only_if_it_is_told_to() {
+async fn the_client_gives_up_only_with_an_attempt_limit() {
     let backoff = Backoff { attempts: Some(2), ..soon().backoff };
     let (client, broker, peer) = connect(ClientConfig { backoff, ..ClientConfig::default() }).await;
     let (consumer, _) = {
@@ -397,7 +397,7 @@ async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
     peer.write_octets(&PONG).await;
     assert_eq!(peer.read_octets(8).await, PING);
     assert!(!states.has_changed().unwrap());
-    // Half open: nothing is refused, and nothing comes.
+    // Half open: nothing is refused, and no data arrives.
     let lost = states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap().clone();
     assert!(
         matches!(&lost, ClientState::Waiting { cause, .. } if cause.contains("no heartbeat")),
@@ -428,7 +428,7 @@ async fn a_client_that_cannot_read_still_shows_that_it_lives() {
 }
 
 #[tokio::test]
-async fn a_consumer_that_ends_leaves_and_hands_back_what_nobody_took() {
+async fn a_closed_consumer_leaves_and_requeues_untaken_messages() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
     peer.deliver("m1", 1, true).await;
@@ -440,7 +440,7 @@ async fn a_consumer_that_ends_leaves_and_hands_back_what_nobody_took() {
     assert_eq!((left.kind(), left.content_type()), (Kind::SERVER, 602));
     assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m1"[..]));
     assert_eq!(refused.header("nack-reason").as_deref(), Some("consumer-closed"));
-    // What was on its way goes back too.
+    // Messages in flight are requeued too.
     peer.deliver("m2", 1, true).await;
     let refused = peer.read().await;
     assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m2"[..]));
@@ -517,7 +517,7 @@ async fn events_come_typed_and_unsubscribing_is_said() {
 }
 
 #[tokio::test]
-async fn closing_lets_what_is_under_way_finish() {
+async fn closing_waits_for_requests_in_flight() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let publishing = tokio::spawn({
         let client = client.clone();
@@ -548,7 +548,7 @@ async fn the_connection_goes_with_the_last_handle() {
 #[tokio::test]
 async fn a_broken_frame_ends_the_connection_and_nothing_else() {
     let (client, mut broker, mut peer) = connect(soon()).await;
-    // A header is announced, and has no length.
+    // The frame announces headers without a length.
     peer.write_octets(&[0x11, 0x30, 0, 0, 0, 0, 0, 0, 0, 0]).await;
     let _peer = broker.accept().await;
     let mut states = client.states();

@@ -1,4 +1,4 @@
-//! Scripts of conversations: what is written, what arrives, what becomes of who waits. No IO, no clock.
+//! Scripted conversations: output, input and results of waiters, without IO and clock.
 
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::{
@@ -92,7 +92,7 @@ fn a_refused_publish_is_an_error_whichever_way_it_is_said() {
     let Err(ClientError::Refused(refusal)) = result else { panic!("{result:?}") };
     assert_eq!((refusal.status(), &*refusal.target), (Status::NotFound, "ch/1"));
     assert_eq!(refusal.to_string(), "cannot publish to ch/1: no channel ch (status 404)");
-    // The broker says it a second time, for clients that listen for acknowledgements only.
+    // The broker sends a second answer, for clients that read acknowledgements only.
     let again = Frame { headers: b"Nack-Reason:no channel ch\r\n", ..acknowledgement(&id) };
     assert!(matches!(conversation.receive(&again), Arrival::Nothing));
 
@@ -115,7 +115,7 @@ fn an_acknowledgement_counts_once() {
 }
 
 #[test]
-fn a_refusal_of_what_nobody_waits_for_is_counted() {
+fn refusals_without_a_waiter_are_counted() {
     let mut conversation = open();
     let queue = QueueAddress::new("ch", 1).unwrap();
     let publication = Publication { queue: &queue, id: None, headers: &[], body: b"x", high_priority: false };
@@ -223,7 +223,7 @@ fn a_channel_is_joined_once_and_left_by_the_last() {
 }
 
 #[test]
-fn a_refused_join_is_told_to_who_asked_and_stands_for_nobody() {
+fn a_refused_join_fails_its_caller_and_is_not_kept() {
     let mut conversation = open();
     let join = Intent::Join("ch".into());
     let TakenUp::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
@@ -235,7 +235,7 @@ fn a_refused_join_is_told_to_who_asked_and_stands_for_nobody() {
 }
 
 #[test]
-fn intents_are_told_again_on_a_new_connection_before_anything_else() {
+fn intents_are_restored_first_on_a_new_connection() {
     let mut conversation = open();
     let join = Intent::Join("ch".into());
     let TakenUp::Asked(id) = conversation.take_up(join, "a").unwrap() else { panic!() };
@@ -266,7 +266,7 @@ fn an_intent_that_the_broker_refuses_after_a_reconnect_is_asked_for_again() {
 }
 
 #[test]
-fn whoever_waits_when_the_connection_is_lost_is_handed_back() {
+fn a_lost_connection_returns_all_waiters() {
     let mut conversation = open();
     publish(&mut conversation, None, "p");
     let id = pull(&mut conversation, "q");

@@ -1,7 +1,6 @@
-//! What this client writes, byte for byte beside what the original client was seen to write.
+//! Compares the bytes that this client writes with recorded bytes of the original client.
 //!
-//! Message ids differ, because each client makes its own: the vector's id takes the place of ours before the bytes are
-//! compared.
+//! Each client generates its own message ids, so the vector's id replaces ours before the comparison.
 
 use std::sync::Arc;
 
@@ -36,7 +35,7 @@ fn conversation() -> Conversation<()> {
     conversation
 }
 
-/// What the conversation wrote is the one frame of the vector, apart from its id.
+/// Checks that the conversation wrote the frame of the vector, apart from its id.
 fn assert_writes(conversation: &mut Conversation<()>, name: &str) {
     let expected = vector(name);
     let limits = Limits::default();
@@ -63,7 +62,7 @@ fn joining_and_leaving_are_written_as_the_original_writes_them() {
     let join = Intent::Join(channel());
     conversation.take_up(join.clone(), ()).unwrap();
     assert_writes(&mut conversation, "V10");
-    // Nobody waits for the answer to leaving, so that bit is clear; V13 is the same with it.
+    // This client does not wait for the answer to leaving, so that bit is clear; V13 is the same with it.
     conversation.give_up(&join);
     let (left, _) = decode(conversation.output(), &Limits::default()).unwrap().unwrap();
     let mut octets = Vec::new();
@@ -109,7 +108,7 @@ fn messages_for_queues_are_written_as_the_original_writes_them() {
     push(&mut headers, "CC", "b;2;xx").unwrap();
     let queue = queue(7);
     let copied = Publication { headers: &headers, high_priority: true, ..plain(&queue, &[b'z'; 253]) };
-    // The original asked for no acknowledgement here.
+    // The original requested no acknowledgement here.
     conversation.publish(&copied, None).unwrap();
     assert_writes(&mut conversation, "V22");
 }

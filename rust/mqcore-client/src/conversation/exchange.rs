@@ -1,4 +1,4 @@
-//! What a conversation sends, what it receives, and how its requests end.
+//! Input, output and results of a conversation.
 
 use std::sync::Arc;
 
@@ -11,71 +11,71 @@ use crate::request::Target;
 /// A message for a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Publication<'a> {
-    /// Where.
+    /// Its queue.
     pub queue: &'a QueueAddress,
-    /// Its id; `None`: a new one.
+    /// Its id. `None`: a new id.
     pub id: Option<&'a str>,
     /// Header text.
     pub headers: &'a [u8],
     /// Body.
     pub body: &'a [u8],
-    /// Before all others.
+    /// Whether it goes before messages of normal priority.
     pub high_priority: bool,
 }
 
 /// A message for clients.
 #[derive(Debug, Clone, Copy)]
 pub struct DirectMessage<'a> {
-    /// A client id, `@name:NAME` or `@type:KIND`; or `@router:NAME`, which sends the message to a router.
+    /// A client id, `@name:NAME`, `@type:KIND`, or the router `@router:NAME`.
     pub target: &'a str,
-    /// Its id; `None`: a new one.
+    /// Its id. `None`: a new id.
     pub id: Option<&'a str>,
     /// Header text.
     pub headers: &'a [u8],
     /// Body.
     pub body: &'a [u8],
-    /// What sender and receiver agreed on.
+    /// A number with a meaning for sender and receiver.
     pub content_type: u16,
-    /// Before all others.
+    /// Whether it goes before messages of normal priority.
     pub high_priority: bool,
-    /// Only the oldest of the clients that match.
+    /// Whether only the client connected longest among the matching ones gets it.
     pub only_first: bool,
-    /// What is waited for.
+    /// The answer to wait for.
     pub wait: Wait,
 }
 
-/// What the sender of a direct message waits for.
+/// The answer that the sender of a direct message waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// Nothing.
     Nothing,
-    /// An acknowledgement of the receiver.
+    /// An acknowledgement from the receiver.
     Acknowledge,
-    /// A response of the receiver.
+    /// A response from the receiver.
     Response,
 }
 
-/// Who acknowledged.
+/// The sender of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// The broker: it has taken the message.
+    /// The broker, which accepted the message.
     Server,
     /// A consumer, or the receiver of a direct message.
     Consumer,
 }
 
-/// An answer that is no error.
+/// A successful answer.
 #[derive(Debug, Clone)]
 pub enum Answer {
     /// A positive acknowledgement.
     Confirmed(By),
-    /// A response of success, or of a number that belongs to applications.
+    /// A response with status 0 or an application's status.
     Response(Received),
-    /// What a pull brought.
+    /// The result of a pull.
     Pulled(PullAnswer),
 }
 
-/// What a pull brought, and why it ended.
+/// The messages of a pull, and how it ended.
 #[derive(Debug, Clone)]
 pub struct PullAnswer {
     /// The messages, in order.
@@ -91,52 +91,51 @@ pub enum PullEnd {
     NoContent(Box<str>),
     /// With the message of a cache queue.
     Cached,
-    /// It was cut short: by a lost connection, or because the caller would not wait longer.
+    /// The connection was lost, or the caller's timeout expired.
     CutShort,
 }
 
-/// What a frame meant.
+/// The meaning of a received frame.
 #[derive(Debug)]
 pub enum Arrival<W> {
-    /// Nothing to anybody here; where it matters, a counter says so.
+    /// Nothing to do. A counter records it where it matters.
     Nothing,
-    /// Somebody's wait is over.
+    /// A request ended.
     Settled(W, Result<Answer, ClientError>),
-    /// One word ended the waits of several.
+    /// One answer ended several requests.
     SettledMany(Vec<(W, Result<Answer, ClientError>)>),
     /// A message of a queue.
     Delivery(Received),
     /// A direct message.
     Direct(Received),
-    /// Something happened that was subscribed to.
+    /// An event of a subscription.
     Event(Received),
-    /// The broker would not let an intent of this target stand after a reconnect. It is asked again by
-    /// [`Conversation::restore`].
+    /// The broker refused an intent of this target after a reconnect. [`Conversation::restore`] requests it again.
     NotRestored(Target, ClientError),
     /// A frame of an extension, which its target names.
     Extension(Received),
-    /// The broker says goodbye.
+    /// The broker terminates the connection.
     Terminated,
-    /// The broker ends the conversation; why.
+    /// The broker ends the conversation, with this reason.
     Refused(Arc<str>),
 }
 
-/// Whether an intent already stands.
+/// Whether an intent is in force.
 #[derive(Debug)]
 pub enum TakenUp<W> {
-    /// It does; nobody has to wait.
+    /// It is; the waiter is returned.
     Already(W),
-    /// It was asked for.
+    /// The client requested it under this id.
     Asked(MessageId),
 }
 
-/// What happened and is nobody's result.
+/// Counters of events that are not the result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// Answers that nobody waited for any more.
+    /// Answers that arrived after their caller stopped waiting.
     pub late_answers: u64,
-    /// Messages published without confirmation that the broker refused.
+    /// Messages published without confirmation and refused by the broker.
     pub refused_unconfirmed: u64,
-    /// Messages of pulls that nobody waits for any more. Those that ask for it are handed back.
+    /// Messages that arrived after their pull ended. Messages with acknowledgement are requeued.
     pub late_pulled: u64,
 }

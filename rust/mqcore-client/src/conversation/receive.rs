@@ -1,4 +1,4 @@
-//! The receiving half of a conversation: what each incoming frame means.
+//! The receiving half of a conversation: interprets each incoming frame.
 
 use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;
@@ -9,7 +9,7 @@ use crate::error::{ClientError, Refusal};
 use crate::received::Received;
 
 impl<W> Conversation<W> {
-    /// Reads one frame. One without hops left means nothing, whatever it is.
+    /// Handles one frame. A frame without hops left is ignored.
     pub fn receive(&mut self, frame: &Frame<'_>) -> Arrival<W> {
         if frame.hops == 0 {
             return Arrival::Nothing;
@@ -30,7 +30,7 @@ impl<W> Conversation<W> {
     }
 
     fn receive_message(&mut self, frame: &Frame<'_>) -> Arrival<W> {
-        // Most deliveries have no header, and most clients no pull under way.
+        // Most deliveries have no headers, and most clients no pending pull.
         let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
         let Some(request) = pull else { return Arrival::Delivery(Received::copy(frame)) };
         let end = header_value(frame.headers, key::NO_CONTENT);
@@ -49,13 +49,13 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// Somebody pulled and went away: what asks for an acknowledgement is handed back, not kept from others.
+    /// Handles a message whose pull has ended. A nack requeues it, so that other consumers get it.
     fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> Arrival<W> {
         if !is_end {
             self.tally.late_pulled += 1;
             if frame.pending_acknowledge {
                 let refused = self.acknowledge(&Received::copy(frame), Some(nack_reason::NONE));
-                debug_assert_eq!(refused, Ok(()), "what was read can be written");
+                debug_assert_eq!(refused, Ok(()), "a received frame can be written");
             }
         }
         Arrival::Nothing
@@ -80,7 +80,7 @@ impl<W> Conversation<W> {
     fn receive_response(&mut self, frame: &Frame<'_>) -> Arrival<W> {
         let code = frame.content_type;
         let Some(pending) = self.take_pending(frame.id) else {
-            // An answer to a message that was published without confirmation has the channel as its target.
+            // The answer to a message published without confirmation has the channel as its target.
             let unconfirmed = code != status::OK && frame.target != self.own_id.as_bytes();
             let counter =
                 if unconfirmed { &mut self.tally.refused_unconfirmed } else { &mut self.tally.late_answers };
@@ -116,14 +116,14 @@ impl<W> Conversation<W> {
         Some(pending)
     }
 
-    /// Notes what the answer means for an intent, and gives it to whoever waited.
+    /// Updates the intent of an answer, and returns the answer with its waiter.
     fn settle(&mut self, pending: Pending<W>, result: Result<Answer, ClientError>) -> Arrival<W> {
         if let Expect::Intent(key) = &pending.expect
             && let Some(standing) = self.intents.get_mut(key)
         {
             match (&result, &pending.waiter) {
                 (Ok(_), _) => standing.agreed = true,
-                // Another user's request may have been agreed to meanwhile.
+                // The broker may have accepted another user's request meanwhile.
                 (Err(_), _) if standing.agreed => {}
                 (Err(_), Some(_)) => standing.told = false,
                 (Err(error), None) => {
@@ -139,16 +139,16 @@ impl<W> Conversation<W> {
     }
 }
 
-/// The first status that means nothing to the broker.
+/// The first status that belongs to applications.
 const fn status_of_applications() -> u16 {
     1000
 }
 
-/// Bytes of a reason that are repeated, at most.
+/// Maximum bytes of a reason in an error.
 const REASON_BYTES_MAX: usize = 1024;
 
 fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
-    // Servers of this protocol say why in a header, if they do; mqcore says it in the body.
+    // Other servers of this protocol give the reason in a header; mqcore gives it in the body.
     let reason = header_value(frame.headers, key::REASON)
         .or_else(|| header_value(frame.headers, key::ERROR))
         .unwrap_or(frame.payload);

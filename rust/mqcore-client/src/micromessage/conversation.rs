@@ -1,8 +1,8 @@
-//! One client's side of MicroMessage2: frames in, results out. No IO and no clock.
+//! The client side of MicroMessage2: turns frames into results. It has no IO and no clock.
 //!
-//! A message has a number and no id; its receipt is the broker's acknowledgement of that number or of a later one. The
-//! other way round, the program settles messages in any order, and the broker is told as soon as everything up to a
-//! number is settled: one frame for all that was settled since the last write.
+//! A message has a number and no id; its receipt is the broker's acknowledgement of that number or of a later one. For
+//! deliveries, the program settles messages in any order. Once all messages up to a number are settled, the client
+//! acknowledges that number, in one frame per write.
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -29,11 +29,11 @@ use crate::received::Received;
 use crate::request::Target;
 use crate::standing::Register;
 
-/// The id of commands that ask for a heartbeat.
+/// The id of heartbeat commands.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
-/// With what a broker without words refuses a message.
+/// The reason of a nack, which has none in this protocol.
 const REFUSED: &str = "refused";
-/// An acknowledgement as a frame: flags, extension, length, number.
+/// Size of an acknowledgement frame: flags, extension, length, number.
 const ACKNOWLEDGEMENT_BYTES: usize = 5;
 
 #[derive(Debug)]
@@ -50,30 +50,30 @@ pub(crate) struct Conversation<W> {
     open: bool,
     agreement: Agreement,
     assembly: Assembly,
-    /// What was sent and is not acknowledged; `None`: nothing is.
+    /// Sent messages without acknowledgement; `None`: no acknowledgements were agreed.
     sent: Option<Sent<Option<MessageId>>>,
-    /// The number of the last message, where none is acknowledged.
+    /// The number of the last message, if no acknowledgements were agreed.
     last: u16,
-    /// What has to be acknowledged; `None`: nothing has.
+    /// Received messages to acknowledge; `None`: no acknowledgements were agreed.
     window: Option<Window>,
-    /// Where in the output an acknowledgement stands behind which nothing was written: the next one takes its place.
+    /// Position of an acknowledgement at the end of the output, which the next one replaces.
     acknowledgement_at: Option<usize>,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
     subscribed: Register<W>,
-    /// Subscriptions so far; they are numbered over all connections.
+    /// Number of subscriptions so far, over all connections.
     subscriptions: u64,
-    /// The type that the broker named last, which holds until it names another, and what else its messages have in common.
+    /// Header lines that received messages share, such as the last type that the broker named.
     common: Vec<u8>,
-    /// The type that was named to the broker last.
+    /// The last type that the client named.
     type_named: Vec<u8>,
     output: Vec<u8>,
-    /// Kept, so that the headers of a received message cost no allocation of their own.
+    /// Reused for the headers of received messages, to save an allocation each.
     headers: Vec<u8>,
     tally: Tally,
 }
 
 impl<W> Conversation<W> {
-    /// One that has not begun.
+    /// Creates a conversation without a connection.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -96,9 +96,9 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// A connection stands, on which this was agreed: subscribes again before anything else.
+    /// Starts a connection with this agreement, and restores subscriptions first.
     pub(crate) fn opened(&mut self, agreement: &Agreement) {
-        debug_assert!(self.pending.is_empty(), "what was pending ends with its connection");
+        debug_assert!(self.pending.is_empty(), "requests end with their connection");
         self.agreement = agreement.clone();
         self.assembly = Assembly::new(self.limits.frame_bytes_max);
         let acknowledging = agreement.acknowledging();
@@ -113,7 +113,7 @@ impl<W> Conversation<W> {
         self.restore();
     }
 
-    /// The connection is gone. Answers with everybody who waited.
+    /// Ends the connection. Returns all waiters.
     pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
         self.open = false;
         self.output.clear();
@@ -125,7 +125,7 @@ impl<W> Conversation<W> {
         waiters
     }
 
-    /// Asks for every subscription that the broker has not been asked for on this connection, or has refused.
+    /// Requests every subscription that is not yet requested on this connection, or was refused.
     pub(crate) fn restore(&mut self) {
         for queue in self.subscribed.missing() {
             self.subscribe(&queue);
@@ -136,17 +136,17 @@ impl<W> Conversation<W> {
         self.open
     }
 
-    /// What is in force on the connection that stands, or was on the last one.
+    /// The agreement of the current or last connection.
     pub(crate) fn agreement(&self) -> &Agreement {
         &self.agreement
     }
 
-    /// How many wait for an answer.
+    /// Number of requests without an answer.
     pub(crate) fn outstanding(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether the agreement lets one more message be sent.
+    /// Whether the window allows another message.
     pub(crate) fn has_room(&self) -> bool {
         self.sent.as_ref().is_none_or(Sent::has_room)
     }
@@ -159,35 +159,31 @@ impl<W> Conversation<W> {
         &mut self.output
     }
 
-    /// Takes what is to be written, in exchange for an empty buffer.
+    /// Takes the output, in exchange for an empty buffer.
     pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
         std::mem::swap(&mut self.output, octets);
-        // What is on its way cannot be replaced, and what stands there next is something else.
+        // A taken acknowledgement can no longer be replaced.
         self.acknowledgement_at = None;
     }
 
-    /// Publishes. With a waiter, the acknowledgement is waited for.
+    /// Publishes a message. With a waiter, waits for its acknowledgement.
     pub(crate) fn publish(
         &mut self,
         publication: &Publication<'_>,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
         if waiter.is_some() && self.sent.is_none() {
-            return Err(lacks(
-                "receipts without ack or batch-ack, on which the broker did not agree",
-                CONFIRM,
-            ));
+            return Err(lacks("receipts without ack or batch-ack, which the broker did not accept", CONFIRM));
         }
         if publication.id.is_some() {
-            return Err(lacks("message ids", "leave it out"));
+            return Err(lacks("message ids", "omit it"));
         }
         if publication.high_priority {
-            return Err(lacks("priorities", "TMQP has; connect to tmqp://"));
+            return Err(lacks("priorities", "use TMQP (tmqp://) instead"));
         }
         let content = Content::read(publication.headers);
         if content.left_out > 0 {
-            let why =
-                "a key is made of letters, digits, hyphens and underscores, and all have 65535 bytes at most";
+            let why = "a key consists of letters, digits, hyphens and underscores; all headers have at most 65535 bytes";
             return Err(ClientError::invalid("header", why));
         }
         properties::check(&content.properties)
@@ -219,13 +215,13 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Says what type the next message has, unless that was said and holds.
+    /// Names the type of the next message, unless it is the last named one.
     fn name_type(&mut self, name: &[u8]) -> Result<(), ClientError> {
         let Some(id) = self.agreement.id_of_kind(Kind::Type) else {
             return if name.is_empty() {
                 Ok(())
             } else {
-                let what = "types of messages without dotnet, on which the broker did not agree";
+                let what = "message types without dotnet, which the broker did not accept";
                 Err(lacks(what, "offer the extension when connecting"))
             };
         };
@@ -237,7 +233,7 @@ impl<W> Conversation<W> {
         Ok(())
     }
 
-    /// A frame of a vendor's extension.
+    /// Sends a frame of a vendor's extension.
     pub(crate) fn say_extension(&mut self, name: &str, payload: &[u8]) -> Result<(), ClientError> {
         let id = self.vendor_id(name)?;
         let size = payload.len() as u64;
@@ -248,15 +244,15 @@ impl<W> Conversation<W> {
         Ok(())
     }
 
-    /// The number of a vendor's extension that is in force.
+    /// The number of an agreed vendor's extension.
     pub(crate) fn vendor_id(&self, name: &str) -> Result<u8, ClientError> {
         self.agreement.id_of(name).filter(|_| super::is_vendors(name)).ok_or_else(|| {
             let what = format!("extension {name:?} on this connection");
-            lacks(&what, "offer it when connecting, to a broker that handles it; its name begins with x-")
+            lacks(&what, "offer it when connecting to a broker that handles it; its name must start with x-")
         })
     }
 
-    /// Somebody wants to consume, until [`Conversation::give_up`] as many times.
+    /// Adds a user of a consumed queue. Each call needs a [`Conversation::give_up`].
     pub(crate) fn take_up(
         &mut self,
         consumption: &Consumption,
@@ -264,7 +260,7 @@ impl<W> Conversation<W> {
     ) -> Result<TakenUp<W>, ClientError> {
         check_terms(&consumption.terms)?;
         if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
-            let what = "subscriptions without pub-sub, on which the broker did not agree";
+            let what = "subscriptions without pub-sub, which the broker did not accept";
             return Err(lacks(what, "offer the extension when connecting"));
         }
         let queue = &consumption.queue;
@@ -274,7 +270,7 @@ impl<W> Conversation<W> {
         Ok(self.subscribed.wait(queue, self.ids.next(), waiter))
     }
 
-    /// Somebody wants it no more. The last one ends the subscription.
+    /// Removes a user. The last one ends the subscription.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
         if let (Some(id), true) = (self.subscribed.leave(&consumption.queue), self.open) {
             self.command("unsubscribe", &[("id", &id)]);
@@ -283,15 +279,15 @@ impl<W> Conversation<W> {
 
     fn subscribe(&mut self, queue: &QueueAddress) {
         if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
-            tracing::warn!(queue = %queue.name(), "the broker does not agree on pub-sub any more");
+            tracing::warn!(queue = %queue.name(), "the broker no longer accepts pub-sub; the subscription is not restored");
             return;
         }
         let Some(consumption) = self.subscribed.consumption(queue) else { return };
         let filter = consumption.terms.filter.clone();
         self.subscriptions += 1;
         let id = MessageId::from(format!("s{}", self.subscriptions).as_bytes());
-        // Where commands are not answered, nobody will say that it stands: a broker that does not take it ends the
-        // conversation.
+        // If the broker does not answer commands, the subscription counts as confirmed: a broker that refuses it ends
+        // the conversation.
         let stands = self.agreement.id_of_kind(Kind::Answers).is_none();
         self.subscribed.asked(queue, id.clone(), stands);
         let name = queue.name();
@@ -306,7 +302,7 @@ impl<W> Conversation<W> {
         encode(&Frame::Command { payload: &payload }, &mut self.output);
     }
 
-    /// Asks for a heartbeat, if the broker answers commands.
+    /// Sends a heartbeat request if the broker answers commands.
     pub(crate) fn ping(&mut self) -> bool {
         let answers = self.agreement.id_of_kind(Kind::Answers).is_some();
         if answers {
@@ -315,7 +311,7 @@ impl<W> Conversation<W> {
         answers
     }
 
-    /// Nobody waits for this any more.
+    /// Forgets a request.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         if self.pending.remove(id).is_none() {
             self.subscribed.forget(id);
@@ -323,12 +319,12 @@ impl<W> Conversation<W> {
         None
     }
 
-    /// Whether a message can be refused.
+    /// Whether the protocol has a nack.
     pub(crate) fn can_refuse(&self) -> bool {
         self.agreement.id_of_kind(Kind::Refuses).is_some()
     }
 
-    /// Acknowledges a message, or refuses it. One that cannot be refused stays unsettled.
+    /// Sends an ack or a nack. Without the nack extension, a refused message stays unsettled.
     pub(crate) fn settle(&mut self, message: &Received, refuse: bool) {
         let Some(window) = &mut self.window else { return };
         if !refuse {
@@ -341,14 +337,14 @@ impl<W> Conversation<W> {
         self.acknowledge();
     }
 
-    /// Tells the broker up to which number everything is settled, if that is news.
+    /// Acknowledges the highest number up to which all messages are settled, if it has changed.
     fn acknowledge(&mut self) {
         let (Some(window), Some(acknowledging)) = (&mut self.window, self.agreement.acknowledging()) else {
             return;
         };
         let Some(number) = window.take_acknowledgement() else { return };
         let end = self.output.len();
-        // A later one says everything that an earlier one does.
+        // A later acknowledgement covers an earlier one.
         if self.acknowledgement_at.is_some_and(|at| at + ACKNOWLEDGEMENT_BYTES == end) {
             self.output.truncate(end - ACKNOWLEDGEMENT_BYTES);
         }
@@ -356,17 +352,14 @@ impl<W> Conversation<W> {
         encode(&Frame::Extension { id: acknowledging.id, payload: &number.to_be_bytes() }, &mut self.output);
     }
 
-    /// Reads the frame at the front of `input`, and tells how many bytes it took. `None`: more are needed.
+    /// Handles the frame at the front of `input`, and returns its size in bytes. `None`: more bytes are needed.
     pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, Failure> {
         let Some((frame, size)) = decode(input, self.agreement.len(), &self.limits)? else { return Ok(None) };
         let arrival = match frame {
             Frame::Message(message) => self.message(message)?,
             Frame::Extension { id, payload } => self.extension(id, payload)?,
             Frame::Command { .. } if self.assembly.is_open() => {
-                return Err(Failure::new(
-                    Token::Malformed,
-                    "a command stands between the parts of a message",
-                ));
+                return Err(Failure::new(Token::Malformed, "a command between the parts of a message"));
             }
             Frame::Command { payload } => self.answered(payload)?,
             Frame::Error { text } => Arrival::Refused(String::from_utf8_lossy(text).into()),
@@ -374,7 +367,7 @@ impl<W> Conversation<W> {
         Ok(Some((arrival, size)))
     }
 
-    /// How many bytes the frame at the front of `input` has; 0 if that is not known.
+    /// Size of the frame at the front of `input` in bytes; 0 if unknown.
     pub(crate) fn needed(&self, input: &[u8]) -> usize {
         needed(input, self.agreement.len(), &self.limits).unwrap_or(0)
     }
@@ -410,7 +403,7 @@ impl<W> Conversation<W> {
         write_headers(message.properties, &self.common, &mut self.headers)?;
         let destination = String::from_utf8_lossy(message.destination);
         let queue = QueueAddress::plain(&destination)
-            .map_err(|_| Failure::new(Token::Destination, "the broker names no place that can be"))?;
+            .map_err(|_| Failure::new(Token::Destination, "the broker sent an invalid destination"))?;
         let consumption = self.subscribed.consumption(&queue);
         let manual = receipt.is_some() && consumption.is_none_or(|one| one.terms.manual_ack);
         let received = Received::copy(&Parts {
@@ -433,7 +426,7 @@ impl<W> Conversation<W> {
         let Some((extension, kind)) = self.agreement.get(id) else { return Ok(Arrival::Nothing) };
         let number = || match *payload {
             [high, low] => Ok(u16::from_be_bytes([high, low])),
-            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two bytes")),
+            _ => Err(Failure::new(Token::Malformed, "an acknowledgement must have two bytes")),
         };
         match kind {
             Some(Kind::Acknowledges) => self.acknowledged(number()?),
@@ -461,7 +454,7 @@ impl<W> Conversation<W> {
         let Some(sent) = &mut self.sent else { return Ok(Arrival::Nothing) };
         let (pending, mut settled) = (&mut self.pending, Vec::new());
         sent.acknowledge(number, |id| {
-            // Nobody waits any more for what was forgotten.
+            // Forgotten requests have no waiter.
             let waiter = id.and_then(|id| pending.remove(&id));
             settled.extend(waiter.map(|pending| (pending.waiter, Ok(Answer::Confirmed(By::Server)))));
         })?;
@@ -479,12 +472,12 @@ impl<W> Conversation<W> {
         Ok(Arrival::Settled(pending.waiter, Err(refused)))
     }
 
-    /// The answer to a command: `ok;id=...` or `fail;id=...,reason=...`.
+    /// Handles the answer to a command: `ok;id=...` or `fail;id=...,reason=...`.
     fn answered(&mut self, payload: &[u8]) -> Result<Arrival<W>, WireError> {
         let said = command::parse(payload)?;
         let id = said.argument("id").unwrap_or_default();
         let Some(queue) = self.subscribed.of_id(id).cloned() else {
-            // A heartbeat, or the end of a subscription.
+            // The answer to a heartbeat or an unsubscribe.
             return Ok(Arrival::Nothing);
         };
         if said.name == "ok" {
@@ -501,7 +494,7 @@ impl<W> Conversation<W> {
     }
 }
 
-/// What to do without receipts.
+/// The next step if receipts are missing.
 const CONFIRM: &str = "publish with confirm=False, or offer one of them when connecting";
 
 fn lacks(what: &str, instead: &'static str) -> ClientError {
@@ -515,14 +508,14 @@ fn check_terms(terms: &ConsumeTerms) -> Result<(), ClientError> {
         ..ConsumeTerms::default()
     };
     if *terms != known {
-        return Err(lacks("events that a queue is bound to", "MQKS has; connect to mqks://"));
+        return Err(lacks("events to bind a queue to", "use MQKS (mqks://) instead"));
     }
     let filter = terms.filter.as_deref().unwrap_or_default();
     Filter::parse(filter.as_bytes()).map_err(|error| ClientError::invalid("filter", error.to_string()))?;
     Ok(())
 }
 
-/// The status whose meaning a failure's word has.
+/// The status for the token of a failure.
 fn code(reason: &str) -> u16 {
     let token = reason.split(':').next().unwrap_or_default();
     let meanings = [

@@ -1,7 +1,7 @@
-//! The handshake, from the side that connects: what this client offers, what the broker makes of it, what holds.
+//! The handshake on the client side: the offer, the broker's choice, and the agreement.
 //!
-//! The broker says nothing when it has accepted the last message. Where it answers commands (`x-mqcore`), a ping makes
-//! sure that it has, and that it has let the client in.
+//! The broker does not answer the last message. If it answers commands (`x-mqcore`), a ping verifies that it accepted
+//! the client.
 
 use std::borrow::Cow;
 use std::io;
@@ -23,13 +23,13 @@ use crate::config::ClientConfig;
 use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
-/// Bytes of a list, and of an ERROR frame, that a broker may send before it is trusted with more.
+/// Maximum bytes of a list or an ERROR frame during the handshake.
 const ANSWER_BYTES_MAX: u32 = 16 * 1024;
-/// The flags with which an ERROR frame may begin where a message of the handshake is expected.
+/// The possible first bytes of an ERROR frame during the handshake.
 const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
-/// The id of the command that makes sure.
+/// The id of the ping that verifies the handshake.
 const SURE: &[u8] = b"hello";
-/// Who a client without a name is.
+/// The identity of a client without a name.
 const IDENTITY: &str = concat!("mqcore/", env!("CARGO_PKG_VERSION"));
 
 /// One side of the handshake.
@@ -40,7 +40,7 @@ struct Greeting<'a> {
     identity: &'a str,
 }
 
-/// Shakes hands.
+/// Performs the handshake.
 pub(crate) async fn greet(
     stream: Stream,
     config: &ClientConfig,
@@ -62,7 +62,7 @@ pub(crate) async fn greet(
     Ok(Link { stream, input, greeted: Greeted::Micromessage(Box::new(agreement)), address: address.clone() })
 }
 
-/// What this client offers, with its token where it has one.
+/// The offered extensions, with the token if there is one.
 fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
     let mut offer = config.extensions.clone().unwrap_or_else(default_extensions);
     if let Some(token) = &config.token {
@@ -72,19 +72,19 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
             Some(extension) => extension.properties.push(property),
             None => {
                 let properties = vec![property];
-                // Required: a broker that cannot look at it must not let the client in as nobody.
+                // Required, so that a broker that ignores tokens does not accept the client anonymously.
                 offer.required.push(Extension { properties, ..Extension::new(X_MQCORE) });
             }
         }
     }
     let wrong = |why: &dyn std::fmt::Display| ClientError::invalid("extensions", why.to_string());
     if let Some(odd) = offer.all().find(|extension| !is_field(extension.name.as_bytes())) {
-        let why = format!("{:?} is not made of lower-case letters, digits and hyphens", odd.name);
+        let why = format!("{:?} must consist of lower-case letters, digits and hyphens", odd.name);
         return Err(wrong(&why));
     }
     let (required, optional) = offer.write();
     if required.len().max(optional.len()) > ANSWER_BYTES_MAX as usize {
-        return Err(wrong(&format_args!("a list of them has {ANSWER_BYTES_MAX} bytes at most")));
+        return Err(wrong(&format_args!("a list must have at most {ANSWER_BYTES_MAX} bytes")));
     }
     let offered = Handshake {
         major: negotiation::MAJOR,
@@ -94,10 +94,10 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
         required: &required,
         optional: &optional,
     };
-    // What cannot be read here nobody can read.
+    // Parses the offer as the broker will, to find errors before sending.
     let read = Lists::read(&offered).map_err(|failure| wrong(&failure))?;
     if let Some(unknown) = read.all().find(|extension| Kind::of(&extension.name).is_none()) {
-        let why = format!("{} is none that is known, and does not begin with x-", unknown.name);
+        let why = format!("{} is unknown; a vendor's extension must start with x-", unknown.name);
         return Err(wrong(&why));
     }
     Ok(read)
@@ -106,7 +106,7 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
 fn identity(config: &ClientConfig) -> Result<&str, ClientError> {
     let identity = config.name.as_deref().or(config.id.as_deref()).unwrap_or(IDENTITY);
     if identity.len() > 255 || !identity.is_ascii() || identity.chars().any(|c| c.is_ascii_control()) {
-        let why = "it has 255 characters of ASCII at most, and no control characters";
+        let why = "it must have at most 255 ASCII characters and no control characters";
         return Err(ClientError::invalid("name", why));
     }
     Ok(identity)
@@ -142,7 +142,7 @@ impl Greeting<'_> {
         }
     }
 
-    /// The broker's reply, and what this client makes of it; or why there is no agreement.
+    /// Reads the broker's reply. Returns the last message and the agreement, or why there is none.
     async fn reply(&mut self, offer: &Lists) -> Result<Result<(Lists, Agreement), Failure>, ClientError> {
         let limits = Limits { header_bytes_max: ANSWER_BYTES_MAX, frame_bytes_max: ANSWER_BYTES_MAX.into() };
         loop {
@@ -166,7 +166,7 @@ impl Greeting<'_> {
         }
     }
 
-    /// Waits until the broker answers a command, which it does only once it has let the client in.
+    /// Waits until the broker answers a command, which it does only after accepting the client.
     async fn make_sure(&mut self, agreement: &Agreement) -> Result<(), ClientError> {
         let (mut payload, mut octets) = (Vec::new(), Vec::new());
         command::encode("ping", &[("id", SURE)], &mut payload);
@@ -181,18 +181,18 @@ impl Greeting<'_> {
                     self.input.advance(size);
                     return Ok(());
                 }
-                // Whatever it is, the broker converses.
+                // Any valid frame shows that the broker accepted the client.
                 Ok(Some(_)) => return Ok(()),
                 Err(_) => return Err(self.foreign()),
             }
         }
     }
 
-    /// Tells the broker why there is no agreement, and the program too.
+    /// Sends the broker the reason of the failed agreement, and returns it as an error.
     async fn give_up(&mut self, failure: &Failure) -> ClientError {
         let mut octets = Vec::new();
         failure.encode(&mut octets);
-        // Whether the broker hears it is its affair.
+        // Errors are ignored, because the connection ends anyway.
         if self.write(&octets).await.is_ok() {
             drop(self.stream.shutdown().await);
         }
@@ -203,7 +203,7 @@ impl Greeting<'_> {
         ClientError::NoAgreement { address: self.address.clone(), reason: reason.into() }
     }
 
-    /// The broker gives up.
+    /// The error for an ERROR frame of the broker.
     fn refused(&self, text: &[u8]) -> ClientError {
         let text = String::from_utf8_lossy(text).into_owned();
         let address = self.address.clone();
@@ -218,7 +218,7 @@ impl Greeting<'_> {
         self.no_agreement(if text.is_empty() { "the broker gave no reason".to_owned() } else { text })
     }
 
-    /// The peer speaks something else.
+    /// The error for a peer of another protocol.
     fn foreign(&self) -> ClientError {
         spoke_otherwise(&self.input, Protocol::Micromessage, self.address)
     }
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn extensions_that_nobody_could_know_are_refused_before_they_are_offered() {
+    fn unknown_extensions_are_rejected_before_the_offer() {
         for name in ["microauth", "Json", "a b", "", "x-"] {
             let own = Lists { required: vec![Extension::new(name)], optional: Vec::new() };
             let config = ClientConfig { extensions: Some(own), ..ClientConfig::default() };

@@ -1,4 +1,4 @@
-//! What only MicroMessage2 has: what was agreed on, and frames of vendors' extensions.
+//! Operations of MicroMessage2: agreed extensions, and frames of vendors' extensions.
 
 use std::sync::Arc;
 
@@ -9,25 +9,25 @@ use crate::client::Client;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox, lock};
 
-/// Frames of an extension that may wait in a stream; later ones are dropped and counted, because nothing else must wait
-/// for them.
+/// Maximum frames waiting in a stream. Later ones are dropped and counted, so that they do not delay other data.
 pub const FRAMES_WAITING_MAX: usize = 4096;
 
 impl Client {
-    /// What was agreed on with the broker, on the connection that stands or on the last one.
+    /// The extensions agreed with the broker on the current or last connection.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NotSupported`] where something else is spoken.
+    /// [`ClientError::NotSupported`] for another protocol.
     pub fn agreement(&self) -> Result<Agreement, ClientError> {
         Ok(lock(&self.shared.core).conversation.micromessage()?.agreement().clone())
     }
 
-    /// Frames of a vendor's extension from now on, over all reconnects. Several streams of one extension get the same.
+    /// Receives frames of a vendor's extension, across reconnects. Each of several streams of one extension gets all
+    /// frames.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NotSupported`] where something else is spoken, or the extension is not in force.
+    /// [`ClientError::NotSupported`] for another protocol, or if the extension was not agreed.
     pub fn extension(&self, name: &str) -> Result<ExtensionFrames, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::Waiting(FRAMES_WAITING_MAX));
         self.shared.say_now(|core| {
@@ -38,7 +38,7 @@ impl Client {
         Ok(ExtensionFrames { client: self.clone(), name: name.into(), mailbox })
     }
 
-    /// Sends a frame of a vendor's extension. Answers as soon as it is on its way.
+    /// Sends a frame of a vendor's extension. Returns when it is queued for sending.
     ///
     /// # Errors
     ///
@@ -49,7 +49,7 @@ impl Client {
     }
 }
 
-/// Frames of a vendor's extension as they come.
+/// A stream of frames of a vendor's extension.
 #[derive(Debug)]
 pub struct ExtensionFrames {
     client: Client,
@@ -67,23 +67,23 @@ impl ExtensionFrames {
         self.client.send_extension(&self.name, payload).await
     }
 
-    /// Waits until [`ExtensionFrames::take`] finds something, or nothing will come any more. Cancelling it loses nothing.
+    /// Waits until [`ExtensionFrames::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
         self.mailbox.ready().await;
     }
 
-    /// Takes up to `max` of the frames that are there now, without waiting.
+    /// Takes up to `max` available frames without waiting.
     pub fn take(&self, max: usize) -> Vec<Bytes> {
         self.mailbox.take(max).iter().map(|letter| letter.message.body()).collect()
     }
 
-    /// Whether no more will come: what is there now is the rest.
+    /// Whether the stream has ended; available elements can still be taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.mailbox.is_closed()
     }
 
-    /// Ends the waiting of whoever takes from it.
+    /// Ends the stream and wakes its waiting tasks.
     pub fn stop(&self) {
         self.mailbox.close();
     }

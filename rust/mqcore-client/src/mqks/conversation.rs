@@ -1,8 +1,8 @@
-//! One client's side of MQKS: lines in, results out. No IO and no clock.
+//! The client side of MQKS: turns lines into results. It has no IO and no clock.
 //!
-//! The id of a line is what its answers carry, so a publish waits under its message's id and a consume under its
-//! consumer's. A consumer gets another id on every connection: acknowledgements reach a consumer by its id from whichever
-//! connection they come, and the broker may not have noticed yet that the last connection is gone.
+//! Answers carry the id of their line, so a publish waits under its message's id and a consume under its consumer's id.
+//! A consumer gets a new id on every connection: the broker accepts acknowledgements for a consumer id from any
+//! connection, and may not have detected the loss of the previous one.
 
 use foldhash::fast::RandomState;
 use hashbrown::{Equivalent, HashMap};
@@ -22,37 +22,37 @@ use crate::received::Received;
 use crate::request::Target;
 use crate::standing::Register;
 
-/// The id of lines that ask for a heartbeat.
+/// The id of heartbeat lines.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
-/// The id of lines whose answers concern nobody.
+/// The id of lines whose answers are ignored.
 const NOBODY: &[u8] = b"-";
-/// How the data begins that tells what a queue is bound to.
+/// Prefix of data that lists the bindings of a queue.
 const UPDATE: &[u8] = b"--update";
-/// The number of a refusal of which only that it is one is known.
+/// The status of refusals, whose MQKS numbers have no status.
 const FAILED: u16 = 1;
-/// The header of a received message that names its event.
+/// The header of a received message with its event.
 pub(crate) const TOPIC: &str = "Topic";
-/// The header of a received message that says how often it was given back, if it was.
+/// The header of a received message with the number of times it was requeued, if any.
 pub(crate) const RETRY: &str = "Retry";
 
-/// Something that only this protocol has.
+/// A request of MQKS.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Question<'a> {
-    /// For people.
+    /// The operation for error texts.
     pub(crate) operation: &'static str,
-    /// For people: of whom.
+    /// The target for error texts.
     pub(crate) about: &'a str,
     /// The action.
     pub(crate) action: &'static str,
-    /// It answers only if it is told to.
+    /// Whether the action needs `--confirm` to be answered.
     pub(crate) confirm: bool,
-    /// What stands behind it.
+    /// The data after the action.
     pub(crate) data: &'a [u8],
 }
 
 #[derive(Debug)]
 struct Pending<W> {
-    /// The answer is a confirmation, and not what was asked for.
+    /// Whether the answer is a confirmation without data.
     confirms: bool,
     operation: &'static str,
     about: Target,
@@ -68,18 +68,18 @@ pub(crate) struct Conversation<W> {
     lines: Lines,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
     consumed: Register<W>,
-    /// What a queue was bound to when the broker last said so.
+    /// Bindings of each queue in the broker's last update.
     bound: HashMap<QueueAddress, Vec<Box<[u8]>>, RandomState>,
-    /// What the consumers of this connection consume.
+    /// Queues of the consumers of this connection.
     consumers: HashMap<MessageId, QueueAddress, RandomState>,
     output: Vec<u8>,
-    /// Kept, so that the headers of a received message cost no allocation of their own.
+    /// Reused for the headers of received messages, to save an allocation each.
     headers: Vec<u8>,
     tally: Tally,
 }
 
 impl<W> Conversation<W> {
-    /// One that has not begun.
+    /// Creates a conversation without a connection.
     pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -96,16 +96,16 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// A connection stands: begins all consumers again before anything else.
+    /// Starts a connection, and restores all consumers first.
     pub(crate) fn opened(&mut self) {
-        debug_assert!(self.pending.is_empty(), "what was pending ends with its connection");
+        debug_assert!(self.pending.is_empty(), "requests end with their connection");
         self.output.clear();
         self.lines = Lines::new();
         self.open = true;
         self.restore();
     }
 
-    /// The connection is gone. Answers with everybody who waited.
+    /// Ends the connection. Returns all waiters.
     pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
         self.open = false;
         self.output.clear();
@@ -116,7 +116,7 @@ impl<W> Conversation<W> {
         waiters
     }
 
-    /// Asks for every consumer that the broker has not been asked for on this connection, or has refused.
+    /// Requests every consumer that is not yet requested on this connection, or was refused.
     pub(crate) fn restore(&mut self) {
         for queue in self.consumed.missing() {
             self.begin_consumer(&queue);
@@ -127,7 +127,7 @@ impl<W> Conversation<W> {
         self.open
     }
 
-    /// How many wait for an answer.
+    /// Number of requests without an answer.
     pub(crate) fn outstanding(&self) -> usize {
         self.pending.len()
     }
@@ -140,7 +140,7 @@ impl<W> Conversation<W> {
         &mut self.output
     }
 
-    /// Publishes an event. With a waiter, a confirmation is asked for.
+    /// Publishes an event. With a waiter, requests a confirmation.
     pub(crate) fn publish(
         &mut self,
         publication: &Publication<'_>,
@@ -164,10 +164,10 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Asks something that is answered once.
+    /// Sends a request with one answer.
     pub(crate) fn question(&mut self, question: &Question<'_>, waiter: W) -> Result<MessageId, ClientError> {
         if question.data.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
-            return Err(ClientError::invalid("request", "line ends and TABs cannot be said in MQKS"));
+            return Err(ClientError::invalid("request", "MQKS cannot transmit line ends and tabs"));
         }
         let id = self.ids.next();
         encode_request(&id, question.action, question.confirm, &[question.data], &mut self.output);
@@ -177,7 +177,7 @@ impl<W> Conversation<W> {
         Ok(id)
     }
 
-    /// Somebody wants to consume, until [`Conversation::give_up`] as many times.
+    /// Adds a user of a consumed queue. Each call needs a [`Conversation::give_up`].
     pub(crate) fn take_up(
         &mut self,
         consumption: &Consumption,
@@ -191,7 +191,7 @@ impl<W> Conversation<W> {
         Ok(self.consumed.wait(queue, self.ids.next(), waiter))
     }
 
-    /// Somebody wants it no more. The last one ends the consumer.
+    /// Removes a user. The last one ends the consumer.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
         let ended = self.consumed.leave(&consumption.queue);
         if self.consumed.consumption(&consumption.queue).is_none() {
@@ -203,7 +203,7 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// Acknowledges a message, or gives it back to its queue. A consumer that ended has given back what it had.
+    /// Acknowledges or requeues a message. The broker has already requeued messages of an ended consumer.
     pub(crate) fn settle(&mut self, message: &Received, reject: bool) {
         let Ok(channel) = str::from_utf8(message.target()) else { return };
         let place = Place { channel, id: message.content_type() };
@@ -213,12 +213,12 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// Asks for a heartbeat.
+    /// Sends a heartbeat request.
     pub(crate) fn ping(&mut self) {
         encode_request(KEEP_ALIVE, "ping", false, &[b"."], &mut self.output);
     }
 
-    /// Nobody waits for this any more.
+    /// Forgets a request.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         if self.pending.remove(id).is_none() {
             self.consumed.forget(id);
@@ -226,11 +226,10 @@ impl<W> Conversation<W> {
         None
     }
 
-    /// Reads the line at the front of `input`, and tells how many bytes it took. `None`: its end is not there.
+    /// Handles the line at the front of `input`, and returns its size in bytes. `None`: the line is incomplete.
     pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, WireError> {
         let Some((_, size)) = self.lines.next(input, &self.limits)? else { return Ok(None) };
-        // Not what the codec found, which for the sake of requests is without the spaces at its end: here they are the
-        // message's own.
+        // Parses the input, because the codec strips trailing spaces, which here belong to the message.
         let Some(Line { id, said }) = parse(&input[..size - 1]) else { return Err(no_answer()) };
         let arrival = match said {
             Said::Done(data) => self.done(id, data)?,
@@ -252,7 +251,7 @@ impl<W> Conversation<W> {
             return self.received(&queue.clone(), &delivered).map(Arrival::Delivery);
         }
         let Some(pending) = self.pending.remove(id) else {
-            // Deliveries to a consumer that has just ended, and confirmations that nobody waited for.
+            // Deliveries to an ended consumer, and confirmations without a waiter.
             self.tally.late_answers += u64::from(id != KEEP_ALIVE && data.is_empty());
             return Ok(Arrival::Nothing);
         };
@@ -264,10 +263,10 @@ impl<W> Conversation<W> {
         Ok(Arrival::Settled(pending.waiter, Ok(answer)))
     }
 
-    /// The broker tells what the queue is bound to: that is what it is to be bound to after a reconnect.
+    /// Stores the bindings of a queue, which the client restores after a reconnect.
     fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> Arrival<W> {
         let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
-        // The first is the queue itself; flags are this consumer's own.
+        // The first word is the queue itself; flags belong to this consumer.
         let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
         self.bound.insert(queue.clone(), events.map(Box::from).collect());
         Arrival::Nothing
@@ -302,7 +301,7 @@ impl<W> Conversation<W> {
     fn failed(&mut self, id: &[u8], error: &[u8]) -> Arrival<W> {
         let refusal = |operation, target| {
             let error = String::from_utf8_lossy(error);
-            let reason = format!("error {error}; 'mqcore errors {error}' says why").into();
+            let reason = format!("error {error}; see 'mqcore errors {error}'").into();
             ClientError::from(Refusal { code: FAILED, operation, target, reason })
         };
         if let Some(queue) = self.consumers.remove(id) {
@@ -315,14 +314,14 @@ impl<W> Conversation<W> {
                 Arrival::Settled(pending.waiter, Err(refused))
             }
             None => {
-                // Errors are told whether or not somebody asked to know that it was done.
+                // The broker reports errors even without `--confirm`.
                 self.tally.refused_unconfirmed += 1;
                 Arrival::Nothing
             }
         }
     }
 
-    /// Writes the line that begins the consumer of a queue, bound to what it was when the broker last said so.
+    /// Writes the line that starts the consumer of a queue, with the bindings of the broker's last update.
     fn begin_consumer(&mut self, queue: &QueueAddress) {
         let Some(consumption) = self.consumed.consumption(queue) else { return };
         let id = self.ids.next();
@@ -354,19 +353,19 @@ impl<W> Conversation<W> {
         let Some(given) = given else { return Ok(self.ids.next()) };
         let breaks = |c: char| c.is_ascii_whitespace() || c == '\u{b}';
         if given.is_empty() || given.len() > NAME_BYTES_MAX || given.contains(breaks) {
-            let why = format!("{given:?}: in MQKS it has 1 to 255 bytes and no white space");
+            let why = format!("{given:?} must have 1 to 255 bytes and no white space in MQKS");
             return Err(ClientError::invalid("message id", why));
         }
         let id = MessageId::from_slice(given.as_bytes());
         if self.pending.contains_key(&id) {
-            let why = format!("{given:?} is waiting for its answer; ids are unique");
+            let why = format!("{given:?} waits for its answer; use another id");
             return Err(ClientError::invalid("message id", why));
         }
         Ok(id)
     }
 }
 
-/// A queue as a message names it: found under its [`QueueAddress`], whose hash is that of the same parts.
+/// A borrowed key for maps with [`QueueAddress`], with the same hash.
 #[derive(Hash)]
 struct Place<'a> {
     channel: &'a str,
@@ -379,13 +378,13 @@ impl Equivalent<QueueAddress> for Place<'_> {
     }
 }
 
-/// Names as a line has them.
+/// Names as byte slices.
 pub(super) fn octets(names: &[String]) -> Vec<&[u8]> {
     names.iter().map(|name| name.as_bytes()).collect()
 }
 
 fn no_answer() -> WireError {
-    WireError::Malformed { part: "line", why: "it is neither an answer nor a message" }
+    WireError::Malformed { part: "line", why: "neither an answer nor a message" }
 }
 
 fn when_unused(unused: UnusedQueue) -> WhenUnused {
@@ -400,21 +399,21 @@ fn lacks(what: &str, instead: &'static str) -> ClientError {
     ClientError::NotSupported { what: what.into(), protocol: Protocol::Mqks.name(), instead }
 }
 
-/// Refuses what a line cannot say, or would say otherwise than it was meant.
+/// Rejects publications that a line cannot represent.
 fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
     if !publication.headers.is_empty() {
-        return Err(lacks("headers and copies", "TMQP has; connect to tmqp://"));
+        return Err(lacks("headers and copies", "use TMQP (tmqp://) instead"));
     }
     if publication.high_priority {
-        return Err(lacks("priorities", "TMQP has; connect to tmqp://"));
+        return Err(lacks("priorities", "use TMQP (tmqp://) instead"));
     }
     let body = publication.body;
     let why = if body.is_empty() {
-        "it is empty, and MQKS has no empty messages"
+        "it is empty; MQKS has no empty messages"
     } else if body.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
-        "it has line ends or TABs in it, which MQKS cannot say; JSON escapes them"
+        "it contains line ends or tabs, which MQKS cannot transmit; encode it as JSON"
     } else if body.last().is_some_and(|octet| matches!(octet, b' ' | b'\r' | 0x0b | 0x0c)) {
-        "it ends with white space, which MQKS takes for a part of the line's end"
+        "it ends with white space, which MQKS strips; encode it as JSON"
     } else {
         return Ok(());
     };
@@ -424,7 +423,7 @@ fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
 fn check_consumption(consumption: &Consumption) -> Result<(), ClientError> {
     let terms = &consumption.terms;
     if terms.filter.is_some() {
-        return Err(lacks("filters", "MicroMessage2 has; connect to mm2://"));
+        return Err(lacks("filters", "use MicroMessage2 (mm2://) instead"));
     }
     for event in terms.events.iter().flatten().chain(&terms.add_events) {
         QueueAddress::plain(event)?;

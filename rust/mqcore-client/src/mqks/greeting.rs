@@ -1,7 +1,7 @@
 //! The first line of a connection.
 //!
-//! MQKS has no handshake. A client with a token says it in an `auth` line; one without asks for an echo, so that a peer
-//! of another protocol is found out before anything is entrusted to it.
+//! MQKS has no handshake. A client with a token sends an `auth` line. A client without one requests an echo, to detect
+//! a peer of another protocol before sending messages.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::error::ClientError;
 
 /// The id of the first line.
 const ID: &[u8] = b"hello";
-/// What is to be echoed.
+/// The text to echo.
 const ECHO: &[u8] = b"mqcore";
-/// How long the answer may be.
+/// Maximum bytes of the answer.
 const ANSWER_BYTES_MAX: u64 = 1024;
 
-/// Says it, and hears the answer.
+/// Sends the first line and checks the answer.
 pub(crate) async fn greet(
     mut stream: Stream,
     config: &ClientConfig,
@@ -54,7 +54,7 @@ fn first_line(config: &ClientConfig) -> Result<Vec<u8>, ClientError> {
     match &config.token {
         None => encode_request(ID, "ping", false, &[ECHO], &mut line),
         Some(token) if token.is_empty() || token.chars().any(|c| c == '\t' || c == '\n') => {
-            return Err(ClientError::invalid("token", "it is empty or would break its line"));
+            return Err(ClientError::invalid("token", "it must not be empty or contain line ends and tabs"));
         }
         Some(token) => encode_request(ID, "auth", false, &[token.as_bytes()], &mut line),
     }
@@ -93,7 +93,7 @@ mod tests {
         let error = spoke_otherwise(&[0x15, 3, 3, 0, 2, 2, 40], Protocol::Mqks, &address);
         assert_eq!(
             error.to_string(),
-            "no TLS with mqks://h:1: that port speaks TLS; write mqkss:// in front of the address"
+            "TLS handshake with mqks://h:1 failed: the port requires TLS; use mqkss:// in the address"
         );
     }
 

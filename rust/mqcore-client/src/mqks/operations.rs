@@ -1,4 +1,4 @@
-//! What only MQKS has: what queues are bound to, deleting them, statistics.
+//! Operations of MQKS: bindings of queues, deletion, statistics.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use crate::conversation::Answer;
 use crate::error::ClientError;
 use crate::shared::Waited;
 
-/// How the bindings of a queue change, in the order of the fields.
+/// Changes of a queue's bindings, applied in the order of the fields.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Bindings {
-    /// What it is to be bound to instead of all it was; `None`: it keeps that.
+    /// Events that replace all bindings; `None`: the bindings stay.
     pub replace: Option<Vec<String>>,
-    /// What it is no longer to be bound to.
+    /// Events to remove.
     pub remove: Vec<String>,
-    /// Masks of what it is no longer to be bound to: `user.*.connected`.
+    /// Masks of events to remove: `user.*.connected`.
     pub remove_masks: Vec<String>,
-    /// What it is to be bound to in addition.
+    /// Events to add.
     pub add: Vec<String>,
 }
 
-/// Each fails with [`ClientError::NotSupported`] where something else is spoken, with [`ClientError::Refused`] if the
-/// broker says no, with [`ClientError::RequestTimeout`] or with [`ClientError::ConnectionLost`].
-#[allow(clippy::missing_errors_doc, reason = "the same for all, said above")]
+/// Each fails with [`ClientError::NotSupported`] for another protocol, with [`ClientError::Refused`] if the broker
+/// refuses, with [`ClientError::RequestTimeout`] or with [`ClientError::ConnectionLost`].
+#[allow(clippy::missing_errors_doc, reason = "the same for all, stated above")]
 impl Client {
-    /// Changes what a queue is bound to, whether or not it exists yet.
+    /// Changes the bindings of a queue, which need not exist yet.
     pub async fn rebind(&self, queue: &QueueAddress, bindings: &Bindings) -> Result<(), ClientError> {
         let Bindings { replace, remove, remove_masks, add } = bindings;
         if replace.is_none() && remove.is_empty() && remove_masks.is_empty() && add.is_empty() {
-            return Err(ClientError::invalid("bindings", "nothing is to change"));
+            return Err(ClientError::invalid("bindings", "no change given; set at least one field"));
         }
         let all = replace.iter().flatten().chain(remove).chain(remove_masks).chain(add);
         for event in all {
@@ -54,7 +54,7 @@ impl Client {
         self.asked(&question, None).await.map(drop)
     }
 
-    /// Deletes a queue with its messages; its consumers get nothing more. Fine if there is none.
+    /// Deletes a queue with its messages; its consumers get no more messages. Succeeds if there is none.
     pub(crate) async fn delete_mqks_queue(&self, queue: &QueueAddress) -> Result<(), ClientError> {
         let name = queue.name();
         let question = Question {
@@ -67,7 +67,7 @@ impl Client {
         self.asked(&question, None).await.map(drop)
     }
 
-    /// Asks for a number by the expression that the original would evaluate, such as `len(state.queues)`.
+    /// Reads a number with an expression of the original, such as `len(state.queues)`.
     pub async fn statistic(&self, expression: &str) -> Result<u64, ClientError> {
         let question = Question {
             operation: "read statistic",
@@ -81,7 +81,7 @@ impl Client {
         number.ok_or_else(|| ClientError::BadAnswer {
             operation: question.operation,
             target: expression.into(),
-            why: "it is no number".into(),
+            why: "not a number".into(),
         })
     }
 

@@ -1,17 +1,18 @@
-//! Where a Throttr listener is, and what both sides have to agree on, since nothing on the wire says it.
+//! The address of a Throttr listener, with the settings that both sides must share because the wire does not announce
+//! them.
 
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
 use crate::address::{BrokerAddress, Carrier, Protocol, tls_options};
 use crate::error::ClientError;
 
-/// A listener.
+/// The address of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThrottrAddress {
     broker: BrokerAddress,
-    /// The width of its values, and its edition.
+    /// The width of its values and its edition.
     pub dialect: Dialect,
-    /// Whether it counts. Only edition 7.1 answers INFO otherwise if not.
+    /// Whether it collects metrics. Without them, edition 7.1 answers INFO differently.
     pub metrics: bool,
 }
 
@@ -32,15 +33,16 @@ impl ThrottrAddress {
             match option.split_once('=') {
                 Some(("value", name)) => {
                     let width = Width::from_name(name);
-                    dialect.width = width.ok_or_else(|| wrong("value is uint8, uint16, uint32 or uint64"))?;
+                    dialect.width =
+                        width.ok_or_else(|| wrong("value must be uint8, uint16, uint32 or uint64"))?;
                 }
                 Some(("protocol", name)) => {
                     let family = Family::from_name(name);
-                    dialect.family = family.ok_or_else(|| wrong("protocol is 7.1 or 7.3"))?;
+                    dialect.family = family.ok_or_else(|| wrong("protocol must be 7.1 or 7.3"))?;
                 }
                 Some(("metrics", name @ ("on" | "off"))) => metrics = name == "on",
-                Some(("metrics", _)) => return Err(wrong("metrics is on or off")),
-                // What INCREASE does at the edge is the listener's affair; its URL is good for a client all the same.
+                Some(("metrics", _)) => return Err(wrong("metrics must be on or off")),
+                // A listener's option without effect on clients, accepted so that clients can use the same URL.
                 Some(("overflow", _)) => {}
                 _ => others.push(option),
             }
@@ -49,18 +51,18 @@ impl ThrottrAddress {
             "throttr" => Carrier::Tcp,
             "throttrs" => Carrier::Tls(tls_options(&others.join("&")).map_err(|why| wrong(&why))?),
             "throttr+unix" if cfg!(unix) => Carrier::Unix,
-            _ => return Err(wrong(&format!("{scheme:?} is not spoken here; write throttr://host:port"))),
+            _ => return Err(wrong(&format!("{scheme:?} is not a known scheme; use throttr://host:port"))),
         };
         if let (Some(option), false) = (others.first(), matches!(carrier, Carrier::Tls(_))) {
             return Err(wrong(&format!(
-                "there is no option {option:?}; there are value, protocol and metrics, and those of TLS behind throttrs://"
+                "unknown option {option:?}; use value, protocol or metrics, and with throttrs:// those of TLS"
             )));
         }
         let broker = BrokerAddress::located(Protocol::Throttr, carrier, rest).map_err(|why| wrong(&why))?;
         Ok(Self { broker, dialect, metrics })
     }
 
-    /// Where it is.
+    /// The broker's address.
     #[must_use]
     pub fn broker(&self) -> &BrokerAddress {
         &self.broker

@@ -1,4 +1,4 @@
-//! What was asked on one connection and is not answered yet, without IO and without a clock of its own.
+//! Pending requests of one connection, without IO and without a clock.
 
 use std::collections::VecDeque;
 
@@ -14,23 +14,23 @@ use tokio::time::Instant;
 use super::pushes::Push;
 use crate::error::ClientError;
 
-/// Records that one answer may bring: more than any store holds at its default ceiling.
+/// Maximum records of one answer; more than any store holds at its default limit.
 const RECORDS_MAX: u64 = 1 << 26;
 
-/// One subscriber of a channel, as CHANNEL tells.
+/// One subscriber of a channel, from the answer to CHANNEL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscriber {
     /// The id of its connection.
     pub id: [u8; ID_BYTES],
-    /// When it subscribed, Unix nanoseconds.
+    /// Time of its subscription in Unix nanoseconds.
     pub since: u64,
-    /// Bytes of payload that it was sent by this channel.
+    /// Payload bytes that this channel sent to it.
     pub read_bytes: u64,
-    /// Bytes of payload that it published there.
+    /// Payload bytes that it published there.
     pub write_bytes: u64,
 }
 
-/// An answer. `None` where it was no.
+/// An answer. `None`: the request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the requests")]
 pub enum Answer {
@@ -52,25 +52,25 @@ pub enum Answer {
     Verdicts(u8, Vec<Verdict>),
 }
 
-/// Who waits for answers.
+/// The receiver of answers.
 pub(crate) type Sender = oneshot::Sender<Result<Vec<Answer>, ClientError>>;
 
-/// Requests that were sent together.
+/// A batch of sent requests.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    /// What is still to come.
+    /// Expected answers.
     pub(crate) expected: VecDeque<Expected>,
-    /// What has come.
+    /// Received answers.
     pub(crate) answered: Vec<Answer>,
-    /// Nobody for what the client asks by itself.
+    /// `None`: the client's own requests.
     pub(crate) answers: Option<Sender>,
-    /// Until when.
+    /// Deadline.
     pub(crate) deadline: Instant,
-    /// Channels that are subscribed to when all is answered.
+    /// Channels that are subscribed to once all requests are answered.
     pub(crate) subscribes: Vec<Box<[u8]>>,
 }
 
-/// An answer in fragments that is not whole yet.
+/// An incomplete answer in fragments.
 #[derive(Debug)]
 struct Unfolding {
     listing: Listing,
@@ -88,11 +88,11 @@ pub(crate) struct Conversation {
     outstanding: usize,
 }
 
-/// What bytes have brought.
+/// The result of received bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     pub(crate) pushes: Vec<Push>,
-    /// Channels that are subscribed to from now on.
+    /// New subscriptions.
     pub(crate) subscribed: Vec<Box<[u8]>>,
 }
 
@@ -102,12 +102,12 @@ impl Conversation {
         Self { dialect, limits, batches: VecDeque::new(), unfolding: None, outstanding: 0 }
     }
 
-    /// Requests that are not answered.
+    /// Number of requests without an answer.
     pub(crate) fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Until when the oldest of them has to be.
+    /// Deadline of the oldest request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.batches.front().map(|batch| batch.deadline)
     }
@@ -117,18 +117,18 @@ impl Conversation {
         self.batches.push_back(batch);
     }
 
-    /// Nothing more will come.
+    /// Fails all pending requests.
     pub(crate) fn fail(&mut self, error: &ClientError) {
         for batch in self.batches.drain(..) {
             if let Some(answers) = batch.answers {
-                // Nobody waits any more if the caller gave up.
+                // The receiver is gone if the caller gave up.
                 drop(answers.send(Err(error.clone())));
             }
         }
         self.outstanding = 0;
     }
 
-    /// Reads whatever is whole.
+    /// Handles all complete answers and messages.
     pub(crate) fn receive(&mut self, input: &mut BytesMut) -> Result<Received, WireError> {
         let mut received = Received::default();
         loop {
@@ -137,7 +137,7 @@ impl Conversation {
                 (None, Some(batch)) => batch.expected.front().copied(),
                 (None, None) => None,
             };
-            // Of an answer in fragments the head comes first, and a fragment only where one is unfolding.
+            // An answer in fragments starts with a head; fragments are valid only after it.
             let expected = match next {
                 Some(Expected::Fragment(_)) if self.unfolding.is_none() => Expected::Fragments,
                 Some(expected) => expected,
@@ -152,7 +152,7 @@ impl Conversation {
                     payload: Bytes::copy_from_slice(payload),
                 }),
                 _ if next.is_none() => {
-                    return Err(WireError::Malformed { part: "answer", why: "nothing was asked" });
+                    return Err(WireError::Malformed { part: "answer", why: "no request is pending" });
                 }
                 Reply::Fragments(count) => self.unfold(next, count, &mut received)?,
                 Reply::Fragment(fragment) => self.fragment(&fragment, &mut received)?,
@@ -173,7 +173,7 @@ impl Conversation {
         received: &mut Received,
     ) -> Result<(), WireError> {
         let Some(Expected::Fragment(listing)) = next else {
-            return Err(WireError::Malformed { part: "answer", why: "no fragments were asked for" });
+            return Err(WireError::Malformed { part: "answer", why: "no request with fragments is pending" });
         };
         let rows = match listing {
             Listing::List => Answer::List(Vec::new()),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_go_to_who_asked_with_messages_between_them_and_octet_by_octet() {
+    fn answers_reach_their_requests_with_messages_between_and_byte_by_byte() {
         let mut conversation = Conversation::new(Dialect::default());
         let mut first = ask(&mut conversation, &[Expected::Status, Expected::Counter]);
         let mut second = ask(&mut conversation, &[Expected::Fragment(Listing::List), Expected::Status]);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_nobody_asked_for_ends_the_conversation() {
+    fn an_unrequested_answer_ends_the_conversation() {
         let mut conversation = Conversation::new(Dialect::default());
         assert!(conversation.receive(&mut BytesMut::from(&[1][..])).is_err());
     }

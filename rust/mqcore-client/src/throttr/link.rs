@@ -1,4 +1,4 @@
-//! The one task of a client: connects when it is asked something, writes, reads, and tells what was lost.
+//! The connection task of a client: connects on demand, writes, reads, and fails lost requests.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -21,11 +21,11 @@ use crate::error::ClientError;
 use crate::random::jittered;
 use crate::route::Route;
 
-/// Requests that may wait for an answer; while there are more, no further call is taken.
+/// Maximum requests without an answer; at the limit the task accepts no further call.
 const OUTSTANDING_MAX: usize = 262_144;
-/// Bytes that may wait to be written, likewise.
+/// Maximum bytes of unwritten output; at the limit the task accepts no further call.
 const OUTPUT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Bytes that a read has room for.
+/// Room for a read in bytes.
 const READ_BYTES: usize = 64 * 1024;
 
 /// A call.
@@ -39,7 +39,7 @@ pub(crate) struct Ask {
 impl Ask {
     fn fail(self, error: &ClientError) {
         if let Some(answers) = self.answers {
-            // Nobody waits any more if the caller gave up.
+            // The receiver is gone if the caller gave up.
             drop(answers.send(Err(error.clone())));
         }
     }
@@ -47,7 +47,7 @@ impl Ask {
 
 /// How a connection ended.
 enum End {
-    /// The client was closed, and everything is answered.
+    /// The client is closed, and every request is answered.
     Closed,
     Lost(ClientError),
 }
@@ -58,17 +58,17 @@ struct Link {
     config: ThrottrConfig,
     calls: mpsc::Receiver<Ask>,
     pushes: Arc<Pushes>,
-    /// What is subscribed to, and told to every new connection before anything else.
+    /// Subscribed channels, restored first on every new connection.
     wanted: BTreeSet<Box<[u8]>>,
-    /// Attempts that failed in a row.
+    /// Consecutive failed attempts.
     failures: u32,
-    /// Until when calls are refused with what the last attempt ended with.
+    /// Until when calls fail with the error of the last attempt.
     refusing: Option<(Instant, ClientError)>,
-    /// When to connect again without being asked.
+    /// When to reconnect without a call.
     again_at: Instant,
 }
 
-/// Until the client is closed.
+/// Runs until the client is closed.
 pub(crate) async fn run(
     route: Route,
     dialect: Dialect,
@@ -119,7 +119,7 @@ impl Link {
         jittered(self.config.backoff.delay(self.failures.max(1)))
     }
 
-    /// Everybody who waits is told why.
+    /// Fails the waiting calls with the error.
     fn failed(&mut self, first: Option<Ask>, error: &ClientError) {
         self.failures = self.failures.saturating_add(1);
         let until = Instant::now() + self.delay();
@@ -168,7 +168,7 @@ impl Link {
         let mut unflushed = false;
         loop {
             if !open && conversation.outstanding() == 0 && output.is_empty() && !unflushed {
-                // The other side learns it from the end of the connection anyway.
+                // The peer also detects the end of the connection without the shutdown.
                 drop(writer.shutdown().await);
                 return End::Closed;
             }
@@ -179,7 +179,7 @@ impl Link {
             tokio::select! {
                 biased;
                 read = reader.read_buf(&mut input) => match read {
-                    Ok(0) => return End::Lost(lost("the broker closed it")),
+                    Ok(0) => return End::Lost(lost("the broker closed the connection")),
                     Err(error) => return End::Lost(lost(&error.to_string())),
                     Ok(_) => match conversation.receive(&mut input) {
                         Err(error) => return End::Lost(error.into()),
@@ -198,7 +198,7 @@ impl Link {
                     None => open = false,
                     Some(call) => {
                         self.take(call, conversation, &mut output);
-                        // What waits already goes out with the same write.
+                        // Takes all waiting calls into the same write.
                         while conversation.outstanding() < OUTSTANDING_MAX && output.len() < OUTPUT_BYTES_MAX {
                             let Ok(call) = self.calls.try_recv() else { break };
                             self.take(call, conversation, &mut output);
@@ -206,7 +206,7 @@ impl Link {
                     }
                 },
                 () = tokio::time::sleep_until(due), if deadline.is_some() => {
-                    return End::Lost(lost("an answer did not come in time"));
+                    return End::Lost(lost("an answer timed out"));
                 }
             }
         }
@@ -244,8 +244,7 @@ impl Link {
     }
 }
 
-/// Writes what waits, or sees to it that what was written goes out. True if it may not be out yet. Being cancelled loses
-/// nothing.
+/// Writes output, or flushes if there is none. True if a flush is needed. Cancel-safe.
 async fn advance(writer: &mut WriteHalf<Stream>, output: &mut BytesMut) -> io::Result<bool> {
     if output.is_empty() {
         writer.flush().await?;

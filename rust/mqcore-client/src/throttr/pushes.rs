@@ -1,4 +1,4 @@
-//! Messages of subscribed channels on their way to the program, and what is counted of a client.
+//! Messages of subscribed channels for the program, and counters of a client.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,18 +9,17 @@ use tokio::sync::Notify;
 
 use crate::mailbox::lock;
 
-/// Messages that may wait to be taken. Those that come beyond are dropped, and counted: whoever does not take them must
-/// not make others wait for their answers.
+/// Maximum waiting messages. Further ones are dropped and counted, so that a slow program does not delay answers.
 const WAITING_MAX: usize = 65_536;
-/// Bytes of theirs that may wait.
+/// Maximum bytes of waiting messages.
 const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Push {
-    /// Where it was published; edition 7.1 does not say.
+    /// Its channel; edition 7.1 does not transmit it.
     pub channel: Option<Bytes>,
-    /// What.
+    /// The payload.
     pub payload: Bytes,
 }
 
@@ -65,7 +64,7 @@ impl Pushes {
         loop {
             let more = self.more.notified();
             tokio::pin!(more);
-            // Enabled before looking: what comes in between wakes it.
+            // Enabled before the check, so that a message between the check and the wait is not missed.
             more.as_mut().enable();
             if self.ended.load(Ordering::Acquire) || !lock(&self.waiting).0.is_empty() {
                 return;

@@ -118,7 +118,7 @@ fn no_more_is_sent_than_the_agreement_lets_be_unacknowledged() {
 }
 
 #[test]
-fn a_type_is_named_once_for_all_messages_that_have_it() {
+fn a_type_is_named_once_for_consecutive_messages() {
     let mut conversation = open(&[DOTNET]);
     for _ in 0..2 {
         publish(&mut conversation, b"Mm2-Type:T1\r\n", None).unwrap();

@@ -85,9 +85,9 @@ fn an_error_says_what_was_asked_and_under_which_number_the_broker_knows_it() {
     let id = String::from_utf8(id.to_vec()).unwrap();
     assert_eq!(written(&mut conversation), format!("{id} rebind --confirm q1 e1\n"));
     let Arrival::Settled("me", Err(error)) = hear(&mut conversation, &format!("{id} error 2026\n")) else {
-        panic!("somebody waited")
+        panic!("the request has a waiter")
     };
-    assert_eq!(error.to_string(), "cannot rebind q1: error 2026; 'mqcore errors 2026' says why (status 1)");
+    assert_eq!(error.to_string(), "cannot rebind q1: error 2026; see 'mqcore errors 2026' (status 1)");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
 }
 
 #[test]
-fn lines_that_are_no_answers_end_the_conversation() {
+fn malformed_answers_end_the_conversation() {
     for line in ["nonsense\n", "a b c\n", "\n", "a\tb\n"] {
         assert!(open().receive(line.as_bytes()).is_err(), "{line:?}");
     }
