@@ -1,5 +1,5 @@
-//! What survives: no promise is made before its record is committed, and a broker that starts from the records
-//! of another one that crashed knows everything that the other had promised.
+//! Durability: the broker confirms nothing before its record is committed, and a broker that restarts from the records
+//! of a crashed one has everything that was confirmed.
 
 use crate::world;
 
@@ -28,7 +28,7 @@ use mqcore_broker::model::unique::header_line;
 use mqcore_testkit::Random;
 use world::{World, acknowledged, changes, id_of, queue};
 
-/// The records of a broker, as a journal would have them: written down, encoded, some of them committed.
+/// The records of a broker, as a journal would have them: written, encoded, some of them committed.
 #[derive(Default)]
 struct Disk {
     records: Vec<(Sequence, Record)>,
@@ -36,7 +36,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Takes the records out of a world's effects.
+    /// Moves the records out of a world's effects.
     fn take(&mut self, world: &mut World) {
         let effects = std::mem::take(&mut world.effects);
         for effect in effects {
@@ -50,7 +50,7 @@ impl Disk {
         }
     }
 
-    /// Commits everything so far, and tells the broker.
+    /// Commits all records so far, and notifies the broker.
     fn commit(&mut self, world: &mut World) {
         self.take(world);
         self.committed = self.records.len();
@@ -62,7 +62,7 @@ impl Disk {
         self.take(world);
     }
 
-    /// A broker that starts from the first `kept` records, each through its encoding.
+    /// A broker that starts from the first `kept` records, each encoded and decoded.
     fn start(&self, kept: usize) -> World {
         let mut definitions = BTreeMap::new();
         let mut puts = BTreeMap::new();
@@ -166,13 +166,13 @@ fn durable_with(config: BrokerConfig) -> (World, Disk) {
     (world, Disk::default())
 }
 
-/// Creating waits for the commit, so it is done by hand here.
+/// Creates a queue. The answer waits for the commit, so the test commits explicitly.
 fn create(world: &mut World, disk: &mut Disk, client: &Arc<Client>, address: &str, changes: QueueChanges) {
     let create = Request::CreateQueue { queue: queue(address), changes };
     world.command(client, Command::Request(RequestId(9), Box::new(create)));
-    assert!(world.told(client.connection).is_empty(), "not answered before it is durable");
+    assert!(world.notifications(client.connection).is_empty(), "not answered before it is durable");
     disk.commit(world);
-    let answers = world.told(client.connection);
+    let answers = world.notifications(client.connection);
     assert!(matches!(&answers[..], [Event::Answered(RequestId(9), Ok(_))]), "{answers:?}");
 }
 
@@ -181,7 +181,7 @@ fn saving(status: Status) -> QueueChanges {
 }
 
 #[test]
-fn a_saved_message_is_acknowledged_and_handed_out_only_when_it_is_committed() {
+fn saved_message_is_confirmed_and_delivered_only_after_its_commit() {
     let (mut w, mut disk) = durable();
     let (p, a) = (w.client("p"), w.client("a"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
@@ -201,7 +201,7 @@ fn a_saved_message_is_acknowledged_and_handed_out_only_when_it_is_committed() {
 }
 
 #[test]
-fn durability_of_the_queue_says_what_is_waited_for() {
+fn queue_durability_selects_the_commit_to_wait_for() {
     for (durability, level) in [(Durability::Os, Some(Durability::Os)), (Durability::None, None)] {
         let (mut w, mut disk) = durable();
         let p = w.client("p");
@@ -220,7 +220,7 @@ fn durability_of_the_queue_says_what_is_waited_for() {
 }
 
 #[test]
-fn a_journal_that_refuses_makes_promises_refuse_and_nothing_else() {
+fn failed_journal_rejects_only_saved_messages() {
     let (mut w, mut disk) = durable();
     let (p, a) = (w.client("p"), w.client("a"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::RoundRobin));
@@ -242,7 +242,7 @@ fn a_journal_that_refuses_makes_promises_refuse_and_nothing_else() {
 }
 
 #[test]
-fn definitions_messages_order_priority_and_attempts_come_back() {
+fn restart_restores_definitions_messages_order_priority_and_attempts() {
     let (mut w, mut disk) = durable();
     let (p, a) = (w.client("p"), w.client("a"));
     let options =
@@ -274,7 +274,7 @@ fn definitions_messages_order_priority_and_attempts_come_back() {
 }
 
 #[test]
-fn queues_that_are_bound_to_topics_are_so_after_a_crash() {
+fn bindings_of_queues_survive_a_crash() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");
     let topic = |name: &str| TopicName::new(name.as_bytes()).expect("not too long");
@@ -291,7 +291,7 @@ fn queues_that_are_bound_to_topics_are_so_after_a_crash() {
         w.command(&p, Command::Request(RequestId(7), Box::new(request)));
         disk.commit(&mut w);
         let answered =
-            w.told(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
+            w.notifications(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
         assert!(answered, "it is answered once it is durable");
     }
     assert_eq!(disk.records.len(), 4, "what is bound already is not written again");
@@ -299,7 +299,7 @@ fn queues_that_are_bound_to_topics_are_so_after_a_crash() {
     let p = w.client("p");
     let list = Request::ListTopicBindings { queue: queue("copies/1") };
     w.command(&p, Command::Request(RequestId(1), Box::new(list)));
-    let listed = w.told(p.connection).into_iter().find_map(|event| match event {
+    let listed = w.notifications(p.connection).into_iter().find_map(|event| match event {
         Event::Answered(_, Ok(Reply::TopicBindings(bindings))) => Some(bindings),
         _ => None,
     });
@@ -307,7 +307,7 @@ fn queues_that_are_bound_to_topics_are_so_after_a_crash() {
 }
 
 #[test]
-fn routers_that_peers_made_come_back_with_their_bindings() {
+fn routers_of_peers_survive_a_crash_with_their_bindings() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");
     let name = |text: &str| RouterName::new(text).expect("a good name");
@@ -316,7 +316,7 @@ fn routers_that_peers_made_come_back_with_their_bindings() {
         w.command(&p, Command::Request(RequestId(99_999), Box::new(request)));
         disk.commit(w);
         let answered =
-            w.told(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
+            w.notifications(p.connection).into_iter().any(|event| matches!(event, Event::Answered(_, Ok(_))));
         assert!(answered, "it is answered once it is durable");
     };
     for router in ["kept", "gone"] {
@@ -362,7 +362,7 @@ fn a_queue_that_was_removed_or_stopped_stays_empty() {
 }
 
 #[test]
-fn a_dead_letter_is_in_its_old_journal_until_it_is_in_the_new_one() {
+fn dead_letter_stays_in_its_old_journal_until_the_new_one_has_it() {
     let (mut w, mut disk) = durable();
     let (p, a) = (w.client("p"), w.client("a"));
     create(&mut w, &mut disk, &p, "dead/1", changes(Status::Pull));
@@ -399,7 +399,7 @@ fn a_dead_letter_is_in_its_old_journal_until_it_is_in_the_new_one() {
 }
 
 #[test]
-fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known() {
+fn delay_and_attempts_of_a_message_survive_a_restart() {
     let (mut w, mut disk) = durable();
     let (p, a) = (w.client("p"), w.client("a"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::RoundRobin));
@@ -408,7 +408,7 @@ fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known(
         w.publish(&p, "ch/1", id);
     }
     disk.commit(&mut w);
-    // What starts from the disk begins at 9,000,000.
+    // A broker that starts from the disk begins at 9,000,000.
     w.nack_until(&a, "ch/1", "soon", Retry::NotBefore(Timestamp(8_000_000)));
     w.nack_until(&a, "ch/1", "late", Retry::NotBefore(Timestamp(9_005_000)));
     disk.commit(&mut w);
@@ -427,7 +427,7 @@ fn a_message_waits_for_its_time_also_after_a_restart_and_its_attempts_are_known(
     assert_eq!(delivered, Some(("late".to_owned(), 1, false)));
 }
 
-/// Random work, committed now and then, and a crash that keeps what was committed and some of the rest.
+/// Random steps with occasional commits, and a crash that keeps the committed records and some of the others.
 struct Run {
     dice: Random,
     world: World,
@@ -435,15 +435,15 @@ struct Run {
     producer: Arc<Client>,
     consumer: Arc<Client>,
     published: u64,
-    /// Messages whose producer was told that they are saved.
+    /// Messages that were confirmed to their producers as saved.
     promised: BTreeSet<String>,
-    /// Messages whose settlement is written; and how many records there were then.
+    /// Messages whose settlement is recorded, with the number of records at that time.
     settled: BTreeMap<String, usize>,
 }
 
 impl Run {
     fn new(seed: u64) -> Self {
-        // Most runs keep next to nothing in memory, and read late, in pieces.
+        // Most runs keep almost nothing in memory, and load bodies late and in pieces.
         let memory_watermark = [0, 0, 300, 1 << 20][seed as usize % 4];
         let (mut world, mut disk) =
             durable_with(BrokerConfig { seed, memory_watermark, ..BrokerConfig::default() });
@@ -515,7 +515,7 @@ impl Run {
         self.remember_settled();
     }
 
-    /// The journal answers a part of what it was asked for; rarely, that it cannot read it.
+    /// The journal loads a part of the requested bodies; rarely, it cannot read them.
     fn bring(&mut self) {
         if self.world.loads.is_empty() {
             return;
@@ -591,7 +591,7 @@ fn without_a_journal_nothing_is_recorded() {
     assert!(!w.effects.iter().any(|effect| matches!(effect, Effect::Record(..))));
 }
 
-// ---- What other brokers pass on ---------------------------------------------------------------------------
+// ---- Messages that other brokers forward ---------------------------------------------------------------
 
 fn passed_on(epoch: u64, number: u64, body: &str, to: &str) -> Command {
     let ticket = Ticket { node: "node-1".into(), epoch, number };
@@ -605,14 +605,14 @@ fn passed_on(epoch: u64, number: u64, body: &str, to: &str) -> Command {
 }
 
 fn confirmed(world: &mut World, link: &Arc<Client>) -> Vec<u64> {
-    let told = world.told(link.connection).into_iter();
+    let told = world.notifications(link.connection).into_iter();
     let numbers =
         told.filter_map(|event| if let Event::Confirmed(numbers) = event { Some(numbers) } else { None });
     numbers.flatten().collect()
 }
 
 #[test]
-fn what_another_broker_passes_on_is_confirmed_when_it_is_saved_and_taken_once() {
+fn forwarded_message_is_confirmed_when_saved_and_accepted_once() {
     let (mut w, mut disk) = durable();
     let (p, link, a) = (w.client("p"), w.client("link"), w.client("a"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
@@ -634,19 +634,19 @@ fn what_another_broker_passes_on_is_confirmed_when_it_is_saved_and_taken_once() 
         (vec![5], vec![]),
         "once more: only confirmed again"
     );
-    assert_eq!(w.told(link.connection).len(), 0, "and nothing of what producers are told");
+    assert_eq!(w.notifications(link.connection).len(), 0, "and nothing of what producers are told");
 }
 
-/// Sends everything, lets consumers settle some of it, crashes after every record, and sends again what was not confirmed.
+/// Sends all messages, settles some of them, crashes after every record, and sends unconfirmed messages again.
 #[test]
-fn wherever_a_crash_cuts_what_is_passed_on_is_there_once() {
+fn forwarded_messages_survive_any_crash_exactly_once() {
     let (mut w, mut disk) = durable();
     let (p, link, a) = (w.client("p"), w.client("link"), w.client("a"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
     create(&mut w, &mut disk, &p, "ch/2", saving(Status::Pull));
     w.join(&a, "ch").unwrap();
     let numbers: Vec<u64> = (1..=12).collect();
-    // How many records there were when a number was confirmed, and when its message was settled.
+    // The number of records when a number was confirmed, and when its message was settled.
     let (mut known, mut settled) = (BTreeMap::new(), BTreeMap::new());
     for &number in &numbers {
         let to = if number % 3 == 0 { "ch/2" } else { "ch/1" };
@@ -692,14 +692,14 @@ fn wherever_a_crash_cuts_what_is_passed_on_is_there_once() {
 }
 
 #[test]
-fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
+fn message_without_room_is_deferred_and_keeps_its_order() {
     let (mut w, mut disk) = durable();
     let (p, link) = (w.client("p"), w.client("link"));
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::Pull));
     w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
     w.turn();
     w.command(&link, passed_on(1, 1, "m1", "ch/1"));
-    assert!(matches!(&w.told(link.connection)[..], [Event::Deferred(1, _)]));
+    assert!(matches!(&w.notifications(link.connection)[..], [Event::Deferred(1, _)]));
     w.broker.storage_accepts(w.now, &mut w.effects);
     w.command(&link, passed_on(1, 2, "m2", "ch/1"));
     disk.commit(&mut w);
@@ -717,7 +717,7 @@ fn what_finds_no_room_is_put_off_and_nothing_overtakes_it() {
     assert_eq!(ids, ["m1", "m2"]);
 }
 
-/// Publishes a message of which its queue has one of this key at a time.
+/// Publishes a message with a unique key.
 fn publish_unique(world: &mut World, client: &Arc<Client>, address: &str, id: &str, key: &str) {
     let address = queue(address);
     let properties = Properties {
@@ -732,8 +732,8 @@ fn publish_unique(world: &mut World, client: &Arc<Client>, address: &str, id: &s
 }
 
 #[test]
-fn of_a_unique_key_a_queue_has_one_message_until_that_is_settled_also_after_a_restart() {
-    // With a watermark of nothing, and one of plenty: the headers are read again, or still there.
+fn unique_key_allows_one_unsettled_message_also_after_a_restart() {
+    // With a watermark of zero the headers are loaded again; with a large one they are still in memory.
     for memory_watermark in [0, 1 << 30] {
         let config = BrokerConfig { seed: 7, memory_watermark, ..BrokerConfig::default() };
         let (mut w, mut disk) = durable_with(config);

@@ -1,6 +1,6 @@
-//! Handlers that decide at random, answer out of order, late, or not at all, while everything else happens:
-//! no message is lost or invented, nothing is handed out that was not published, and in the end every
-//! question that was asked has been answered or has run out of time.
+//! Handlers that decide at random, answer out of order, late, or not at all, while other commands arrive: no message is
+//! lost or invented, every delivered message was published, and in the end every question has been answered or has
+//! timed out.
 
 use crate::world;
 
@@ -152,7 +152,7 @@ impl Chaos {
         let at = self.dice.index(self.world.questions.len());
         let question = self.world.questions.remove(at);
         match self.dice.index(12) {
-            0 => {} // It never answers.
+            0 => {} // The handler never answers.
             1 => self.world.reply(&question, Err(HandlerFailure::Raised)),
             _ => {
                 let decision = self.dice.decision();
@@ -177,7 +177,7 @@ impl Chaos {
         self.world.broker.stats(self.world.now).questions_open
     }
 
-    /// Everybody has had enough time: nothing may be stuck.
+    /// All timeouts have passed: nothing may be stuck.
     fn finish(&mut self) {
         for _ in 0..2_000 {
             let now = self.world.information(QUEUE);
@@ -195,7 +195,7 @@ impl Chaos {
 }
 
 #[test]
-fn whatever_a_handler_does_no_message_is_lost_invented_or_stuck() {
+fn random_handlers_never_lose_invent_or_block_messages() {
     for seed in mqcore_testkit::seeds(150, 1_500) {
         let outcome = std::panic::catch_unwind(|| {
             let mut chaos = Chaos::new(seed);

@@ -1,4 +1,4 @@
-//! Every way that a message can go leaves the steps that tell it, and nothing else does.
+//! Every path of a message leaves its steps in the history, and nothing else does.
 
 use crate::world;
 
@@ -27,8 +27,8 @@ fn recorded() -> World {
     World::with(BrokerConfig { seed: 7, history: Some(HistoryOptions::default()), ..BrokerConfig::default() })
 }
 
-/// What happened since the last time, in words: the kind, the reason, and `!` for the last step of a message.
-fn told(world: &mut World) -> Vec<String> {
+/// The steps since the last call as text: the kind, the reason, and `!` for the last step of a message.
+fn new_steps(world: &mut World) -> Vec<String> {
     let mut ledger = Ledger::default();
     let mut blocks = Vec::new();
     world.broker.take_history(&mut blocks);
@@ -63,14 +63,14 @@ fn without_a_history_nothing_is_written_and_nothing_is_numbered() {
     let p = w.client("p");
     w.create(&p, "ch/1", changes(Status::Pull));
     w.publish(&p, "ch/1", "1");
-    assert!(told(&mut w).is_empty());
+    assert!(new_steps(&mut w).is_empty());
 }
 
 #[test]
-fn a_message_that_nobody_has_to_acknowledge_ends_with_its_delivery() {
+fn message_without_acknowledgements_ends_with_its_delivery() {
     let (mut w, p, _a) = with_consumer(changes(Status::Push));
     w.publish(&p, "ch/1", "1");
-    assert_eq!(told(&mut w), ["produced", "delivered a!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a!"]);
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn every_consumer_of_a_message_is_named_and_only_the_last_step_ends_it() {
     w.publish(&p, "ch/1", "1");
     w.ack(&b, "ch/1", "1");
     w.ack(&a, "ch/1", "1");
-    assert_eq!(told(&mut w), ["produced", "delivered a", "delivered b", "acked b", "acked a!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a", "delivered b", "acked b", "acked a!"]);
 }
 
 #[test]
-fn a_refusal_a_silence_and_a_lost_consumer_lead_back_to_the_queue_and_at_last_to_the_limit() {
+fn nack_timeout_and_lost_consumer_requeue_until_the_limit() {
     let options = QueueChanges { put_back_limit: Some(3), ..acknowledged(Status::RoundRobin) };
     let (mut w, p, a) = with_consumer(options);
     w.publish(&p, "ch/1", "1");
@@ -93,7 +93,7 @@ fn a_refusal_a_silence_and_a_lost_consumer_lead_back_to_the_queue_and_at_last_to
     w.advance(Duration::from_secs(15));
     w.close(&a);
     assert_eq!(
-        told(&mut w),
+        new_steps(&mut w),
         [
             "produced",
             "delivered a",
@@ -110,20 +110,20 @@ fn a_refusal_a_silence_and_a_lost_consumer_lead_back_to_the_queue_and_at_last_to
     let b = w.client("b");
     w.join(&b, "ch").expect("there is no limit");
     w.nack(&b, "ch/1", "1", "no");
-    assert_eq!(told(&mut w), ["delivered b", "nacked b no", "dropped limit!"]);
+    assert_eq!(new_steps(&mut w), ["delivered b", "nacked b no", "dropped limit!"]);
 }
 
 #[test]
-fn what_a_policy_does_not_put_back_ends_as_refused_or_with_its_silence() {
+fn without_requeue_a_message_ends_with_its_nack_or_timeout() {
     let options =
         QueueChanges { delivery_handler: Some("at-most-once".into()), ..acknowledged(Status::RoundRobin) };
     let (mut w, p, a) = with_consumer(options);
     w.publish(&p, "ch/1", "1");
     w.nack(&a, "ch/1", "1", "no");
-    assert_eq!(told(&mut w), ["produced", "delivered a", "nacked a no", "dropped refused!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a", "nacked a no", "dropped refused!"]);
     w.publish(&p, "ch/1", "2");
     w.advance(Duration::from_secs(15));
-    assert_eq!(told(&mut w), ["produced", "delivered a", "timed-out a!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a", "timed-out a!"]);
 }
 
 #[test]
@@ -134,13 +134,13 @@ fn a_message_that_waits_too_long_expires_and_is_dropped_or_dead_lettered() {
     w.create(&p, "ch/1", QueueChanges { message_timeout: timeout, ..changes(Status::Pull) });
     w.publish(&p, "ch/1", "1");
     w.advance(Duration::from_secs(6));
-    assert_eq!(told(&mut w), ["produced", "expired", "dropped expired!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "expired", "dropped expired!"]);
     let dead_letter = Some(Some(queue("dead/9")));
     w.create(&p, "ch/2", QueueChanges { message_timeout: timeout, dead_letter, ..changes(Status::Pull) });
     w.publish(&p, "ch/2", "2");
     w.advance(Duration::from_secs(6));
-    assert_eq!(told(&mut w), ["produced", "expired", "dead-lettered expired to dead/9!"]);
-    // The letter finds its queue, and then, on another occasion, finds none.
+    assert_eq!(new_steps(&mut w), ["produced", "expired", "dead-lettered expired to dead/9!"]);
+    // The dead letter finds its queue the first time, and none the second time.
     let letter = |w: &mut World| -> Transfer {
         let at = w.effects.iter().position(|effect| matches!(effect, Effect::Transfer(_)));
         match w.effects.remove(at.expect("it was dead-lettered")) {
@@ -150,27 +150,27 @@ fn a_message_that_waits_too_long_expires_and_is_dropped_or_dead_lettered() {
     };
     let transfer = letter(&mut w);
     w.broker.transfer(transfer.clone(), w.now, &mut w.effects);
-    assert_eq!(told(&mut w), ["arrived", "dropped limit!"]);
+    assert_eq!(new_steps(&mut w), ["arrived", "dropped limit!"]);
     w.create(&p, "dead/9", changes(Status::Pull));
     w.broker.transfer(transfer, w.now, &mut w.effects);
-    assert_eq!(told(&mut w), ["arrived"]);
+    assert_eq!(new_steps(&mut w), ["arrived"]);
 }
 
 #[test]
-fn broadcasts_name_who_missed_them() {
+fn broadcasts_record_the_consumers_that_missed_them() {
     let (mut w, p, a) = with_consumer(changes(Status::Broadcast));
     let b = w.client("b");
     w.join(&b, "ch").expect("there is no limit");
     w.broker.congested(a.connection, w.now, &mut w.effects);
     w.publish(&p, "ch/1", "1");
-    assert_eq!(told(&mut w), ["produced", "dropped a slow", "delivered b!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "dropped a slow", "delivered b!"]);
     w.broker.congested(b.connection, w.now, &mut w.effects);
     w.publish(&p, "ch/1", "2");
-    assert_eq!(told(&mut w), ["produced", "dropped a slow", "dropped b slow!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "dropped a slow", "dropped b slow!"]);
     w.close(&a);
     w.close(&b);
     w.publish(&p, "ch/1", "3");
-    assert_eq!(told(&mut w), ["produced", "dropped no-consumer!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "dropped no-consumer!"]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_cache_replaces_and_its_readers_do_not_end_the_message() {
     w.publish(&p, "ch/1", "1");
     w.pull(&a, "ch/1", 1);
     w.publish(&p, "ch/1", "2");
-    assert_eq!(told(&mut w), ["produced", "delivered a", "produced", "replaced!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a", "produced", "replaced!"]);
 }
 
 #[test]
@@ -188,15 +188,15 @@ fn clearing_stopping_and_removing_a_queue_drop_what_is_in_it_as_erased() {
     let clear = Clear { high_priority: true, normal: true };
     w.publish(&p, "ch/1", "1");
     w.request(&p, Request::ClearQueue { queue: queue("ch/1"), clear }).expect("it is there");
-    assert_eq!(told(&mut w), ["produced", "dropped erased!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "dropped erased!"]);
     w.publish(&p, "ch/1", "2");
     w.pull(&a, "ch/1", 1);
     w.update(&p, "ch/1", changes(Status::Stopped));
-    assert_eq!(told(&mut w), ["produced", "delivered a", "dropped erased!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "delivered a", "dropped erased!"]);
     w.update(&p, "ch/1", changes(Status::Pull));
     w.publish(&p, "ch/1", "3");
     w.request(&p, Request::RemoveQueue { queue: queue("ch/1") }).expect("it is there");
-    assert_eq!(told(&mut w), ["produced", "dropped erased!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "dropped erased!"]);
 }
 
 #[test]
@@ -209,26 +209,26 @@ fn a_handler_that_decides_later_ends_a_message_with_a_step_of_its_own() {
     w.publish(&p, "ch/1", "2");
     w.answer(Step::ReceivedFromProducer, Decision::ALLOW);
     w.answer(Step::ReceivedFromProducer, Decision::REFUSE);
-    assert_eq!(told(&mut w), ["produced", "produced", "delivered a", "dropped refused!"]);
+    assert_eq!(new_steps(&mut w), ["produced", "produced", "delivered a", "dropped refused!"]);
     w.ack(&a, "ch/1", "1");
-    assert_eq!(told(&mut w), ["acked a"]);
+    assert_eq!(new_steps(&mut w), ["acked a"]);
     w.answer(Step::AcknowledgeReceived, Decision::ALLOW);
-    assert_eq!(told(&mut w), ["done!"]);
+    assert_eq!(new_steps(&mut w), ["done!"]);
 }
 
 #[test]
-fn what_a_handler_or_the_journal_saved_is_told_when_it_is_saved() {
+fn saved_step_is_recorded_when_handler_or_journal_saved_the_message() {
     let (mut w, p, _a) = with_consumer(changes(Status::Paused));
     w.broker.register_handler(handler("own", &[Step::ReceivedFromProducer, Step::SaveMessage]));
     w.update(&p, "ch/1", QueueChanges { delivery_handler: Some("own".into()), ..QueueChanges::default() });
     w.publish(&p, "ch/1", "1");
     w.answer(Step::ReceivedFromProducer, Decision { save: true, ..Decision::ALLOW });
-    assert_eq!(told(&mut w), ["produced"]);
+    assert_eq!(new_steps(&mut w), ["produced"]);
     w.answer(Step::SaveMessage, Decision::ALLOW);
-    assert_eq!(told(&mut w), ["saved"]);
+    assert_eq!(new_steps(&mut w), ["saved"]);
 }
 
-/// A shard with a journal in which everything is durable at once: its records.
+/// A shard with a journal in which everything is durable at once; returns its records.
 fn commit(world: &mut World) -> Vec<(Sequence, Record)> {
     let mut records = Vec::new();
     for effect in std::mem::take(&mut world.effects) {
@@ -255,9 +255,9 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
     w.command(&p, Command::Request(RequestId(9), Box::new(create)));
     let mut records = commit(&mut w);
     w.publish(&p, "ch/1", "1");
-    assert_eq!(told(&mut w), ["started", "produced"]);
+    assert_eq!(new_steps(&mut w), ["started", "produced"]);
     records.extend(commit(&mut w));
-    assert_eq!(told(&mut w), ["saved"]);
+    assert_eq!(new_steps(&mut w), ["saved"]);
     w.publish(&p, "ch/1", "2");
     let numbers = records.iter().rev().find_map(|(_, record)| match record {
         Record::Numbers(below) => Some(*below),

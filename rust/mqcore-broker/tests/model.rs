@@ -1,5 +1,5 @@
-//! Random operations against a slow, obvious queue: after each step both must have handed out the same
-//! messages to the same consumers in the same order, and must hold the same messages in the same places.
+//! Random operations against a slow, simple queue: after each step both must have delivered the same messages to the
+//! same consumers in the same order, and must store the same messages in the same places.
 
 use crate::world;
 
@@ -29,18 +29,18 @@ struct Letter {
     sent: bool,
 }
 
-/// A message that consumers have.
+/// A message that is in flight.
 #[derive(Clone, Debug)]
 struct Out {
     letter: Letter,
     /// (consumer, due), in the order of delivery.
     holders: Vec<(usize, u64, u64)>,
     acked: bool,
-    /// Somebody failed; where it goes: first in line or last.
+    /// A holder failed; where the message is requeued: first or last.
     back: Option<bool>,
 }
 
-/// The obvious queue: lists, searched from end to end.
+/// The simple queue: lists that are searched linearly.
 #[derive(Default)]
 struct Model {
     status: Option<Status>,
@@ -56,9 +56,9 @@ struct Model {
     members: Vec<usize>,
     cursor: usize,
     deliveries: u64,
-    /// What must be seen: "consumer:message:first".
+    /// The expected deliveries: "consumer:message:first".
     log: Vec<String>,
-    /// Ids that left for good.
+    /// Number of removed messages.
     gone: u64,
 }
 
@@ -94,7 +94,7 @@ impl Model {
         "ok"
     }
 
-    /// The place of the next message: the first of high priority, or the first.
+    /// The index of the next message: the first of high priority, or the first.
     fn next(&self) -> Option<usize> {
         self.ready.iter().position(|letter| letter.high).or((!self.ready.is_empty()).then_some(0))
     }
@@ -131,7 +131,7 @@ impl Model {
             self.cursor = (self.cursor + 1) % self.members.len();
             vec![chosen]
         } else if self.first_only {
-            // The turn of round robin moves on whoever is chosen.
+            // The turn of round robin advances whichever consumer is chosen.
             self.cursor = 1 % self.members.len();
             vec![self.members[0]]
         } else {
@@ -157,8 +157,8 @@ impl Model {
         self.out.push(Out { letter, holders, acked: false, back: None });
     }
 
-    /// One holder lets go: it acknowledged (`Some(true)`), refused or fell silent (back last), or was lost
-    /// (back first).
+    /// One holder releases a message: it acknowledged (`Some(true)`), rejected it or timed out (requeued last), or was
+    /// lost (requeued first).
     fn settle(&mut self, id: &str, consumer: usize, good: bool, first: bool, now: u64) -> bool {
         let found = self
             .out
@@ -262,7 +262,7 @@ impl Model {
         }
     }
 
-    /// When something happens by itself next.
+    /// The time of the next timeout.
     fn next_moment(&self) -> Option<u64> {
         let waiting = self.ready.iter().map(|letter| letter.deadline).filter(|deadline| *deadline < u64::MAX);
         let out = self.out.iter().flat_map(|out| out.holders.iter().map(|holder| holder.1));
@@ -291,14 +291,14 @@ impl Model {
     }
 }
 
-/// The broker and its model, side by side.
+/// The broker and its model, compared after each step.
 struct Pair {
     dice: Random,
     world: World,
     model: Model,
     admin: Arc<Client>,
     clients: Vec<Arc<Client>>,
-    /// Numbers of `clients` as the log names them; a client that reconnects gets a new one.
+    /// Numbers of `clients` in the log; a client that reconnects gets a new one.
     numbers: Vec<usize>,
     published: u64,
     accepted: u64,
@@ -308,7 +308,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// `memory`: bytes of saved messages that may stay in memory; `None`: nothing is saved.
+    /// `memory`: bytes of saved messages that may stay in memory; `None`: messages are not saved.
     fn new(seed: u64, memory: Option<u64>) -> Self {
         let mut dice = Random::new(seed);
         let memory_watermark = memory.unwrap_or(u64::MAX);
@@ -413,7 +413,7 @@ impl Pair {
             .filter(|out| out.holders.iter().any(|holder| holder.0 == number))
             .map(|out| out.letter.id.clone())
             .collect();
-        // Now and then somebody acknowledges what it does not have.
+        // Occasionally a consumer acknowledges a message that it does not have.
         let id = if has.is_empty() || self.dice.percent(5) {
             format!("m{}", 1 + self.dice.index(self.published as usize + 1))
         } else {
@@ -529,7 +529,7 @@ impl Pair {
         assert_eq!(stored, ready.len() as u64, "what is stored differs\n{}", self.story());
         let holders: usize = self.model.out.iter().map(|out| out.holders.len()).sum();
         assert_eq!(information.in_flight, holders as u64, "what is in flight differs\n{}", self.story());
-        // Nothing lost, nothing invented: what was taken is stored, out, or gone for a counted reason.
+        // No message is lost or invented: each accepted one is stored, in flight, or removed for a counted reason.
         assert_eq!(information.stats.received, self.accepted);
         assert_eq!(information.stats.removed, self.model.gone, "{}", self.story());
         let out = self.model.out.len() as u64;
@@ -540,7 +540,7 @@ impl Pair {
             assert_eq!(information.memory_bytes, 0, "an empty queue keeps no memory");
         }
         if let Some(watermark) = self.memory {
-            // The next message always stays, and bodies that were read back but are not handed out yet.
+            // The next message always stays in memory, and so do loaded bodies that are not delivered yet.
             let bodies = self.world.broker.stats(self.world.now).bodies;
             let largest = 200;
             let read = bodies.loaded.min(stored);
@@ -571,6 +571,6 @@ fn no_message_is_lost_or_invented_in_random_steps() {
 }
 
 #[test]
-fn a_queue_whose_bodies_leave_memory_all_the_time_behaves_like_any_other() {
+fn queue_with_paged_out_bodies_matches_the_model() {
     run(seeds(100, 1_000), 500, |seed| Some([0, 0, 400, 1_000][seed as usize % 4]));
 }

@@ -1,4 +1,4 @@
-//! Routers over several shards: who gets a message, under which id, and what its producer hears.
+//! Routers over several shards: receivers of a message, its id, and the answer to its producer.
 
 use crate::shards;
 
@@ -46,12 +46,12 @@ fn published(who: &Shards, id: &str, producer: usize) -> Message {
     Message::from_parts(id.as_bytes(), b"A:1\r\n", b"body", properties, Some(who.client(producer)))
 }
 
-/// What came of one message.
+/// The outcome of one message.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Came {
-    /// `client:id` for each client that got it.
+    /// `client:id` for each client that received it.
     direct: Vec<String>,
-    /// What the router said: `None` nothing, else whether it was taken.
+    /// The router's answer: `None` for no answer, otherwise whether a receiver took the message.
     said: Option<Result<(), RejectionKind>>,
 }
 
@@ -129,7 +129,7 @@ fn round_robin_gives_each_binding_its_turn_in_the_order_of_priority() {
 }
 
 #[test]
-fn only_first_goes_on_to_the_next_binding_when_one_does_not_take_the_message() {
+fn only_first_continues_until_a_binding_takes_the_message() {
     let mut shards = Shards::new(3, 2);
     shards.create_queue(
         "small/1",
@@ -153,7 +153,7 @@ fn only_first_goes_on_to_the_next_binding_when_one_does_not_take_the_message() {
 }
 
 #[test]
-fn nobody_there_is_said_to_whoever_waits() {
+fn waiting_producer_is_notified_if_no_receiver_exists() {
     let mut shards = Shards::new(2, 2);
     assert_eq!(route(&mut shards, "none", "m", 0).said, NOBODY, "no router");
     for (number, method) in
@@ -197,7 +197,7 @@ fn a_receiver_that_was_asked_for_an_answer_keeps_the_id_and_the_router_says_noth
 }
 
 #[test]
-fn a_queue_acknowledges_to_the_producer_if_its_binding_says_so() {
+fn queue_acknowledges_to_the_producer_if_its_binding_asks_for_it() {
     let mut shards = Shards::new(2, 1);
     shards.create_pull_queue("q/7");
     create(&mut shards, "r", RouterMethod::Distribute);
@@ -244,7 +244,7 @@ fn a_binding_can_choose_among_the_clients_of_a_type() {
 }
 
 #[test]
-fn a_topic_takes_a_message_if_anybody_is_there() {
+fn topic_takes_a_message_if_it_has_subscribers() {
     let mut shards = Shards::new(3, 2);
     create(&mut shards, "r", RouterMethod::OnlyFirst);
     bind(&mut shards, "r", binding("@topic:news", 1, Interaction::None));
@@ -252,12 +252,12 @@ fn a_topic_takes_a_message_if_anybody_is_there() {
     assert_eq!(route(&mut shards, "r", "m", 0).direct.len(), 1);
     let name = mqcore_broker::model::id::TopicName::new(b"news").expect("a short name");
     let pattern = mqcore_broker::model::topic::TopicPattern::Exact(name);
-    shards.request(1, Request::SubscribeTopic { pattern, told: false }).expect("fine");
+    shards.request(1, Request::SubscribeTopic { pattern, as_events: false }).expect("fine");
     assert_eq!(route(&mut shards, "r", "m", 0).direct, ["c1 by topic"]);
 }
 
 #[test]
-fn definitions_are_administrators_and_say_what_is_wrong() {
+fn definitions_need_an_administrator_and_report_mistakes() {
     let mut shards = Shards::new(2, 1);
     create(&mut shards, "r", RouterMethod::OnlyFirst);
     create(&mut shards, "r", RouterMethod::OnlyFirst);
@@ -285,7 +285,7 @@ fn definitions_are_administrators_and_say_what_is_wrong() {
 }
 
 #[test]
-fn whoever_tests_a_router_sees_where_a_message_would_go_and_nothing_is_sent() {
+fn router_test_reports_the_route_without_sending() {
     let mut shards = Shards::new(3, 2);
     shards.create_pull_queue("q/1");
     create(&mut shards, "r", RouterMethod::OnlyFirst);
@@ -331,7 +331,7 @@ fn home(shards: &Shards) -> usize {
     router("r").shard(shards.brokers.len())
 }
 
-/// Publishes, and answers with the question that the handler is asked.
+/// Publishes a message; returns the question for the handler.
 fn ask(shards: &mut Shards, id: &str) -> Question {
     let message = published(shards, id, 0);
     let effects = shards.command(0, Command::Route { router: router("r"), message });
@@ -364,7 +364,7 @@ fn plain(result: Result<Decision, HandlerFailure>) -> Answer {
 }
 
 #[test]
-fn a_handler_says_where_a_message_goes() {
+fn handler_chooses_the_targets_of_a_message() {
     for count in 1..=3 {
         let mut shards = with_handler(count);
         shards.create_pull_queue("qa/1");
@@ -434,7 +434,7 @@ fn a_handler_that_fails_or_is_late_costs_its_own_message_only() {
 }
 
 #[test]
-fn a_handler_that_refuses_leaves_a_message_to_the_next_binding() {
+fn rejecting_handler_leaves_the_message_to_the_next_binding() {
     let mut shards = with_handler(3);
     shards.request(0, Request::RemoveRouter { router: router("r") }).expect("it was there");
     create(&mut shards, "r", RouterMethod::OnlyFirst);
@@ -451,7 +451,7 @@ fn a_handler_that_refuses_leaves_a_message_to_the_next_binding() {
 
 // ---- A model ---------------------------------------------------------------------------------------------
 
-/// One router as a list that is walked from end to end.
+/// One router as a list that is searched linearly.
 struct Model {
     method: RouterMethod,
     bindings: Vec<(String, i32)>,
@@ -459,7 +459,7 @@ struct Model {
 }
 
 impl Model {
-    /// Who gets a message, if `takes` says who would.
+    /// The receivers of a message; `takes` decides which bindings accept it.
     fn route(&mut self, takes: impl Fn(&str) -> bool) -> Vec<String> {
         let count = self.bindings.len();
         let start = self.turn;
@@ -550,7 +550,7 @@ fn random_routers_and_messages_end_as_in_the_model() {
                         None => open[target],
                     };
                     let reached = model.get_mut(name).map(|known| {
-                        // A binding more or less may leave the turn behind the end; the router begins anew then.
+                        // An added or removed binding may leave the turn beyond the end; then the router starts over.
                         let count = known.bindings.len().max(1);
                         known.turn %= count;
                         known.route(takes)

@@ -1,4 +1,4 @@
-//! Inputs in, effects out: one promise a test.
+//! Inputs in, effects out: one property per test.
 
 use crate::world;
 
@@ -27,7 +27,7 @@ fn dropped(world: &World, address: &str, reason: DropReason) -> u64 {
 // ---- Statuses --------------------------------------------------------------------------------------------
 
 #[test]
-fn broadcast_reaches_everybody_who_is_there_and_is_not_kept() {
+fn broadcast_reaches_present_consumers_and_is_not_stored() {
     let mut w = World::new();
     let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
     w.create(&p, "ch/1", changes(Status::Broadcast));
@@ -42,7 +42,7 @@ fn broadcast_reaches_everybody_who_is_there_and_is_not_kept() {
 }
 
 #[test]
-fn push_keeps_messages_until_somebody_joins_and_gives_each_to_everybody() {
+fn push_stores_messages_until_a_consumer_joins_and_delivers_to_all() {
     let mut w = World::new();
     let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
     w.create(&p, "ch/1", changes(Status::Push));
@@ -77,7 +77,7 @@ fn round_robin_gives_each_message_to_one_consumer_in_turn() {
 }
 
 #[test]
-fn pull_gives_what_was_asked_for_and_nothing_by_itself() {
+fn pull_delivers_only_requested_messages() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", changes(Status::Pull));
@@ -110,7 +110,7 @@ fn pull_takes_the_newest_first_if_asked_and_clears_afterwards() {
 }
 
 #[test]
-fn pull_says_why_there_is_nothing() {
+fn empty_pull_reports_the_reason() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", changes(Status::Pull));
@@ -139,7 +139,7 @@ fn cache_keeps_the_latest_message_however_often_it_is_pulled() {
 }
 
 #[test]
-fn pause_stores_and_hands_out_when_the_status_changes() {
+fn pause_stores_and_delivers_after_the_status_changes() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", changes(Status::Paused));
@@ -153,7 +153,7 @@ fn pause_stores_and_hands_out_when_the_status_changes() {
 }
 
 #[test]
-fn stop_erases_and_refuses() {
+fn stop_erases_and_rejects() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", acknowledged(Status::Push));
@@ -202,7 +202,7 @@ fn high_priority_goes_first_and_order_holds_within_a_priority() {
 // ---- Options ---------------------------------------------------------------------------------------------
 
 #[test]
-fn only_the_first_acquirer_receives_when_the_queue_says_so() {
+fn first_acquirer_option_limits_delivery_to_one_consumer() {
     for status in [Status::Push, Status::Broadcast] {
         let mut w = World::new();
         let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
@@ -235,7 +235,7 @@ fn messages_without_an_id_get_one_unless_the_queue_does_not_want_that() {
 }
 
 #[test]
-fn limits_of_number_and_size_refuse_with_482() {
+fn limits_of_number_and_size_reject_with_482() {
     let mut w = World::new();
     let p = w.client("p");
     let limits =
@@ -302,7 +302,7 @@ fn channel_options_are_inherited_by_its_queues_and_the_servers_by_its_channels()
 }
 
 #[test]
-fn channels_refuse_queues_and_clients_beyond_what_they_allow() {
+fn channels_reject_queues_and_clients_beyond_their_limits() {
     let mut w = World::new();
     let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
     let kind = |w: &mut World, id: u16| {
@@ -354,7 +354,7 @@ fn channels_are_found_without_respect_to_case_and_listed_by_filter() {
 }
 
 #[test]
-fn a_channel_that_wants_to_goes_when_nobody_and_nothing_is_in_it() {
+fn channel_with_auto_removal_is_removed_when_empty() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     let passing = ChannelChanges { destroy_when_empty: Some(true), ..ChannelChanges::default() };
@@ -371,7 +371,7 @@ fn a_channel_that_wants_to_goes_when_nobody_and_nothing_is_in_it() {
 }
 
 #[test]
-fn nothing_is_created_by_accident_unless_the_server_says_so() {
+fn nothing_is_created_implicitly_unless_configured() {
     let mut w = World::new();
     let p = w.client("p");
     w.publish(&p, "nowhere/1", "1");
@@ -390,7 +390,7 @@ fn nothing_is_created_by_accident_unless_the_server_says_so() {
 // ---- Acknowledgements ------------------------------------------------------------------------------------
 
 #[test]
-fn an_acknowledged_message_is_gone_and_a_refused_one_comes_back_last() {
+fn acknowledged_message_is_removed_and_rejected_one_is_requeued_last() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
@@ -430,7 +430,7 @@ fn an_unacknowledged_message_goes_to_another_consumer_after_the_timeout() {
 }
 
 #[test]
-fn what_a_lost_consumer_had_goes_back_first_in_its_old_order() {
+fn messages_of_a_lost_consumer_are_requeued_first_in_order() {
     let mut w = World::new();
     let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));
     w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
@@ -466,7 +466,7 @@ fn push_returns_a_message_once_and_only_if_no_consumer_took_it() {
 }
 
 #[test]
-fn a_message_put_back_too_often_is_dead_lettered_with_its_story() {
+fn message_requeued_too_often_is_dead_lettered_with_its_history() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "dead/1", changes(Status::Pull));
@@ -496,7 +496,7 @@ fn a_message_put_back_too_often_is_dead_lettered_with_its_story() {
 }
 
 #[test]
-fn without_a_dead_letter_queue_a_message_put_back_too_often_is_dropped_with_reason() {
+fn message_requeued_too_often_is_dropped_without_a_dead_letter_queue() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", acknowledged(Status::Push));
@@ -511,7 +511,7 @@ fn without_a_dead_letter_queue_a_message_put_back_too_often_is_dropped_with_reas
 }
 
 #[test]
-fn a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once() {
+fn permanently_rejected_message_is_dead_lettered_at_once() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "dead/1", changes(Status::Pull));
@@ -536,7 +536,7 @@ fn a_message_that_its_consumer_gives_up_is_a_dead_letter_at_once() {
 }
 
 #[test]
-fn a_handler_may_put_back_what_its_consumer_gives_up_and_then_it_is_tried_at_once() {
+fn handler_may_requeue_a_permanently_rejected_message_at_once() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.broker.register_handler(handler("kind", &[Step::AcknowledgeReceived]));
@@ -551,7 +551,7 @@ fn a_handler_may_put_back_what_its_consumer_gives_up_and_then_it_is_tried_at_onc
 }
 
 #[test]
-fn a_message_put_back_for_later_waits_for_its_time_and_holds_nobody_up() {
+fn delayed_requeue_waits_without_blocking_other_messages() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
@@ -585,10 +585,10 @@ fn a_message_put_back_for_later_waits_for_its_time_and_holds_nobody_up() {
     assert!(w.delivered().is_empty());
 }
 
-// ---- What the producer hears -----------------------------------------------------------------------------
+// ---- Notifications of producers --------------------------------------------------------------------------
 
 #[test]
-fn policies_tell_the_producer_at_their_own_moment_and_once() {
+fn each_policy_confirms_once_at_its_own_step() {
     let keyed =
         |key: &str| QueueChanges { delivery_handler: Some(key.into()), ..acknowledged(Status::RoundRobin) };
     let mut w = World::new();
@@ -677,7 +677,7 @@ fn a_waiting_decision_holds_those_behind_it_in_its_own_queue_and_no_other() {
 }
 
 #[test]
-fn refusing_at_receipt_drops_and_tells_who_waits() {
+fn rejection_at_receipt_drops_and_notifies_a_waiting_producer() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
     w.publish(&p, "ch/1", "1");
@@ -693,7 +693,7 @@ fn refusing_at_receipt_drops_and_tells_who_waits() {
 }
 
 #[test]
-fn saving_asks_the_handler_and_if_saved_tells_the_truth() {
+fn save_step_asks_the_handler_and_reports_the_outcome() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::ReceivedFromProducer, Step::SaveMessage], Status::Push);
     let save = Decision { save: true, ..telling(Acknowledge::IfSaved) };
@@ -726,7 +726,7 @@ fn each_consumer_can_be_allowed_or_refused() {
 }
 
 #[test]
-fn a_message_that_every_consumer_is_refused_is_dropped_unless_one_decision_puts_it_back() {
+fn message_denied_to_every_consumer_is_dropped_unless_requeued() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Push);
     let (a, b) = (w.client("a"), w.client("b"));
@@ -761,7 +761,7 @@ fn flows_write_in_their_order_even_if_answers_come_out_of_order() {
 }
 
 #[test]
-fn put_back_decided_while_sending_returns_the_message_once_it_is_settled() {
+fn requeue_decided_while_sending_applies_once_settled() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::EndSend], Status::RoundRobin);
     let a = w.client("a");
@@ -820,7 +820,7 @@ fn a_failing_or_late_handler_keeps_the_message() {
 }
 
 #[test]
-fn a_handler_hears_of_messages_that_leave_for_good() {
+fn handler_is_notified_of_removed_messages() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::MessageDequeued], Status::RoundRobin);
     let a = w.client("a");
@@ -832,7 +832,7 @@ fn a_handler_hears_of_messages_that_leave_for_good() {
 }
 
 #[test]
-fn an_expired_message_may_be_given_another_life() {
+fn handler_may_keep_an_expired_message() {
     let mut w = World::new();
     w.broker.register_handler(handler("own", &[Step::MessageTimedOut]));
     let p = w.client("p");
@@ -869,7 +869,7 @@ fn handlers_can_be_changed_by_key_and_unknown_keys_are_refused() {
 }
 
 #[test]
-fn stopping_a_queue_forgets_questions_and_their_answers_harm_nobody() {
+fn stopping_a_queue_drops_questions_and_ignores_their_answers() {
     let steps = [Step::ReceivedFromProducer, Step::BeginSend, Step::AcknowledgeReceived];
     let mut w = World::new();
     let p = handled(&mut w, &steps, Status::RoundRobin);
@@ -910,7 +910,7 @@ fn pulling_asks_the_handler_too() {
     w.answer(Step::CanConsumerReceive, ALLOW);
     w.answer(Step::CanConsumerReceive, ALLOW);
     let told: Vec<_> = w
-        .told(a.connection)
+        .notifications(a.connection)
         .into_iter()
         .map(|event| match event {
             Event::Pulled { message, index, count, .. } => {
@@ -979,7 +979,7 @@ fn direct_messages_find_clients_by_id_name_and_type_all_or_the_oldest() {
     let (a, b) = (w.client("a"), w.client("b"));
     let to = |w: &mut World, who: &str| {
         let connection = if who == "a" { a.connection } else { b.connection };
-        w.told(connection).iter().filter(|event| matches!(event, Event::Direct { .. })).count()
+        w.notifications(connection).iter().filter(|event| matches!(event, Event::Direct { .. })).count()
     };
     w.direct(&a, ClientPattern::Id("b".into()), "1", false);
     assert_eq!((to(&mut w, "a"), to(&mut w, "b")), (0, 1));
@@ -988,13 +988,13 @@ fn direct_messages_find_clients_by_id_name_and_type_all_or_the_oldest() {
     w.direct(&b, ClientPattern::Kind("tester".into()), "3", true);
     assert_eq!((to(&mut w, "a"), to(&mut w, "b")), (1, 0));
     w.direct(&a, ClientPattern::Name("nobody".into()), "4", false);
-    let refused = w.told(a.connection);
+    let refused = w.notifications(a.connection);
     assert!(matches!(&refused[..], [Event::DirectRefused { rejection, .. }]
         if rejection.kind == RejectionKind::NotFound));
 }
 
 #[test]
-fn a_removed_channel_tells_of_its_queues_that_go_with_it() {
+fn removed_channel_reports_the_removal_of_its_queues() {
     let mut w = World::new();
     let (p, s) = (w.client("p"), w.client("s"));
     w.create(&p, "ch/1", QueueChanges::default());
@@ -1011,7 +1011,7 @@ fn master(connected_since: Option<Timestamp>) -> Upstream {
 }
 
 #[test]
-fn nodes_are_listed_with_how_long_they_are_there_and_are_no_clients() {
+fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
     let mut w = World::new();
     let p = w.client("p");
     let since = w.now;
@@ -1175,7 +1175,8 @@ fn looking_ahead_at_a_batch_changes_nothing_whatever_is_in_it() {
     }
     w.seen();
     let word = |address: &str, id: &str| Command::Acknowledge(World::word(address, id, None));
-    // The first two went to `a` and `b`; twice, nobody's, of another queue, of no channel; and what is not looked at.
+    // The first two were delivered to `a` and `b`. Then: a duplicate, an unknown one, of another queue, of no channel;
+    // and one beyond the batch.
     let address = mqcore_broker::model::id::QueueAddress::parse("ch/1").unwrap();
     let message = World::message(&p, &address, "new", false);
     let batch = vec![

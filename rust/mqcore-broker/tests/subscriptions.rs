@@ -1,4 +1,4 @@
-//! Queues that are consumed by subscriptions: several of one connection, each on terms of its own.
+//! Queues that are consumed by subscriptions: several of one connection, each with its own terms.
 
 use crate::world;
 
@@ -22,8 +22,14 @@ use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 
 const Q: &str = "jobs/0";
 
-const EXPLICIT: Terms =
-    Terms { settling: Settling::Explicit, window: 0, timeout: None, told: false, weight: 0, slots: None };
+const EXPLICIT: Terms = Terms {
+    settling: Settling::Explicit,
+    window: 0,
+    timeout: None,
+    as_events: false,
+    weight: 0,
+    slots: None,
+};
 const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, ..EXPLICIT };
 
 fn window(window: u32) -> Terms {
@@ -38,11 +44,11 @@ fn subscription(address: &str, tag: u32) -> QueueSubscription {
         create: None,
         name: None,
         binding: None,
-        told: false,
+        notify_self: false,
     }
 }
 
-/// What is added to a world for tests of subscriptions.
+/// Extensions of `World` for tests of subscriptions.
 trait Subscriptions {
     fn consume(&mut self, client: &Arc<Client>, tag: u32, terms: Terms);
     fn consume_new(&mut self, client: &Arc<Client>, address: &str, tag: u32, create: QueueChanges);
@@ -80,7 +86,7 @@ impl Subscriptions for World {
         self.command(client, Command::AcknowledgeAll { queue: queue(Q), tag: Tag(tag), negative });
     }
 
-    /// Deliveries since the last look as `connection.tag:message`, with `+n` for one that was put back n times.
+    /// Deliveries since the last call as `connection.tag:message`, with `+n` after `n` requeues.
     fn tagged(&mut self) -> Vec<String> {
         let (delivered, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
             .into_iter()
@@ -120,7 +126,7 @@ fn subscriptions_share_a_queue_with_each_other_and_with_those_who_joined_its_cha
 }
 
 #[test]
-fn everybody_gets_a_message_of_a_push_queue_and_each_subscription_by_its_own_tag() {
+fn push_queue_delivers_to_all_subscriptions_with_their_tags() {
     let (mut world, producer, one, two) = workers();
     world.update(&producer, Q, changes(Status::Push));
     world.join(&one, "jobs").unwrap();
@@ -148,7 +154,7 @@ fn an_explicit_subscription_must_acknowledge_whatever_the_options_of_the_queue_s
 }
 
 #[test]
-fn what_an_explicit_subscription_refuses_goes_to_the_end_and_what_it_loses_keeps_its_place() {
+fn explicit_subscription_requeues_rejected_last_and_lost_in_place() {
     let (mut world, producer, one, two) = workers();
     world.consume(&one, 1, EXPLICIT);
     for id in ["a", "b", "c"] {
@@ -164,7 +170,7 @@ fn what_an_explicit_subscription_refuses_goes_to_the_end_and_what_it_loses_keeps
 }
 
 #[test]
-fn an_unsettled_delivery_goes_back_when_its_time_is_up() {
+fn unsettled_delivery_is_requeued_after_its_timeout() {
     let (mut world, producer, one, _) = workers();
     let terms = Terms { timeout: Some(Duration::from_secs(5)), ..EXPLICIT };
     world.consume(&one, 1, terms);
@@ -226,7 +232,7 @@ fn a_window_holds_even_while_a_handler_decides_about_each_message() {
 }
 
 #[test]
-fn being_handed_out_is_an_acknowledgement_for_those_who_give_none() {
+fn delivery_settles_at_once_without_acknowledgements() {
     let (mut world, producer, one, _) = workers();
     world.update(
         &producer,
@@ -242,7 +248,7 @@ fn being_handed_out_is_an_acknowledgement_for_those_who_give_none() {
 }
 
 #[test]
-fn a_subscription_that_ends_gives_back_what_it_has_and_gets_nothing_more() {
+fn ending_subscription_requeues_its_deliveries() {
     let (mut world, producer, one, _) = workers();
     world.consume(&one, 1, EXPLICIT);
     world.publish(&producer, Q, "a");
@@ -257,12 +263,12 @@ fn a_subscription_that_ends_gives_back_what_it_has_and_gets_nothing_more() {
 }
 
 #[test]
-fn removing_a_queue_ends_its_subscriptions_and_tells_who_has_them() {
+fn removing_a_queue_ends_its_subscriptions_and_notifies_them() {
     let (mut world, producer, one, _) = workers();
     world.consume(&one, 4, EXPLICIT);
     world.publish(&producer, Q, "a");
     world.request(&producer, Request::RemoveQueue { queue: queue(Q) }).unwrap();
-    let told = world.told(one.connection);
+    let told = world.notifications(one.connection);
     assert!(
         matches!(&told[..], [Event::SubscriptionEnded { queue: ended, tag: Tag(4) }] if *ended == queue(Q)),
         "{told:?}"
@@ -310,7 +316,7 @@ fn topics(names: &[&str]) -> Vec<TopicName> {
     names.iter().map(|name| topic(name)).collect()
 }
 
-/// Lets what one shard hands to itself arrive.
+/// Carries out the effects that one shard forwards to itself.
 fn settle_forwards(world: &mut World) {
     while let Some(at) = world.effects.iter().position(|effect| matches!(effect, Effect::Forward(..))) {
         let Effect::Forward(0, forwarded) = world.effects.remove(at) else { panic!("there is one shard") };
@@ -341,9 +347,9 @@ fn publish_to_topic(world: &mut World, client: &Arc<Client>, name: &str, id: &st
     settle_forwards(world);
 }
 
-/// What a client was told of its queues' bindings: `tag [topics] how unused ones go`.
+/// The notifications of a client about its queues' bindings: `tag [topics] removal`.
 fn rebound(world: &mut World, client: &Arc<Client>) -> Vec<String> {
-    let told = world.told(client.connection);
+    let told = world.notifications(client.connection);
     told.into_iter()
         .filter_map(|event| match event {
             Event::BindingsChanged { tag, bindings } => {
@@ -360,7 +366,7 @@ fn binding(replace: &[&str]) -> Option<Box<QueueBinding>> {
 }
 
 #[test]
-fn a_subscription_binds_its_queue_and_the_others_are_told_what_changed() {
+fn binding_by_a_subscription_notifies_the_others() {
     let (mut world, producer, one, two) = workers();
     let first = QueueSubscription { binding: binding(&["e2", "e1"]), ..subscription(Q, 1) };
     ask(&mut world, &one, Request::SubscribeQueue(Box::new(first))).unwrap();
@@ -369,7 +375,7 @@ fn a_subscription_binds_its_queue_and_the_others_are_told_what_changed() {
     assert_eq!(world.tagged(), ["2.1:a"]);
 
     let add = Some(Box::new(QueueBinding { add: topics(&["e9"]), ..QueueBinding::default() }));
-    let second = QueueSubscription { binding: add, told: true, ..subscription(Q, 7) };
+    let second = QueueSubscription { binding: add, notify_self: true, ..subscription(Q, 7) };
     ask(&mut world, &two, Request::SubscribeQueue(Box::new(second))).unwrap();
     assert_eq!(rebound(&mut world, &one), [r#"1 ["e1", "e2", "e9"] Keep"#]);
     assert_eq!(rebound(&mut world, &two), [r#"7 ["e1", "e2", "e9"] Keep"#]);
@@ -395,9 +401,12 @@ fn an_answer_about_bindings_waits_until_the_topics_know_of_them() {
     let (mut world, _, one, _) = workers();
     let request = Request::RebindQueue { queue: queue(Q), binding: binding(&["e1"]).unwrap() };
     world.command(&one, Command::Request(RequestId(5), Box::new(request)));
-    assert!(world.told(one.connection).is_empty());
+    assert!(world.notifications(one.connection).is_empty());
     settle_forwards(&mut world);
-    assert!(matches!(&world.told(one.connection)[..], [Event::Answered(RequestId(5), Ok(Reply::Done))]));
+    assert!(matches!(
+        &world.notifications(one.connection)[..],
+        [Event::Answered(RequestId(5), Ok(Reply::Done))]
+    ));
 }
 
 #[test]
@@ -423,7 +432,7 @@ fn exists(world: &World) -> bool {
 }
 
 #[test]
-fn a_queue_goes_with_its_last_subscription_if_it_was_told_to() {
+fn queue_is_removed_with_its_last_subscription_if_configured() {
     for leaves_by_closing in [true, false] {
         let (mut world, producer, one, two) = workers();
         for (client, tag) in [(&one, 1), (&two, 2)] {
@@ -446,7 +455,7 @@ fn a_queue_goes_with_its_last_subscription_if_it_was_told_to() {
 }
 
 #[test]
-fn a_queue_outlives_its_last_subscription_as_long_as_it_was_told_to() {
+fn queue_outlives_its_last_subscription_for_the_configured_time() {
     let (mut world, producer, one, two) = workers();
     let after = UnusedPolicy::DeleteAfter(Duration::from_secs(5));
     let subscribe = QueueSubscription { binding: Some(going(after)), ..subscription(Q, 1) };
@@ -466,12 +475,12 @@ fn a_queue_outlives_its_last_subscription_as_long_as_it_was_told_to() {
 }
 
 #[test]
-fn dropping_a_queue_tells_its_subscriptions_of_an_empty_list_and_then_of_their_end() {
+fn dropping_a_queue_notifies_of_no_bindings_and_then_of_the_end() {
     let (mut world, producer, one, _) = workers();
     let subscribe = QueueSubscription { binding: Some(going(UnusedPolicy::Keep)), ..subscription(Q, 1) };
     ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
     ask(&mut world, &producer, Request::DropQueue { queue: queue(Q) }).unwrap();
-    let told = world.told(one.connection);
+    let told = world.notifications(one.connection);
     assert!(
         matches!(&told[..], [Event::BindingsChanged { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
         "{told:?}"
@@ -507,7 +516,7 @@ fn any_connection_can_settle_or_end_the_subscriptions_of_a_name() {
 
 // ---- Slots -----------------------------------------------------------------------------------------------
 
-/// Workers whose slots are compared by one clock.
+/// Workers whose slots are ordered by one clock.
 #[derive(Default)]
 struct Workers(Arc<AtomicU64>);
 
@@ -545,7 +554,7 @@ fn larger_weights_come_first_while_they_have_slots_and_equals_take_turns() {
 }
 
 #[test]
-fn the_queues_of_a_worker_share_its_slots_and_whoever_waits_gets_the_next() {
+fn queues_of_a_worker_share_its_slots() {
     let (mut world, producer, one, _) = workers();
     world.create(&producer, "other/0", changes(Status::RoundRobin));
     let slots = Workers::default().slots(1);
@@ -581,12 +590,12 @@ fn a_slot_is_free_again_if_a_handler_keeps_the_message() {
 }
 
 #[test]
-fn sessions_that_want_to_be_told_are_told_of_each_delivery() {
+fn sessions_can_get_each_delivery_as_an_event() {
     let (mut world, producer, one, _) = workers();
-    world.consume(&one, 1, Terms { told: true, ..EXPLICIT });
+    world.consume(&one, 1, Terms { as_events: true, ..EXPLICIT });
     world.publish(&producer, Q, "a");
     assert!(world.tagged().is_empty());
-    let told = world.told(one.connection);
+    let told = world.notifications(one.connection);
     let [.., Event::Delivered(deliver)] = told.as_slice() else { panic!("{told:?}") };
     assert_eq!((id_of(&deliver.message).as_str(), deliver.tag, deliver.first), ("a", Tag(1), true));
     world.settle(&one, 1, "a", None);
@@ -625,7 +634,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A queue as a slow program would keep it: who is subscribed, what waits, who has what.
+/// A simple model of a queue: its subscriptions, waiting messages, and messages in flight.
 #[derive(Default)]
 struct Model {
     members: Vec<(usize, u32, Terms)>,
@@ -640,7 +649,7 @@ impl Model {
         self.held.iter().filter(|held| (held.0, held.1) == (client, tag)).count()
     }
 
-    /// Hands out what can be, and says to whom.
+    /// Delivers as many messages as possible; returns their receivers.
     fn work(&mut self) -> Vec<String> {
         let mut seen = Vec::new();
         while let Some((id, put_backs)) = self.waiting.front().cloned() {
@@ -714,7 +723,7 @@ fn run(ops: Vec<Op>) {
             }
             Op::Consume { client, tag, terms } => {
                 match model.members.iter_mut().find(|member| (member.0, member.1) == (client, tag)) {
-                    // What is in flight was handed out on the old terms; the model keeps to one kind.
+                    // Messages in flight keep the old terms; the model supports one kind only.
                     Some(_) => continue,
                     None => model.members.push((client, tag, terms.clone())),
                 }

@@ -1,4 +1,4 @@
-//! Topics over several shards: who gets what is published, compared with lists that are searched from end to end.
+//! Topics over several shards: receivers of published messages, compared with lists that are searched linearly.
 
 use crate::shards;
 
@@ -30,10 +30,12 @@ fn prefix(name: &str) -> TopicPattern {
 }
 
 fn subscribe(shards: &mut Shards, who: usize, pattern: TopicPattern) {
-    shards.request(who, Request::SubscribeTopic { pattern, told: false }).expect("nothing is in the way");
+    shards
+        .request(who, Request::SubscribeTopic { pattern, as_events: false })
+        .expect("nothing is in the way");
 }
 
-/// Publishes, and answers with who got it, in the order of the effects, and how many were told.
+/// Publishes a message; returns its receivers in the order of the effects, and the number of receivers in the answer.
 fn publish(shards: &mut Shards, who: usize, name: &str, to_producer: bool) -> (Vec<String>, u32) {
     let message = Message::from_parts(b"m", b"", b"body", Properties::default(), Some(shards.client(who)));
     let answer = Some(RequestId(u32::MAX - 1));
@@ -56,7 +58,7 @@ fn publish(shards: &mut Shards, who: usize, name: &str, to_producer: bool) -> (V
 }
 
 #[test]
-fn a_message_reaches_whoever_subscribed_to_the_topic_and_nobody_else() {
+fn message_reaches_exactly_the_subscribers_of_its_topic() {
     let mut shards = Shards::new(3, 3);
     subscribe(&mut shards, 1, exact("news"));
     subscribe(&mut shards, 2, exact("News"));
@@ -68,7 +70,7 @@ fn a_message_reaches_whoever_subscribed_to_the_topic_and_nobody_else() {
 }
 
 #[test]
-fn whoever_matches_several_times_gets_a_message_once() {
+fn client_with_several_matches_gets_a_message_once() {
     let mut shards = Shards::new(2, 2);
     for pattern in [exact("a.b"), exact("a.b"), mask("a.*"), prefix("a"), prefix("")] {
         subscribe(&mut shards, 1, pattern);
@@ -79,7 +81,7 @@ fn whoever_matches_several_times_gets_a_message_once() {
 }
 
 #[test]
-fn unsubscribing_without_a_subscription_is_said() {
+fn unsubscribing_without_a_subscription_is_an_error() {
     let mut shards = Shards::new(2, 1);
     for pattern in [exact("t"), mask("t.*")] {
         let refused = shards.request(0, Request::UnsubscribeTopic { pattern: pattern.clone() });
@@ -103,17 +105,19 @@ fn a_producer_gets_its_own_message_only_if_it_wants_that() {
 }
 
 #[test]
-fn a_session_that_asked_for_it_is_told_of_each_message() {
+fn session_can_get_each_message_as_an_event() {
     let mut shards = Shards::new(1, 3);
     subscribe(&mut shards, 1, exact("t"));
-    shards.request(2, Request::SubscribeTopic { pattern: exact("t"), told: true }).expect("fine");
+    shards.request(2, Request::SubscribeTopic { pattern: exact("t"), as_events: true }).expect("fine");
     assert_eq!(publish(&mut shards, 0, "t", true), (vec!["c1".to_owned(), "c2 told".to_owned()], 2));
-    shards.request(1, Request::SubscribeTopic { pattern: exact("t"), told: true }).expect("twice is fine");
+    shards
+        .request(1, Request::SubscribeTopic { pattern: exact("t"), as_events: true })
+        .expect("twice is fine");
     assert_eq!(publish(&mut shards, 0, "t", true).0, ["c1 told", "c2 told"]);
 }
 
 #[test]
-fn slow_subscribers_miss_messages_and_that_is_counted() {
+fn messages_missed_by_slow_subscribers_are_counted() {
     let mut shards = Shards::new(2, 3);
     subscribe(&mut shards, 1, exact("t"));
     subscribe(&mut shards, 2, exact("t"));
@@ -159,7 +163,7 @@ fn each_bound_queue_gets_a_copy_as_if_it_had_been_published_there() {
 }
 
 #[test]
-fn a_copy_for_a_queue_that_is_not_there_is_dropped_and_counted() {
+fn copy_for_a_missing_queue_is_dropped_and_counted() {
     let mut shards = Shards::new(2, 1);
     shards.request(0, Request::BindTopic { pattern: exact("t"), queue: queue("later/1") }).expect("fine");
     publish(&mut shards, 0, "t", true);
@@ -170,7 +174,7 @@ fn a_copy_for_a_queue_that_is_not_there_is_dropped_and_counted() {
 }
 
 #[test]
-fn whoever_leaves_leaves_its_topics() {
+fn closed_connection_leaves_its_topics() {
     let mut shards = Shards::new(2, 2);
     for pattern in [exact("t"), exact("u"), mask("t.*")] {
         subscribe(&mut shards, 1, pattern);
@@ -182,24 +186,24 @@ fn whoever_leaves_leaves_its_topics() {
 }
 
 #[test]
-fn one_connection_subscribes_to_so_many_topics_and_patterns_at_most() {
+fn connection_has_a_maximum_of_topics_and_patterns() {
     let mut shards = Shards::new(1, 2);
     for number in 0..SUBSCRIPTIONS_MAX {
         subscribe(&mut shards, 0, exact(&format!("t{number}")));
     }
-    let one_more = Request::SubscribeTopic { pattern: exact("more"), told: false };
+    let one_more = Request::SubscribeTopic { pattern: exact("more"), as_events: false };
     assert_eq!(shards.request(0, one_more.clone()).unwrap_err().kind, RejectionKind::LimitExceeded);
     for number in 0..PATTERNS_MAX {
         subscribe(&mut shards, 0, mask(&format!("t{number}.*")));
     }
-    let refused = shards.request(0, Request::SubscribeTopic { pattern: mask("more.*"), told: false });
+    let refused = shards.request(0, Request::SubscribeTopic { pattern: mask("more.*"), as_events: false });
     assert_eq!(refused.unwrap_err().kind, RejectionKind::LimitExceeded);
     subscribe(&mut shards, 0, exact("t0"));
     shards.request(1, one_more).expect("the limit is each connection's own");
 }
 
 #[test]
-fn names_that_come_and_go_do_not_pile_up() {
+fn unused_topic_names_are_removed() {
     let mut shards = Shards::new(1, 2);
     subscribe(&mut shards, 1, exact("kept"));
     for number in 0..3 * PASSING_MAX {
@@ -212,7 +216,7 @@ fn names_that_come_and_go_do_not_pile_up() {
 }
 
 #[test]
-fn a_subscriber_knows_what_was_published_since_it_came() {
+fn subscriber_counts_messages_since_its_subscription() {
     let mut shards = Shards::new(2, 3);
     subscribe(&mut shards, 1, exact("t"));
     publish(&mut shards, 0, "t", true);
@@ -226,7 +230,7 @@ fn a_subscriber_knows_what_was_published_since_it_came() {
     assert_eq!(seen, [("c1", 2, 8), ("c2", 1, 4)]);
 }
 
-/// Masks as one would explain them: part by part, each star tried at every length.
+/// A slow, simple definition of masks: part by part, each star tried at every length.
 fn fits_slowly(mask: &str, name: &str) -> bool {
     fn part(mask: &[u8], name: &[u8]) -> bool {
         match mask.split_first() {
@@ -242,7 +246,7 @@ fn fits_slowly(mask: &str, name: &str) -> bool {
 }
 
 #[test]
-fn masks_fit_as_explained() {
+fn masks_match_their_definition() {
     for (pattern, name, fits) in [
         ("*.updated", "user.updated", true),
         ("user.*.connected", "user.57e8.connected", true),
@@ -282,7 +286,7 @@ fn a_mask_of_many_stars_is_decided_quickly() {
     assert!(begun.elapsed().as_secs() < 5, "it took {:?}", begun.elapsed());
 }
 
-/// Everything that matters, as lists.
+/// The model: all state as lists.
 #[derive(Default)]
 struct Model {
     subscriptions: BTreeSet<(usize, TopicPattern)>,

@@ -1,4 +1,4 @@
-//! Bodies that are not in memory: what is handed out, in which order, and what becomes of those that cannot be read.
+//! Paged-out bodies: delivery, order, and the treatment of those that cannot be read.
 
 use crate::world;
 
@@ -16,7 +16,7 @@ use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::stats::DropReason;
 use world::{World, acknowledged, changes, handler, queue};
 
-/// Nothing but the next message of a queue stays in memory, and bodies come when the test brings them.
+/// A world that keeps only the next message of a queue in memory; the test loads bodies explicitly.
 fn forgetful() -> (World, Arc<Client>) {
     let mut world = World::with(BrokerConfig { seed: 7, memory_watermark: 0, ..BrokerConfig::default() });
     world.commits = true;
@@ -30,7 +30,7 @@ fn saving(status: Status) -> QueueChanges {
     QueueChanges { delivery_handler: Some("at-least-once".into()), ..changes(status) }
 }
 
-/// Brings everything that was asked for so far, and answers how much that was.
+/// Loads all requested bodies; returns their number.
 fn bring(world: &mut World, readable: bool) -> usize {
     let loads = std::mem::take(&mut world.loads);
     for load in &loads {
@@ -41,7 +41,7 @@ fn bring(world: &mut World, readable: bool) -> usize {
 }
 
 #[test]
-fn a_long_queue_is_asked_for_in_windows_and_handed_out_in_order() {
+fn long_queue_is_loaded_in_windows_and_delivered_in_order() {
     let (mut w, p) = forgetful();
     w.create(&p, "ch/1", saving(Status::Push));
     for number in 0..3000 {
@@ -68,7 +68,7 @@ fn a_long_queue_is_asked_for_in_windows_and_handed_out_in_order() {
 }
 
 #[test]
-fn a_body_that_cannot_be_read_is_counted_and_holds_up_nobody() {
+fn unreadable_body_is_counted_and_blocks_no_other_message() {
     let (mut w, p) = forgetful();
     w.create(&p, "ch/1", saving(Status::Push));
     for number in 0..5 {
@@ -113,8 +113,8 @@ fn pulls_wait_for_their_bodies_one_after_the_other() {
         };
         events.into_iter().map(word).collect()
     };
-    assert_eq!(pulled(w.told(a.connection)), ["5 1/3", "4 2/3", "3 3/3", "end"]);
-    assert_eq!(pulled(w.told(b.connection)), ["0 1/3", "1 2/3", "2 3/3", "end"]);
+    assert_eq!(pulled(w.notifications(a.connection)), ["5 1/3", "4 2/3", "3 3/3", "end"]);
+    assert_eq!(pulled(w.notifications(b.connection)), ["0 1/3", "1 2/3", "2 3/3", "end"]);
 }
 
 #[test]
@@ -129,14 +129,14 @@ fn a_pull_whose_messages_are_cleared_away_ends() {
     assert_eq!(w.pull(&a, "ch/1", 4), (vec!["0".to_owned()], None));
     let clear = Clear { high_priority: true, normal: true };
     w.request(&p, Request::ClearQueue { queue: queue("ch/1"), clear }).unwrap();
-    let ended = w.told(a.connection);
+    let ended = w.notifications(a.connection);
     assert!(matches!(ended[..], [Event::PullEnded { outcome: PullOutcome::Complete, .. }]), "{ended:?}");
     bring(&mut w, true);
     assert_eq!(w.information("ch/1").memory_bytes, 0, "bodies that nobody waits for are not kept");
 }
 
 #[test]
-fn expired_messages_are_read_only_for_who_wants_to_see_them() {
+fn expired_messages_are_loaded_only_if_needed() {
     let (mut w, p) = forgetful();
     let mortal = QueueChanges { message_timeout: Some(Duration::from_secs(1)), ..saving(Status::Pull) };
     w.create(&p, "ch/1", mortal.clone());
@@ -157,7 +157,7 @@ fn expired_messages_are_read_only_for_who_wants_to_see_them() {
 }
 
 #[test]
-fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
+fn handler_is_notified_of_a_cleared_message_before_it_is_settled() {
     let (mut w, p) = forgetful();
     let spec = handler("watching", &[Step::MessageDequeued]);
     w.broker
@@ -197,7 +197,7 @@ fn a_handler_is_told_of_a_cleared_message_before_its_record_is_settled() {
 }
 
 #[test]
-fn a_producer_hears_of_a_message_whose_body_had_left() {
+fn producer_is_notified_about_a_message_with_a_paged_out_body() {
     let (mut w, p) = forgetful();
     let patient = policy::Policy {
         key: "patient",

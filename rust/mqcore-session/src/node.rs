@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_opens_only_if_it_is_the_same() {
+    fn only_the_same_token_grants_access() {
         let terms = NodeTerms { token: Some("secret".into()), ..NodeTerms::default() };
         for (token, expected) in [
             (Some("secret"), true),

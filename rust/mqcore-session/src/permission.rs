@@ -32,5 +32,5 @@ pub enum Permission {
 /// Decides about the requests of one peer.
 pub trait Permissions: Debug + Send + Sync {
     /// Decides about one request, without waiting.
-    fn judge(&self, wanted: Wanted<'_>) -> Permission;
+    fn decide(&self, wanted: Wanted<'_>) -> Permission;
 }

@@ -1,4 +1,4 @@
-//! The page about this protocol names tests; those in Rust must exist.
+//! The page about TMQP names tests; those in Rust must exist.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! EventMQ conversations: what the original and its peers said to each other, replayed between sessions and a broker of several
-//! shards; and what the original does not do.
+//! EventMQ conversations: recorded dialogues of the original and its peers, replayed between sessions and a broker of
+//! several shards; and mqcore's extensions.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
@@ -27,7 +27,7 @@ use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
 use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
 use serde_json::{Value, json};
 
-/// One peer: its session, what it has written and nobody has read yet.
+/// One peer: its session, and its output that no test has read yet.
 struct Peer {
     session: EventmqSession,
     provisional: Arc<Client>,
@@ -85,7 +85,7 @@ impl World {
         connection
     }
 
-    /// A peer that has finished its handshake.
+    /// A peer after its handshake.
     fn join(&mut self, role: Role, identity: &[u8]) -> ConnectionId {
         let connection = self.connect(role);
         let socket = if role == Role::Subscribe { SocketType::Sub } else { SocketType::Dealer };
@@ -103,7 +103,7 @@ impl World {
         self.join(Role::Frontend, b"")
     }
 
-    /// A worker that has so many slots.
+    /// A worker with this many slots.
     fn worker(&mut self, queues: &str, slots: usize) -> ConnectionId {
         let worker = self.join(Role::Backend, b"");
         self.say(worker, &["INFORM", "i", queues, "worker"]);
@@ -133,7 +133,7 @@ impl World {
 
     fn send(&mut self, connection: ConnectionId, bytes: &[u8]) {
         self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(bytes);
-        // Again and again, because nothing is read while the broker takes the peer in or makes a queue for it.
+        // Loops, because a session pauses while the broker accepts the peer or creates a queue for it.
         let mut idle = 0;
         while idle < 2 {
             let before = self.peers[&connection].unread.len();
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Carries out effects, and what sessions want of themselves, until there is nothing left.
+    /// Carries out effects, and the sessions' own commands, until there are none left.
     fn carry_out(&mut self, effects: &mut VecDeque<(usize, Effect)>) {
         loop {
             while let Some((_, effect)) = effects.pop_front() {
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// The connection ends.
+    /// Closes the connection.
     fn close(&mut self, connection: ConnectionId) {
         drop(self.peers.remove(&connection));
         let mut effects = VecDeque::new();
@@ -249,7 +249,7 @@ impl World {
         self.carry_out(&mut effects);
     }
 
-    /// Time passes, and everybody whose time has come is told.
+    /// Advances the time and runs every timeout that is due.
     fn pass(&mut self, time: Duration) {
         let until = self.now.after(time);
         loop {
@@ -277,7 +277,7 @@ impl World {
         }
     }
 
-    /// What a peer was told since the last look.
+    /// Messages that a peer received since the last call.
     fn heard(&mut self, connection: ConnectionId) -> Vec<Said> {
         let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
         let (mut cutter, mut rest, mut said) = (Cutter::new(), &written[..], Vec::new());
@@ -292,16 +292,16 @@ impl World {
     }
 
     /// The same without heartbeats.
-    fn told(&mut self, connection: ConnectionId) -> Vec<Said> {
+    fn messages(&mut self, connection: ConnectionId) -> Vec<Said> {
         self.heard(connection)
             .into_iter()
             .filter(|said| said.get(2).is_none_or(|word| word != "HEARTBEAT"))
             .collect()
     }
 
-    /// Ids of the jobs that a worker was given.
+    /// Ids of the jobs that a worker received.
     fn jobs(&mut self, worker: ConnectionId) -> Vec<String> {
-        let said = self.told(worker).into_iter();
+        let said = self.messages(worker).into_iter();
         said.inspect(|said| assert_eq!(said[2], "REQUEST")).map(|said| said[3].clone()).collect()
     }
 
@@ -341,7 +341,7 @@ fn role(vector: &Value) -> Role {
 
 // ---- Recorded ------------------------------------------------------------------------------------------------------
 
-/// What differs from run to run is taken out: the ids of what the broker itself says, and numbers.
+/// Removes parts that differ from run to run: the ids of the broker's own messages, and numbers.
 fn comparable(mut said: Said) -> Said {
     match said[2].as_str() {
         "REPLY" if said[4].starts_with('{') && said.len() == 5 => said.truncate(3),
@@ -351,7 +351,7 @@ fn comparable(mut said: Said) -> Said {
     said
 }
 
-/// Replays everything that was recorded; what each peer was told that the original's did not hear.
+/// Replays all recordings; returns the messages that peers of the original did not receive.
 fn replay(shards: usize) -> Vec<Said> {
     let mut world = World::new(shards);
     let mut peers: HashMap<String, ConnectionId> = HashMap::new();
@@ -372,7 +372,7 @@ fn replay(shards: usize) -> Vec<Said> {
                 }
             }
             for connection in peers.values() {
-                told.entry(*connection).or_default().extend(world.told(*connection));
+                told.entry(*connection).or_default().extend(world.messages(*connection));
             }
         } else if parts[2] != b"HEARTBEAT" {
             let said = parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect();
@@ -383,7 +383,7 @@ fn replay(shards: usize) -> Vec<Said> {
         let mut wanted: VecDeque<_> =
             expected.remove(&peer).unwrap_or_default().into_iter().map(comparable).collect();
         for said in told.into_iter().map(comparable) {
-            // Of two dispatches and their notices the original sometimes has the order the other way round.
+            // The original does not always keep the order of two dispatches and their notices.
             match wanted.iter().take(3).position(|wanted| *wanted == said) {
                 Some(at) => drop(wanted.remove(at)),
                 None => more.push(said),
@@ -396,11 +396,11 @@ fn replay(shards: usize) -> Vec<Said> {
 }
 
 #[test]
-fn what_the_original_told_its_peers_they_are_told_here() {
+fn recorded_dialogs_of_the_original_replay_identically() {
     for shards in [1, 3] {
         let more = replay(shards);
         let (results, notices): (Vec<_>, Vec<_>) = more.into_iter().partition(|said| said.len() == 5);
-        // Clients of the original never saw a result, and were not told of jobs that had to wait.
+        // Clients of the original never received a result, and were not notified of jobs that had to wait.
         assert!(
             results.iter().all(|said| said[2] == "REPLY" && said[3].starts_with("{\"value\"")),
             "{results:?}"
@@ -432,14 +432,14 @@ fn every_probe_is_survived_and_costs_only_its_sender() {
             assert_eq!(world.heard(peer).len(), 2, "joins twice");
         }
         if taken {
-            assert_eq!(world.told(worker)[0][4..], probe_text(probe), "{name}");
+            assert_eq!(world.messages(worker)[0][4..], probe_text(probe), "{name}");
             world.say(worker, &["READY", "r"]);
         }
         assert!(!world.peers[&peer].session.stops_broker(), "{name}");
-        // Everybody else goes on.
+        // All other peers continue.
         world.request(client, "after", "default", "");
         assert_eq!(world.jobs(worker), ["after"], "{name}");
-        assert_eq!(world.told(client).len(), 1, "{name}");
+        assert_eq!(world.messages(client).len(), 1, "{name}");
     }
 }
 
@@ -529,15 +529,15 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
     world.request(client, "u", "nobody", "");
     world.request(client, "x", "not a queue; at all", "");
     world.request(client, "d", "default", "");
-    assert!(world.told(client).is_empty(), "nobody has a slot");
+    assert!(world.messages(client).is_empty(), "nobody has a slot");
     world.close(known);
     let worker = world.worker("", 4);
-    let told = world.told(worker);
+    let told = world.messages(worker);
     let jobs: Vec<_> = told.iter().map(|said| (&*said[3], &*said[4])).collect();
     assert_eq!(jobs, [("u", "nobody"), ("x", "not a queue; at all"), ("d", "default")], "the name stays");
     let known = world.worker(r#"[[1, "mail"]]"#, 1);
     assert_eq!(world.jobs(known), ["m"]);
-    assert_eq!(world.told(client).len(), 4);
+    assert_eq!(world.messages(client).len(), 4);
     world.request(client, "v", "nobody", "");
     assert_eq!(world.count(|counters| &counters.fallen_back), 2, "those whose queue could be one");
 }
@@ -558,19 +558,19 @@ fn jobs_with_a_priority_come_first() {
 }
 
 #[test]
-fn of_a_unique_key_one_job_waits_or_runs_and_who_asks_for_another_is_told() {
+fn unique_key_allows_one_job_and_duplicates_are_reported() {
     let mut world = World::new(3);
     let (client, other) = (world.client(), world.client());
     let worker = world.worker("", 1);
     world.request(client, "1", "default", "unique:order-17,reply-requested");
     assert_eq!(world.jobs(worker), ["1"]);
-    world.told(client);
+    world.messages(client);
     world.request(other, "2", "default", "reply-requested,unique:order-17");
-    let told = world.told(other);
+    let told = world.messages(other);
     assert_eq!((told.len(), &*told[0][2], &*told[0][5]), (1, "REPLY", "2"));
     assert!(told[0][4].contains("\"type\":\"Duplicate\"") && told[0][4].contains("order-17"), "{told:?}");
     world.request(other, "3", "default", "unique:order-17");
-    assert!(world.told(other).is_empty(), "who wants no result is not told");
+    assert!(world.messages(other).is_empty(), "who wants no result is not told");
     assert_eq!(world.count(|counters| &counters.duplicates), 2);
     world.say(worker, &["REPLY", "r", "{}", "1"]);
     world.say(worker, &["READY", "r"]);
@@ -591,7 +591,7 @@ fn a_client_that_closes_at_once_loses_no_job() {
             &mut bytes,
         );
         world.peers.get_mut(&client).unwrap().unread.extend_from_slice(&bytes);
-        // All that comes, comes with the end of it.
+        // The last input arrives together with the end of input.
         world.read_so(client, true);
         world.read_so(client, true);
         assert!(world.peers[&client].session.is_closing(), "it is gone by itself");
@@ -599,7 +599,7 @@ fn a_client_that_closes_at_once_loses_no_job() {
     }
     let worker = world.worker("", 4);
     assert_eq!(world.jobs(worker), ["default", "nobody"]);
-    // One that had nothing to say is gone too.
+    // A client without jobs is closed too.
     let client = world.connect(Role::Frontend);
     world.peers.get_mut(&client).unwrap().unread = handshake(SocketType::Dealer);
     world.read_so(client, true);
@@ -607,31 +607,31 @@ fn a_client_that_closes_at_once_loses_no_job() {
 }
 
 #[test]
-fn a_result_goes_to_the_client_that_asked_for_it_and_to_nobody_else() {
+fn result_goes_only_to_the_client_that_asked_for_it() {
     let mut world = World::new(2);
     let worker = world.worker("", 3);
     let (one, two) = (world.client(), world.client());
     world.request(one, "a", "default", "reply-requested");
     world.request(two, "b", "default", "");
     for client in [one, two] {
-        assert_eq!(world.told(client).len(), 1);
+        assert_eq!(world.messages(client).len(), 1);
     }
     world.say(worker, &["REPLY", "x", r#"{"value": 1}"#, "a"]);
     world.say(worker, &["REPLY", "x", r#"{"value": 2}"#, "b"]);
     world.say(worker, &["REPLY", "x", r#"{"value": 3}"#, "never"]);
-    assert_eq!(world.told(one)[0][4..], [r#"{"value": 1}"#, "a"]);
-    assert!(world.told(two).is_empty());
+    assert_eq!(world.messages(one)[0][4..], [r#"{"value": 1}"#, "a"]);
+    assert!(world.messages(two).is_empty());
     assert_eq!(world.count(|counters| &counters.ignored), 2);
 }
 
 #[test]
-fn a_job_is_gone_with_its_worker_unless_it_is_guaranteed() {
+fn job_is_lost_with_its_worker_unless_guaranteed() {
     let mut world = World::new(2);
     let client = world.client();
     let first = world.worker("", 3);
     world.request(client, "plain", "default", "");
     world.request(client, "kept", "default", "guarantee");
-    let told = world.told(first);
+    let told = world.messages(first);
     assert_eq!((&*told[0][5], &*told[1][5]), ("", "guarantee,reply-requested"), "the broker wants to know");
     world.close(first);
     let second = world.worker("", 3);
@@ -643,7 +643,7 @@ fn a_job_is_gone_with_its_worker_unless_it_is_guaranteed() {
 }
 
 #[test]
-fn a_worker_that_asks_for_it_is_told_which_attempt_a_job_is() {
+fn worker_can_ask_for_the_number_of_each_attempt() {
     let mut world = World::new(1);
     let client = world.client();
     world.request(client, "plain", "default", "");
@@ -654,23 +654,23 @@ fn a_worker_that_asks_for_it_is_told_which_attempt_a_job_is() {
         world.heard(worker);
         world.say(worker, &["READY", "r"]);
         world.say(worker, &["READY", "r"]);
-        let told = world.told(worker);
+        let told = world.messages(worker);
         let headers: Vec<_> = told.iter().map(|request| request[5].as_str()).collect();
         let kept = format!("reply-requested,guarantee,attempt:{attempt}");
         assert_eq!(headers, if attempt == 1 { vec!["", &kept] } else { vec![kept.as_str()] });
         world.close(worker);
     }
     let original = world.worker("", 1);
-    assert_eq!(world.told(original)[0][5], "reply-requested,guarantee");
+    assert_eq!(world.messages(original)[0][5], "reply-requested,guarantee");
 }
 
 #[test]
-fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
+fn failed_job_is_retried_later_and_finally_reported_to_its_client() {
     let mut world = World::new(2);
     let client = world.client();
     let worker = world.worker("", 1);
     world.request(client, "j", "default", "reply-requested,retry-count:2");
-    world.told(client);
+    world.messages(client);
     let failed = r#"{"value": "boom", "error": "ValueError"}"#;
     for wait in [1, 2] {
         assert_eq!(world.jobs(worker), ["j"]);
@@ -684,9 +684,9 @@ fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
         world.pass(Duration::from_millis(101));
     }
     assert_eq!(world.jobs(worker), ["j"]);
-    assert!(world.told(client).is_empty());
+    assert!(world.messages(client).is_empty());
     world.say(worker, &["REPLY", "x", failed, "j"]);
-    assert_eq!(world.told(client)[0][4], failed);
+    assert_eq!(world.messages(client)[0][4], failed);
     assert_eq!((world.count(|c| &c.retried), world.count(|c| &c.failed)), (2, 1));
     world.pass(Duration::from_secs(5));
     world.close(worker);
@@ -695,11 +695,11 @@ fn a_job_that_failed_is_tried_again_later_and_at_last_its_client_hears_of_it() {
 }
 
 #[test]
-fn a_worker_may_say_when_its_job_is_to_be_tried_again() {
+fn worker_can_set_the_delay_of_a_retry() {
     let mut world = World::new(1);
     let (client, worker) = (world.client(), world.worker("", 4));
     world.request(client, "j", "default", "guarantee,reply-requested");
-    world.told(client);
+    world.messages(client);
     for (after, wait) in [("0", 0), ("0.25", 250), ("0", 0)] {
         assert_eq!(world.jobs(worker), ["j"]);
         let result = format!(r#"{{"error": "busy", "retry_after": {after}}}"#);
@@ -712,57 +712,57 @@ fn a_worker_may_say_when_its_job_is_to_be_tried_again() {
     }
     assert_eq!(world.jobs(worker), ["j"]);
     for odd in ["-1", "1e400", "\"soon\""] {
-        assert!(world.told(client).is_empty());
+        assert!(world.messages(client).is_empty());
         let result = format!(r#"{{"error": "busy", "retry_after": {odd}}}"#);
         world.say(worker, &["REPLY", "x", &result, "j"]);
-        assert_eq!(world.told(client).len(), 1, "{odd} is no time, so the job has failed");
+        assert_eq!(world.messages(client).len(), 1, "{odd} is no time, so the job has failed");
         world.say(worker, &["READY", "r"]);
         world.request(client, "j", "default", "guarantee,reply-requested");
-        assert_eq!((world.jobs(worker).len(), world.told(client).len()), (1, 1));
+        assert_eq!((world.jobs(worker).len(), world.messages(client).len()), (1, 1));
     }
 }
 
 #[test]
-fn a_job_is_done_only_when_its_result_is_in_the_queue_that_its_client_named() {
+fn job_finishes_only_when_its_result_is_in_the_named_queue() {
     let mut world = World::new(3);
     let client = world.client();
-    // A worker makes the queue; it has no slot, so what is in it stays.
+    // A worker creates the queue; it has no slot, so messages stay in the queue.
     let reader = world.worker(r#"[[1, "results"]]"#, 0);
     let worker = world.worker("", 2);
     let headers = "guarantee,reply-requested,result-queue:results";
     world.request(client, "j", "default", headers);
     assert_eq!(world.jobs(worker), ["j"]);
-    world.told(client);
-    // The queue's policy, `ack-on-send`, has it that a result is safe when somebody has it.
+    world.messages(client);
+    // With the queue's policy, `ack-on-send`, a result is safe once it is delivered.
     world.say(worker, &["REPLY", "x", r#"{"value": 5}"#, "j"]);
     world.say(worker, &["REPLY", "x", r#"{"value": 6}"#, "j"]);
-    assert!(world.told(client).is_empty());
+    assert!(world.messages(client).is_empty());
     world.say(reader, &["READY", "r"]);
-    let result = &world.told(reader)[0];
+    let result = &world.messages(reader)[0];
     assert_eq!((&*result[3], &*result[6]), ("j", r#"{"value": 5}"#));
-    assert_eq!(world.told(client)[0][4..], [r#"{"value": 5}"#, "j"]);
+    assert_eq!(world.messages(client)[0][4..], [r#"{"value": 5}"#, "j"]);
     world.close(worker);
     let other = world.worker("", 1);
     assert!(world.jobs(other).is_empty(), "it is settled");
-    // A worker that is lost before that has not done its job.
+    // The job of a worker that is lost before that is not finished.
     world.request(client, "again", "default", headers);
     assert_eq!(world.jobs(other), ["again"]);
     world.say(other, &["REPLY", "x", "{}", "again"]);
     world.close(other);
     let other = world.worker("", 2);
     assert_eq!(world.jobs(other), ["again"]);
-    world.told(client);
-    // The queue that is named here does not exist: the job is done all the same, and the loss is no secret.
+    world.messages(client);
+    // The queue named here does not exist: the job is settled anyway, and the lost result is reported.
     world.request(client, "k", "default", "guarantee,reply-requested,result-queue:nowhere");
-    world.told(client);
+    world.messages(client);
     assert_eq!(world.jobs(other), ["k"]);
     world.say(other, &["REPLY", "x", "{}", "k"]);
-    assert_eq!(world.told(client)[0][4..], ["{}", "k"]);
+    assert_eq!(world.messages(client)[0][4..], ["{}", "k"]);
     assert!(world.request_errors(other)[0].contains("not kept"));
 }
 
 #[test]
-fn retries_are_over_also_when_workers_vanish_with_a_job() {
+fn lost_workers_count_toward_the_retry_limit() {
     let mut world = World::new(1);
     let client = world.client();
     world.request(client, "j", "default", "retry-count:2");
@@ -794,7 +794,7 @@ fn a_guaranteed_job_that_takes_too_long_runs_again() {
 }
 
 #[test]
-fn a_busy_worker_is_nudged_soon_and_then_less_and_less_often() {
+fn busy_worker_gets_reminders_at_growing_intervals() {
     let mut world = World::new(1);
     let (worker, client) = (world.worker("", 1), world.client());
     world.request(client, "j", "default", "reply-requested");
@@ -818,7 +818,7 @@ fn a_busy_worker_is_nudged_soon_and_then_less_and_less_often() {
 }
 
 #[test]
-fn everybody_who_joined_hears_a_heartbeat_every_three_seconds_and_is_missed_after_ten() {
+fn joined_peers_get_heartbeats_and_time_out_after_ten_seconds() {
     let mut world = World::new(1);
     let worker = world.worker("", 1);
     let scheduler = world.join(Role::Frontend, b"s");
@@ -839,7 +839,7 @@ fn everybody_who_joined_hears_a_heartbeat_every_three_seconds_and_is_missed_afte
 }
 
 #[test]
-fn a_worker_that_says_goodbye_finishes_what_it_has_and_gets_nothing_more() {
+fn leaving_worker_finishes_its_jobs_and_gets_no_more() {
     for goodbye in ["KBYE", "KBAI", "DISCONNECT", "kbye"] {
         let mut world = World::new(1);
         let (worker, client) = (world.worker("", 2), world.client());
@@ -851,14 +851,14 @@ fn a_worker_that_says_goodbye_finishes_what_it_has_and_gets_nothing_more() {
         world.say(worker, &["REPLY", "x", "{}", "j"]);
         world.say(worker, &["READY", "r"]);
         assert!(world.jobs(worker).is_empty());
-        assert_eq!(world.told(client)[1][5], "j");
+        assert_eq!(world.messages(client)[1][5], "j");
         let other = world.worker("", 2);
         assert_eq!(world.jobs(other), ["k"], "{goodbye}");
     }
 }
 
 #[test]
-fn an_older_connection_of_the_same_worker_gives_way() {
+fn newer_connection_replaces_the_older_one_of_a_worker() {
     let mut world = World::new(1);
     let older = world.join(Role::Backend, b"name");
     world.say(older, &["INFORM", "i", "", "worker"]);
@@ -870,7 +870,7 @@ fn an_older_connection_of_the_same_worker_gives_way() {
 }
 
 #[test]
-fn messages_of_other_protocols_are_jobs_that_are_kept_until_they_are_done() {
+fn messages_of_other_protocols_are_guaranteed_jobs() {
     use mqcore_broker::model::id::QueueAddress;
     use mqcore_broker::model::message::{Message, Properties};
     let mut world = World::new(2);
@@ -880,7 +880,7 @@ fn messages_of_other_protocols_are_jobs_that_are_kept_until_they_are_done() {
     let mut effects = VecDeque::new();
     world.command(worker, vec![Command::Publish { queue, message }], &mut effects);
     world.carry_out(&mut effects);
-    let told = world.told(worker);
+    let told = world.messages(worker);
     assert_eq!(told[0][3..], ["t", "orders/7", "reply-requested", "body"]);
     world.close(worker);
     let worker = world.worker(r#"[[1, "orders/7"]]"#, 1);
@@ -908,7 +908,7 @@ impl Schedules for Kept {
 }
 
 #[test]
-fn schedules_go_to_the_scheduler_that_came_last_and_their_ends_to_all() {
+fn schedules_go_to_the_latest_scheduler_and_their_ends_to_all() {
     let mut world = World::new(2);
     let client = world.client();
     let request = ["SCHEDULE", "s", "q", "nohaste", "5", "job", ""];
@@ -921,18 +921,18 @@ fn schedules_go_to_the_scheduler_that_came_last_and_their_ends_to_all() {
         scheduler
     });
     world.say(client, &request);
-    assert!(world.told(schedulers[0]).is_empty());
-    assert_eq!(world.told(schedulers[1])[0][2..], request);
+    assert!(world.messages(schedulers[0]).is_empty());
+    assert_eq!(world.messages(schedulers[1])[0][2..], request);
     world.say(client, &["UNSCHEDULE", "u", "q", "", "5", "job", ""]);
     for scheduler in schedulers {
-        assert_eq!(world.told(scheduler)[0][2], "UNSCHEDULE");
+        assert_eq!(world.messages(scheduler)[0][2], "UNSCHEDULE");
     }
     world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
     assert!(world.request_errors(client)[0].contains("interval"), "the original's scheduler would die of it");
 }
 
 #[test]
-fn schedules_go_to_the_broker_where_it_keeps_them() {
+fn schedules_go_to_the_broker_if_it_runs_them() {
     let mut world = World::new(1);
     let kept = Arc::new(Kept::default());
     assert!(world.exchange.keep_schedules(kept.clone()));
@@ -950,7 +950,7 @@ fn schedules_go_to_the_broker_where_it_keeps_them() {
 }
 
 #[test]
-fn a_schedule_is_kept_by_one_alone() {
+fn schedule_has_only_one_owner() {
     let mut world = World::new(2);
     let kept = Arc::new(Kept::default());
     assert!(world.exchange.keep_schedules(kept.clone()));
@@ -959,7 +959,7 @@ fn a_schedule_is_kept_by_one_alone() {
     world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
     world.heard(scheduler);
     world.say(client, &["SCHEDULE", "s", "q", "nohaste", "5", "job", ""]);
-    assert_eq!(world.told(scheduler)[0][2], "SCHEDULE");
+    assert_eq!(world.messages(scheduler)[0][2], "SCHEDULE");
     for (headers, interval, cron) in [
         ("timezone:Europe/Berlin", "-1", "0 3 * * *"),
         ("catch-up:all", "5", ""),
@@ -967,10 +967,10 @@ fn a_schedule_is_kept_by_one_alone() {
         ("", "-1", "0 0 3 * * *"),
     ] {
         world.say(client, &["SCHEDULE", "s", "q", headers, interval, "job", cron]);
-        assert_eq!(world.told(scheduler)[0][2], "UNSCHEDULE", "it would do {headers} {cron} wrong");
+        assert_eq!(world.messages(scheduler)[0][2], "UNSCHEDULE", "it would do {headers} {cron} wrong");
     }
     world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
-    let told = world.told(scheduler);
+    let told = world.messages(scheduler);
     assert_eq!(told[0][2..], ["UNSCHEDULE", "s", "q", "", "-1", "job", ""], "it would die of seven frames");
     let kept = kept.0.lock().unwrap();
     let begun: Vec<_> = kept.iter().map(|(begins, _)| *begins).collect();
@@ -978,7 +978,7 @@ fn a_schedule_is_kept_by_one_alone() {
 }
 
 #[test]
-fn what_tells_schedules_apart_is_the_call_that_they_make() {
+fn schedules_are_identified_by_their_call() {
     let request = |job: &str| ScheduleRequest {
         id: Box::default(),
         queue: b"q"[..].into(),
@@ -990,7 +990,7 @@ fn what_tells_schedules_apart_is_the_call_that_they_make() {
     };
     let id = |job: &str| request(job).identity().map(|byte| format!("{byte:02x}")).concat();
     let call = r#"["run", {"path": "m", "callable": "f", "args": [1, 2.5], "kwargs": {"b": "é", "a": [null]}, "class_args": [], "class_kwargs": {}}]"#;
-    // What hashlib.sha1 makes of json.dumps of these six with sorted keys.
+    // The result of hashlib.sha1 for json.dumps of these six with sorted keys.
     assert_eq!(id(call), "217121e4aa714181611a46a7981b9d6029128dff");
     let same = r#"["run",{"class_kwargs":{},"class_args":[],"kwargs":{"a":[null],"b":"\u00e9"},"args":[1,2.5],"callable":"f","path":"m","more":1}]"#;
     assert_eq!(id(call), id(same));
@@ -1004,7 +1004,7 @@ fn what_tells_schedules_apart_is_the_call_that_they_make() {
 }
 
 #[test]
-fn who_may_not_publish_to_a_queue_has_nothing_scheduled_there() {
+fn client_without_permission_cannot_schedule_for_a_queue() {
     let mut world = World::new(1);
     let kept = Arc::new(Kept::default());
     assert!(world.exchange.keep_schedules(kept.clone()));
@@ -1024,7 +1024,7 @@ fn who_may_not_publish_to_a_queue_has_nothing_scheduled_there() {
 }
 
 #[test]
-fn subscribers_hear_topics_that_begin_as_they_want_and_count_how_often() {
+fn subscribers_match_prefixes_and_count_their_subscriptions() {
     let mut world = World::new(3);
     let publisher = world.join(Role::Publish, b"");
     let subscriber = world.join(Role::Subscribe, b"");
@@ -1050,11 +1050,11 @@ fn subscribers_hear_topics_that_begin_as_they_want_and_count_how_often() {
 }
 
 #[test]
-fn administrators_are_told_numbers_and_names() {
+fn administrators_receive_numbers_and_names() {
     let mut world = World::new(2);
     let admin = world.join(Role::Admin, b"");
     world.say(admin, &["STATUS", "s"]);
-    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    let status: Value = serde_json::from_str(&world.messages(admin)[0][4]).unwrap();
     assert_eq!(status["waiting_messages_by_queue"], json!({}));
     let client = world.client();
     let worker = world.join(Role::Backend, "wörk".as_bytes());
@@ -1063,27 +1063,27 @@ fn administrators_are_told_numbers_and_names() {
     world.request(client, "a", "hi", "reply-requested");
     world.request(client, "b", "hi", "");
     world.say(admin, &["STATUS", "s"]);
-    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    let status: Value = serde_json::from_str(&world.messages(admin)[0][4]).unwrap();
     assert_eq!(status["waiting_messages_by_queue"], json!({"hi": 1, "default": 0}));
     assert_eq!(status["inflight_messages_by_queue"]["hi"], 1);
     world.pass(Duration::from_millis(20));
     world.say(worker, &["REPLY", "x", "{}", "a"]);
     world.say(admin, &["STATUS", "s"]);
-    let status: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    let status: Value = serde_json::from_str(&world.messages(admin)[0][4]).unwrap();
     assert_eq!(status["processed_messages_by_worker"], json!({"wörk": 1}));
     assert_eq!(status["latency_messages_by_queue"]["hi"], 20);
     world.say(admin, &["ROUTER_SHOW_WORKERS", "s"]);
-    let shown: Value = serde_json::from_str(&world.told(admin)[0][4]).unwrap();
+    let shown: Value = serde_json::from_str(&world.messages(admin)[0][4]).unwrap();
     assert_eq!(shown["connected_workers"]["wörk"]["queues"], json!([[30, "hi"], [10, "default"]]));
     assert_eq!(shown["connected_queues"]["hi"], json!([[30, "wörk"]]));
     world.say(admin, &["ROUTER_SHOW_SCHEDULERS", "s"]);
-    assert_eq!(world.told(admin)[0][4], r#"{"connected_schedulers": {}}"#);
+    assert_eq!(world.messages(admin)[0][4], r#"{"connected_schedulers": {}}"#);
     for word in ["HELLO", "BOGUS", "status"] {
         world.say(admin, &[word, "s"]);
-        assert!(world.told(admin).is_empty(), "{word}");
+        assert!(world.messages(admin).is_empty(), "{word}");
     }
     world.say(admin, &["DISCONNECT", "d"]);
-    assert_eq!(world.told(admin)[0][4], "d");
+    assert_eq!(world.messages(admin)[0][4], "d");
     assert!(world.peers[&admin].session.stops_broker());
 }
 
@@ -1097,7 +1097,7 @@ fn handshake(socket: SocketType) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_handshake_ends_only_its_own_connection() {
+fn invalid_handshake_ends_only_its_own_connection() {
     let mut large = handshake(SocketType::Dealer)[..GREETING_BYTES].to_vec();
     large.extend_from_slice(&[6, 0, 0, 0, 0, 0, 0, 2, 1]);
     let mut early = handshake(SocketType::Dealer)[..GREETING_BYTES].to_vec();
@@ -1124,7 +1124,7 @@ fn what_is_no_handshake_ends_only_its_own_connection() {
 }
 
 #[test]
-fn who_is_let_in_hears_ready_and_who_is_not_hears_why_in_its_place() {
+fn accepted_peer_receives_ready_and_rejected_peer_the_reason() {
     let refused = Rejection::new(RejectionKind::Unauthorized, "these credentials do not let you in");
     for let_in in [true, false] {
         let mut world = World::new(1);
@@ -1152,7 +1152,7 @@ fn who_is_let_in_hears_ready_and_who_is_not_hears_why_in_its_place() {
 }
 
 #[test]
-fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result() {
+fn denied_client_receives_the_reason_if_it_asked_for_a_result() {
     let mut world = World::new(1);
     let client = world.client();
     let now = world.now;
@@ -1171,7 +1171,7 @@ fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result
         peer.session.event(event, now, &mut bytes).unwrap();
     }
     peer.written.extend_from_slice(&bytes);
-    let told = world.told(client);
+    let told = world.messages(client);
     assert_eq!(told.len(), 1, "{told:?}");
     let result: Value = serde_json::from_str(&told[0][4]).unwrap();
     assert_eq!(
@@ -1183,7 +1183,7 @@ fn a_client_that_may_not_publish_to_a_queue_hears_so_where_it_asked_for_a_result
 }
 
 #[test]
-fn a_handshake_that_is_not_finished_in_time_is_given_up() {
+fn unfinished_handshake_times_out() {
     let whole = handshake(SocketType::Dealer);
     for end in [0, 1, 10, GREETING_BYTES, whole.len() - 1] {
         let mut world = World::new(1);
@@ -1197,7 +1197,7 @@ fn a_handshake_that_is_not_finished_in_time_is_given_up() {
 }
 
 #[test]
-fn what_is_large_or_has_many_frames_is_refused_at_its_limit() {
+fn large_messages_and_many_frames_are_rejected_at_the_limit() {
     let mut world = World::new(1);
     let client = world.client();
     world.request(client, "a", "default", &"h".repeat(70_000));

@@ -1,5 +1,5 @@
-//! A TMQP session under arbitrary scripts: sensible frames, damaged frames, bytes of no meaning, and a broker that
-//! answers in any order, or too often, or not at all.
+//! A TMQP session under arbitrary scripts: valid frames, damaged frames, random bytes, and a broker that answers in any
+//! order, too often, or not at all.
 
 use crate::tmqp_session_check;
 use mqcore_wire::tmqp::{Frame, Kind, encode};
@@ -7,7 +7,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// Frames of every kind that a client sends, most of them with something wrong about them.
+/// Frames of every kind that a client sends, most of them with a defect.
 fn frame() -> impl Strategy<Value = Vec<u8>> {
     let kind = prop_oneof![4 => 0x10_u8..0x18, 1 => 0x08_u8..0x0B, 1 => 0_u8..64];
     let content_type = prop_oneof![
@@ -87,7 +87,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// Bytes as a step of the script: in pieces, because a piece has its length in seven bits.
+/// Bytes as steps of the script: in pieces, because the length of a piece has seven bits.
 fn arriving(bytes: &[u8]) -> Vec<u8> {
     bytes.chunks(127).flat_map(|piece| [&[piece.len() as u8], piece].concat()).collect()
 }
@@ -125,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_of_no_meaning_keep_the_promises(script in vec(any::<u8>(), 0..600)) {
+    fn random_bytes_keep_the_promises(script in vec(any::<u8>(), 0..600)) {
         tmqp_session_check::check(&script);
         tmqp_session_check::check(&[&[208], &script[..]].concat());
     }

@@ -69,7 +69,7 @@ fn the_handshake_of_the_document_ends_with_its_ids() {
 }
 
 #[test]
-fn what_cannot_be_agreed_on_is_said_in_an_error_and_ends_the_connection() {
+fn failed_agreement_sends_an_error_and_closes() {
     for (offer, last, why) in [
         (("microauth", ""), None, "extension: unsupported microauth"),
         (("json json", ""), None, "malformed: "),
@@ -109,7 +109,7 @@ fn what_cannot_be_agreed_on_is_said_in_an_error_and_ends_the_connection() {
 }
 
 #[test]
-fn a_version_that_is_not_spoken_is_named() {
+fn unsupported_version_is_named_in_the_error() {
     let mut world = World::new(1);
     let peer = world.connect();
     world.send(peer, b"\x02\0\0\x01c\0\0\0\0");
@@ -150,7 +150,7 @@ fn a_list_of_ten_thousand_extensions_costs_its_sender_only() {
     let peer = world.connect();
     world.send(peer, &bytes);
     assert!(error(&world.heard(peer)).starts_with("too-large: required extensions"));
-    // Short names fit the list, and are too many of them.
+    // Short names fit the list, but there are too many of them.
     let list = (0..300).map(|number| format!("x{number}")).collect::<Vec<_>>().join(";");
     let other = world.connect();
     world.send(other, &handshake_bytes(b"c", "", &list));
@@ -158,7 +158,7 @@ fn a_list_of_ten_thousand_extensions_costs_its_sender_only() {
 }
 
 #[test]
-fn what_the_listener_demands_is_demanded_of_everybody() {
+fn every_client_needs_the_listeners_required_extensions() {
     let required = parse_list(b"batch-ack:max-count=5").unwrap();
     let required = required.into_iter().map(|extension| extension.into_owned()).collect();
     let mut world = World::with_terms(1, MicroMessageTerms { required, ..MicroMessageTerms::default() });
@@ -179,7 +179,7 @@ fn what_the_listener_demands_is_demanded_of_everybody() {
 }
 
 #[test]
-fn nothing_is_read_before_the_broker_has_let_the_peer_in_and_then_all_of_it() {
+fn input_waits_until_the_broker_accepts_the_peer() {
     for shards in [1, 3] {
         let mut world = World::new(shards);
         let peer = world.connect();
@@ -228,7 +228,7 @@ fn a_message_of_a_topic_goes_to_all_who_subscribed_once_each() {
 }
 
 #[test]
-fn what_is_not_subscribed_any_more_is_not_handed_out() {
+fn ended_subscription_receives_no_more_messages() {
     for destination in ["orders", "topic/orders"] {
         let mut world = World::new(3);
         let (peer, sender) = (world.open("", "pub-sub;x-mqcore"), world.open("", ""));
@@ -276,7 +276,7 @@ fn filters_let_pass_what_fits_one_subscription_of_several() {
 }
 
 #[test]
-fn untyped_properties_are_text_where_the_listener_says_so() {
+fn untyped_properties_are_text_if_the_listener_is_configured_so() {
     for (typing, wanted) in [(Typing::Typed, vec!["x"]), (Typing::Untyped, vec![])] {
         let mut world = World::with_terms(1, MicroMessageTerms { typing, ..MicroMessageTerms::default() });
         let (peer, sender) = (world.open("", "pub-sub"), world.open("", ""));
@@ -287,7 +287,7 @@ fn untyped_properties_are_text_where_the_listener_says_so() {
 }
 
 #[test]
-fn a_subscription_that_cannot_be_meant_is_an_error() {
+fn invalid_subscription_is_an_error() {
     for (said, why) in [
         ("subscribe", "destination: "),
         ("subscribe;destination=topic%2F", "destination: "),
@@ -370,7 +370,7 @@ fn a_removed_queue_ends_its_subscriptions() {
 // ---- acknowledgements ------------------------------------------------------------------------------------------------
 
 #[test]
-fn no_more_than_the_window_is_handed_out_without_an_acknowledgement() {
+fn window_limits_unacknowledged_deliveries() {
     for (extensions, window) in [("ack", 1), ("batch-ack:max-count=3", 3), ("batch-ack", 10)] {
         for destination in ["orders", "topic/orders"] {
             let mut world = World::new(2);
@@ -409,7 +409,7 @@ fn the_window_is_the_connections_however_many_subscriptions_it_has() {
 }
 
 #[test]
-fn what_was_acknowledged_does_not_come_again_and_what_was_not_does() {
+fn only_unacknowledged_messages_are_redelivered() {
     let mut world = World::new(2);
     let (first, sender) = (world.open("batch-ack", "pub-sub"), world.open("", ""));
     world.send(first, &command("subscribe;destination=orders"));
@@ -423,7 +423,7 @@ fn what_was_acknowledged_does_not_come_again_and_what_was_not_does() {
 }
 
 #[test]
-fn a_refused_message_comes_again_and_leaves_room() {
+fn rejected_message_is_redelivered_and_frees_the_window() {
     let mut world = World::new(1);
     let (peer, sender) = (world.open("batch-ack:max-count=2;x-nack", "pub-sub"), world.open("", ""));
     world.send(peer, &command("subscribe;destination=orders"));
@@ -437,7 +437,7 @@ fn a_refused_message_comes_again_and_leaves_room() {
 }
 
 #[test]
-fn acknowledgements_of_nothing_end_the_connection_and_the_last_one_again_does_not() {
+fn invalid_acknowledgements_close_and_a_repeated_one_does_not() {
     for (bytes, why) in [
         (ack(1, 3), "ack: "),
         (ack(1, 0), "ack: "),
@@ -504,7 +504,7 @@ fn what_is_sent_is_acknowledged_up_to_the_last_that_was_accepted() {
 }
 
 #[test]
-fn a_message_that_comes_again_is_acknowledged_again_and_published_once() {
+fn repeated_message_is_acknowledged_again_and_published_once() {
     let mut world = World::new(1);
     let receiver = world.open("", "pub-sub");
     world.send(receiver, &command("subscribe;destination=orders"));
@@ -534,7 +534,7 @@ fn a_message_numbered_0_or_beyond_the_window_is_an_error() {
 }
 
 #[test]
-fn a_message_that_is_not_taken_is_refused_or_ends_the_connection() {
+fn rejected_message_is_reported_or_closes_the_connection() {
     let mut world = World::new(1);
     let peer = world.open("batch-ack;x-nack", "");
     let mut bytes = send(1, "topic/a", "", b"x");
@@ -674,7 +674,7 @@ fn a_message_without_a_destination_goes_where_the_listener_says_or_nowhere() {
 }
 
 #[test]
-fn properties_are_handed_on_as_they_were_written() {
+fn properties_are_delivered_unchanged() {
     let mut world = World::new(1);
     let (peer, sender) = (world.open("", "pub-sub"), world.open("xml", ""));
     world.send(peer, &command("subscribe;destination=orders"));
@@ -689,7 +689,7 @@ fn properties_are_handed_on_as_they_were_written() {
 // ---- vendors' extensions ---------------------------------------------------------------------------------------------
 
 #[test]
-fn frames_of_vendors_extensions_are_for_whoever_handles_them() {
+fn vendor_frames_go_to_their_handlers() {
     let mut world = World::new(1);
     let peer = world.open("x-note:v=1", "");
     world.send(peer, &extension(1, b"hello"));
@@ -721,7 +721,7 @@ fn a_peer_whose_frames_are_not_handled_is_not_read_any_further() {
 // ---- the end ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_broker_that_stops_says_so() {
+fn stopping_broker_sends_an_error() {
     let mut world = World::new(1);
     let peer = world.open("", "");
     world.shut_down(peer);
@@ -738,7 +738,7 @@ fn an_error_of_the_peers_is_the_end() {
 }
 
 #[test]
-fn a_silent_peer_is_let_go_only_where_the_listener_says_so() {
+fn silent_peer_times_out_only_if_the_listener_has_a_timeout() {
     let mut world = World::new(1);
     let peer = world.open("", "");
     world.advance(Duration::from_secs(1_000_000));

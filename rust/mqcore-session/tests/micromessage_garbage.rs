@@ -1,4 +1,4 @@
-//! A MicroMessage2 session under arbitrary scripts, and the scripts that fuzzing has found worth keeping.
+//! A MicroMessage2 session under arbitrary scripts, and the scripts of the fuzz corpus.
 
 use crate::micromessage_session_check;
 
@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Bytes that mean something, more often than not.
+/// Bytes that are valid more often than not.
 fn said() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         4 => select(vec![
@@ -38,13 +38,13 @@ fn step() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn whatever_is_said_the_promises_hold(agreed in 0_u8..5, steps in vec(step(), 0..40)) {
+    fn any_frames_keep_the_promises(agreed in 0_u8..5, steps in vec(step(), 0..40)) {
         let script = [vec![4, 1, agreed, 5, 0], steps.concat()].concat();
         micromessage_session_check::check(&script);
     }
 
     #[test]
-    fn whatever_the_script_the_promises_hold(script in vec(any::<u8>(), 0..400)) {
+    fn any_script_keeps_the_micromessage_promises(script in vec(any::<u8>(), 0..400)) {
         micromessage_session_check::check(&script);
     }
 }

@@ -1,4 +1,4 @@
-//! MQKS conversations: the recorded dialogues of the original, replayed between sessions and a broker of several shards.
+//! MQKS conversations: the recorded dialogs of the original, replayed between sessions and a broker of several shards.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
@@ -22,7 +22,7 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::Value;
 
-/// One peer: its session, what it has written and nobody has read yet.
+/// One peer: its session, and its output that no test has read yet.
 struct Peer {
     session: MqksSession,
     provisional: Arc<Client>,
@@ -73,7 +73,7 @@ impl World {
 
     fn send(&mut self, connection: ConnectionId, bytes: &[u8], last: bool) {
         self.peers.get_mut(&connection).unwrap().unread.extend_from_slice(bytes);
-        // Again and again, because nothing is read while the broker takes the peer in or changes something for it.
+        // Loops, because the session pauses while the broker accepts the peer or carries out a change for it.
         let mut idle = 0;
         while idle < 2 {
             let before = self.peers[&connection].unread.len();
@@ -179,7 +179,7 @@ impl World {
         self.carry_out(&mut effects);
     }
 
-    /// The lines that a peer got since the last look. `<EOF>` is the end of its connection.
+    /// The lines that a peer received since the last call. `<EOF>` is the end of its connection.
     fn lines(&mut self, connection: ConnectionId) -> Vec<Vec<u8>> {
         let peer = self.peers.get_mut(&connection).unwrap();
         let written = std::mem::take(&mut peer.written);
@@ -201,7 +201,7 @@ fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Where an answer of the original's other workers would have been lost, ours is better: one broker is all workers.
+/// The original loses answers that concern its other workers. mqcore answers, because one broker replaces all workers.
 fn is_about_wrong_workers(name: &str) -> bool {
     matches!(
         name,
@@ -209,7 +209,7 @@ fn is_about_wrong_workers(name: &str) -> bool {
     )
 }
 
-/// What is compared: error ids differ each time, and lines to several consumers may come in any order.
+/// The comparable part: error ids differ each time, and lines to several consumers may arrive in any order.
 fn comparable(mut lines: Vec<Vec<u8>>) -> Vec<String> {
     for line in &mut lines {
         if let Some(at) = line.windows(7).position(|part| part == b" error ") {
@@ -226,7 +226,7 @@ fn replay(dialogue: &Value, shards: usize) {
     let name = dialogue["name"].as_str().unwrap();
     let mut world = World::new(shards);
     let mut connections: HashMap<String, ConnectionId> = HashMap::new();
-    // The transcript of the real client says what came after a line, not to which line it belongs.
+    // The transcript of the real client records the lines that followed a line, not which line they answer.
     let gathers = name == "real_python_client_session";
     let (mut wanted, mut got) =
         (BTreeMap::<String, Vec<Vec<u8>>>::new(), BTreeMap::<String, Vec<Vec<u8>>>::new());
@@ -269,7 +269,7 @@ fn replay(dialogue: &Value, shards: usize) {
 }
 
 #[test]
-fn every_dialogue_of_the_original_goes_as_it_went_there() {
+fn recorded_dialogs_of_the_original_replay_identically() {
     let mut replayed = 0;
     for dialogue in dialogues() {
         if is_about_wrong_workers(dialogue["name"].as_str().unwrap()) {
@@ -294,7 +294,7 @@ fn every_port_reaches_every_queue() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told_by_a_number_and_to_the_log_in_words() {
+fn failed_request_gets_an_error_number_and_a_logged_reason() {
     let mut world = World::new(2);
     let peer = world.connect();
     world.send(
@@ -332,13 +332,13 @@ fn what_a_peer_publishes_behind_its_consume_finds_the_queue() {
 }
 
 #[test]
-fn a_line_beyond_the_limit_is_told_by_its_id_before_the_end() {
+fn overlong_line_is_rejected_with_its_id_before_closing() {
     for (line, id) in [("long1 publish e ", "long1"), ("", "None")] {
         let mut world = World::new(1);
         let peer = world.connect();
         world.send(peer, b"pg ping here\n", false);
         let bytes = [line.as_bytes(), &vec![b'x'; (1 << 20) + 1]].concat();
-        // Although its end never comes.
+        // Although the end of the line never arrives.
         world.send(peer, &bytes, false);
         let request_errors = world.peers.get_mut(&peer).unwrap().session.take_request_errors();
         assert!(request_errors[0].reason.contains("limit of 1048576"), "{}", request_errors[0].reason);
@@ -397,7 +397,7 @@ fn bodies_of_other_protocols_stay_one_line() {
 }
 
 #[test]
-fn the_first_line_says_who_the_peer_is_and_no_later_one_does() {
+fn only_the_first_line_can_authenticate() {
     for last in [false, true] {
         let mut world = World::new(2);
         let peer = world.connect();
@@ -410,7 +410,7 @@ fn the_first_line_says_who_the_peer_is_and_no_later_one_does() {
 }
 
 #[test]
-fn credentials_are_shown_to_the_broker_once_however_their_line_arrives() {
+fn credentials_reach_the_broker_once_however_their_line_is_split() {
     let line = b"1 auth  Bearer mqt_text \r\n";
     for (size, last) in [(1, false), (5, false), (line.len(), false), (1, true)] {
         let mut world = World::new(1);
@@ -431,7 +431,7 @@ fn credentials_are_shown_to_the_broker_once_however_their_line_arrives() {
 }
 
 #[test]
-fn whoever_is_turned_away_learns_it_under_the_id_of_its_first_line_and_does_nothing() {
+fn rejected_peer_gets_an_error_for_its_first_line_and_no_effect() {
     for first in ["1 auth wrong", "1 publish --confirm e d"] {
         let mut world = World::new(1);
         let connection = world.connect();
@@ -450,9 +450,9 @@ fn whoever_is_turned_away_learns_it_under_the_id_of_its_first_line_and_does_noth
 }
 
 proptest! {
-    /// Until the broker has said yes, nothing that a peer sends is asked of the broker but to let it in.
+    /// Until the broker has accepted the peer, the session sends no other command than the introduction.
     #[test]
-    fn nothing_but_an_introduction_comes_of_bytes_from_a_stranger(
+    fn unknown_peer_causes_only_an_introduction(
         words in vec(prop_oneof![
             select(vec!["1 auth ", "x publish --confirm e d", "c consume q e", "e _eval len(state.queues)", "\n", " ", "\t"])
                 .prop_map(|word| word.as_bytes().to_vec()),

@@ -1,4 +1,4 @@
-//! The corpus of the fuzz target `tmqp_session`, as a plain test: what fuzzing once found stays found.
+//! The corpus of the fuzz target `tmqp_session` as a plain test, so that fixed defects stay fixed.
 
 use crate::tmqp_session_check;
 

@@ -1,5 +1,5 @@
-//! Nobody gets in by the bytes of a handshake: whatever a stranger sends, in whatever pieces, nothing is asked of the
-//! broker but to let it in, and while that is not answered it is nobody's client.
+//! No peer gets access by the bytes of a handshake: whatever it sends, in whatever pieces, the session only asks the
+//! broker to accept it, and the peer is not a client before the answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn frame(kind: u8, content_type: u16, target: &str) -> Vec<u8> {
     bytes
 }
 
-/// What a stranger sends: pieces of handshakes and requests of every protocol, and bytes of no meaning between them.
+/// Input of an unknown peer: pieces of handshakes and requests of every protocol, and random bytes between them.
 fn piece() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => Just(PREAMBLE.to_vec()),
@@ -81,7 +81,7 @@ fn agreeing(required: &str) -> Vec<u8> {
     bytes
 }
 
-/// Handshakes that begin well more often than not, and may have one byte that is wrong.
+/// Handshakes that begin correctly more often than not, and may have one wrong byte.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let damage = proptest::option::of((any::<Index>(), any::<u8>()));
     (any::<bool>(), vec(piece(), 0..8), damage).prop_map(|(well, pieces, damage)| {
@@ -97,7 +97,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Offers all of it, in pieces that end at `cuts`; what the session asks for, before and after it was refused.
+/// Offers all input in pieces that end at `cuts`; returns the commands before and after the rejection.
 fn offer(session: &mut impl Session, bytes: &[u8], cuts: &[Index]) -> (Vec<Command>, Vec<Command>) {
     let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
     ends.push(bytes.len());
@@ -126,21 +126,21 @@ fn introduces_at_most(commands: &[Command]) -> bool {
 
 proptest! {
     #[test]
-    fn a_stranger_who_speaks_tmqp_can_only_ask_to_be_let_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
+    fn unknown_tmqp_peer_can_only_ask_for_admission(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
         let (before, after) = offer(&mut TmqpSession::new(config(), NOW), &bytes, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }
 
     #[test]
-    fn a_stranger_who_speaks_mqks_can_only_ask_to_be_let_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
+    fn unknown_mqks_peer_can_only_ask_for_admission(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
         let (before, after) = offer(&mut MqksSession::new(config(), NOW), &bytes, &cuts);
         prop_assert!(introduces_at_most(&before), "{before:?}");
         prop_assert!(after.is_empty(), "{after:?}");
     }
 
     #[test]
-    fn a_stranger_who_speaks_micromessage_can_only_ask_to_be_let_in(
+    fn unknown_micromessage_peer_can_only_ask_for_admission(
         required in select(vec!["", "batch-ack;pub-sub", "x-mqcore:token=mqt_guess"]),
         bytes in bytes(),
         cuts in vec(any::<Index>(), 0..6),
@@ -153,7 +153,7 @@ proptest! {
     }
 
     #[test]
-    fn a_stranger_who_speaks_throttr_is_not_read_before_it_is_in(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
+    fn throttr_peer_is_not_read_before_admission(bytes in bytes(), cuts in vec(any::<Index>(), 0..6)) {
         let mut session = ThrottrSession::alone(&config(), NOW);
         let mut introduction = Vec::new();
         session.open(true, &mut introduction);

@@ -1,5 +1,5 @@
-//! The corpus of the fuzz target `throttr_session`, as a plain test, and scripts made at random: what fuzzing once found
-//! stays found.
+//! The corpus of the fuzz target `throttr_session` as a plain test, and random scripts, so that fixed defects stay
+//! fixed.
 
 use crate::throttr_session_check;
 
@@ -16,7 +16,7 @@ fn every_script_of_the_corpus_keeps_the_promises() {
     );
 }
 
-/// A request that may be whole, for width 2 and others.
+/// A request that may be complete, for width 2 and others.
 fn request() -> impl Strategy<Value = Vec<u8>> {
     let key = prop_oneof![Just(vec![1, b'a']), Just(vec![2, b'b', b'c']), Just(vec![0]), Just(vec![1, b'*'])];
     let code = prop_oneof![0_u8..0x1A, Just(0xC0), Just(0xC1)];

@@ -375,10 +375,10 @@ pub enum Request {
     /// subscriptions are notified of their bindings one last time.
     DropQueue { queue: QueueAddress },
     /// Subscribe to topics. The client gets each message once, however many of its subscriptions match.
-    /// Subscribing twice has no effect. `told`: each message is an `Event::Published` of its own, for
-    /// sessions that number, filter or acknowledge messages; otherwise a message is encoded once for
+    /// Subscribing twice has no effect. `as_events`: each message is an `Event::Published` of its own, for
+    /// sessions that number, filter or acknowledge messages; otherwise a message is encoded a single time for
     /// all subscribers. Patterns are sent to every shard.
-    SubscribeTopic { pattern: TopicPattern, told: bool },
+    SubscribeTopic { pattern: TopicPattern, as_events: bool },
     /// End a subscription to topics; `NotFound` if there is none. Patterns are sent to every shard.
     UnsubscribeTopic { pattern: TopicPattern },
     /// Bind a queue to topics: it gets copies of their messages from now on, once it exists. Binding

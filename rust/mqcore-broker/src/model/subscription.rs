@@ -33,7 +33,7 @@ pub struct Terms {
     pub timeout: Option<Duration>,
     /// Whether each delivery is an `Event::Delivered`, for sessions that number or count deliveries,
     /// instead of being encoded for the connection. Default: false.
-    pub told: bool,
+    pub as_events: bool,
     /// For queues that deliver each message to one consumer: a free consumer with a larger weight comes
     /// first. Used only if some consumer has `slots`. Default: 0.
     pub weight: i32,
@@ -138,7 +138,7 @@ pub struct QueueSubscription {
     /// A change of the queue's topics, made before the subscription is answered.
     pub binding: Option<Box<QueueBinding>>,
     /// Whether this subscription is notified of that change too, like all others.
-    pub told: bool,
+    pub notify_self: bool,
 }
 
 /// A request of any connection about the subscriptions with a name.

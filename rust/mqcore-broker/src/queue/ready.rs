@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_message_costs_forty_bytes_beside_its_body() {
+    fn waiting_message_takes_forty_bytes_besides_its_body() {
         assert_eq!(size_of::<ReadyEntry>(), 40);
     }
 

@@ -116,7 +116,7 @@ pub(crate) struct Published {
 }
 
 impl Topics {
-    /// Subscribes a connection to topics. Subscribing twice has no effect, except that `told` changes.
+    /// Subscribes a connection to topics. Subscribing twice has no effect, except that `as_events` changes.
     pub(crate) fn subscribe(
         &mut self,
         client: &Arc<Client>,

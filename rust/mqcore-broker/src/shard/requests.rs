@@ -75,8 +75,8 @@ impl Entities {
                 self.drop_queue(&queue, context);
                 Ok(Reply::Done)
             }
-            Request::SubscribeTopic { pattern, told } => {
-                done(self.topics.subscribe(client, pattern, told, context.now))
+            Request::SubscribeTopic { pattern, as_events } => {
+                done(self.topics.subscribe(client, pattern, as_events, context.now))
             }
             Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
             Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),

@@ -21,7 +21,8 @@ impl Entities {
         subscription: QueueSubscription,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        let QueueSubscription { queue: address, tag, terms, create, name, binding, told } = subscription;
+        let QueueSubscription { queue: address, tag, terms, create, name, binding, notify_self } =
+            subscription;
         debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
         let key = self.channel_for_consuming(&address, create, context)?;
         let Channel { members, queues, .. } = &mut self.channels[key];
@@ -42,7 +43,7 @@ impl Entities {
             });
         }
         if let Some(binding) = binding
-            && let Err(rejection) = self.rebind(&address, *binding, (!told).then_some(own), context)
+            && let Err(rejection) = self.rebind(&address, *binding, (!notify_self).then_some(own), context)
         {
             // All or nothing: a rejected subscription does not consume.
             self.unsubscribe_queue(own, &address, context)?;

@@ -1,4 +1,5 @@
-//! A broker of several shards without a server: commands go where they belong, what shards hand each other is passed on.
+//! A broker of several shards without a server: commands go to their shards, and effects for other shards are
+//! forwarded.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
@@ -27,7 +28,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// So many shards, and clients `c0`, `c1`, ... who may administer.
+    /// A broker with this many shards, and clients `c0`, `c1`, ... with administrator rights.
     pub fn new(shards: usize, clients: usize) -> Self {
         Self::with(shards, clients, |_| {})
     }
@@ -47,7 +48,7 @@ impl Shards {
         shards
     }
 
-    /// One more client; its name is that of its id.
+    /// Connects one more client; its name is its id.
     pub fn connect(&mut self, id: &str, kind: &str) -> usize {
         let connection = ConnectionId(self.clients.len() as u64 + 1);
         let provisional = Client {
@@ -86,7 +87,7 @@ impl Shards {
         self.clients[connection.0 as usize - 1].id.to_string()
     }
 
-    /// Everything that came of a command, in all shards.
+    /// All effects of a command, in all shards.
     pub fn command(&mut self, who: usize, command: Command) -> Vec<Effect> {
         let client = self.clients[who].clone();
         let shards = self.brokers.len();
@@ -104,7 +105,7 @@ impl Shards {
         all
     }
 
-    /// Hands out stored messages, passes on what is for other shards, and collects the rest.
+    /// Delivers stored messages, forwards effects for other shards, and collects the rest.
     pub fn carry_out(&mut self, shard: usize, mut effects: Vec<Effect>, all: &mut Vec<Effect>) {
         while self.brokers[shard].work(self.now, 1024, &mut effects) {}
         for effect in effects {
@@ -119,7 +120,7 @@ impl Shards {
         }
     }
 
-    /// Asks all shards concerned; the first refusal wins, lists are joined.
+    /// Sends a request to all its shards; the first rejection wins, lists are joined.
     pub fn request(&mut self, who: usize, request: Request) -> Result<Reply, Rejection> {
         self.requests += 1;
         let id = RequestId(self.requests);
@@ -202,7 +203,7 @@ impl Shards {
         found.high_priority + found.normal
     }
 
-    /// Messages for queues that are not there.
+    /// Number of messages for queues that do not exist.
     pub fn dropped_no_consumer(&self) -> u64 {
         self.survey().retired.dropped[DropReason::NoConsumer as usize]
     }

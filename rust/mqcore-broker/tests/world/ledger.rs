@@ -1,4 +1,4 @@
-//! What the history says, added up: every message that came in is still there or left exactly once.
+//! Totals of the history: every accepted message is still stored or was removed exactly once.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::stats::{DropReason, QueueInformation};
 use mqcore_broker::shard::Broker;
 
-/// The history of a shard, read as it comes.
+/// The history of a shard, read incrementally.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// Each step: its kind, its reason if it has one, the message's number, whether it was the last one.
+    /// Each step: its kind, its reason if it has one, the message's number, and whether it was the last one.
     pub steps: Vec<(LifecycleKind, Option<String>, u64, bool)>,
-    /// Messages that have not left, with the queue they are in.
+    /// Messages that are not removed, with their queue.
     open: BTreeMap<MessageNumber, String>,
     counts: BTreeMap<(LifecycleKind, Option<String>), u64>,
     opened: u64,
@@ -21,7 +21,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Takes what happened since the last time.
+    /// Reads the steps since the last call.
     pub fn read(&mut self, broker: &mut Broker) {
         let mut blocks = Vec::new();
         broker.take_history(&mut blocks);
@@ -60,22 +60,22 @@ impl Ledger {
         }
     }
 
-    /// How often something happened.
+    /// Number of steps of this kind.
     pub fn count(&self, kind: LifecycleKind) -> u64 {
         self.counts.iter().filter(|((counted, _), _)| *counted == kind).map(|(_, count)| count).sum()
     }
 
-    /// The same with a reason.
+    /// Number of steps of this kind with this reason.
     pub fn because(&self, kind: LifecycleKind, reason: &str) -> u64 {
         self.counts.get(&(kind, Some(reason.to_owned()))).copied().unwrap_or(0)
     }
 
-    /// Messages that have not left.
+    /// Number of messages that are not removed.
     pub fn open(&self) -> u64 {
         self.open.len() as u64
     }
 
-    /// Everything that came in is gone or there; and what the only queue counts is what happened.
+    /// Every accepted message is removed or stored, and the counters of the only queue match the history.
     pub fn agrees_with(&self, queue: &QueueInformation) {
         let there = queue.high_priority + queue.normal + queue.undecided + queue.unsettled;
         assert_eq!(self.open(), there, "messages that have not left, as the history and the queue have it");

@@ -1,4 +1,4 @@
-//! A shard, a clock that the test turns, and short words for what peers do.
+//! A shard, a clock that the test advances, and short methods for the actions of peers.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
@@ -33,17 +33,17 @@ pub type Seen = (String, String, bool);
 pub struct World {
     pub broker: Broker,
     pub now: Timestamp,
-    /// Effects that no test step has looked at yet.
+    /// Effects that no test step has read yet.
     pub effects: Vec<Effect>,
-    /// Questions that are out.
+    /// Questions without an answer.
     pub questions: Vec<Question>,
-    /// Messages that were put into the journal, as it would give them back.
+    /// Saved messages, as the journal would load them.
     pub journal: BTreeMap<Sequence, Message>,
-    /// Whether bodies are read back at once.
+    /// Whether bodies are loaded at once.
     pub prompt: bool,
     /// Whether records are committed at once.
     pub commits: bool,
-    /// Bodies that were asked for and have not come.
+    /// Bodies that were requested and not loaded yet.
     pub loads: Vec<Load>,
     names: Vec<String>,
     requests: u32,
@@ -123,7 +123,7 @@ impl World {
             ..Introduction::default()
         };
         self.command(&provisional, Command::Introduce(Box::new(introduction)));
-        self.told(connection)
+        self.notifications(connection)
             .into_iter()
             .find_map(|event| match event {
                 Event::Welcomed(client) => Some(Ok(client)),
@@ -249,14 +249,14 @@ impl World {
         self.command(client, Command::Acknowledge(Self::word(address, id, Some(reason))));
     }
 
-    /// A consumer refuses, and says when it is to be tried again.
+    /// A consumer rejects a message with the time of the next attempt.
     pub fn nack_until(&mut self, client: &Arc<Client>, address: &str, id: &str, retry: Retry) {
         let refusal = Some(Nack::new("later", retry));
         let word = Acknowledgement { refusal, ..Self::word(address, id, None) };
         self.command(client, Command::Acknowledge(word));
     }
 
-    /// Pulls, and returns the ids of what came and how it ended.
+    /// Pulls, and returns the ids of the messages and how the pull ended.
     pub fn pull(
         &mut self,
         client: &Arc<Client>,
@@ -280,7 +280,7 @@ impl World {
         self.command(client, Command::Pull(Box::new(pull)));
         let mut ids = Vec::new();
         let mut outcome = None;
-        for event in self.told(client.connection) {
+        for event in self.notifications(client.connection) {
             match event {
                 Event::Pulled { message, .. } | Event::Cached { message, .. } => ids.push(id_of(&message)),
                 Event::PullEnded { outcome: ended, .. } => outcome = Some(ended),
@@ -298,7 +298,7 @@ impl World {
 
     // ---- Time, work, handlers ----------------------------------------------------------------------------
 
-    /// What the engine does after each batch: hands out, and keeps questions apart.
+    /// Does the engine's work after each batch: delivers messages and collects questions.
     pub fn turn(&mut self) {
         loop {
             while self.broker.work(self.now, 1024, &mut self.effects) {}
@@ -324,7 +324,7 @@ impl World {
         }));
     }
 
-    /// Keeps what the journal would, and what it is asked for. Records stay among the effects.
+    /// Stores messages and requests for bodies, as the journal would. Records stay among the effects.
     fn note_journal(&mut self) {
         for effect in &self.effects {
             if let Effect::Record(sequence, Record::Put { queue, message, received, number }) = effect
@@ -341,7 +341,7 @@ impl World {
         }));
     }
 
-    /// Answers a part of what was asked for.
+    /// Loads a part of the requested bodies.
     pub fn bring(&mut self, load: &Load, sequences: &[Sequence], readable: bool) {
         let messages = sequences
             .iter()
@@ -350,7 +350,7 @@ impl World {
         self.broker.loaded(load.loaded(messages), self.now, &mut self.effects);
     }
 
-    /// Commits all records, and takes them off the effects. False if there was none.
+    /// Commits all records and removes them from the effects. False if there was none.
     fn commit(&mut self) -> bool {
         let records = self.effects.extract_if(.., |effect| matches!(effect, Effect::Record(..)));
         let sequences = records.filter_map(|effect| match effect {
@@ -372,7 +372,7 @@ impl World {
         self.now = until;
     }
 
-    /// The oldest question at `step`; it is off the list then.
+    /// Removes and returns the oldest question at `step`.
     pub fn question(&mut self, step: Step) -> Question {
         let at = self.questions.iter().position(|question| question.step == step);
         let at = at.unwrap_or_else(|| panic!("nobody asked {step:?}; open: {:?}", self.steps()));
@@ -394,9 +394,9 @@ impl World {
         self.turn();
     }
 
-    // ---- What came of it ---------------------------------------------------------------------------------
+    // ---- Results -----------------------------------------------------------------------------------------
 
-    /// Deliveries since the last look, in order, one entry a consumer.
+    /// Deliveries since the last call, in order, one entry per consumer.
     pub fn seen(&mut self) -> Vec<Seen> {
         let mut seen = Vec::new();
         let mut rest = Vec::new();
@@ -415,13 +415,13 @@ impl World {
         seen
     }
 
-    /// Who got what since the last look, without the first-acquirer bit: `"consumer:message"`.
+    /// Deliveries since the last call, without the first-acquirer bit: `"consumer:message"`.
     pub fn delivered(&mut self) -> Vec<String> {
         self.seen().into_iter().map(|(who, what, _)| format!("{who}:{what}")).collect()
     }
 
-    /// What a connection was told since the last look.
-    pub fn told(&mut self, to: ConnectionId) -> Vec<Event> {
+    /// Events for a connection since the last call.
+    pub fn notifications(&mut self, to: ConnectionId) -> Vec<Event> {
         let (mine, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.effects)
             .into_iter()
             .partition(|effect| matches!(effect, Effect::Notify(other, _) if *other == to));
@@ -434,10 +434,10 @@ impl World {
             .collect()
     }
 
-    /// What a producer heard of its messages: `"id ok"`, `"id ok by consumer"`, `"id nack reason"`,
-    /// `"id refused code"`.
+    /// Answers to a producer about its messages: `"id ok"`, `"id ok by consumer"`, `"id nack reason"`, `"id refused
+    /// code"`.
     pub fn heard(&mut self, producer: &Arc<Client>) -> Vec<String> {
-        self.told(producer.connection)
+        self.notifications(producer.connection)
             .into_iter()
             .filter_map(|event| match event {
                 Event::Acknowledged { message, negative, relayed, .. } => {
@@ -454,9 +454,9 @@ impl World {
             .collect()
     }
 
-    /// Names of the events that a client was told.
+    /// Names of the events that a client received.
     pub fn events(&mut self, who: &Arc<Client>) -> Vec<&'static str> {
-        self.told(who.connection)
+        self.notifications(who.connection)
             .into_iter()
             .filter_map(|event| match event {
                 Event::Notified(occurrence) => Some(occurrence.kind.as_str()),

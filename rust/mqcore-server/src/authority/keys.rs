@@ -119,7 +119,7 @@ impl LimitKeys {
 }
 
 impl Permissions for LimitKeys {
-    fn judge(&self, wanted: Wanted<'_>) -> Permission {
+    fn decide(&self, wanted: Wanted<'_>) -> Permission {
         let (action, resource) = match wanted {
             Wanted::Key(key) => (Action::Limit, Resource::LimitKey(key)),
             Wanted::Keys => (Action::Limit, Resource::Server),

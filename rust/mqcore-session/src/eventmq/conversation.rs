@@ -171,7 +171,7 @@ impl EventmqSession {
     fn shake(&mut self, ready: Ready<'_>, commands: &mut Vec<Command>) -> Result<(), SessionError> {
         if !self.socket().talks_to(ready.socket) {
             let (own, other) = (self.socket().as_str(), ready.socket.as_str());
-            let why = format!("a {other} socket does not talk to a {own} socket");
+            let why = format!("a {other} socket cannot connect to a {own} socket");
             return Err(SessionError::Misbehaved(why.into()));
         }
         self.identity = ready.identity.into();
@@ -356,7 +356,7 @@ impl EventmqSession {
             }
             match cutter.next(&input[consumed..], &self.limits()) {
                 Ok(Some((Item::Message(_), _))) if self.stage == Stage::Shaking => {
-                    break Err(SessionError::Misbehaved("the handshake ends with READY".into()));
+                    break Err(SessionError::Misbehaved("expected READY at the end of the handshake".into()));
                 }
                 Ok(Some((Item::Message(parts), size))) => {
                     self.message(parts, now, commands, output);
@@ -467,7 +467,7 @@ impl Session for EventmqSession {
                         self.fail(message.id(), format!("the result was not kept: {why}"), now);
                     }
                     Some(why) => {
-                        self.fail(message.id(), format!("the job was not done: {why}"), now);
+                        self.fail(message.id(), format!("the job failed: {why}"), now);
                     }
                 }
             }

@@ -32,7 +32,7 @@ impl MessageIds {
             rest >> 48 & 0x3fff | 0x8000,
             rest & 0xffff_ffff_ffff,
         );
-        debug_assert!(written.is_ok(), "writing to a text does not fail");
+        debug_assert!(written.is_ok(), "writing to a string does not fail");
         self.text.as_bytes()
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress) -> Properties {
 /// Everything in a job's request besides the job, as the header text of its message.
 pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>, String> {
     if job.headers.iter().any(u8::is_ascii_control) {
-        return Err("the headers of a job have no control characters".to_owned());
+        return Err("the headers of a job must not contain control characters".to_owned());
     }
     let mut text = Vec::with_capacity(64 + job.headers.len());
     line(HEADERS, job.headers, &mut text);
@@ -79,12 +79,14 @@ pub(super) fn header_text(job: &Job<'_>, queue: &QueueAddress) -> Result<Vec<u8>
     }
     if let Some(key) = unique_key(job.headers) {
         if key.is_empty() || key.len() > KEY_BYTES_MAX {
-            return Err(format!("the key of a unique job has 1 to {KEY_BYTES_MAX} bytes"));
+            return Err(format!("the key of a unique job must have 1 to {KEY_BYTES_MAX} bytes"));
         }
         text.extend_from_slice(&header_line(key));
     }
     if text.len() > TEXT_BYTES_MAX {
-        return Err(format!("a job has {TEXT_BYTES_MAX} bytes of headers and frames behind it at most"));
+        return Err(format!(
+            "the headers and additional frames of a job exceed the limit of {TEXT_BYTES_MAX} bytes"
+        ));
     }
     Ok(text)
 }

@@ -63,7 +63,7 @@ pub struct EventmqTerms {
 impl EventmqTerms {
     pub(super) fn read(options: &mut ListenerOptions) -> Result<Self, BadOption> {
         let Some(name) = options.take("role") else { return Ok(Self::default()) };
-        let bad = BadOption("role is backend, frontend, admin, publish or subscribe");
+        let bad = BadOption("role must be backend, frontend, admin, publish or subscribe");
         Role::from_name(&name).map(|role| Self { role }).ok_or(bad)
     }
 }

@@ -75,7 +75,7 @@ impl ProtocolFactory for EventmqProtocol {
         others
             .map(|role| {
                 let port = options.take(role.as_str()).map(|port| port.parse()).transpose();
-                let port = port.map_err(|_| BadOption("a port is a number from 0 to 65535"))?;
+                let port = port.map_err(|_| BadOption("a port must be a number from 0 to 65535"))?;
                 Ok(Companion { terms: EventmqTerms { role }, port, offset: role.port_offset() })
             })
             .collect()

@@ -49,7 +49,7 @@ impl Pending {
     /// The request id of a request that `parts` shards answer.
     pub(super) fn expect(&mut self, asked: Asked, parts: usize) -> RequestId {
         let key = self.open.insert((asked, parts));
-        RequestId(u32::try_from(key).expect("there are never so many as to overflow"))
+        RequestId(u32::try_from(key).expect("the number of open requests is limited"))
     }
 
     /// Takes one part of an answer. Returns the subject and whether this is the last part.

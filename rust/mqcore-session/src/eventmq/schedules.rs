@@ -141,7 +141,7 @@ impl Run<'_> {
         let mut own = String::from("schedule:");
         hexadecimal(self.schedule, &mut own);
         let written = write!(own, ",due:{},fence:{}", self.due_ms, self.fence);
-        debug_assert!(written.is_ok(), "writing to a text does not fail");
+        debug_assert!(written.is_ok(), "writing to a string does not fail");
         job::say(own.as_bytes(), &mut words);
         let job = Job { queue: self.queue, headers: &words, body: self.job, extra: Vec::new() };
         let headers = job::header_text(&job, to)?;
@@ -166,7 +166,7 @@ impl Run<'_> {
 fn hexadecimal(bytes: &[u8], text: &mut String) {
     for byte in bytes {
         let written = write!(text, "{byte:02x}");
-        debug_assert!(written.is_ok(), "writing to a text does not fail");
+        debug_assert!(written.is_ok(), "writing to a string does not fail");
     }
 }
 

@@ -389,7 +389,7 @@ fn object(fields: impl IntoIterator<Item = (String, String)>) -> String {
         }
         encode_text(&name, &mut text);
         let written = write!(text, ": {value}");
-        debug_assert!(written.is_ok(), "writing to a text does not fail");
+        debug_assert!(written.is_ok(), "writing to a string does not fail");
     }
     text.push('}');
     text

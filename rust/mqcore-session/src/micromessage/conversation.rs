@@ -126,7 +126,7 @@ impl MicroMessageSession {
         }
     }
 
-    /// The extensions in force; none before the handshake is over.
+    /// The extensions in force; none before unexpected command after the handshake.
     #[must_use]
     pub fn agreement(&self) -> &Agreement {
         &self.agreement

@@ -22,17 +22,17 @@ impl Place {
     pub(super) fn parse(destination: &[u8]) -> Result<Self, Failure> {
         let refuse = |why: String| Err(Failure::new(Token::Destination, why));
         if destination.is_empty() {
-            return refuse("name a queue, or topic/ and a topic".into());
+            return refuse("the destination is empty; name a queue, or topic/ followed by a topic".into());
         }
         if destination.len() > DESTINATION_BYTES_MAX {
-            return refuse("a destination has 255 bytes at most".into());
+            return refuse("the destination exceeds the limit of 255 bytes".into());
         }
         let shown = || destination.escape_ascii();
         if let Some(name) = destination.strip_prefix(TOPIC) {
             return match TopicName::new(name) {
                 Ok(name) if !name.as_bytes().is_empty() => Ok(Self::Topic(name)),
-                Ok(_) => refuse("behind topic/ stands the name of a topic".into()),
-                Err(error) => refuse(format!("{} cannot be a topic: {error}", shown())),
+                Ok(_) => refuse("the name of the topic after topic/ is missing".into()),
+                Err(error) => refuse(format!("{} is not a valid topic: {error}", shown())),
             };
         }
         let Ok(text) = std::str::from_utf8(destination) else {

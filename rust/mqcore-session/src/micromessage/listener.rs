@@ -52,30 +52,32 @@ impl MicroMessageTerms {
             let required: Vec<_> = known.into_iter().flatten().map(Extension::into_owned).collect();
             if required.is_empty() || Agreement::of(required.clone()).is_err() {
                 return Err(BadOption(
-                    "require is a list of extensions such as batch-ack:max-count=100;json, without vendors' own",
+                    "require must be a list of extensions such as batch-ack:max-count=100;json, without vendor extensions",
                 ));
             }
             terms.required = required;
         }
         if let Some(count) = options.take("window_max") {
             let count = count.parse().ok().filter(|count| (1..=WINDOW_MAX).contains(count));
-            terms.window_max = count.ok_or(BadOption("window_max is a number of messages, 1 to 32767"))?;
+            terms.window_max =
+                count.ok_or(BadOption("window_max must be a number of messages, 1 to 32767"))?;
         }
         if let Some(bytes) = options.take("message_bytes_max") {
             let bytes = bytes.parse().ok().filter(|bytes| *bytes >= MESSAGE_BYTES_LEAST);
             terms.message_bytes_max =
-                bytes.ok_or(BadOption("message_bytes_max is a number of bytes, at least 1024"))?;
+                bytes.ok_or(BadOption("message_bytes_max must be a number of bytes, at least 1024"))?;
         }
         terms.typing = match options.take("properties").as_deref() {
             None | Some("typed") => Typing::Typed,
             Some("untyped") => Typing::Untyped,
-            Some(_) => return Err(BadOption("properties is 'typed' or 'untyped'")),
+            Some(_) => return Err(BadOption("properties must be 'typed' or 'untyped'")),
         };
         let destination = options.take("default_destination");
         terms.default_destination = destination.filter(|name| !name.is_empty()).map(Into::into);
         if let Some(seconds) = options.take("idle_timeout") {
             let timeout = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            terms.idle_timeout = timeout.ok_or(BadOption("idle_timeout is a number of seconds; 0: none"))?;
+            terms.idle_timeout =
+                timeout.ok_or(BadOption("idle_timeout must be a number of seconds; 0 disables it"))?;
         }
         Ok(terms)
     }
@@ -90,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_says_what_it_demands() {
+    fn listener_sets_the_required_extensions() {
         let read = |query| MicroMessageTerms::read(&mut ListenerOptions::of(query));
         assert_eq!(read(""), Ok(MicroMessageTerms::default()));
         let terms = read(

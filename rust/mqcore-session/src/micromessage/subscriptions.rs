@@ -50,18 +50,23 @@ impl Subscriptions {
     pub(super) fn add(&mut self, subscription: Subscription, filter: Filter) -> Result<Tag, Failure> {
         if self.by_key.contains_key(&subscription.key) {
             let why = match &subscription.key {
-                Key::Id(id) => format!("the subscription {id} is there already; end it, or take another id"),
+                Key::Id(id) => format!("the subscription {id} already exists; end it or choose another id"),
                 Key::Destination(_) => {
-                    "it is subscribed to already; a further subscription needs an id".into()
+                    "the destination already has a subscription; give this one an id".into()
                 }
             };
             return Err(Failure::new(Token::Unexpected, why));
         }
         if self.by_tag.len() >= SUBSCRIPTIONS_MAX {
-            let why = format!("a connection has {SUBSCRIPTIONS_MAX} subscriptions at most");
+            let why = format!("the connection has reached its limit of {SUBSCRIPTIONS_MAX} subscriptions");
             return Err(Failure::new(Token::Limit, why));
         }
-        let exhausted = || Failure::new(Token::Limit, "this connection has begun too many subscriptions");
+        let exhausted = || {
+            Failure::new(
+                Token::Limit,
+                "this connection has used up its subscription numbers; open another connection",
+            )
+        };
         self.last = self.last.checked_add(1).ok_or_else(exhausted)?;
         let tag = Tag(self.last);
         if let Place::Topic(name) = &subscription.place {

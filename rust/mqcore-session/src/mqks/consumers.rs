@@ -34,10 +34,13 @@ impl Consumers {
         }
         if self.by_tag.len() >= CONSUMERS_MAX {
             return Err(format!(
-                "a connection has {CONSUMERS_MAX} consumers at most; use another connection"
+                "the connection has reached its limit of {CONSUMERS_MAX} consumers; use another connection"
             ));
         }
-        self.last = self.last.checked_add(1).ok_or("this connection has begun too many consumers")?;
+        self.last = self
+            .last
+            .checked_add(1)
+            .ok_or("this connection has used up its consumer numbers; open another connection")?;
         let tag = Tag(self.last);
         self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack });
         self.by_id.entry(id.into()).or_default().push(tag);

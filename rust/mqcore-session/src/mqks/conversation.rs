@@ -142,7 +142,7 @@ impl MqksSession {
                 encode_done(id, b"", output);
                 Ok(())
             }
-            Ok(Action::Auth { .. }) => Err("auth is for the first line of a connection".to_owned()),
+            Ok(Action::Auth { .. }) => Err("auth is valid only in the first line of a connection".to_owned()),
         };
         if let Err(why) = done {
             self.fail(id, why, now, output);
@@ -194,7 +194,7 @@ impl MqksSession {
             create: Some(Box::new(made_by_consumers())),
             name: Some(id.into()),
             binding: Some(Box::new(binding)),
-            told: consume.adds,
+            notify_self: consume.adds,
         };
         let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
         self.change(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
@@ -304,8 +304,8 @@ impl MqksSession {
     ) {
         let Some((asked, answer)) = self.pending.answered(number, part) else { return };
         match answer {
-            Ok(Reply::ObjectCounts(census)) => {
-                let number = asked.statistic.map_or(0, |statistic| statistic.of(&census));
+            Ok(Reply::ObjectCounts(counts)) => {
+                let number = asked.statistic.map_or(0, |statistic| statistic.of(&counts));
                 encode_done(&asked.id, number.to_string().as_bytes(), output);
             }
             Ok(_) if asked.confirm => encode_done(&asked.id, b"", output),

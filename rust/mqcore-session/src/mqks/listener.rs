@@ -26,7 +26,7 @@ impl MqksTerms {
         let Some(given) = options.take("line_bytes_max") else { return Ok(Self::default()) };
         match given.parse() {
             Ok(line_bytes_max) if line_bytes_max >= LINE_BYTES_LEAST => Ok(Self { line_bytes_max }),
-            _ => Err(BadOption("line_bytes_max is a number of bytes, at least 1024")),
+            _ => Err(BadOption("line_bytes_max must be a number of bytes, at least 1024")),
         }
     }
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_says_how_long_lines_may_be() {
+    fn listener_sets_the_maximum_line_length() {
         let read = |query| MqksTerms::read(&mut ListenerOptions::of(query)).map(|terms| terms.line_bytes_max);
         assert_eq!(read(""), Ok(1 << 20));
         assert_eq!(read("line_bytes_max=4096"), Ok(4096));

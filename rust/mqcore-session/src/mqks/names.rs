@@ -8,7 +8,7 @@ const NAMES: usize = 4;
 
 /// The queue with this name: `orders` means `orders/0`, `orders/1001` is an address.
 pub(super) fn queue(name: &[u8]) -> Result<QueueAddress, String> {
-    let text = std::str::from_utf8(name).map_err(|_| "the name of a queue is UTF-8".to_owned())?;
+    let text = std::str::from_utf8(name).map_err(|_| "the name of a queue must be UTF-8".to_owned())?;
     QueueAddress::parse(text).map_err(|error| format!("{} cannot be a queue: {error}", name.escape_ascii()))
 }
 

@@ -66,7 +66,7 @@ impl Pending {
 
     pub(super) fn expect(&mut self, asked: Asked) -> RequestId {
         self.holding += usize::from(asked.holds);
-        RequestId(u32::try_from(self.open.insert(asked)).expect("there are never so many as to overflow"))
+        RequestId(u32::try_from(self.open.insert(asked)).expect("the number of open requests is limited"))
     }
 
     /// Takes a part of an answer. Returns the whole answer after the last part. A success of one shard is not undone if

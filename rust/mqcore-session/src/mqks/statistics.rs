@@ -43,17 +43,17 @@ pub(super) fn find(code: &[u8]) -> Result<Statistic, String> {
 
 impl Statistic {
     /// The value of the statistic.
-    pub(super) fn of(self, census: &ObjectCounts) -> u64 {
+    pub(super) fn of(self, counts: &ObjectCounts) -> u64 {
         match self {
-            Self::Queues => census.queues,
-            Self::Consumers => census.consumers,
-            Self::Clients => census.clients,
-            Self::Events => census.topics,
-            Self::Waiting => census.waiting,
-            Self::Unsettled => census.unsettled,
-            Self::Published => census.published,
-            Self::Queued => census.queued,
-            Self::Consumed => census.consumed,
+            Self::Queues => counts.queues,
+            Self::Consumers => counts.consumers,
+            Self::Clients => counts.clients,
+            Self::Events => counts.topics,
+            Self::Waiting => counts.waiting,
+            Self::Unsettled => counts.unsettled,
+            Self::Published => counts.published,
+            Self::Queued => counts.queued,
+            Self::Consumed => counts.consumed,
             Self::Workers => 1,
         }
     }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_that_wait_are_too_many() {
+    fn too_many_waiting_requests_pause_reading() {
         let mut held = Held::default();
         for _ in 0..WAITING_MAX {
             held.ask(Then::Tell);

@@ -26,11 +26,11 @@ impl Default for ThrottrTerms {
 
 /// The valid values of each option, for error messages.
 const CHOICES: [(&str, &str); 5] = [
-    ("value", "value is uint8, uint16, uint32 or uint64"),
-    ("protocol", "protocol is 7.1 or 7.3"),
-    ("metrics", "metrics is on or off"),
-    ("overflow", "overflow is wrap or saturate"),
-    ("persist", "persist is on or off"),
+    ("value", "value must be uint8, uint16, uint32 or uint64"),
+    ("protocol", "protocol must be 7.1 or 7.3"),
+    ("metrics", "metrics must be on or off"),
+    ("overflow", "overflow must be wrap or saturate"),
+    ("persist", "persist must be on or off"),
 ];
 
 impl ThrottrTerms {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_says_how_wide_its_values_are() {
+    fn listener_sets_the_value_width() {
         let read = |query| ThrottrTerms::read(&mut ListenerOptions::of(query));
         let terms = read("value=uint64&protocol=7.3&metrics=off").unwrap();
         assert_eq!((terms.dialect.width.as_str(), terms.dialect.family.as_str()), ("uint64", "7.3"));

@@ -16,7 +16,7 @@ pub(super) fn of_request(
     own: &[u8; ID_BYTES],
     (dialect, limits): (Dialect, &Limits),
 ) -> Permission {
-    let judge = |wanted| permissions.judge(wanted);
+    let decide = |wanted| permissions.decide(wanted);
     match request {
         Request::Insert { key, .. }
         | Request::Query { key }
@@ -24,17 +24,17 @@ pub(super) fn of_request(
         | Request::Purge { key }
         | Request::Set { key, .. }
         | Request::Get { key }
-        | Request::Stat { key } => judge(Wanted::Key(key)),
-        Request::Consume { rule, .. } => judge(Wanted::Key(rule.key)),
+        | Request::Stat { key } => decide(Wanted::Key(key)),
+        Request::Consume { rule, .. } => decide(Wanted::Key(rule.key)),
         // The check asks for all keys, so that an authorizer decides about all of them at once.
         Request::ConsumeAll { rules, .. } => {
-            let each = rules.iter().map(|rule| judge(Wanted::Key(rule.key)));
+            let each = rules.iter().map(|rule| decide(Wanted::Key(rule.key)));
             each.max().unwrap_or(Permission::Granted)
         }
-        Request::List | Request::Stats => judge(Wanted::Keys),
+        Request::List | Request::Stats => decide(Wanted::Keys),
         Request::Connection { id } if id == own => Permission::Granted,
-        Request::Connections | Request::Channels | Request::Connection { .. } => judge(Wanted::Connections),
-        Request::Channel { channel } => judge(Wanted::Channel(channel)),
+        Request::Connections | Request::Channels | Request::Connection { .. } => decide(Wanted::Connections),
+        Request::Channel { channel } => decide(Wanted::Channel(channel)),
         // The inner request needs the permission. An invalid one is rejected as such.
         Request::Event { request: inner, .. } => match request::decode(inner, dialect, limits) {
             Ok(Some((Request::Event { .. }, _))) | Ok(None) | Err(_) => Permission::Granted,

@@ -241,7 +241,8 @@ impl Exchange {
             Ok(command) => commands.push(command),
             Err(_) => {
                 // A name that no router can have is the name of no router.
-                let refusal = Rejection::new(RejectionKind::NotFound, "no router of this name");
+                let refusal =
+                    Rejection::new(RejectionKind::NotFound, "the router does not exist; create it first");
                 let waits = (frame.pending_acknowledge, frame.pending_response);
                 let to = (frame.target, frame.content_type);
                 let id = client.id.as_bytes();
@@ -272,7 +273,7 @@ impl Exchange {
             Some(operation) => operation::request(operation, client, frame),
             None => {
                 self.ignored += 1;
-                let reason = format!("there is no operation {}", frame.content_type);
+                let reason = format!("unknown operation {}", frame.content_type);
                 Err(Rejection::new(RejectionKind::BadRequest, reason))
             }
         };
@@ -310,10 +311,9 @@ impl Exchange {
         output: &mut Vec<u8>,
     ) {
         let request = match (request, &form) {
-            (Ok(_), Some(_)) if self.pending.is_full() => Err(Rejection::new(
-                RejectionKind::Busy,
-                "too many requests wait for their answers; ask again later",
-            )),
+            (Ok(_), Some(_)) if self.pending.is_full() => {
+                Err(Rejection::new(RejectionKind::Busy, "too many requests are unanswered; try again later"))
+            }
             (request, _) => request,
         };
         match (request, form) {

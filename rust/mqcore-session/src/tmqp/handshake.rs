@@ -22,7 +22,7 @@ pub(super) fn preamble(input: &[u8]) -> Result<Option<[u8; 8]>, SessionError> {
     let known = [PREAMBLE, PREAMBLE_V1].into_iter().find(|preamble| preamble.starts_with(start));
     match known {
         None => Err(SessionError::misbehaved(
-            "the connection does not begin with TMQP/2.0: this port speaks nothing else",
+            "the connection does not begin with TMQP/2.0, the only protocol of this port",
         )),
         Some(preamble) if start.len() == preamble.len() => Ok(Some(preamble)),
         Some(_) => Ok(None),
@@ -63,7 +63,7 @@ pub(super) fn introduction(
     for (what, value) in [("Client-Name", hello.client_name), ("Client-Type", hello.client_type)] {
         let bytes = value.map_or(0, str::len);
         if bytes > NAME_BYTES_MAX {
-            let reason = format!("{what} has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed");
+            let reason = format!("{what} has {bytes} bytes; the limit is {NAME_BYTES_MAX}");
             return Err(Rejection::new(RejectionKind::BadRequest, reason));
         }
     }

@@ -10,7 +10,7 @@ use mqcore_broker::model::time::Timestamp;
 #[derive(Debug)]
 pub(super) struct KeepAlive {
     interval: Duration,
-    patience: Duration,
+    pong_timeout: Duration,
     heard_at: Timestamp,
     /// When a PING was sent, if no input has arrived since.
     pinged_at: Option<Timestamp>,
@@ -27,9 +27,9 @@ pub(super) enum Due {
 }
 
 impl KeepAlive {
-    /// Sends a ping after `interval` without input (never, if that is zero) and gives up `timeout` later.
-    pub(super) fn new(interval: Duration, patience: Duration, now: Timestamp) -> Self {
-        Self { interval, patience, heard_at: now, pinged_at: None, unread: 0 }
+    /// Sends a ping after `interval` without input (never, if that is zero) and gives up `pong_timeout` later.
+    pub(super) fn new(interval: Duration, pong_timeout: Duration, now: Timestamp) -> Self {
+        Self { interval, pong_timeout, heard_at: now, pinged_at: None, unread: 0 }
     }
 
     /// The peer is a client from now on.
@@ -58,7 +58,7 @@ impl KeepAlive {
 
     pub(super) fn deadline(&self) -> Timestamp {
         match self.pinged_at {
-            Some(pinged_at) => pinged_at.after(self.patience),
+            Some(pinged_at) => pinged_at.after(self.pong_timeout),
             None if self.interval.is_zero() => Timestamp::NEVER,
             None => self.heard_at.after(self.interval),
         }

@@ -25,7 +25,7 @@ pub(super) fn request(
     {
         let pattern = pattern?;
         return Ok(match operation {
-            O::JoinChannel => Request::SubscribeTopic { pattern, told: false },
+            O::JoinChannel => Request::SubscribeTopic { pattern, as_events: false },
             _ => Request::UnsubscribeTopic { pattern },
         });
     }
@@ -47,7 +47,7 @@ pub(super) fn request(
         }
         O::UpdateQueue => {
             if frame.payload.is_empty() {
-                return Err(bad("updating a queue needs its new options as JSON".into()));
+                return Err(bad("updating a queue needs the new options as JSON in the body".into()));
             }
             let changes = options::queue_changes(frame.payload)?;
             Request::UpdateQueue { queue: queue_by_header(frame)?, changes }
@@ -66,7 +66,7 @@ pub(super) fn request(
         O::RemoveBinding => routers::remove_binding(frame)?,
         O::TestRoute => routers::test(client, frame)?,
         other => {
-            let reason = format!("this server does not do operation {}", other.code());
+            let reason = format!("operation {} is not supported", other.code());
             return Err(Rejection::new(RejectionKind::Unacceptable, reason));
         }
     })
@@ -86,7 +86,7 @@ fn channel_filter(frame: &Frame<'_>) -> Result<Option<Box<str>>, Rejection> {
 }
 
 fn text_filter(bytes: &[u8]) -> Result<Option<Box<str>>, Rejection> {
-    let text = str::from_utf8(bytes).map_err(|_| bad("a filter is UTF-8 text".into()))?;
+    let text = str::from_utf8(bytes).map_err(|_| bad("the filter must be UTF-8 text".into()))?;
     Ok((!text.is_empty()).then(|| text.into()))
 }
 
@@ -106,7 +106,7 @@ fn queue(frame: &Frame<'_>) -> Result<QueueAddress, Rejection> {
     match *frame.payload {
         [low, high] => Ok(QueueAddress { channel: channel(frame)?, id: u16::from_le_bytes([low, high]) }),
         [] => Err(without_queue()),
-        _ => Err(bad("a queue id as a body has two bytes".into())),
+        _ => Err(bad("a queue id in the body must have two bytes".into())),
     }
 }
 

@@ -66,7 +66,7 @@ impl StatusWord {
             Self::Number(number) => Status::from_number(*number),
             Self::Text(text) => Status::from_text(text),
         };
-        status.ok_or_else(|| bad("Status: there is no such queue status".into()))
+        status.ok_or_else(|| bad("Status: unknown queue status".into()))
     }
 }
 
@@ -146,7 +146,7 @@ fn publish_limit(text: &str) -> Result<Option<Rate>, Rejection> {
 }
 
 fn durability(text: &str) -> Result<Durability, Rejection> {
-    Durability::from_text(text).ok_or_else(|| bad("Durability: it is none, os or fsync".into()))
+    Durability::from_text(text).ok_or_else(|| bad("Durability must be none, os or fsync".into()))
 }
 
 /// Empty text removes the dead-letter queue.
@@ -159,7 +159,7 @@ fn dead_letter(address: &str) -> Result<Option<QueueAddress>, Rejection> {
 
 fn word(what: &str, text: &str) -> Result<Box<str>, Rejection> {
     if text.len() > WORD_BYTES_MAX {
-        return Err(bad(format!("{what} has {} bytes, at most {WORD_BYTES_MAX} are allowed", text.len())));
+        return Err(bad(format!("{what} has {} bytes; the limit is {WORD_BYTES_MAX}", text.len())));
     }
     Ok(text.into())
 }
@@ -169,12 +169,12 @@ fn parse<'a, Options: Default + Deserialize<'a>>(json: &'a [u8]) -> Result<Optio
         return Ok(Options::default());
     }
     if json.len() > OPTIONS_BYTES_MAX {
-        let reason = format!("options of {} bytes are larger than {OPTIONS_BYTES_MAX}", json.len());
+        let reason = format!("the options have {} bytes; the limit is {OPTIONS_BYTES_MAX}", json.len());
         return Err(bad(reason));
     }
     // Serde would take an array for the options in their order.
     if json.trim_ascii_start().starts_with(b"[") {
-        return Err(bad("the options are a JSON object, not an array".into()));
+        return Err(bad("the options must be a JSON object, not an array".into()));
     }
     let options: Option<Options> = serde_json::from_slice(json)
         .map_err(|error| bad(format!("the options are not valid JSON: {error}")))?;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_a_bad_request() {
+    fn invalid_options_are_a_bad_request() {
         let long_tag = format!(r#"{{"Tag":"{}"}}"#, "t".repeat(256));
         let large = format!("{}{{}}", " ".repeat(OPTIONS_BYTES_MAX));
         for json in [
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_fill_in_what_the_body_leaves_open() {
+    fn headers_set_options_that_the_body_omits() {
         let headers =
             b"Queue-Status:round\r\nQueue-Tag: t \r\nDelivery-Handler:k\r\nWait-For-Acknowledge:True\r\n";
         let mut changes = QueueChanges { tag: Some("body".into()), ..QueueChanges::default() };

@@ -56,9 +56,7 @@ impl ChannelNames {
 
 /// Reads a channel's name.
 pub(super) fn channel_name(bytes: &[u8]) -> Result<ChannelName, Rejection> {
-    let bad = |why: String| {
-        Rejection::new(RejectionKind::BadRequest, format!("no channel can have this name: {why}"))
-    };
+    let bad = |why: String| Rejection::new(RejectionKind::BadRequest, format!("invalid channel name: {why}"));
     let text = str::from_utf8(bytes).map_err(|_| bad("it is not UTF-8".into()))?;
     ChannelName::new(text).map_err(|error| bad(error.to_string()))
 }
@@ -66,7 +64,9 @@ pub(super) fn channel_name(bytes: &[u8]) -> Result<ChannelName, Rejection> {
 /// Parses a queue id in a header.
 pub(super) fn queue_id(value: &[u8]) -> Result<u16, Rejection> {
     let id = str::from_utf8(value.trim_ascii()).ok().and_then(|text| text.parse().ok());
-    id.ok_or_else(|| Rejection::new(RejectionKind::BadRequest, "a queue id is a decimal number up to 65535"))
+    id.ok_or_else(|| {
+        Rejection::new(RejectionKind::BadRequest, "a queue id must be a decimal number up to 65535")
+    })
 }
 
 /// Publishes one client's messages to queues.
@@ -136,7 +136,10 @@ impl Publisher<'_> {
                 &fresh[..]
             }
             given if given.len() > mqcore_wire::tmqp::NAME_BYTES_MAX => {
-                return Err(Rejection::new(RejectionKind::BadRequest, "a message id has at most 255 bytes"));
+                return Err(Rejection::new(
+                    RejectionKind::BadRequest,
+                    "a message id must have at most 255 bytes",
+                ));
             }
             given => given,
         };
@@ -195,8 +198,9 @@ fn refuse_copy(frame: &Frame<'_>, value: &[u8], rejection: &Rejection, output: &
 
 #[cold]
 fn refuse_rest(frame: &Frame<'_>, output: &mut Vec<u8>) {
-    let reason =
-        format!("a message is copied {COPIES_MAX} times at most, and copies have a frame's size together");
+    let reason = format!(
+        "a message may have at most {COPIES_MAX} copies, and together they may not exceed the size limit of a frame"
+    );
     let rejection = Rejection::new(RejectionKind::LimitExceeded, reason);
     answer::publish_refused(
         &Asked::by_frame(frame),

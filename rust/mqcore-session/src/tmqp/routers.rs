@@ -49,9 +49,7 @@ pub(super) fn read(
 
 /// Reads a router's name.
 pub(super) fn router_name(bytes: &[u8]) -> Result<RouterName, Rejection> {
-    let bad = |why: String| {
-        Rejection::new(RejectionKind::BadRequest, format!("no router can have this name: {why}"))
-    };
+    let bad = |why: String| Rejection::new(RejectionKind::BadRequest, format!("invalid router name: {why}"));
     let text = str::from_utf8(bytes).map_err(|_| bad("it is not UTF-8".into()))?;
     RouterName::new(text).map_err(|error| bad(error.to_string()))
 }
@@ -95,7 +93,7 @@ pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
                 Ok(number) => RouterMethod::from_number(number),
                 Err(_) => RouterMethod::from_text(text),
             };
-            method.ok_or_else(|| bad(format!("{}: there is no such method", key::ROUTE_METHOD)))?
+            method.ok_or_else(|| bad(format!("{}: unknown method", key::ROUTE_METHOD)))?
         }
     };
     Ok(Request::CreateRouter { router: router_name(frame.target)?, method })
@@ -110,7 +108,9 @@ pub(super) fn add_binding(frame: &Frame<'_>) -> Result<Request, Rejection> {
             binding: Binding { target, ..binding },
         }),
         (Some(pattern), Target::Queue(queue)) => Ok(Request::BindTopic { pattern: pattern?, queue }),
-        (Some(_), _) => Err(bad("topics are bound to queues; clients subscribe to them".into())),
+        (Some(_), _) => {
+            Err(bad("a binding to topics needs a queue as its target; clients subscribe to topics".into()))
+        }
     }
 }
 
@@ -167,7 +167,7 @@ impl Word {
             Self::Number(value) => number(*value),
             Self::Text(value) => text(value),
         };
-        read.ok_or_else(|| bad(format!("{what}: {self:?} means nothing here")))
+        read.ok_or_else(|| bad(format!("{what}: {self:?} is not a valid value")))
     }
 }
 
@@ -214,7 +214,7 @@ impl BindingType {
 impl BindingModel {
     fn binding(self) -> Result<Binding, Rejection> {
         let text = self.target.filter(|target| !target.is_empty());
-        let text = text.ok_or_else(|| bad("Target: a binding leads somewhere".into()))?;
+        let text = text.ok_or_else(|| bad("Target: a binding needs a target".into()))?;
         let kind = self
             .binding_type
             .map(|word| word.read("BindingType", BindingType::from_number, BindingType::from_text))
@@ -261,7 +261,7 @@ fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> R
             None => Target::parse(&format!("@handler:{text}")),
         },
         Some(kind @ (BindingType::Http | BindingType::Tag)) => {
-            let reason = format!("BindingType: {kind:?} is not served; bind queues, clients or topics");
+            let reason = format!("BindingType: {kind:?} is not supported; bind queues, clients or topics");
             Err(Rejection::new(RejectionKind::Unacceptable, reason))
         }
     }
@@ -269,12 +269,12 @@ fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> R
 
 fn parse(json: &[u8]) -> Result<BindingModel, Rejection> {
     if json.len() > BINDING_BYTES_MAX {
-        let reason = format!("a binding of {} bytes is larger than {BINDING_BYTES_MAX}", json.len());
+        let reason = format!("the binding has {} bytes; the limit is {BINDING_BYTES_MAX}", json.len());
         return Err(bad(reason));
     }
     // Serde would take an array for the members in their order.
     if json.trim_ascii_start().starts_with(b"[") {
-        return Err(bad("a binding is a JSON object, not an array".into()));
+        return Err(bad("the binding must be a JSON object, not an array".into()));
     }
     serde_json::from_slice(json).map_err(|error| bad(format!("the binding is not valid JSON: {error}")))
 }

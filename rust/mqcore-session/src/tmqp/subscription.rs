@@ -11,8 +11,7 @@ use super::publish::{channel_name, queue_id};
 /// Reads an event frame. Headers that the event does not need are ignored.
 pub(super) fn read(frame: &Frame<'_>) -> Result<EventSubscription, Rejection> {
     let kind = str::from_utf8(frame.target).ok().and_then(EventKind::from_name);
-    let kind =
-        kind.ok_or_else(|| Rejection::new(RejectionKind::NotFound, "there is no event of this name"))?;
+    let kind = kind.ok_or_else(|| Rejection::new(RejectionKind::NotFound, "unknown event name"))?;
     let channel = match kind.scope() {
         EventScope::Server => None,
         EventScope::Channel | EventScope::Queue => Some(channel_name(needed(frame, key::CHANNEL_NAME)?)?),

@@ -68,7 +68,7 @@ pub(super) fn publish(
     let waits = frame.pending_acknowledge && !frame.id.is_empty();
     let taken = match topics.name(frame.target.strip_prefix(PREFIX).unwrap_or_default()) {
         Ok(_) if waits && pending.is_full() => {
-            let reason = "too many messages wait for their acknowledgements; publish again later";
+            let reason = "too many messages wait for acknowledgements; publish again later";
             Err(Rejection::new(RejectionKind::Busy, reason))
         }
         taken => taken,

@@ -1,4 +1,4 @@
-//! From client to client: messages, acknowledgements, responses.
+//! Messages, acknowledgements and responses from client to client.
 
 use mqcore_broker::model::command::{ClientPattern, Command};
 use mqcore_broker::model::effect::Event;
@@ -62,7 +62,7 @@ fn a_direct_message_without_an_id_gets_one() {
 }
 
 #[test]
-fn a_direct_message_to_nobody_is_a_bad_request() {
+fn direct_message_without_a_target_is_a_bad_request() {
     let mut talk = Talk::open();
     for target in [&b""[..], b"\xFF"] {
         let output = talk.answer(&encoded(&Frame { target, ..to("") }));
@@ -78,12 +78,12 @@ fn a_direct_message_is_relayed_as_it_was_addressed() {
     let properties =
         Properties { pending_acknowledge: true, hops: 15, content_type: 5, ..Properties::default() };
     let message = message_with(properties, "D1", "prod", "", "hi");
-    let output = talk.tell(Event::Direct { to: ClientPattern::Id("c1".into()), message: message.clone() });
+    let output = talk.event(Event::Direct { to: ClientPattern::Id("c1".into()), message: message.clone() });
     assert_eq!(output, vector("V38"));
     for (pattern, target) in
         [(ClientPattern::Name("n".into()), "@name:n"), (ClientPattern::Kind("t".into()), "@type:t")]
     {
-        let output = talk.tell(Event::Direct { to: pattern, message: message.clone() });
+        let output = talk.event(Event::Direct { to: pattern, message: message.clone() });
         assert_eq!(only_frame(&output).target, target.as_bytes());
     }
 }
@@ -104,17 +104,17 @@ fn an_acknowledgement_with_high_priority_goes_to_a_client() {
 }
 
 #[test]
-fn an_acknowledgement_arrives_at_the_sender_of_a_direct_message() {
+fn acknowledgement_reaches_the_sender_of_a_direct_message() {
     let mut talk = Talk::open();
     talk.session = {
         let mut other = Talk::new();
-        other.hear(&mqcore_wire::tmqp::PREAMBLE);
-        other.hear(&vector("V06"));
-        other.tell(Event::Welcomed(super::talk::client("prod")));
+        other.receive(&mqcore_wire::tmqp::PREAMBLE);
+        other.receive(&vector("V06"));
+        other.event(Event::Welcomed(super::talk::client("prod")));
         other.session
     };
     let properties = Properties { high_priority: true, hops: 15, content_type: 5, ..Properties::default() };
-    let output = talk.tell(Event::DirectAcknowledged(message_with(properties, "D1", "c1", "", "")));
+    let output = talk.event(Event::DirectAcknowledged(message_with(properties, "D1", "c1", "", "")));
     assert_eq!(output, vector("V39"));
 }
 
@@ -130,7 +130,7 @@ fn a_response_goes_to_a_client_and_arrives_with_its_status() {
     });
     let Command::Respond { to, message } = talk.command(&bytes) else { panic!() };
     assert_eq!((&*to, message.body(), message.properties().content_type), ("prod", &b"answer"[..], 1001));
-    let output = talk.tell(Event::Responded(message));
+    let output = talk.event(Event::Responded(message));
     let frame = only_frame(&output);
     assert_eq!((frame.kind, frame.content_type, frame.hops), (Kind::RESPONSE, 1001, 15));
     assert_eq!((frame.source, frame.target, frame.payload), (&b"cli"[..], &b"cli"[..], &b"answer"[..]));
@@ -141,11 +141,11 @@ fn a_response_goes_to_a_client_and_arrives_with_its_status() {
 }
 
 #[test]
-fn a_sender_is_told_that_nobody_is_there_if_it_can_tell_for_sure_or_waits() {
+fn sender_without_a_receiver_is_notified_for_an_id_or_if_it_waits() {
     let mut talk = Talk::open();
     let mut refused = |to: ClientPattern, properties, id: &str| {
         let message = message_with(properties, id, "cli", "", "");
-        talk.tell(Event::DirectRefused { to, message, rejection: rejection(RejectionKind::NotFound) })
+        talk.event(Event::DirectRefused { to, message, rejection: rejection(RejectionKind::NotFound) })
     };
     let by_id = || ClientPattern::Id("other".into());
     let by_name = || ClientPattern::Name("other".into());

@@ -104,11 +104,11 @@ fn a_subscription_to_nothing_is_answered_with_no() {
 fn occurred(kind: EventKind, queue: Option<u16>, subject: Subject) -> Vec<u8> {
     let of_channel = !matches!(subject, Subject::Client { .. });
     let channel = of_channel.then(|| channel("ch-pull"));
-    Talk::open().tell(Event::Notified(Arc::new(Notification { kind, channel, queue, subject })))
+    Talk::open().event(Event::Notified(Arc::new(Notification { kind, channel, queue, subject })))
 }
 
 #[test]
-fn a_produced_message_is_told_as_the_original_tells_it() {
+fn message_produced_event_has_the_originals_form() {
     let producer = mqcore_broker::model::client::Client {
         name: None,
         kind: None,

@@ -1,4 +1,4 @@
-//! From the first byte to the welcome.
+//! The handshake, from the first byte to the welcome.
 
 use std::time::Duration;
 
@@ -36,14 +36,14 @@ fn the_preamble_is_echoed_at_once_wherever_it_is_split() {
 fn anything_else_is_closed_without_an_answer_at_the_first_wrong_byte() {
     for start in ["GET / HTTP/1.1\r\n", "TMQP/2.1", "TMQP/3", "TMQX", "\0"] {
         let mut talk = Talk::new();
-        assert!(matches!(talk.try_hear(start.as_bytes()), Err(SessionError::Misbehaved(_))), "{start}");
+        assert!(matches!(talk.try_receive(start.as_bytes()), Err(SessionError::Misbehaved(_))), "{start}");
         assert!(talk.session.is_closing());
     }
 }
 
 #[test]
 fn a_hello_introduces_the_client() {
-    let (commands, output) = greeted().hear(&vector("V06"));
+    let (commands, output) = greeted().receive(&vector("V06"));
     assert_eq!(output, b"");
     let introduction = introduction(commands);
     assert_eq!(introduction.id.as_deref(), Some("cli"));
@@ -57,7 +57,7 @@ fn a_hello_introduces_the_client() {
 fn a_hello_is_read_in_both_orders_and_keeps_what_it_does_not_know() {
     for first_line in ["CONNECT /", "tmq://remote-host CONNECT", ""] {
         let body = format!("{first_line}\r\nClient-Id:w-1\r\nColour: blue\r\n");
-        let introduction = introduction(greeted().hear(&hello(&body)).0);
+        let introduction = introduction(greeted().receive(&hello(&body)).0);
         assert_eq!(introduction.id.as_deref(), Some("w-1"), "{first_line}");
         assert_eq!(introduction.properties, [("Colour".to_owned(), "blue".to_owned())]);
     }
@@ -71,19 +71,19 @@ fn a_hello_split_over_segments_is_read() {
     for byte in start {
         assert_eq!(talk.answer(&[*byte]), b"");
     }
-    introduction(talk.hear(&[*last]).0);
+    introduction(talk.receive(&[*last]).0);
 }
 
 #[test]
 fn preamble_hello_and_more_may_come_in_one_piece() {
     let mut talk = Talk::new();
     let bytes = [&PREAMBLE[..], &vector("V06"), &vector("V03")].concat();
-    let (commands, output) = talk.hear(&bytes);
+    let (commands, output) = talk.receive(&bytes);
     introduction(commands);
     assert_eq!(output, PREAMBLE);
     assert_eq!(talk.unread(), 8, "nothing is read until the broker has answered");
     assert_eq!(talk.session.needed(&vector("V03")), 8, "so there is no point in having more");
-    talk.tell(Event::Welcomed(client("cli")));
+    talk.event(Event::Welcomed(client("cli")));
     assert_eq!(talk.answer(&[]), vector("V04"));
     assert_eq!(talk.unread(), 0);
 }
@@ -91,9 +91,9 @@ fn preamble_hello_and_more_may_come_in_one_piece() {
 #[test]
 fn a_welcome_is_the_accepted_frame_with_the_clients_id() {
     let mut talk = greeted();
-    talk.hear(&vector("V06"));
+    talk.receive(&vector("V06"));
     assert!(talk.session.client().is_none());
-    let output = talk.tell(Event::Welcomed(client("cli")));
+    let output = talk.event(Event::Welcomed(client("cli")));
     let frame = only_frame(&output);
     assert!(is_generated(frame.id));
     assert_eq!(encoded(&Frame { id: b"acc", ..frame }), vector("V07"));
@@ -101,11 +101,11 @@ fn a_welcome_is_the_accepted_frame_with_the_clients_id() {
 }
 
 #[test]
-fn a_client_without_an_id_is_told_the_one_it_was_given() {
+fn client_without_an_id_receives_a_generated_one() {
     for body in ["CONNECT /\r\n", "CONNECT /\r\nClient-Id: \r\n"] {
         let mut talk = greeted();
-        assert_eq!(introduction(talk.hear(&hello(body)).0).id, None);
-        let output = talk.tell(Event::Welcomed(client("0123456789abcdef0123456789abcdef")));
+        assert_eq!(introduction(talk.receive(&hello(body)).0).id, None);
+        let output = talk.event(Event::Welcomed(client("0123456789abcdef0123456789abcdef")));
         assert_eq!(only_frame(&output).target, b"0123456789abcdef0123456789abcdef");
     }
 }
@@ -113,9 +113,9 @@ fn a_client_without_an_id_is_told_the_one_it_was_given() {
 #[test]
 fn an_unauthorized_client_gets_401_and_is_closed() {
     let mut talk = greeted();
-    talk.hear(&vector("V06"));
+    talk.receive(&vector("V06"));
     let refusal = Rejection::new(RejectionKind::Unauthorized, "no such token");
-    let output = talk.tell(Event::Refused(refusal));
+    let output = talk.event(Event::Refused(refusal));
     let frame = only_frame(&output);
     assert!(is_generated(frame.id));
     assert_eq!(encoded(&Frame { id: b"x", ..frame }), vector("V08"));
@@ -123,10 +123,10 @@ fn an_unauthorized_client_gets_401_and_is_closed() {
 }
 
 #[test]
-fn a_taken_id_is_refused_as_busy_with_the_reason_and_closed() {
+fn duplicate_id_is_rejected_as_busy_with_the_reason_and_closed() {
     let mut talk = greeted();
-    talk.hear(&vector("V06"));
-    let output = talk.tell(Event::Refused(Rejection::new(RejectionKind::Busy, "the id cli is taken")));
+    talk.receive(&vector("V06"));
+    let output = talk.event(Event::Refused(Rejection::new(RejectionKind::Busy, "the id cli is taken")));
     let frame = only_frame(&output);
     assert_eq!(
         (frame.kind, frame.content_type, frame.payload),
@@ -137,25 +137,25 @@ fn a_taken_id_is_refused_as_busy_with_the_reason_and_closed() {
 }
 
 #[test]
-fn a_first_frame_that_is_no_hello_closes_after_the_echo() {
+fn first_frame_other_than_hello_closes_after_the_echo() {
     let ping = vector("V03");
     let no_hops =
         encoded(&Frame { content_type: 101, hops: 0, first_acquirer: true, ..Frame::new(Kind::QUEUE) });
     for bytes in [ping, vector("V09"), vector("V20"), no_hops] {
         let mut talk = greeted();
-        assert!(matches!(talk.try_hear(&bytes), Err(SessionError::Misbehaved(_))));
+        assert!(matches!(talk.try_receive(&bytes), Err(SessionError::Misbehaved(_))));
     }
 }
 
 #[test]
-fn a_twino_4_client_is_told_apart_by_its_first_two_bytes() {
+fn twino_4_client_is_recognized_by_its_first_two_bytes() {
     let mut talk = greeted();
-    let error = talk.try_hear(&vector("V56")[..2]).unwrap_err();
+    let error = talk.try_receive(&vector("V56")[..2]).unwrap_err();
     assert!(error.to_string().contains("Twino 4"), "{error}");
 }
 
 #[test]
-fn a_hello_that_cannot_be_meant_is_refused_as_a_bad_request() {
+fn invalid_hello_is_rejected_as_a_bad_request() {
     let long_name = format!("Client-Name: {}\r\n", "n".repeat(256));
     let long_type = format!("Client-Type: {}\r\n", "t".repeat(256));
     let long_id = format!("Client-Id: {}\r\n", "i".repeat(256));
@@ -171,21 +171,21 @@ fn a_hello_that_cannot_be_meant_is_refused_as_a_bad_request() {
 }
 
 #[test]
-fn a_peer_that_nobody_knows_cannot_announce_a_large_frame() {
+fn unknown_peer_cannot_announce_a_large_frame() {
     let mut talk = greeted();
-    // A Hello of 65,536 bytes of body: its length bytes are enough to refuse it.
+    // A Hello with a body of 65,536 bytes: its length is enough to reject it.
     let bytes = [0x10, 0x10, 0, 0, 0, 101, 0, 254, 0, 0, 1, 0];
     assert_eq!(talk.session.needed(&bytes[..8]), 0);
-    let error = talk.try_hear(&bytes).unwrap_err();
+    let error = talk.try_receive(&bytes).unwrap_err();
     assert!(matches!(error, SessionError::Wire(WireError::TooLarge { part: "frame", .. })), "{error}");
 }
 
 #[test]
-fn a_peer_that_says_nothing_is_closed_when_the_handshake_should_be_over() {
+fn silent_peer_is_closed_after_the_handshake_timeout() {
     let greeting = [&PREAMBLE[..], &vector("V06")[..40]].concat();
     for bytes in [&greeting[..0], &greeting[..3], &greeting[..8], &greeting] {
         let mut talk = Talk::new();
-        talk.hear(bytes);
+        talk.receive(bytes);
         talk.wait(Duration::from_millis(9_999));
         assert_eq!(talk.timeout(), Ok(Vec::new()));
         talk.wait(Duration::from_millis(1));
@@ -197,10 +197,10 @@ fn a_peer_that_says_nothing_is_closed_when_the_handshake_should_be_over() {
 }
 
 #[test]
-fn a_peer_that_nobody_answers_is_closed_too() {
+fn peer_without_an_answer_of_the_broker_is_closed_too() {
     let mut talk = greeted();
-    talk.hear(&vector("V06"));
+    talk.receive(&vector("V06"));
     talk.wait(Duration::from_secs(10));
     assert!(matches!(talk.timeout(), Err(SessionError::HandshakeTimeout(_))));
-    assert_eq!(talk.tell(Event::Welcomed(client("cli"))), b"");
+    assert_eq!(talk.event(Event::Welcomed(client("cli"))), b"");
 }

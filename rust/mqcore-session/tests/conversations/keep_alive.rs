@@ -1,4 +1,4 @@
-//! Life signs, pings and goodbyes.
+//! Heartbeats, pings and the end of a conversation.
 
 use std::time::Duration;
 
@@ -51,13 +51,13 @@ fn a_busy_peer_is_never_pinged() {
     let mut talk = Talk::open();
     for _ in 0..100 {
         talk.wait(59 * SECOND);
-        talk.hear(&vector("V20"));
+        talk.receive(&vector("V20"));
         assert_eq!(talk.timeout(), Ok(Vec::new()));
     }
 }
 
 #[test]
-fn what_is_sent_to_a_peer_is_no_life_sign() {
+fn output_to_a_peer_does_not_count_as_heartbeat() {
     let mut talk = Talk::open();
     talk.wait(59 * SECOND);
     let acknowledged = Event::Acknowledged {
@@ -66,26 +66,26 @@ fn what_is_sent_to_a_peer_is_no_life_sign() {
         negative: None,
         relayed: None,
     };
-    assert!(!talk.tell(acknowledged).is_empty());
+    assert!(!talk.event(acknowledged).is_empty());
     talk.wait(SECOND);
     assert_eq!(talk.timeout(), Ok(PING.to_vec()));
 }
 
 #[test]
-fn a_part_of_a_frame_is_a_life_sign_but_only_once() {
+fn incomplete_frame_counts_as_heartbeat_once() {
     let mut talk = Talk::open();
     talk.wait(59 * SECOND);
-    talk.hear(&vector("V20")[..10]);
+    talk.receive(&vector("V20")[..10]);
     talk.wait(59 * SECOND);
     assert_eq!(talk.timeout(), Ok(Vec::new()));
-    // The same bytes, offered again after an event, are none.
-    talk.hear(&[]);
+    // The same bytes, offered again after an event, are not a heartbeat.
+    talk.receive(&[]);
     talk.wait(SECOND);
     assert_eq!(talk.timeout(), Ok(PING.to_vec()));
 }
 
 #[test]
-fn a_clock_that_jumps_gives_the_peer_its_time_to_answer() {
+fn clock_jump_leaves_the_peer_time_to_answer() {
     let mut talk = Talk::open();
     talk.wait(1_000_000 * SECOND);
     assert_eq!(talk.timeout(), Ok(PING.to_vec()));
@@ -94,7 +94,7 @@ fn a_clock_that_jumps_gives_the_peer_its_time_to_answer() {
 }
 
 #[test]
-fn without_an_interval_nobody_is_pinged() {
+fn zero_interval_disables_pings() {
     let mut talk = Talk::open_with(SessionConfig { ping_interval: Duration::ZERO, ..config() });
     assert_eq!(talk.session.next_timeout(), Timestamp::NEVER);
     talk.wait(1_000_000 * SECOND);
@@ -111,10 +111,10 @@ fn terminate_ends_the_conversation_without_an_answer() {
 }
 
 #[test]
-fn a_server_that_stops_says_terminate_once_it_was_greeted() {
+fn stopping_server_sends_terminate_after_the_preamble() {
     for (bytes, goodbye) in [(&PREAMBLE[..0], Vec::new()), (&PREAMBLE, vector("V05"))] {
         let mut talk = Talk::new();
-        talk.hear(bytes);
+        talk.receive(bytes);
         let mut output = Vec::new();
         talk.session.shutdown(&mut output);
         assert_eq!(output, goodbye);

@@ -1,6 +1,6 @@
-//! Conversations with a TMQP/2.0 session: bytes and events in, commands and bytes out, and a clock that jumps.
+//! Conversations with a TMQP/2.0 session: bytes and events in, commands and bytes out, and a simulated clock.
 //!
-//! Where a vector of `tests/vectors/tmqp.jsonl` shows what a server says or hears, it is what is compared with.
+//! The expected bytes are the vectors of `tests/vectors/tmqp.jsonl` where one exists.
 
 mod direct;
 mod events;

@@ -1,4 +1,4 @@
-//! Other brokers: one that dials here and passes on, and clients whose frames are passed on from here.
+//! Other brokers: one that connects to this broker and forwards, and clients whose frames are forwarded from here.
 
 use std::sync::Arc;
 
@@ -49,12 +49,12 @@ fn hello(token: &str, properties: Vec<(&str, &str)>) -> Vec<u8> {
 
 const NUMBERED: [(&str, &str); 2] = [("Mqcore-Node", "1"), ("Mqcore-Node-Epoch", "7")];
 
-/// A node that was taken in; what it heard last.
+/// An accepted node, and the last output for it.
 fn linked(terms: NodeTerms, properties: Vec<(&str, &str)>) -> (Talk, Vec<u8>) {
     let mut talk = Talk::with(among_nodes(terms));
-    let (commands, _) = talk.hear(&hello("secret", properties));
+    let (commands, _) = talk.receive(&hello("secret", properties));
     assert_eq!(introduction(commands).node.as_deref(), Some(""));
-    let output = talk.tell(Event::Welcomed(client("s-1")));
+    let output = talk.event(Event::Welcomed(client("s-1")));
     (talk, output)
 }
 
@@ -83,9 +83,9 @@ fn confirmation(bytes: &[u8]) -> Option<LinkMessage> {
 }
 
 #[test]
-fn a_node_is_taken_in_with_the_right_token_only_and_hears_that_numbers_are_understood() {
+fn node_needs_the_right_token_and_learns_that_numbers_are_understood() {
     let mut talk = Talk::with(among_nodes(terms()));
-    assert!(talk.try_hear(&hello("wrong", NUMBERED.to_vec())).is_err());
+    assert!(talk.try_receive(&hello("wrong", NUMBERED.to_vec())).is_err());
     let (_, output) = linked(terms(), NUMBERED.to_vec());
     let (frame, _) = tmqp::decode(&output, &Limits::default()).expect("a frame").expect("whole");
     assert_eq!(frame.content_type, operation::ACCEPTED);
@@ -97,23 +97,23 @@ fn a_node_is_taken_in_with_the_right_token_only_and_hears_that_numbers_are_under
 }
 
 #[test]
-fn where_no_nodes_are_taken_in_the_type_server_is_like_any_other() {
+fn type_server_is_ordinary_if_nodes_are_not_accepted() {
     for node in [None, Some(Arc::new(NodeTerms { accepts: false, ..terms() }))] {
         let mut talk = Talk::with(SessionConfig { node, ..config() });
-        let (commands, _) = talk.hear(&hello("x", NUMBERED.to_vec()));
+        let (commands, _) = talk.receive(&hello("x", NUMBERED.to_vec()));
         assert_eq!(introduction(commands).node, None);
-        talk.tell(Event::Welcomed(client("s-1")));
-        assert!(talk.try_hear(&encoded(&to_queue("ch"))).is_err(), "its source is another client");
+        talk.event(Event::Welcomed(client("s-1")));
+        assert!(talk.try_receive(&encoded(&to_queue("ch"))).is_err(), "its source is another client");
     }
 }
 
 #[test]
-fn what_a_node_passes_on_keeps_its_source_and_is_confirmed_up_to_what_is_done() {
+fn forwarded_frames_keep_their_source_and_are_confirmed_when_done() {
     let (mut talk, _) = linked(terms(), NUMBERED.to_vec());
     let copies = Frame { headers: b"CC:other\r\n", ..to_queue("ch") };
     let bytes =
         [position(40), encoded(&to_queue("ch")), encoded(&copies), position(50), encoded(&to_queue("ch"))];
-    let (commands, output) = talk.hear(&bytes.concat());
+    let (commands, output) = talk.receive(&bytes.concat());
     assert!(output.is_empty());
     let commands: Vec<_> = commands.into_iter().map(passed_on).collect();
     let numbers: Vec<u64> = commands.iter().map(|command| command.ticket.number).collect();
@@ -128,14 +128,14 @@ fn what_a_node_passes_on_keeps_its_source_and_is_confirmed_up_to_what_is_done() 
     assert_eq!((message.properties().hops, message.ticket()), (15, Some(&commands[0].ticket)));
     let Command::Publish { queue, message } = &commands[2].command else { panic!("{commands:?}") };
     assert_eq!((queue.to_string(), message.source()), ("other/4".to_owned(), &b"first-client"[..]));
-    assert!(talk.tell(Event::Confirmed(vec![50 << 7, 41 << 7])).is_empty());
-    assert_eq!(confirmation(&talk.tell(Event::Confirmed(vec![40 << 7]))), Some(LinkMessage::Confirm(40)));
-    let confirmed = talk.tell(Event::Confirmed(vec![(41 << 7) + 1]));
+    assert!(talk.event(Event::Confirmed(vec![50 << 7, 41 << 7])).is_empty());
+    assert_eq!(confirmation(&talk.event(Event::Confirmed(vec![40 << 7]))), Some(LinkMessage::Confirm(40)));
+    let confirmed = talk.event(Event::Confirmed(vec![(41 << 7) + 1]));
     assert_eq!(confirmation(&confirmed), Some(LinkMessage::Confirm(50)));
 }
 
 #[test]
-fn what_a_master_does_not_take_is_confirmed_at_once() {
+fn frames_that_an_upstream_skips_are_confirmed_at_once() {
     let rule = FilterRule {
         channel: Some(WildcardPattern::new("ch")),
         node: Some(WildcardPattern::new("nm")),
@@ -143,14 +143,14 @@ fn what_a_master_does_not_take_is_confirmed_at_once() {
     };
     let accept = LinkFilter { allow: vec![rule], deny: Vec::new() };
     let (mut talk, _) = linked(NodeTerms { accept, ..terms() }, NUMBERED.to_vec());
-    let (commands, output) = talk.hear(&encoded(&to_queue("other")));
+    let (commands, output) = talk.receive(&encoded(&to_queue("other")));
     assert!(commands.is_empty());
     assert_eq!(confirmation(&output), Some(LinkMessage::Confirm(1)));
     let spent = Frame { hops: 0, ..to_queue("ch") };
-    let (commands, output) = talk.hear(&encoded(&spent));
+    let (commands, output) = talk.receive(&encoded(&spent));
     assert!(commands.is_empty(), "no hops left");
     assert_eq!(confirmation(&output), Some(LinkMessage::Confirm(2)));
-    assert_eq!(talk.hear(&encoded(&to_queue("ch"))).0.len(), 1);
+    assert_eq!(talk.receive(&encoded(&to_queue("ch"))).0.len(), 1);
 }
 
 #[test]
@@ -177,21 +177,21 @@ fn a_node_that_sends_no_numbers_is_served_without_confirmations() {
 }
 
 #[test]
-fn a_node_is_sent_away_when_something_has_to_come_again() {
+fn node_is_disconnected_when_a_frame_is_deferred() {
     let (mut talk, _) = linked(terms(), NUMBERED.to_vec());
-    talk.hear(&encoded(&to_queue("ch")));
-    talk.tell(Event::Deferred(1 << 7, Rejection::new(RejectionKind::Busy, "full")));
+    talk.receive(&encoded(&to_queue("ch")));
+    talk.event(Event::Deferred(1 << 7, Rejection::new(RejectionKind::Busy, "full")));
     assert!(talk.session.is_closing());
 }
 
-/// What a client's frames become, and what of them is noted for which masters.
+/// The frames recorded for a client's input, and their upstream brokers.
 fn noted(
     talk: &mut Talk,
     terms: &NodeTerms,
     frames: &[Frame<'_>],
 ) -> (Vec<Command>, Vec<(UpstreamSet, Vec<u8>)>) {
     let bytes: Vec<u8> = frames.iter().flat_map(|frame| encoded(frame)).collect();
-    let (mut commands, _) = talk.hear(&bytes);
+    let (mut commands, _) = talk.receive(&bytes);
     let mut forwards = Forwards::new(ConnectionId(1), talk.now);
     for command in &mut commands {
         forwards.note(terms, &client("cli"), command);
@@ -204,7 +204,7 @@ fn noted(
 }
 
 #[test]
-fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_as_source() {
+fn client_commands_go_to_upstreams_selected_by_filters_with_their_source() {
     let own = FilterRule {
         client_name: Some(WildcardPattern::new("nm")),
         channel: Some(WildcardPattern::new("own*")),
@@ -247,7 +247,7 @@ fn what_a_client_asks_for_goes_to_the_masters_that_the_filters_say_with_its_id_a
 }
 
 #[test]
-fn a_message_gets_the_same_id_here_and_on_every_master_and_its_copies_are_noted_once() {
+fn message_has_one_id_on_all_brokers_and_its_copies_are_forwarded_once() {
     let terms = NodeTerms { sends: vec![LinkFilter::default()], ..terms() };
     let headers = b"A:b\r\nCC:other;5;copy\r\n";
     let without_id = Frame { id: b"", source: b"", headers, ..to_queue("ch") };
@@ -268,7 +268,7 @@ fn a_message_gets_the_same_id_here_and_on_every_master_and_its_copies_are_noted_
 }
 
 #[test]
-fn what_another_broker_passed_on_is_not_passed_on_again() {
+fn forwarded_frames_are_not_forwarded_again() {
     let terms = NodeTerms { sends: vec![LinkFilter::default()], ..terms() };
     for properties in [NUMBERED.to_vec(), Vec::new()] {
         let (mut talk, _) = linked(terms.clone(), properties);

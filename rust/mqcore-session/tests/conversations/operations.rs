@@ -15,13 +15,13 @@ use mqcore_wire::tmqp::{Frame, Kind};
 
 use super::talk::{Talk, channel, client, encoded, only_frame, operation, queue, rejection, vector};
 
-/// What a request is, in words that can be compared.
-fn told(request: &Request) -> String {
+/// A request as text that can be compared.
+fn described(request: &Request) -> String {
     format!("{request:?}")
 }
 
 fn expect(talk: &mut Talk, bytes: &[u8], expected: &Request) {
-    assert_eq!(told(&talk.request(bytes).1), told(expected));
+    assert_eq!(described(&talk.request(bytes).1), described(expected));
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn the_requests_of_real_clients_are_understood() {
 }
 
 #[test]
-fn the_documents_numbers_mean_the_same_as_the_programs() {
+fn operation_numbers_of_document_and_program_are_equivalent() {
     let mut talk = Talk::open();
     for (document, program) in [
         (101, 603),
@@ -65,7 +65,7 @@ fn the_documents_numbers_mean_the_same_as_the_programs() {
     ] {
         let mut request = |code| {
             let frame = Frame { headers: b"Queue-Id:5\r\n", payload: b"{}", ..operation(code, "ch") };
-            told(&talk.request(&encoded(&frame)).1)
+            described(&talk.request(&encoded(&frame)).1)
         };
         assert_eq!(request(document), request(program), "{document}");
     }
@@ -92,7 +92,7 @@ fn every_operation_has_its_request() {
 }
 
 #[test]
-fn a_channel_may_be_named_by_the_header_alone() {
+fn channel_header_replaces_a_missing_target() {
     let mut talk = Talk::open();
     let frame = Frame { headers: b"Channel-Name:ch\r\n", ..operation(601, "") };
     expect(&mut talk, &encoded(&frame), &Request::Join { channel: channel("ch") });
@@ -105,10 +105,10 @@ fn a_queue_id_is_a_header_or_a_body_of_two_bytes() {
         let by_header = Frame { headers: b"queue-id: 258 \r\n", ..operation(code, "ch") };
         let by_body = Frame { payload: &[2, 1], ..operation(code, "ch") };
         let both = Frame { payload: b"whatever", ..by_header };
-        let wanted = told(&talk.request(&encoded(&by_header)).1);
+        let wanted = described(&talk.request(&encoded(&by_header)).1);
         assert!(wanted.contains("id: 258"), "{wanted}");
         for frame in [by_body, both] {
-            assert_eq!(told(&talk.request(&encoded(&frame)).1), wanted);
+            assert_eq!(described(&talk.request(&encoded(&frame)).1), wanted);
         }
     }
 }
@@ -140,7 +140,7 @@ fn options_come_as_json_and_as_headers() {
 }
 
 #[test]
-fn what_cannot_be_asked_is_answered_and_nobody_is_closed() {
+fn invalid_operations_are_answered_without_closing() {
     let mut talk = Talk::open();
     let queue_five = |code, payload| Frame { headers: b"Queue-Id:5\r\n", payload, ..operation(code, "ch") };
     for (frame, code) in [
@@ -208,7 +208,7 @@ fn an_answer_repeats_the_first_two_bits_of_its_request() {
 }
 
 #[test]
-fn every_status_code_has_its_refusal() {
+fn every_status_code_has_its_rejection() {
     let mut talk = Talk::open();
     for (kind, code) in [
         (RejectionKind::Failed, 1),
@@ -227,7 +227,7 @@ fn every_status_code_has_its_refusal() {
 }
 
 #[test]
-fn who_asked_for_an_acknowledgement_only_gets_one() {
+fn request_for_an_acknowledgement_gets_only_that() {
     let mut talk = Talk::open();
     let frame = Frame { pending_response: false, pending_acknowledge: true, ..operation(603, "ch") };
     let (request, _) = talk.request(&encoded(&frame));
@@ -249,7 +249,7 @@ fn who_asked_for_an_acknowledgement_only_gets_one() {
 }
 
 #[test]
-fn who_asked_for_nothing_gets_nothing() {
+fn request_without_an_answer_gets_none() {
     let mut talk = Talk::open();
     let no_id = Frame { id: b"", pending_acknowledge: true, ..operation(601, "ch") };
     for bytes in [vector("V09"), encoded(&no_id)] {
@@ -285,7 +285,7 @@ fn a_list_of_every_shard_is_joined_and_sorted_by_name() {
 }
 
 #[test]
-fn the_first_refusal_of_a_shard_is_the_answer_of_all() {
+fn first_rejection_of_a_shard_is_the_answer() {
     let mut talk = Talk::open();
     let (request, _) = talk.request(&encoded(&operation(606, "")));
     assert_eq!(talk.reply(request, Ok(Reply::Channels(Vec::new()))), b"");
@@ -296,7 +296,7 @@ fn the_first_refusal_of_a_shard_is_the_answer_of_all() {
 }
 
 #[test]
-fn answers_may_come_in_any_order_and_unknown_ones_are_nobodys() {
+fn answers_arrive_in_any_order_and_unknown_ones_are_ignored() {
     let mut talk = Talk::open();
     let ask = |id| encoded(&Frame { id, ..operation(601, "ch") });
     let (first, _) = talk.request(&ask(b"1"));
@@ -435,7 +435,7 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
 }
 
 #[test]
-fn a_refusal_may_be_as_long_as_it_likes() {
+fn rejection_reason_may_have_any_length() {
     let mut talk = Talk::open();
     let (request, _) = talk.request(&encoded(&operation(601, "ch")));
     let reason = "r".repeat(100_000);

@@ -1,4 +1,4 @@
-//! Pull requests and what ends them.
+//! Pull requests and how they end.
 
 use mqcore_broker::model::command::{Clear, Command, Pull};
 use mqcore_broker::model::effect::{Event, PullOutcome};
@@ -46,7 +46,7 @@ fn pulled(request: RequestId, message: Message, index: u32, count: u32, left: Op
 }
 
 #[test]
-fn a_pull_says_how_many_in_which_order_and_what_to_clear() {
+fn pull_has_count_order_and_clear_option() {
     let mut talk = Talk::open();
     let asked = pull(&mut talk, &vector("V32"));
     assert_eq!((asked.queue, asked.count, asked.lifo, asked.info), (queue("ch/7"), 10, true, true));
@@ -65,16 +65,16 @@ fn a_pull_says_how_many_in_which_order_and_what_to_clear() {
 }
 
 #[test]
-fn a_pulled_message_tells_its_request_and_place_behind_its_own_headers() {
+fn pulled_message_has_request_and_index_after_its_own_headers() {
     let mut talk = Talk::open();
     let request = open_pull(&mut talk);
     let second = pulled(request, message("P1", "prod", "", "pull"), 1, 2, Some((0, 0)));
-    assert_eq!(talk.tell(second), vector("V33"));
-    let output = talk.tell(pulled(request, message("P2", "prod", "Own:1", ""), 2, 2, None));
+    assert_eq!(talk.event(second), vector("V33"));
+    let output = talk.event(pulled(request, message("P2", "prod", "Own:1", ""), 2, 2, None));
     assert_eq!(only_frame(&output).headers, b"Own:1\r\nRequest-Id:REQ\r\nCount:2\r\nIndex:2\r\n");
-    assert_eq!(talk.tell(Event::PullEnded { request, outcome: PullOutcome::Complete }), vector("V34"));
-    assert_eq!(talk.tell(Event::PullEnded { request, outcome: PullOutcome::Complete }), b"", "it ends once");
-    assert_eq!(talk.tell(pulled(request, message("P3", "prod", "", ""), 3, 3, None)), b"");
+    assert_eq!(talk.event(Event::PullEnded { request, outcome: PullOutcome::Complete }), vector("V34"));
+    assert_eq!(talk.event(Event::PullEnded { request, outcome: PullOutcome::Complete }), b"", "it ends once");
+    assert_eq!(talk.event(pulled(request, message("P3", "prod", "", ""), 3, 3, None)), b"");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_pulled_message_may_ask_for_an_acknowledgement_and_hide_its_source() {
     let mut talk = Talk::open();
     let request = open_pull(&mut talk);
     let properties = Properties { high_priority: true, hops: 3, ..Properties::default() };
-    let output = talk.tell(Event::Pulled {
+    let output = talk.event(Event::Pulled {
         request,
         message: message_with(properties, "P", "prod", "", ""),
         acknowledge: true,
@@ -98,16 +98,16 @@ fn a_pulled_message_may_ask_for_an_acknowledgement_and_hide_its_source() {
 }
 
 #[test]
-fn a_full_header_block_gives_way_to_the_pulls_own() {
+fn full_header_block_is_truncated_for_the_pulls_headers() {
     let mut talk = Talk::open();
     let request = open_pull(&mut talk);
     let headers = format!("a:1\r\nb:{}\r\n", "v".repeat(HEADER_BYTES_MAX - 9));
-    let output = talk.tell(pulled(request, message("P", "prod", &headers, ""), 1, 1, None));
+    let output = talk.event(pulled(request, message("P", "prod", &headers, ""), 1, 1, None));
     assert_eq!(only_frame(&output).headers, b"a:1\r\nRequest-Id:REQ\r\nCount:1\r\nIndex:1\r\n");
 }
 
 #[test]
-fn a_pull_that_brings_nothing_says_why() {
+fn empty_pull_has_a_reason() {
     let mut talk = Talk::open();
     for (outcome, word) in [
         (PullOutcome::Complete, "End"),
@@ -118,17 +118,17 @@ fn a_pull_that_brings_nothing_says_why() {
         (PullOutcome::NoQueue, "No-Queue"),
     ] {
         let request = open_pull(&mut talk);
-        let output = talk.tell(Event::PullEnded { request, outcome });
+        let output = talk.event(Event::PullEnded { request, outcome });
         let frame = only_frame(&output);
         assert_eq!(header_value(frame.headers, "No-Content"), Some(word.as_bytes()));
         assert_eq!((frame.id, frame.content_type, frame.target), (&b"REQ"[..], 1, &b"ch-pull"[..]));
     }
     let request = open_pull(&mut talk);
-    assert_eq!(talk.tell(Event::PullEnded { request, outcome: PullOutcome::Empty }), vector("V35"));
+    assert_eq!(talk.event(Event::PullEnded { request, outcome: PullOutcome::Empty }), vector("V35"));
 }
 
 #[test]
-fn a_pull_that_makes_no_sense_ends_at_once() {
+fn invalid_pull_ends_at_once() {
     let mut talk = Talk::open();
     let mut word = |frame: Frame<'_>| {
         let output = talk.answer(&encoded(&frame));
@@ -147,10 +147,10 @@ fn a_pull_that_makes_no_sense_ends_at_once() {
 }
 
 #[test]
-fn an_id_that_no_header_can_hold_is_told_by_the_frame_alone() {
+fn id_with_a_line_break_is_only_in_the_frame() {
     let mut talk = Talk::open();
     let request = pull(&mut talk, &encoded(&request("a\r\nb", "Count:1\r\n"))).request;
-    let output = talk.tell(Event::PullEnded { request, outcome: PullOutcome::Empty });
+    let output = talk.event(Event::PullEnded { request, outcome: PullOutcome::Empty });
     let frame = only_frame(&output);
     assert_eq!((frame.id, frame.headers), (&b"a\r\nb"[..], &b"No-Content:Empty\r\n"[..]));
 }
@@ -160,12 +160,12 @@ fn the_message_of_a_cache_queue_is_a_response_to_the_pull() {
     let mut talk = Talk::open();
     let request = open_pull(&mut talk);
     let message = message("C1", "prod", "Own:1\r\n", "cached");
-    let output = talk.tell(Event::Cached { request, message, hide_source: false });
+    let output = talk.event(Event::Cached { request, message, hide_source: false });
     let frame = only_frame(&output);
     assert_eq!((frame.kind, frame.content_type, frame.id), (Kind::RESPONSE, 0, &b"REQ"[..]));
     assert_eq!((frame.source, frame.target), (&b"prod"[..], &b"cli"[..]));
     assert_eq!((frame.headers, frame.payload), (&b"Own:1\r\n"[..], &b"cached"[..]));
-    assert_eq!(talk.tell(Event::PullEnded { request, outcome: PullOutcome::Complete }), b"", "that was all");
+    assert_eq!(talk.event(Event::PullEnded { request, outcome: PullOutcome::Complete }), b"", "that was all");
 }
 
 #[test]
@@ -177,6 +177,6 @@ fn more_pulls_than_can_be_open_are_unacceptable() {
     }
     let output = talk.answer(&bytes);
     assert_eq!(header_value(only_frame(&output).headers, "No-Content"), Some(&b"Unacceptable"[..]));
-    talk.tell(Event::PullEnded { request: RequestId(77), outcome: PullOutcome::Empty });
+    talk.event(Event::PullEnded { request: RequestId(77), outcome: PullOutcome::Empty });
     assert_eq!(pull(&mut talk, &bytes).request, RequestId(77));
 }

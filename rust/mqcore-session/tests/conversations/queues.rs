@@ -43,7 +43,7 @@ fn with_headers<'a>(headers: &'a str, body: &'a [u8]) -> Frame<'a> {
 }
 
 #[test]
-fn a_queue_message_is_published_with_all_it_says() {
+fn queue_message_is_published_with_all_its_fields() {
     let mut talk = Talk::open();
     let (to, message) = published(talk.command(&vector("V21")));
     assert_eq!(to, queue("ch/1"));
@@ -84,7 +84,7 @@ fn a_message_keeps_its_parts_whatever_their_sizes() {
 }
 
 #[test]
-fn many_channels_in_turn_are_told_apart() {
+fn channel_cache_distinguishes_alternating_channels() {
     let mut talk = Talk::open();
     for round in 0..3 {
         for number in 0..10 {
@@ -96,7 +96,7 @@ fn many_channels_in_turn_are_told_apart() {
 }
 
 #[test]
-fn a_message_without_an_id_leaves_it_to_its_queue_and_waits_for_no_response() {
+fn message_without_an_id_is_published_without_one_and_expects_no_response() {
     let mut talk = Talk::open();
     let frame = Frame { id: b"", pending_response: true, ..with_headers("", b"x") };
     let (_, message) = published(talk.command(&encoded(&frame)));
@@ -109,7 +109,7 @@ fn a_high_priority_message_with_a_copy_is_two_messages() {
     let mut talk = Talk::open();
     let mut bytes = vector("V22");
     bytes.resize(bytes.len() + 253, b'z');
-    let (commands, output) = talk.hear(&bytes);
+    let (commands, output) = talk.receive(&bytes);
     let published = all_published(commands);
     assert_eq!(output, b"");
     let [(first, original), (second, copy)] = &published[..] else { panic!("{published:?}") };
@@ -123,10 +123,10 @@ fn a_high_priority_message_with_a_copy_is_two_messages() {
 }
 
 #[test]
-fn copies_take_what_their_header_leaves_out_from_the_message() {
+fn copies_inherit_missing_fields_from_the_message() {
     let mut talk = Talk::open();
     let headers = "cc: b ; 9 ; mine \r\nOwn:1\r\nCc:c;3\r\nCC:d\r\nCC:e;;m2";
-    let (commands, output) = talk.hear(&encoded(&with_headers(headers, b"body")));
+    let (commands, output) = talk.receive(&encoded(&with_headers(headers, b"body")));
     assert_eq!(output, b"");
     let published = all_published(commands);
     let queues: Vec<_> = published.iter().map(|(queue, _)| queue.to_string()).collect();
@@ -150,11 +150,11 @@ fn copies_take_what_their_header_leaves_out_from_the_message() {
 }
 
 #[test]
-fn an_impossible_copy_is_refused_and_the_others_go_on() {
+fn invalid_copy_is_rejected_and_the_others_are_published() {
     let mut talk = Talk::open();
     let long_id = "i".repeat(256);
     let headers = format!("CC:b c\r\nCC:d;65536;x\r\nCC:e;two\r\nCC:\r\nCC:f;1;{long_id}\r\nCC:good\r\n");
-    let (commands, output) = talk.hear(&encoded(&with_headers(&headers, b"")));
+    let (commands, output) = talk.receive(&encoded(&with_headers(&headers, b"")));
     let queues: Vec<_> = all_published(commands).iter().map(|(queue, _)| queue.to_string()).collect();
     assert_eq!(queues, ["ch/7", "good/7"]);
     let refused = frames(&output);
@@ -168,19 +168,19 @@ fn an_impossible_copy_is_refused_and_the_others_go_on() {
 #[test]
 fn copies_are_bounded_in_number_and_in_size() {
     let headers = "CC:c\r\n".repeat(COPIES_MAX + 5);
-    let (commands, output) = Talk::open().hear(&encoded(&with_headers(&headers, b"")));
+    let (commands, output) = Talk::open().receive(&encoded(&with_headers(&headers, b"")));
     assert_eq!(commands.len(), 1 + COPIES_MAX);
     assert_eq!(only_frame(&output).content_type, 482);
 
     let limits = Limits { frame_bytes_max: 10_000, ..Limits::default() };
     let mut talk = Talk::open_with(SessionConfig { limits, ..config() });
-    let (commands, output) = talk.hear(&encoded(&with_headers(&headers, &[0; 4000])));
+    let (commands, output) = talk.receive(&encoded(&with_headers(&headers, &[0; 4000])));
     assert_eq!(commands.len(), 1 + 2, "the message, and copies that fit a frame together");
     assert_eq!(only_frame(&output).content_type, 482);
 }
 
 #[test]
-fn a_bad_channel_name_is_refused_and_nobody_is_closed() {
+fn invalid_channel_name_is_rejected_without_closing() {
     for name in [&b""[..], b"a b", b"@a", b"a;b", b"*", b"a\nb", b"\xFF"] {
         let mut talk = Talk::open();
         let frame = Frame { target: name, ..with_headers("", b"") };
@@ -189,7 +189,7 @@ fn a_bad_channel_name_is_refused_and_nobody_is_closed() {
         assert_eq!((response.kind, response.content_type, response.target), (Kind::RESPONSE, 400, name));
         assert_eq!((response.id, nack.id), (&b"M"[..], &b"M"[..]));
         assert_eq!((nack.kind, nack.content_type, nack.target), (Kind::ACKNOWLEDGE, 7, name));
-        assert!(nack.headers.starts_with(b"Nack-Reason:no channel"));
+        assert!(nack.headers.starts_with(b"Nack-Reason:invalid channel name"));
         assert_eq!(
             talk.answer(&encoded(&Frame { id: b"", ..frame })),
             b"",
@@ -210,12 +210,12 @@ fn a_message_for_an_unknown_channel_is_answered_with_404_and_the_channel_as_targ
         message: message_with(properties, "M3", "cli", "", ""),
         rejection: rejection(RejectionKind::NotFound),
     };
-    let output = talk.tell(refused(Properties::default()));
+    let output = talk.event(refused(Properties::default()));
     let frame = only_frame(&output);
     assert_eq!(frame.payload, b"because");
     assert_eq!(encoded(&Frame { payload: b"", ..frame }), vector("V31"));
 
-    let output = talk.tell(refused(Properties {
+    let output = talk.event(refused(Properties {
         pending_acknowledge: true,
         high_priority: true,
         ..Properties::default()
@@ -232,7 +232,7 @@ fn a_refused_message_without_an_id_is_not_answered() {
         message_with(Properties { pending_acknowledge: true, ..Properties::default() }, "", "cli", "", "");
     let refused =
         Event::PublishRefused { queue: queue("a/1"), message, rejection: rejection(RejectionKind::Busy) };
-    assert_eq!(Talk::open().tell(refused), b"");
+    assert_eq!(Talk::open().event(refused), b"");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_reason_becomes_one_line_of_bounded_length() {
         ("ş".repeat(1000), "ş".repeat(512)),
         (format!("x{}", "ş".repeat(1000)), format!("x{}", "ş".repeat(511))),
     ] {
-        let output = talk.tell(acknowledged("ch/1", message("M", "cli", "", ""), Some(&reason), None));
+        let output = talk.event(acknowledged("ch/1", message("M", "cli", "", ""), Some(&reason), None));
         assert_eq!(only_frame(&output).headers, format!("Nack-Reason:{line}\r\n").as_bytes());
     }
 }
@@ -278,26 +278,26 @@ fn word(id: &str, headers: &str) -> Acknowledgement {
 #[test]
 fn the_brokers_own_acknowledgement_names_no_source() {
     let mut talk = Talk::open();
-    let output = talk.tell(acknowledged("ch-push/1", message("M1", "cli", "", ""), None, None));
+    let output = talk.event(acknowledged("ch-push/1", message("M1", "cli", "", ""), None, None));
     assert_eq!(output, vector("V29"));
-    let output = talk.tell(acknowledged("ch-push/1", message("M1", "cli", "", ""), Some("timeout"), None));
+    let output = talk.event(acknowledged("ch-push/1", message("M1", "cli", "", ""), Some("timeout"), None));
     let frame = only_frame(&output);
     assert_eq!(frame.headers, b"Nack-Reason:timeout\r\n");
     assert_eq!(encoded(&Frame { headers: b"", ..frame }), vector("V29"));
-    assert_eq!(talk.tell(acknowledged("ch-push/1", message("", "cli", "", ""), None, None)), b"");
+    assert_eq!(talk.event(acknowledged("ch-push/1", message("", "cli", "", ""), None, None)), b"");
 }
 
 #[test]
 fn a_consumers_acknowledgement_is_relayed_with_its_name_unless_that_is_hidden() {
     let mut talk = Talk::open();
-    let output = talk.tell(acknowledged(
+    let output = talk.event(acknowledged(
         "ch-push/2",
         message("M2", "cli", "", ""),
         None,
         Some((word("M2", ""), Some("c1"))),
     ));
     assert_eq!(output, vector("V30"));
-    let output = talk.tell(acknowledged(
+    let output = talk.event(acknowledged(
         "ch-push/2",
         message("M2", "cli", "", ""),
         None,
@@ -310,17 +310,21 @@ fn a_consumers_acknowledgement_is_relayed_with_its_name_unless_that_is_hidden() 
 fn a_consumers_reason_and_headers_are_relayed_as_they_are() {
     let headers = "Own:1\r\nNack-Reason: broken \r\n";
     let relayed = Some((word("M2", headers), Some("c1")));
-    let output =
-        Talk::open().tell(acknowledged("ch-push/2", message("M2", "cli", "", ""), Some(" broken "), relayed));
+    let output = Talk::open().event(acknowledged(
+        "ch-push/2",
+        message("M2", "cli", "", ""),
+        Some(" broken "),
+        relayed,
+    ));
     assert_eq!(only_frame(&output).headers, headers.as_bytes());
 }
 
 #[test]
-fn a_decision_that_turns_a_consumers_word_round_is_what_the_producer_hears() {
+fn decision_overrides_the_consumers_acknowledgement() {
     let mut talk = Talk::open();
     let mut headers = |negative, said: &str| {
         let relayed = Some((word("M2", said), Some("c1")));
-        let output = talk.tell(acknowledged("ch-push/2", message("M2", "cli", "", ""), negative, relayed));
+        let output = talk.event(acknowledged("ch-push/2", message("M2", "cli", "", ""), negative, relayed));
         String::from_utf8(only_frame(&output).headers.to_vec()).unwrap()
     };
     assert_eq!(headers(Some("none"), "Own:1"), "Own:1\r\nNack-Reason:none\r\n");
@@ -379,7 +383,7 @@ fn delivered(deliver: &Deliver, first: bool) -> Vec<u8> {
 }
 
 #[test]
-fn deliveries_are_the_bytes_that_consumers_know() {
+fn deliveries_have_the_originals_bytes() {
     let plain = delivery("ch-push/1", message("M1", "prod", "", "hello"), false);
     assert_eq!(delivered(&plain, true), vector("V23"));
     assert_eq!(delivered(&plain, false), vector("V24"));

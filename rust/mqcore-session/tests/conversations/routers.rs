@@ -1,4 +1,4 @@
-//! Messages for routers, what they answer, and the operations on them.
+//! Messages for routers, their answers, and the operations on them.
 
 use mqcore_broker::model::command::{ClientPattern, Command, Request};
 use mqcore_broker::model::effect::{Event, Reply};
@@ -30,7 +30,7 @@ fn not_found() -> Option<Rejection> {
 }
 
 #[test]
-fn a_router_message_goes_to_its_router_with_all_it_says() {
+fn router_message_is_routed_with_all_its_fields() {
     let mut talk = Talk::open();
     let (to, message) = routed(talk.command(&vector("V40")));
     assert_eq!(to, router("rt"));
@@ -47,15 +47,15 @@ fn a_router_message_goes_to_its_router_with_all_it_says() {
 }
 
 #[test]
-fn a_router_that_does_not_exist_refuses_like_one() {
+fn missing_router_rejects_like_an_existing_one() {
     let mut talk = Talk::open();
     let frame = Frame { pending_acknowledge: true, id: b"R3", target: b"zzz", ..Frame::new(Kind::ROUTER) };
     let (to, message) = routed(talk.command(&encoded(&frame)));
-    let output = talk.tell(Event::Routed { router: to, message, refusal: not_found() });
+    let output = talk.event(Event::Routed { router: to, message, refusal: not_found() });
     assert_eq!(output, vector("V41"));
     let frame = Frame { pending_acknowledge: false, pending_response: true, ..frame };
     let (to, message) = routed(talk.command(&encoded(&frame)));
-    let output = talk.tell(Event::Routed { router: to, message, refusal: not_found() });
+    let output = talk.event(Event::Routed { router: to, message, refusal: not_found() });
     let response = only_frame(&output);
     assert_eq!((response.kind, response.content_type, response.target), (Kind::RESPONSE, 404, &b"cli"[..]));
     let impossible =
@@ -65,7 +65,7 @@ fn a_router_that_does_not_exist_refuses_like_one() {
 }
 
 #[test]
-fn a_router_answers_as_its_producer_waits() {
+fn router_answers_in_the_form_that_its_producer_asked_for() {
     let mut talk = Talk::open();
     for (acknowledge, respond) in [(true, false), (false, true), (true, true)] {
         let frame = Frame {
@@ -77,7 +77,7 @@ fn a_router_answers_as_its_producer_waits() {
             ..Frame::new(Kind::ROUTER)
         };
         let (to, message) = routed(talk.command(&encoded(&frame)));
-        let output = talk.tell(Event::Routed { router: to, message, refusal: None });
+        let output = talk.event(Event::Routed { router: to, message, refusal: None });
         let mut expected = Vec::new();
         if acknowledge {
             expected.push(Frame {
@@ -101,7 +101,7 @@ fn a_router_answers_as_its_producer_waits() {
     let frame = Frame { pending_acknowledge: true, id: b"R", target: b"rt", ..Frame::new(Kind::ROUTER) };
     let (to, message) = routed(talk.command(&encoded(&frame)));
     let refusal = Some(Rejection::new(RejectionKind::Failed, "its handler raised"));
-    let output = talk.tell(Event::Routed { router: to, message, refusal });
+    let output = talk.event(Event::Routed { router: to, message, refusal });
     assert_eq!(only_frame(&output).headers, b"Nack-Reason:its handler raised\r\n");
 }
 
@@ -157,7 +157,7 @@ fn the_operations_of_the_program_are_understood() {
 fn add(json: &Value) -> Result<Binding, u16> {
     let json = json.to_string();
     let frame = Frame { payload: json.as_bytes(), ..operation(Operation::AddBinding.code(), "rt") };
-    let (mut commands, output) = Talk::open().hear(&encoded(&frame));
+    let (mut commands, output) = Talk::open().receive(&encoded(&frame));
     match commands.pop() {
         Some(Command::Request(_, request)) => match *request {
             Request::AddBinding { binding, .. } => Ok(binding),
@@ -169,7 +169,7 @@ fn add(json: &Value) -> Result<Binding, u16> {
 }
 
 #[test]
-fn a_binding_is_read_in_the_words_of_the_program_and_in_those_of_this_broker() {
+fn binding_accepts_the_programs_and_mqcores_names() {
     let all = json!({"Name": "b", "Target": "ch", "ContentType": 7, "Priority": -3, "Interaction": 1,
         "BindingType": 1, "Method": 2});
     let expected = Binding {
@@ -222,7 +222,7 @@ fn a_queue_is_bound_to_topics_as_to_a_router() {
 }
 
 #[test]
-fn routers_and_bindings_are_told_with_the_members_of_the_program_first() {
+fn routers_and_bindings_list_the_programs_members_first() {
     let mut talk = Talk::open();
     let (request, _) = talk.request(&encoded(&operation(Operation::RouterList.code(), "")));
     let definition = RouterDefinition::new(router("rt"), RouterMethod::OnlyFirst);
@@ -248,7 +248,7 @@ fn routers_and_bindings_are_told_with_the_members_of_the_program_first() {
 }
 
 #[test]
-fn a_test_of_a_router_tells_each_step() {
+fn router_test_lists_each_step() {
     let mut talk = Talk::open();
     let (request, _) = talk.request(&encoded(&operation(Operation::TestRoute.code(), "rt")));
     let test = RouteTest {

@@ -1,4 +1,4 @@
-//! What holds for every frame, whatever its type.
+//! Rules for every frame, whatever its type.
 
 use mqcore_broker::model::command::Command;
 use mqcore_session::any::AnySession;
@@ -31,7 +31,7 @@ fn a_foreign_source_closes_the_connection() {
     for kind in [Kind::QUEUE, Kind::DIRECT, Kind::SERVER, Kind::PING, Kind::OTHER] {
         let mut talk = Talk::open();
         let bytes = encoded(&Frame { source: b"somebody", ..Frame::new(kind) });
-        assert!(matches!(talk.try_hear(&bytes), Err(SessionError::Misbehaved(_))));
+        assert!(matches!(talk.try_receive(&bytes), Err(SessionError::Misbehaved(_))));
         assert!(talk.session.is_closing());
     }
 }
@@ -56,7 +56,7 @@ fn unknown_types_are_ignored_and_counted() {
 #[test]
 fn a_header_bit_without_a_header_closes_the_connection() {
     let mut talk = Talk::open();
-    let error = talk.try_hear(&vector("V54")).unwrap_err();
+    let error = talk.try_receive(&vector("V54")).unwrap_err();
     assert!(matches!(error, SessionError::Wire(WireError::Malformed { part: "header", .. })));
 }
 
@@ -64,12 +64,12 @@ fn a_header_bit_without_a_header_closes_the_connection() {
 fn several_frames_in_one_piece_are_all_read() {
     let mut talk = Talk::open();
     let bytes = [vector("V20"), vector("V03"), vector("V21")].concat();
-    let (commands, output) = talk.hear(&bytes);
+    let (commands, output) = talk.receive(&bytes);
     assert_eq!((commands.len(), output), (2, vector("V04")));
 }
 
 #[test]
-fn what_came_before_a_fault_is_still_wanted() {
+fn frames_before_an_invalid_one_are_executed() {
     let mut talk = Talk::open();
     let (mut commands, mut output) = (Vec::new(), Vec::new());
     let bytes = [vector("V20"), vector("V54")].concat();
@@ -78,7 +78,7 @@ fn what_came_before_a_fault_is_still_wanted() {
 }
 
 #[test]
-fn a_session_tells_how_large_the_next_frame_is() {
+fn session_knows_the_size_of_the_next_frame() {
     let talk = Talk::open();
     let bytes = vector("V20");
     assert_eq!(talk.session.needed(&bytes[..7]), 0);

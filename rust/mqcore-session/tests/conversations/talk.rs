@@ -1,4 +1,4 @@
-//! One conversation under test, and what is needed to read it.
+//! One conversation under test, and functions to read it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
 
 pub(crate) const START: Timestamp = Timestamp(1_800_000_000_000);
 
-/// A session, the bytes it has not read yet, and the time.
+/// A session, its unread bytes, and the time.
 pub(crate) struct Talk {
     pub(crate) session: AnySession,
     pub(crate) now: Timestamp,
@@ -47,21 +47,21 @@ impl Talk {
         Self { session: AnySession::new(Protocol::Tmqp, config, START), now: START, unread: Vec::new() }
     }
 
-    /// A conversation whose handshake is over; the client's id is `cli`, its name `nm`, its type `ty`.
+    /// A conversation after its handshake; the client's id is `cli`, its name `nm`, its type `ty`.
     pub(crate) fn open() -> Self {
         Self::open_with(config())
     }
 
     pub(crate) fn open_with(config: SessionConfig) -> Self {
         let mut talk = Self::with(config);
-        talk.hear(&PREAMBLE);
-        talk.hear(&vector("V06"));
-        talk.tell(Event::Welcomed(client("cli")));
+        talk.receive(&PREAMBLE);
+        talk.receive(&vector("V06"));
+        talk.event(Event::Welcomed(client("cli")));
         talk
     }
 
-    /// Bytes arrive; what the session wants of the broker and says to the peer.
-    pub(crate) fn try_hear(&mut self, bytes: &[u8]) -> Result<(Vec<Command>, Vec<u8>), SessionError> {
+    /// Passes bytes to the session; returns its commands for the broker and its output.
+    pub(crate) fn try_receive(&mut self, bytes: &[u8]) -> Result<(Vec<Command>, Vec<u8>), SessionError> {
         self.unread.extend_from_slice(bytes);
         let (mut commands, mut output) = (Vec::new(), Vec::new());
         let consumed = self.session.receive(&self.unread, self.now, &mut commands, &mut output)?;
@@ -69,20 +69,20 @@ impl Talk {
         Ok((commands, output))
     }
 
-    pub(crate) fn hear(&mut self, bytes: &[u8]) -> (Vec<Command>, Vec<u8>) {
-        self.try_hear(bytes).expect("nothing is wrong with these bytes")
+    pub(crate) fn receive(&mut self, bytes: &[u8]) -> (Vec<Command>, Vec<u8>) {
+        self.try_receive(bytes).expect("nothing is wrong with these bytes")
     }
 
-    /// What the session says to the peer about these bytes; it wants nothing of the broker.
+    /// The session's output for these bytes, which cause no command.
     pub(crate) fn answer(&mut self, bytes: &[u8]) -> Vec<u8> {
-        let (commands, output) = self.hear(bytes);
+        let (commands, output) = self.receive(bytes);
         assert!(commands.is_empty(), "{commands:?}");
         output
     }
 
-    /// The one command that these bytes are, without an answer.
+    /// The only command for these bytes, which cause no output.
     pub(crate) fn command(&mut self, bytes: &[u8]) -> Command {
-        let (mut commands, output) = self.hear(bytes);
+        let (mut commands, output) = self.receive(bytes);
         assert_eq!((commands.len(), output), (1, Vec::new()), "{commands:?}");
         commands.remove(0)
     }
@@ -94,22 +94,22 @@ impl Talk {
         }
     }
 
-    /// The broker says something; what the peer hears of it.
-    pub(crate) fn tell(&mut self, event: Event) -> Vec<u8> {
+    /// Passes an event to the session; returns its output.
+    pub(crate) fn event(&mut self, event: Event) -> Vec<u8> {
         let mut output = Vec::new();
         self.session.event(event, self.now, &mut output).unwrap();
         output
     }
 
     pub(crate) fn reply(&mut self, request: RequestId, answer: Result<Reply, Rejection>) -> Vec<u8> {
-        self.tell(Event::Answered(request, answer))
+        self.event(Event::Answered(request, answer))
     }
 
     pub(crate) fn wait(&mut self, duration: Duration) {
         self.now = self.now.after(duration);
     }
 
-    /// The session's alarm rings; what the peer hears.
+    /// Passes the session's timeout; returns its output.
     pub(crate) fn timeout(&mut self) -> Result<Vec<u8>, SessionError> {
         let mut output = Vec::new();
         self.session.timeout(self.now, &mut output)?;
@@ -157,7 +157,7 @@ pub(crate) fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     bytes
 }
 
-/// The frame that these bytes are, and nothing behind it.
+/// Decodes bytes that contain exactly one frame.
 pub(crate) fn only_frame(bytes: &[u8]) -> Frame<'_> {
     let (frame, size) = tmqp::decode(bytes, &Limits::default()).unwrap().expect("a whole frame");
     assert_eq!(size, bytes.len(), "something follows {frame:?}");
@@ -186,7 +186,7 @@ pub(crate) fn channel(text: &str) -> ChannelName {
     ChannelName::new(text).unwrap()
 }
 
-/// A message that `producer` sent, with fifteen hops left.
+/// A message from `producer`, with fifteen hops left.
 pub(crate) fn message(id: &str, producer: &str, headers: &str, body: &str) -> Message {
     let properties = Properties { hops: 15, ..Properties::default() };
     message_with(properties, id, producer, headers, body)
@@ -207,7 +207,7 @@ pub(crate) fn rejection(kind: RejectionKind) -> Rejection {
     Rejection::new(kind, "because")
 }
 
-/// A server operation of the client, with id `q` and an answer wanted.
+/// A server operation of the client, with id `q`, that asks for an answer.
 pub(crate) fn operation<'a>(code: u16, target: &'a str) -> Frame<'a> {
     Frame {
         pending_response: true,

@@ -1,4 +1,4 @@
-//! Topics, which TMQP reaches by targets that no channel can have.
+//! Topics, which TMQP reaches by targets that are not valid channel names.
 
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::{Event, Publication, Recipients, Reply};
@@ -41,7 +41,7 @@ fn a_queue_message_for_a_topic_is_published_there() {
 }
 
 #[test]
-fn whoever_waits_for_an_acknowledgement_hears_whether_anybody_got_the_message() {
+fn topic_acknowledgement_reports_whether_a_subscriber_received_the_message() {
     for (reply, reason) in [
         (Ok(Reply::Published(3)), ""),
         (Ok(Reply::Published(0)), "Nack-Reason:no-consumers\r\n"),
@@ -76,7 +76,9 @@ fn joining_a_topic_subscribes_to_it_and_a_star_makes_it_a_mask() {
         ("@topic:", TopicPattern::Exact(topic(""))),
     ] {
         let (request, asked) = talk.request(&encoded(&operation(Operation::JoinChannel.code(), target)));
-        let Request::SubscribeTopic { pattern: wanted, told: false } = asked else { panic!("{asked:?}") };
+        let Request::SubscribeTopic { pattern: wanted, as_events: false } = asked else {
+            panic!("{asked:?}")
+        };
         assert_eq!(wanted, pattern);
         let parts = if matches!(pattern, TopicPattern::Exact(_)) { 1 } else { 4 };
         let mut output = Vec::new();
@@ -110,7 +112,7 @@ fn a_topics_message_arrives_as_a_queue_message_with_the_topic_as_target() {
     };
     assert_eq!(only_frame(&output), expected);
     let mut talk = Talk::open();
-    assert_eq!(talk.tell(Event::Published { topic: topic("a.b"), message }), output);
+    assert_eq!(talk.event(Event::Published { topic: topic("a.b"), message }), output);
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! What a MicroMessage2 session promises whatever its peer sends and whatever the broker says, as one function.
+//! Checks the invariants of a MicroMessage2 session for any input and any events, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `micromessage_session`. A script is a row of steps, each a byte that
-//! says what happens, a byte of length, and so many bytes. It panics where a promise is broken.
+//! Used by the tests of this crate and by the fuzz target `micromessage_session`. A script is a sequence of steps: a
+//! byte that selects the step, a byte with a length, and that many bytes. The check panics if an invariant is violated.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, decode};
 
-/// Lists that a script can agree on, by number.
+/// Extensions that a script can agree on, by number.
 const AGREED: [&str; 5] = [
     "",
     "batch-ack:max-count=3;x-nack;pub-sub;x-mqcore",
@@ -29,13 +29,13 @@ const AGREED: [&str; 5] = [
     "batch-ack;dotnet;pub-sub;x-mqcore",
 ];
 
-/// A session under a script, and what its peer knows.
+/// A session under a script, and the state of its peer.
 struct Play {
     session: MicroMessageSession,
     now: Timestamp,
     unread: Vec<u8>,
     heard: Vec<u8>,
-    /// The handshake's reply was heard.
+    /// The server's message of the handshake was received.
     shaken: bool,
     ended: bool,
     /// Numbers of requests that the broker has not answered.
@@ -140,7 +140,7 @@ impl Play {
                 let negative = (pick % 5 == 4).then(|| "none".into());
                 self.event(Event::Acknowledged { queue, message, negative, relayed: None });
             }
-            // Only who has agreed on extensions can have asked them something.
+            // Only a peer that agreed on extensions can have sent them a request.
             10 if self.session.client().is_some() => {
                 let answer = match pick % 4 {
                     3 => Err(ExtensionFailure::Failed("no".into())),
@@ -225,7 +225,7 @@ impl Play {
         }
     }
 
-    /// Reads what the peer was written.
+    /// Reads the session's output.
     fn look(&mut self, failed: bool) {
         let heard = std::mem::take(&mut self.heard);
         let mut rest = &heard[..];

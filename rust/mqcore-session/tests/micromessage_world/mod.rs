@@ -19,7 +19,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::handshake::{self, Handshake};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, decode, encode};
 
-/// What a peer hears.
+/// A frame that a peer received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Heard {
     Message { sequence: u16, destination: String, properties: String, payload: Vec<u8> },
@@ -61,7 +61,7 @@ pub(crate) fn send(sequence: u16, destination: &str, properties: &str, payload: 
     framed(&Frame::Message(MessageFrame { continued: false, sequence, destination, properties, payload }))
 }
 
-/// Messages whose bodies are their numbers.
+/// Messages with their numbers as bodies.
 pub(crate) fn sends(numbers: std::ops::RangeInclusive<u16>, destination: &str) -> Vec<u8> {
     numbers.flat_map(|number| send(number, destination, "", number.to_string().as_bytes())).collect()
 }
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// A connection of which nothing is known yet.
+    /// A connection before its handshake.
     pub(crate) fn connect(&mut self) -> ConnectionId {
         self.next += 1;
         let connection = ConnectionId(self.next);
@@ -174,7 +174,7 @@ impl World {
     pub(crate) fn send(&mut self, connection: ConnectionId, bytes: &[u8]) {
         let peer = self.peers.get_mut(&connection).unwrap();
         peer.unread.extend_from_slice(bytes);
-        // Again and again, because nothing is read while the broker takes the peer in.
+        // Loops, because the session pauses while the broker accepts the peer.
         let mut idle = 0;
         while idle < 2 {
             let before = self.unread(connection);
@@ -322,18 +322,18 @@ impl World {
         self.ask(&admin, vec![Command::Request(RequestId(9999), Box::new(Request::DropQueue { queue }))]);
     }
 
-    /// Messages that a queue has and that nobody was handed.
+    /// Number of messages in a queue that were not delivered.
     pub(crate) fn waiting(&self, name: &str) -> usize {
         let queue = QueueAddress::parse(name).unwrap();
         self.shards[queue.channel.shard(self.shards.len())].waiting(&queue, 1000).unwrap().len()
     }
 
-    /// Bytes that a peer was written since the last look.
+    /// Bytes that were written to a peer since the last call.
     pub(crate) fn take(&mut self, connection: ConnectionId) -> Vec<u8> {
         std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written)
     }
 
-    /// Takes the server's message of the handshake away.
+    /// Removes the server's message of the handshake.
     pub(crate) fn take_handshake(&mut self, connection: ConnectionId) -> Vec<u8> {
         let mut bytes = self.take(connection);
         let size = match handshake::decode(&bytes, &Limits::default()) {
@@ -345,7 +345,7 @@ impl World {
         bytes
     }
 
-    /// What a peer heard since the last look, messages whole.
+    /// The frames that a peer received since the last call, with the parts of messages joined.
     pub(crate) fn heard(&mut self, connection: ConnectionId) -> Vec<Heard> {
         let bytes = self.take(connection);
         let (mut rest, mut heard, mut assembly) = (&bytes[..], Vec::new(), Assembly::new(1 << 30));

@@ -1,11 +1,11 @@
-//! What a Throttr session promises about any bytes and any events whatever, as one function.
+//! Checks the invariants of a Throttr session for any bytes and any events, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `throttr_session`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Used by the tests of this crate and by the fuzz target `throttr_session`, so an input that either finds can be added
+//! to the corpus and becomes a plain test. The check panics if an invariant is violated.
 //!
-//! The input is a script (see [`check`]). Two sessions play it, each on a store of its own: one is given each piece of bytes
-//! whole, the other byte by byte. Both must want the same of the broker and say the same to the peer, and whoever has
-//! said all that he had to say and is answered is let go.
+//! The input is a script (see [`check`]). Two sessions run it, each on a store of its own: one receives each piece
+//! whole, the other byte by byte. Both must send the same commands to the broker and the same output to the peer. A
+//! session whose peer has closed its side and has all its answers must be closing.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::RandomState;
@@ -29,23 +29,23 @@ use mqcore_session::throttr::shared::ThrottrShared;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-/// Bytes of a request, at most: small, so that the limit is met.
+/// Maximum bytes of a request: small, so that scripts reach the limit.
 const FRAME_BYTES_MAX: u64 = 5_000;
-/// When the scripts begin, Unix nanoseconds.
+/// Start time of the scripts, in Unix nanoseconds.
 const START: u64 = 1_800_000_000_000_000_000;
 
-/// Plays the script in `input`. The first byte chooses: bits 0-1 the width, bit 2 the edition, bit 3 whether the peer may
-/// ask for some keys only, bit 4 whether values wrap, bit 5 whether anything is counted. The steps behind it, by their first
-/// byte:
+/// Runs the script in `input`. The first byte selects: bits 0-1 the width, bit 2 the edition, bit 3 whether the peer
+/// may access some keys only, bit 4 whether values wrap, bit 5 whether requests are counted. The following steps, by
+/// their first byte:
 ///
 /// | byte | step |
 /// |---|---|
-/// | 0-159 | that many of the bytes behind it arrive |
-/// | 160-191 | the broker answers a question; bit 0 says yes or no, bits 1-4 which question |
+/// | 0-159 | that many of the following bytes arrive |
+/// | 160-191 | the broker answers a request; bit 0 selects success or failure, bits 1-4 which request |
 /// | 192-207 | time passes |
-/// | 208-223 | something is published to the channel that was subscribed to as the so-manyeth |
-/// | 224-254 | the bytes behind it up to the next 255 or the end arrive |
-/// | 255 | the peer says nothing more |
+/// | 208-223 | a message is published to a subscribed channel, selected by number |
+/// | 224-254 | the following bytes up to the next 255 or the end arrive |
+/// | 255 | the peer closes its side |
 pub(crate) fn check(input: &[u8]) {
     let Some((&choice, mut rest)) = input.split_first() else { return };
     let mut play = Play::new(choice);
@@ -59,7 +59,7 @@ struct Play {
     whole: Side,
     bytes: Side,
     now: u64,
-    /// Questions that the broker has not answered: their number and what yes means.
+    /// Requests that the broker has not answered: their number and the reply on success.
     open: VecDeque<(RequestId, Reply)>,
     topics: Vec<TopicName>,
 }
@@ -130,7 +130,7 @@ impl Play {
         self.compare();
     }
 
-    /// Both sides have said and want the same; what they want waits for the broker.
+    /// Both sides have the same output and commands; the commands wait for the broker.
     fn compare(&mut self) {
         assert_eq!(self.whole.failed, self.bytes.failed);
         assert_eq!(self.whole.output, self.bytes.output);
@@ -153,7 +153,7 @@ impl Play {
         }
     }
 
-    /// The broker answers whatever is open, and the peer hangs up: nothing may be owed then.
+    /// The broker answers all open requests, and the peer closes its side: no answer may be missing then.
     fn end(&mut self) {
         self.both(Side::hang_up);
         while !self.open.is_empty() {
@@ -166,7 +166,7 @@ impl Play {
     }
 }
 
-/// The number of a question, what yes means, and what it is about.
+/// The number of a request, the reply on success, and its topic.
 fn question(command: &Command) -> ((RequestId, Reply), Option<&TopicName>) {
     match command {
         Command::PublishTopic { topic, answer: Some(number), .. } => {
@@ -183,7 +183,7 @@ fn question(command: &Command) -> ((RequestId, Reply), Option<&TopicName>) {
     }
 }
 
-/// Decides by the first byte of a key: yes, no, or yes and no once somebody was asked.
+/// Decides by the first byte of a key: granted, denied, or either of them after an authorizer was asked.
 #[derive(Debug, Default)]
 struct Judge {
     decided: Mutex<BTreeSet<Vec<u8>>>,
@@ -191,7 +191,7 @@ struct Judge {
 }
 
 impl Permissions for Judge {
-    fn judge(&self, wanted: Wanted<'_>) -> Permission {
+    fn decide(&self, wanted: Wanted<'_>) -> Permission {
         let Wanted::Key(key) = wanted else { return Permission::Denied };
         let first = key.first().copied().unwrap_or(0) & 3;
         if first & 2 != 0 && !self.decided.lock().unwrap().contains(key) {
@@ -276,7 +276,7 @@ impl Side {
         }
     }
 
-    /// Reads, writes and has the judge decide, until nothing more comes of it.
+    /// Reads, writes and makes pending decisions until nothing changes any more.
     fn go_on(&mut self) {
         while !self.failed {
             let left = self.unread.len();

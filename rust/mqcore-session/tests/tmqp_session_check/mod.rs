@@ -1,11 +1,11 @@
-//! What a TMQP session promises about any bytes and any events whatever, as one function.
+//! Checks the invariants of a TMQP session for any bytes and any events, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `tmqp_session`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Used by the tests of this crate and by the fuzz target `tmqp_session`, so an input that either finds can be added to
+//! the corpus and becomes a plain test. The check panics if an invariant is violated.
 //!
-//! The input is a script (see [`check`]). Two sessions play it: one is given each piece of bytes whole, the other byte by
-//! byte. Both must want the same of the broker and say the same to the peer; what they say must be whole frames;
-//! and how much they say and want is bounded by what they were told.
+//! The input is a script (see [`check`]). Two sessions run it: one receives each piece whole, the other byte by byte.
+//! Both must send the same commands to the broker and the same output to the peer. The output must be whole frames, and
+//! the input bounds the size of output and commands.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -32,23 +32,23 @@ use mqcore_wire::tmqp::{self, PREAMBLE};
 const HELLO: &[u8] = b"\x90\x10\x06\x03\x00\x65\x00\x1aid-001cliCONNECT /\r\nClient-Id: cli";
 
 const SHARDS: usize = 3;
-/// Bytes of a frame, at most: small, so that the limits are met.
+/// Maximum bytes of a frame: small, so that scripts reach the limits.
 const FRAME_BYTES_MAX: u64 = 100_000;
-/// Bytes that one frame is answered with, at most, beside what it carries itself.
+/// Maximum bytes that answer one frame, besides the parts that the answer repeats.
 const ANSWER_BYTES_MAX: usize = 4096;
-/// Commands whose events are still to come; later ones are forgotten, as those of a broker that drops would be.
+/// Maximum commands whose events are outstanding; later ones are forgotten, as by a broker that drops them.
 const OPEN_MAX: usize = 1000;
 
-/// Plays the script in `input`. Its steps, by their first byte:
+/// Runs the script in `input`. Its steps, by their first byte:
 ///
 /// | byte | step |
 /// |---|---|
-/// | 0-127 | that many of the bytes behind it arrive |
-/// | 128-191 | the broker answers a command; bits 0-3 choose how, bits 4-5 which one |
-/// | 192-207 | time passes, and the alarm rings if it is its time |
-/// | 208-215 | preamble and Hello arrive, and the client is welcomed |
-/// | 216-223 | something happens that the client did not ask for |
-/// | 224-254 | the bytes behind it up to the next 255 or the end arrive |
+/// | 0-127 | that many of the following bytes arrive |
+/// | 128-191 | the broker answers a command; bits 0-3 select how, bits 4-5 which one |
+/// | 192-207 | time passes, and the timeout runs if it is due |
+/// | 208-215 | preamble and Hello arrive, and the client is accepted |
+/// | 216-223 | an event arrives that the client did not ask for |
+/// | 224-254 | the following bytes up to the next 255 or the end arrive |
 /// | 255 | the server stops |
 pub(crate) fn check(input: &[u8]) {
     let mut play = Play::new();
@@ -64,7 +64,7 @@ struct Play {
     now: Timestamp,
     /// Commands that no event has answered yet.
     open: Vec<Command>,
-    /// What both sides said so far is read from here.
+    /// The sessions' output so far, from here on unread.
     said: Vec<u8>,
     echoed: bool,
 }
@@ -144,7 +144,7 @@ impl Play {
 
     fn tell(&mut self, event: &Event) {
         self.both(|side, now| side.session.event(event.clone(), now, &mut side.output));
-        // After an event the caller offers again what was not read.
+        // After an event the caller offers unread input again.
         self.arrive(&[]);
     }
 
@@ -184,7 +184,7 @@ impl Play {
         });
     }
 
-    /// Both sides do the same; whatever they say and however they fail must be the same too.
+    /// Both sides do the same; their output and their failure must be the same too.
     fn both(&mut self, act: impl Fn(&mut Side, Timestamp) -> Result<(), SessionError>) {
         for side in [&mut self.whole, &mut self.bytes] {
             if side.over.is_none() {
@@ -203,7 +203,7 @@ impl Play {
         self.read_what_was_said();
     }
 
-    /// The bytes that the peer hears are the preamble, and then whole frames.
+    /// The output is the preamble, and then whole frames.
     fn read_what_was_said(&mut self) {
         let mut rest = &self.said[..];
         if !self.echoed && !rest.is_empty() {
@@ -272,7 +272,7 @@ impl Side {
     }
 }
 
-/// What the broker may say about a command, and whether that is all.
+/// The broker's possible answers to a command, and whether the answer is complete.
 fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
     match command {
         Command::Introduce(introduction) => {
@@ -331,7 +331,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
         Command::Respond { message, .. } => (vec![Event::Responded(message.clone())], true),
         Command::Request(request, _) => {
             let reply = if how < 10 { Ok(reply(how, now)) } else { Err(rejection(how)) };
-            // One part at a time, so that other things happen in between; how often is the script's to say.
+            // One part at a time, so that other steps can happen in between; the script decides how often.
             (vec![Event::Answered(*request, reply)], how & 1 == 0)
         }
     }
@@ -478,7 +478,7 @@ fn occurred(kind: EventKind) -> Event {
     Event::Notified(Arc::new(Notification { kind, channel, queue, subject }))
 }
 
-/// Everything that a command says, to be compared.
+/// A command with all its fields, to be compared.
 fn describe_all(commands: &[Command]) -> String {
     let mut text = String::new();
     for command in commands {

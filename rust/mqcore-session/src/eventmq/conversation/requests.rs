@@ -24,13 +24,13 @@ impl EventmqSession {
             (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands),
             (Stage::Shaking, Control::Error(_)) => self.stage = Stage::Over,
             (Stage::Shaking, _) => {
-                return Err(SessionError::Misbehaved("the handshake ends with READY".into()));
+                return Err(SessionError::Misbehaved("expected READY at the end of the handshake".into()));
             }
             (_, Control::Ping { context, .. }) => Control::Pong(context).encode(output),
             (_, Control::Subscribe(topic)) => self.subscribe(topic, commands),
             (_, Control::Cancel(topic)) => self.cancel(topic, commands),
             (_, Control::Ready(_)) => {
-                return Err(SessionError::Misbehaved("the handshake is over".into()));
+                return Err(SessionError::Misbehaved("unexpected command after the handshake".into()));
             }
             (_, Control::Error(_)) => self.stage = Stage::Over,
             (_, Control::Pong(_) | Control::Other(_)) => self.ignore(),
@@ -102,7 +102,7 @@ impl EventmqSession {
                 }
             }
             (Said::Reply { request: None, .. }, _) => {
-                return Err("the result of a job is followed by the id of its request".to_owned());
+                return Err("a REPLY needs the id of its request after the result".to_owned());
             }
             // Like any message, it shows that the worker is alive. Queues that have not been notified of free slots are
             // notified now.
@@ -111,7 +111,7 @@ impl EventmqSession {
                 return self.join(message.id, queues, counts, now, commands, output);
             }
             (Said::Inform { kind: PeerKind::Scheduler, .. }, _) => {
-                return Err("schedulers join at the frontend".to_owned());
+                return Err("a scheduler must connect to a listener with role=frontend".to_owned());
             }
             (Said::Kbye | Said::Kbai | Said::Disconnect, Part::Worker(work)) => work.leave(),
             _ => self.ignore(),
@@ -144,9 +144,11 @@ impl EventmqSession {
                 self.acknowledge(id, now, output);
                 Ok(())
             }
-            Said::Inform { kind: PeerKind::Worker, .. } => Err("workers join at the backend".to_owned()),
+            Said::Inform { kind: PeerKind::Worker, .. } => {
+                Err("a worker must connect to a listener with role=backend".to_owned())
+            }
             Said::Disconnect => {
-                Err("a broker is stopped at its administrative side, not by its clients".to_owned())
+                Err("clients cannot stop the broker; use the administration interface".to_owned())
             }
             Said::Kbye | Said::Kbai => {
                 self.part = Part::None;
@@ -170,7 +172,7 @@ impl EventmqSession {
         let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
         match message.command {
             Said::Status | Said::ShowWorkers | Said::ShowSchedulers | Said::Disconnect if !is_admin => {
-                let why = "only an administrator may ask for this";
+                let why = "only administrators may send this request";
                 deny(&Rejection::new(RejectionKind::Unauthorized, why), output);
                 return Err(why.to_owned());
             }

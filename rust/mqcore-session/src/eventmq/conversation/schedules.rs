@@ -37,7 +37,7 @@ impl EventmqSession {
             };
             if request.job.len() > schedules::JOB_BYTES_MAX {
                 let most = schedules::JOB_BYTES_MAX;
-                return Err(format!("a job that is scheduled has at most {most} bytes"));
+                return Err(format!("a scheduled job exceeds the limit of {most} bytes"));
             }
             let kept_here = begins && (schedulers.is_empty() || request.needs_broker());
             // The previous owner drops the schedule: only one runs it.
@@ -52,9 +52,8 @@ impl EventmqSession {
             return Err("no scheduler is connected that could run the schedule; connect one or configure this broker to run schedules".to_owned());
         } else if begins && (schedule.interval.is_none() || schedule.cron.is_none()) {
             // The original's scheduler crashes on a request in the document's form.
-            return Err(
-                "a schedule needs an interval and a cron expression, of which one may be empty".to_owned()
-            );
+            return Err("a schedule needs both an interval and a cron expression; one of them may be empty"
+                .to_owned());
         }
         self.tell_schedulers(id, schedule, begins, commands);
         Ok(())

@@ -42,8 +42,8 @@ impl EventmqSession {
         *wanted = wanted.saturating_add(1);
         if *wanted == 1 {
             let pattern = TopicPattern::Prefix(prefix);
-            let told = EventmqProtocol::PUBLICATIONS.is_by_session();
-            self.ask_every_shard(Request::SubscribeTopic { pattern, told }, commands);
+            let as_events = EventmqProtocol::PUBLICATIONS.is_by_session();
+            self.ask_every_shard(Request::SubscribeTopic { pattern, as_events }, commands);
         }
     }
 

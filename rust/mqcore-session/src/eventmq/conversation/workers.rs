@@ -34,7 +34,7 @@ impl EventmqSession {
                 self.acknowledge(id, now, output);
                 return Ok(());
             }
-            _ => return Err("a worker that serves other queues than before connects anew".to_owned()),
+            _ => return Err("a worker cannot change its queues; open a new connection".to_owned()),
         }
         let mut addresses = Vec::new();
         for queue in &listed {
@@ -50,7 +50,7 @@ impl EventmqSession {
         for (served, weight) in work.served().iter().zip(weights) {
             let terms = SubscriptionTerms {
                 settling: Settling::Explicit,
-                told: EventmqProtocol::DELIVERIES.is_by_session(),
+                as_events: EventmqProtocol::DELIVERIES.is_by_session(),
                 weight,
                 slots: Some(Arc::clone(work.slots())),
                 ..SubscriptionTerms::default()
@@ -62,7 +62,7 @@ impl EventmqSession {
                 create: Some(Box::new(self.exchange.made_for_jobs())),
                 name: None,
                 binding: None,
-                told: false,
+                notify_self: false,
             };
             let number = self.pending.expect(Asked::Subscription, 1);
             commands

@@ -33,7 +33,7 @@ impl MicroMessageSession {
             Some(_) => {
                 return Err(Failure::new(
                     Token::Malformed,
-                    "an id is made of lower-case letters, digits and hyphens",
+                    "an id may contain only lower-case letters, digits and hyphens",
                 ));
             }
             None => None,
@@ -85,7 +85,7 @@ impl MicroMessageSession {
             Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
             Place::Topic(topic) => Request::SubscribeTopic {
                 pattern: TopicPattern::Exact(topic),
-                told: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
+                as_events: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
             },
         };
         self.ask(About::Subscribing(tag), id, request, commands);
@@ -93,18 +93,20 @@ impl MicroMessageSession {
     }
 
     pub(super) fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
-        let told = MicroMessageProtocol::DELIVERIES.is_by_session();
+        let as_events = MicroMessageProtocol::DELIVERIES.is_by_session();
         let terms = match self.agreement.acknowledging() {
             Some(acknowledging) => SubscriptionTerms {
                 settling: Settling::Explicit,
                 window: acknowledging.window.into(),
-                told,
+                as_events,
                 ..SubscriptionTerms::default()
             },
-            None => SubscriptionTerms { settling: Settling::AtOnce, told, ..SubscriptionTerms::default() },
+            None => {
+                SubscriptionTerms { settling: Settling::AtOnce, as_events, ..SubscriptionTerms::default() }
+            }
         };
         let create = Some(Box::new(made_by_receivers()));
-        QueueSubscription { queue, tag, terms, create, name: None, binding: None, told: false }
+        QueueSubscription { queue, tag, terms, create, name: None, binding: None, notify_self: false }
     }
 
     pub(super) fn unsubscribe(
@@ -118,7 +120,10 @@ impl MicroMessageSession {
             (Some(id), _) => Key::Id(id.clone()),
             (None, Some(destination)) => Key::Destination(destination.into()),
             (None, None) => {
-                return Err(Failure::new(Token::Malformed, "unsubscribe names the id of a subscription"));
+                return Err(Failure::new(
+                    Token::Malformed,
+                    "unsubscribe needs the id or destination of a subscription",
+                ));
             }
         };
         let unknown = || Failure::new(Token::Unexpected, "there is no such subscription");
@@ -153,7 +158,7 @@ impl MicroMessageSession {
         commands: &mut Vec<Command>,
     ) {
         let number = self.asked.insert(Asked { about, id });
-        let number = RequestId(u32::try_from(number).expect("there are never so many as to overflow"));
+        let number = RequestId(u32::try_from(number).expect("the number of open requests is limited"));
         commands.push(Command::Request(number, Box::new(request)));
     }
 }

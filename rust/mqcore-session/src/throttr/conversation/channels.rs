@@ -44,8 +44,8 @@ impl ThrottrSession {
         let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
         self.subscriptions.insert(topic.clone(), subscription);
         let request = self.held.ask(then(topic.clone()));
-        let told = ThrottrProtocol::PUBLICATIONS.is_by_session();
-        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), told };
+        let as_events = ThrottrProtocol::PUBLICATIONS.is_by_session();
+        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), as_events };
         commands.push(Command::Request(request, Box::new(subscribe)));
         true
     }
