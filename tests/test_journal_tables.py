@@ -197,6 +197,6 @@ def test_exception_in_progress_stops_writing_and_leaves_no_file(tmp_path: Path, 
 
     with pytest.raises(InterruptedError, match="after"):
         journal.history(stopped).write(tmp_path / "steps.parquet", "parquet", progress=enough)
-    with pytest.raises(ValueError, match="is no format"):
+    with pytest.raises(ValueError, match="unknown format"):
         journal.history(stopped).write(tmp_path / "steps.csv", "csv")  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -26,18 +26,11 @@ LINE_COLUMNS_MAX = 100
 # an empty set.
 NOT_YET_REWRITTEN: frozenset[str] = frozenset(
     {
-        "python/mqcore/_answering",
-        "python/mqcore/_core",
-        "python/mqcore/bodies",
-        "python/mqcore/credentials",
-        "python/mqcore/micromessage",
-        "python/mqcore/tls",
         "rust/mqcore-archive",
         "rust/mqcore-authority",
         "rust/mqcore-cluster",
         "rust/mqcore-journal",
         "rust/mqcore-limiter",
-        "rust/mqcore-python",
         "rust/mqcore-scheduler",
         "rust/mqcore-server",
         "rust/mqcore-tls",

@@ -93,7 +93,7 @@ async def test_settling_has_a_limit(connect: Any) -> None:
         peer.publish("orders", 1, b"x")
         await asyncio.wait_for(asked.wait(), 10)
         assert mq.stats().questions_open == 1
-        with pytest.raises(TimeoutError, match="still has something to do"):
+        with pytest.raises(TimeoutError, match="still busy"):
             await mq.settle("100ms")
         release.set()
         await mq.settle()

@@ -1,4 +1,4 @@
-"""Awaitables that the core was given instead of answers: an event loop awaits each, and its answer goes back."""
+"""Awaitable answers: an event loop awaits each, and returns the result to the core."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Reply(Protocol):
-    """The way back for one answer; what comes after the first is ignored."""
+    """The reply for one answer; only the first call counts."""
 
     def settle(self, result: object, /) -> None:
-        """Give the answer."""
+        """Settle with the answer."""
 
     def fail(self) -> None:
-        """Say that there is none."""
+        """Report that there is no answer."""
 
 
 R = TypeVar("R", bound=Reply)
 
 
 class LoopRunner(Generic[R]):
-    """Brings awaitables to an event loop and the answers back.
+    """Runs awaitables on an event loop and returns their answers.
 
-    `timeout` is in seconds and holds for each awaitable; `raised` is told what one of them raised; `closed`, that there
-    is no loop any more, once for all that were on their way to it.
+    `timeout` in seconds applies to each awaitable. `raised` receives the exception of an awaitable. `closed` is called
+    once per burst if the loop is closed.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class LoopRunner(Generic[R]):
         self._loop = loop
         self._raised = raised
         self._closed = closed
-        # A loop holds its tasks weakly.
+        # The loop keeps only weak references to its tasks.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, burst: list[tuple[Awaitable[object], R]]) -> None:
-        """Take awaitables; called on a thread of the core's."""
+        """Run awaitables; the core calls this on its own threads."""
         try:
             loop = self._loop()
             loop.call_soon_threadsafe(self._run, loop, burst)

@@ -89,10 +89,10 @@ class Message:
         """Its id; empty if it has none."""
     @property
     def source(self) -> str | None:
-        """The id of the client that produced it, if anybody knows."""
+        """The id of the client that produced it, if known."""
     @property
     def headers(self) -> Headers:
-        """Its headers, parsed when they are looked at."""
+        """Its headers, parsed on access."""
     @property
     def body(self) -> bytes:
         """Its body. Copied once; ``memoryview(message)`` copies nothing."""
@@ -138,7 +138,7 @@ class Headers:
 
 @final
 class Decision:
-    """What a delivery handler answers. Frozen, compared by value."""
+    """The answer of a delivery handler. Immutable, compared by value."""
 
     def __new__(
         cls,
@@ -150,7 +150,7 @@ class Decision:
     ) -> Decision: ...
     @property
     def allow(self) -> bool:
-        """Go on to the next step; false ends the message's way here."""
+        """Continue with the next step; false ends the processing of the message."""
     @property
     def save(self) -> bool:
         """Save the message if it is not saved yet."""
@@ -179,7 +179,7 @@ class QueueView:
         """Both: ``orders/1001``."""
     @property
     def status(self) -> QueueStatus:
-        """How it hands out."""
+        """How it delivers messages."""
 
 @final
 class ClientView:
@@ -187,24 +187,24 @@ class ClientView:
 
     @property
     def id(self) -> str:
-        """Unique among those connected; empty if nobody knows."""
+        """Unique among connected clients; empty if unknown."""
     @property
     def name(self) -> str | None:
         """Not unique."""
     @property
     def kind(self) -> str | None:
-        """What sort of program it is."""
+        """The kind of program."""
     @property
     def admin(self) -> bool:
         """Whether it may administer."""
 
 @final
 class NodeFrame:
-    """What is passed on from node to node, as `NodeFilter.decide` sees it."""
+    """A frame that a node forwards, the argument of `NodeFilter.decide`."""
 
     @property
     def kind(self) -> Literal["queue", "router", "direct", "acknowledge", "response"]:
-        """What sort of frame."""
+        """The kind of frame."""
     @property
     def channel(self) -> str | None:
         """The channel of a queue message, or of its acknowledgement."""
@@ -225,7 +225,7 @@ class NodeFrame:
         """The message; of an acknowledgement its id, source and headers."""
     @property
     def producer(self) -> ClientView:
-        """Who produced it. A master knows its id and nothing else."""
+        """Its producer. An upstream broker knows only its id."""
     @property
     def node(self) -> str | None:
         """The name of the node that passes it on; ``None`` on that node itself."""
@@ -246,7 +246,7 @@ class Delivery:
 
 @final
 class Acknowledgement:
-    """What a consumer said about a delivery."""
+    """A consumer's acknowledgement of a delivery."""
 
     @property
     def message_id(self) -> str:
@@ -312,7 +312,7 @@ def hash_password(password: str) -> str:
 
 @final
 class Broker:
-    """What `mqcore.Broker` stands on."""
+    """The core of `mqcore.Broker`."""
 
     def __new__(cls, config: BrokerConfig, *, manual_clock: bool = False) -> Broker: ...
     def start(self) -> None: ...
@@ -365,7 +365,7 @@ class Broker:
 
 @final
 class Frame:
-    """One TMQP/2.0 frame, its parts as octets."""
+    """One TMQP/2.0 frame, its parts as bytes."""
 
     def __new__(
         cls,
@@ -391,7 +391,7 @@ class Frame:
         """Message id."""
     @property
     def source(self) -> bytes:
-        """Who sent it."""
+        """Its sender."""
     @property
     def target(self) -> bytes:
         """Channel, client, router or event."""
@@ -421,7 +421,7 @@ class Frame:
         """The flag of this name."""
     @property
     def hops(self) -> int:
-        """Hops left, as they stand in the octets."""
+        """Remaining hops, as on the wire."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -468,7 +468,7 @@ class BackupArchive:
     def of_stopped(path: str) -> BackupArchive: ...
     @property
     def file_bytes(self) -> int:
-        """Octets of files in it."""
+        """Total bytes of its files."""
     def read(self, size: int) -> bytes: ...
     def close(self) -> None:
         """Let the broker remove files again."""
@@ -540,9 +540,9 @@ class JournalSelection:
         """The same for the same messages in the same order."""
     @property
     def queues(self) -> list[tuple[str, int, int]]:
-        """Their queues, each with its messages and the octets of their bodies."""
+        """Their queues, each with its number of messages and the bytes of their bodies."""
     def skip(self, count: int) -> None:
-        """Leave out the next ones."""
+        """Skip the next ones."""
     def __iter__(self) -> JournalSelection: ...
     def __next__(self) -> tuple[int, int, str, Message, int]: ...
 
@@ -562,15 +562,15 @@ class History:
     def ends(self) -> list[_Ends]:
         """Return for each shard: its number, its journal, the earliest sequence, and that behind the latest."""
     def pieces(self, request: str, stretches: list[tuple[int, int, int]], target_bytes: int) -> list[_Piece]:
-        """Part stretches into pieces of about so many octets."""
+        """Split ranges into pieces of about this many bytes."""
     def advance(self, request: str, stretches: list[tuple[int, int, int]], rows: int, fail_on_loss: bool) -> list[int]:
-        """Return where the next rows of the stretches end."""
+        """Return the end of the next rows of the ranges."""
     def read(self, request: str, piece: _Piece, fail_on_loss: bool) -> HistoryRows:
         """Read a piece."""
 
 @final
 class HistoryRows:
-    """Rows that can be taken once, by whoever speaks Arrow's C stream interface."""
+    """Rows that a consumer of Arrow's C stream interface can take once."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
 
@@ -956,7 +956,7 @@ def join_leaked_threads(timeout: float) -> int: ...
 
 @final
 class Verdict:
-    """What came of a check. True in a condition if it was allowed."""
+    """The result of a check. True in a condition if it was allowed."""
 
     def __new__(
         cls,
@@ -978,14 +978,14 @@ class Verdict:
         """How much can be taken now."""
     @property
     def retry_after(self) -> float:
-        """Seconds after which the same is allowed if nobody else takes anything: 0 if it was, infinity if it never
+        """Seconds until the same cost is allowed without other checks: 0 if it was allowed, infinity if it never
         is."""
     @property
     def reset_after(self) -> float:
-        """Seconds after which everything can be taken again if nobody takes anything."""
+        """Seconds until the whole limit is available without other checks."""
     @property
     def available(self) -> bool:
-        """Whether the limiter was asked: false if it could not be reached and `on_unavailable` decided."""
+        """Whether the limiter was reachable; false if `on_unavailable` decided."""
     def __bool__(self) -> bool: ...
 
 @final

@@ -1,6 +1,6 @@
-"""From Python values to message bodies and back.
+"""Conversion between Python values and message bodies.
 
-Octets and text pass as they are. Everything else is JSON: dataclasses, `msgspec.Struct`, `TypedDict`, dicts, lists and
+Bytes and text are unchanged. Everything else is JSON: dataclasses, `msgspec.Struct`, `TypedDict`, dicts, lists and
 plain values by msgspec, pydantic models by pydantic, if the program has imported it.
 """
 
@@ -19,12 +19,12 @@ __all__ = ["decode", "encode"]
 
 _T = TypeVar("_T")
 
-# msgspec says where it failed at the end of its text.
+# The path at the end of an error text of msgspec.
 _PATH: Final = re.compile(r" - at `(.*)`$")
 
 
 def encode(body: object) -> bytes:
-    """Return the octets of `body`. Raises `BodyError` for what has no JSON form."""
+    """Return the bytes of `body`. Raises `BodyError` if it has no JSON form."""
     if isinstance(body, bytes):
         return body
     if isinstance(body, str):
@@ -41,9 +41,9 @@ def encode(body: object) -> bytes:
 
 
 def decode(raw: bytes, wanted: type[_T]) -> _T:
-    """Return what `raw` says, as `wanted`: octets, text, or whatever JSON can be read as.
+    """Decode `raw` as `wanted`: bytes, text, or a type that JSON can be decoded to.
 
-    Raises `BodyError`, which keeps the octets and tells the path of the member that is wrong.
+    Raises `BodyError`, which has the bytes and the path of the invalid member.
     """
     value: Any
     if wanted is bytes:
@@ -79,7 +79,7 @@ def _decoder(wanted: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _is_pydantic(kind: Any) -> bool:
-    """Whether `kind` is a pydantic model. Nobody can have made one without importing pydantic."""
+    """Whether `kind` is a pydantic model. Without an import of pydantic there are none."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 

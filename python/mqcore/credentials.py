@@ -1,4 +1,4 @@
-"""Who a client is, as one text: a token, or a user and a password; and how URLs say it."""
+"""Credentials as one text: a token, or a user and a password; and credentials in URLs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["basic", "of", "split"]
 
 
 def basic(user: str, password: str) -> str:
-    """Return a user and a password as one text, in the form that HTTP has for it. Raises `ConfigError`."""
+    """Return a user and a password in the form of HTTP basic authentication. Raises `ConfigError`."""
     if ":" in user:
-        raise ConfigError(f"a user's name has no colon, as {user!r} has")
+        raise ConfigError(f"a user name must not contain a colon: {user!r}")
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
 
 
 def of(token: str | None, user: str | None, password: str | None) -> str | None:
-    """Return what says who the client is, or `None` if nothing does. Raises `ConfigError` if it is said by halves, or
+    """Return the credentials, or `None` if there are none. Raises `ConfigError` if they are incomplete or given
     twice."""
     if (user is None) != (password is None):
         raise ConfigError("a user needs a password, and a password a user")
@@ -31,9 +31,9 @@ def of(token: str | None, user: str | None, password: str | None) -> str | None:
 
 
 def split(url: str) -> tuple[str, str | None]:
-    """Take ``user:password@`` or ``token@`` out of a URL; return the URL without it, and what it says."""
+    """Remove ``user:password@`` or ``token@`` from a URL; return the URL without it, and the credentials."""
     scheme, separator, rest = url.partition("://")
-    # What stands before the host ends before any path or option, which may have an @ of their own.
+    # Credentials end before any path or option, which may contain an @.
     place = re.split("[/?]", rest, maxsplit=1)[0]
     shown, at, host = place.rpartition("@")
     if not at:

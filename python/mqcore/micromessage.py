@@ -1,4 +1,4 @@
-"""What only MicroMessage2 has: extensions that the two sides agree on, and messages with typed properties.
+"""Features of MicroMessage2: negotiated extensions, and messages with typed properties.
 
 ::
 
@@ -31,10 +31,10 @@ PROPERTIES: Final = "Mm2-Properties"
 """The header of a message that holds its properties as they are written on the wire."""
 
 TYPE: Final = "Mm2-Type"
-"""The header of a message that holds the name of its type, where ``dotnet`` is agreed on."""
+"""The header of a message that holds the name of its type, if ``dotnet`` was agreed."""
 
 Value: TypeAlias = int | float | datetime | str
-"""What a property can be: a number, an instant, or text."""
+"""The value of a property: a number, an instant, or text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Extension:
     """``ack``, ``batch-ack``, ``json``, ``xml``, ``protobuf``, ``dotnet``, ``pub-sub``, ``x-nack``, ``x-mqcore``, or a
     vendor's own, which begins with ``x-``."""
     required: bool = False
-    """Whether there is no agreement without it."""
+    """Whether connecting fails without it."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """What is said with it: ``{"max-count": "100"}`` lets 100 messages be unacknowledged with ``batch-ack``."""
+    """Its properties: ``{"max-count": "100"}`` allows 100 unacknowledged messages with ``batch-ack``."""
 
 
 DEFAULTS: Final = (
@@ -56,7 +56,7 @@ DEFAULTS: Final = (
     Extension("x-nack"),
     Extension("x-mqcore"),
 )
-"""What a client offers that is not told otherwise."""
+"""The default offer of a client."""
 
 
 def headers(

@@ -1,6 +1,6 @@
-"""Whom to trust and what to prove: TLS for clients (`TLSConfig`) and for listeners (`ListenerTLS`).
+"""TLS settings for clients (`TLSConfig`) and listeners (`ListenerTLS`).
 
-Files are PEM. TLS 1.3 and 1.2 are spoken, nothing older. docs/tls.md has the recipes.
+Files are PEM. Supported versions are TLS 1.3 and 1.2. docs/tls.md has the recipes.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _CLIENT_CERT: Final = ("required", "optional")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TLSConfig:
-    """What a client needs for ``tmqps://``. Without arguments it trusts whom the system trusts, and proves nothing.
+    """Settings of a client for ``tmqps://``. By default it trusts the system's authorities and has no certificate.
 
-    The same four can stand behind a URL: ``tmqps://broker.example?ca=/etc/ca.pem``. Raises `ConfigError` for a value
-    that is no path or name; whether the files can be used shows when the client connects.
+    URLs can have the same options: ``tmqps://broker.example?ca=/etc/ca.pem``. Raises `ConfigError` for a value
+    of a wrong type; errors of the files are raised when the client connects.
     """
 
     ca: _Path | None = None
     """The authorities to trust, instead of the system's."""
     cert: _Path | None = None
-    """What the client proves itself with, and behind it what leads to an authority. Default nothing."""
+    """The client's certificate, followed by its chain. Default: none."""
     key: _Path | None = None
     """The private key of `cert`. Default: in the same file."""
     server_name: str | None = None
-    """The name that the broker's certificate must be for. Default the host of the URL."""
+    """The name that the broker's certificate must have. Default: the host of the URL."""
     dangerously_accept_any_certificate: bool = False
-    """Take whatever certificate comes. Nobody who only listens can read along then, but whoever pretends to be the
-    broker can, and gets every token and message. For an experiment on one machine; each connect logs a warning."""
+    """Accept any certificate. This does not protect against an attacker who impersonates the broker and reads every
+    token and message. For experiments on one machine only; each connect logs a warning."""
 
     def __post_init__(self) -> None:
         _make_paths(self, "ca", "cert", "key")
@@ -44,16 +44,16 @@ class TLSConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerTLS:
-    """What a listener shows, and whom it asks to show something. Raises `ConfigError` for what cannot be."""
+    """The certificate of a listener, and its requirements for clients. Raises `ConfigError` for invalid values."""
 
     cert: _Path
-    """Its certificate, and behind it those that lead to an authority."""
+    """Its certificate, followed by its chain."""
     key: _Path | None = None
     """The private key. Default: in the same file."""
     client_ca: _Path | None = None
-    """The authorities of clients' certificates. Default none: clients are not asked for any."""
+    """The authorities of clients' certificates. Default: none, so clients need no certificate."""
     client_cert: str = "required"
-    """With a `client_ca`: ``required``, or ``optional`` (who shows none is let in without a proven name)."""
+    """With a `client_ca`: ``required``, or ``optional`` (accepts clients without a certificate)."""
 
     def __post_init__(self) -> None:
         _make_paths(self, "cert", "key", "client_ca")
@@ -63,12 +63,12 @@ class ListenerTLS:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """A listener of its own table, ``[[listener]]``. Raises `ConfigError` for what cannot be."""
+    """A listener from a table ``[[listener]]``. Raises `ConfigError` for invalid values."""
 
     url: str
-    """Where: ``tmqps://127.0.0.1:2632``."""
+    """Its URL: ``tmqps://127.0.0.1:2632``."""
     tls: ListenerTLS | None = None
-    """What it shows, if its URL asks for TLS. Default what the broker's `tls` says."""
+    """Its certificate, if its URL uses TLS. Default: the broker's `tls`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
@@ -78,7 +78,7 @@ class Listener:
 
 
 def _make_paths(options: object, *names: str) -> None:
-    """Make paths text, which is what the core reads."""
+    """Convert paths to text for the core."""
     for name in names:
         value = getattr(options, name)
         if value is None:

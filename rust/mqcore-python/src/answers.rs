@@ -1,11 +1,11 @@
-//! Answers on their way back to the shards: one batch a shard.
+//! Batches of answers for the shards, one per shard.
 
 use std::sync::Arc;
 
 use mqcore_broker::model::effect::Answer;
 use mqcore_server::handler::AnswerSink;
 
-/// Answers that were not sent yet, by the shard that asked. There are few shards: a list is searched fastest.
+/// Unsent answers by shard. A list, because a search among few shards is fast.
 #[derive(Default)]
 pub(crate) struct Answers {
     shards: Vec<(Arc<dyn AnswerSink>, Vec<Answer>)>,
@@ -20,12 +20,12 @@ impl Answers {
         }
     }
 
-    /// Whether none waits to be sent.
+    /// Whether there are no unsent answers.
     pub(crate) fn is_empty(&self) -> bool {
         self.shards.is_empty()
     }
 
-    /// Sends them all.
+    /// Sends all answers.
     pub(crate) fn send(&mut self) {
         for (sink, answers) in self.shards.drain(..) {
             sink.answer(answers);

@@ -1,8 +1,8 @@
-//! Authority from Python: the store of users and tokens as the command line changes it, and the thread on which a
-//! program's own authenticator answers.
+//! Authority from Python: the store of users and tokens for the command line, and the thread that runs a program's own
+//! authenticator.
 //!
-//! The thread is attached to the interpreter once and fed with batches, like those of delivery handlers. Awaitables go to
-//! the event loop together, each with its way back; whatever gets lost on the way counts as no.
+//! The thread attaches to the interpreter once and receives batches, like those of delivery handlers. It passes
+//! awaitables to the event loop together, each with a reply object. A lost answer denies access.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,12 +23,12 @@ use crate::error;
 use crate::leaked_threads::LeakedThread;
 use crate::view::ClientView;
 
-/// Batches of questions that may wait; more are answered by no.
+/// Maximum waiting batches of questions; further questions are denied.
 const BATCHES_MAX: usize = 16_384;
-/// Awaitables that are handed to the event loop at once, at most.
+/// Maximum awaitables passed to the event loop at once.
 const BURST_MAX: usize = 256;
 
-/// The file of users and tokens of a broker, stopped or running: a running one takes changes up by itself.
+/// The file of users and tokens of a broker. A running broker reloads it after changes.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct AuthorityStore {
     store: Store,
@@ -41,7 +41,7 @@ impl AuthorityStore {
         Self { store: Store::at(path) }
     }
 
-    /// The store of a data directory.
+    /// Opens the store of a data directory.
     #[staticmethod]
     fn of_data_dir(directory: std::path::PathBuf) -> Self {
         Self { store: Store::of_data_dir(&directory) }
@@ -52,12 +52,12 @@ impl AuthorityStore {
         self.store.path().to_path_buf()
     }
 
-    /// Everything but secrets and their hashes, as JSON.
+    /// The store as JSON, without secrets and their hashes.
     fn show(&self, py: Python<'_>) -> PyResult<String> {
         py.detach(|| self.store.show()).map_err(|broken| error::authority(&broken))
     }
 
-    /// Adds a user that is written as JSON, with this password if one is given.
+    /// Adds a user from JSON, with an optional password.
     #[pyo3(signature = (user, password=None))]
     fn add_user(&self, py: Python<'_>, user: &str, password: Option<&str>) -> PyResult<()> {
         self.change(py, Change::AddUser { user, password })
@@ -71,7 +71,7 @@ impl AuthorityStore {
         self.change(py, Change::RemoveUser { name })
     }
 
-    /// Adds a token that is written as JSON; returns its id and the token itself, which is kept nowhere.
+    /// Adds a token from JSON. Returns its id and the token itself, which is not stored.
     fn add_token(&self, py: Python<'_>, token: &str) -> PyResult<(String, String)> {
         py.detach(|| self.store.add_token(token)).map_err(|broken| error::authority(&broken))
     }
@@ -87,38 +87,38 @@ impl AuthorityStore {
     }
 }
 
-/// The hash of a password, as configurations hold it.
+/// Hashes a password for the configuration.
 #[pyfunction]
 pub(crate) fn hash_password(py: Python<'_>, password: &str) -> PyResult<String> {
     py.detach(|| mqcore_server::authority::store::hash_password(password))
         .map_err(|broken| error::authority(&broken))
 }
 
-/// Reads what `mqcore.BrokerConfig` says about users, tokens and the audit log: JSON, made by the class itself.
+/// Reads the users, tokens and audit log of `mqcore.BrokerConfig` from the JSON that the class generates.
 pub(crate) fn config(text: &str) -> PyResult<AuthorityConfig> {
     settings(text).map_err(|broken: StoreError| error::ConfigError::new_err(broken.to_string()))
 }
 
-/// A program's authenticator as it was registered.
+/// A registered authenticator of the program.
 pub(crate) struct Definition {
     pub(crate) authenticate: Option<Py<PyAny>>,
     pub(crate) authorize: Option<Py<PyAny>>,
     pub(crate) timeout: Duration,
     pub(crate) cache: Duration,
-    /// How bursts of awaitables reach the event loop.
+    /// Passes bursts of awaitables to the event loop.
     pub(crate) submit: Py<PyAny>,
 }
 
 /// A running authenticator.
 pub(crate) struct AuthorityThread {
-    /// `None` is the last thing that is sent.
+    /// `None` ends the thread.
     inbox: Sender<Option<Vec<AuthorityQuestion>>>,
     authenticates: bool,
     authorizes: bool,
     timeout: Duration,
     cache: Duration,
     stopping: Arc<AtomicBool>,
-    /// Nothing is ever sent: it disconnects when the thread ends.
+    /// Disconnects when the thread ends; no message is ever sent.
     ended: Receiver<()>,
 }
 
@@ -151,10 +151,10 @@ impl AuthorityThread {
         })
     }
 
-    /// Lets the thread end as soon as the call that it is in returns.
+    /// Ends the thread as soon as its current call returns.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Full or gone: then it finds the flag.
+        // If the channel is full or closed, the thread sees the flag.
         let _ = self.inbox.try_send(None);
     }
 }
@@ -183,12 +183,12 @@ impl AuthorityPort for AuthorityThread {
     }
 
     fn ask(&self, questions: Vec<AuthorityQuestion>) {
-        // What does not fit is dropped, which is an answer.
+        // A dropped batch counts as an answer.
         let _ = self.inbox.try_send(Some(questions));
     }
 }
 
-/// What the thread works with.
+/// State of the thread.
 struct Authenticator {
     authenticate: Option<Py<PyAny>>,
     authorize: Option<Py<PyAny>>,
@@ -197,9 +197,9 @@ struct Authenticator {
     waiting: Vec<(Py<PyAny>, Py<AuthorityReply>)>,
 }
 
-/// The life of the thread.
+/// Runs the thread.
 fn run(mut authenticator: Authenticator, questions: &Receiver<Option<Vec<AuthorityQuestion>>>) {
-    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
         while let Some(asked) = authenticator.next(py, questions) {
             for question in asked {
@@ -218,7 +218,7 @@ fn run(mut authenticator: Authenticator, questions: &Receiver<Option<Vec<Authori
 }
 
 impl Authenticator {
-    /// The next questions. What has to be awaited is handed over before the thread waits for any.
+    /// Returns the next questions. Passes awaitables on before it waits.
     fn next(
         &mut self,
         py: Python<'_>,
@@ -285,12 +285,12 @@ impl Authenticator {
     }
 }
 
-/// The way back for one answer. Dropped without one, it says no.
+/// The reply of one question. Dropping it without an answer denies access.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct AuthorityReply {
     method: &'static str,
     reply: Mutex<Option<Reply>>,
-    /// For a login, the identity that the server found itself.
+    /// For a login, the identity that the server determined.
     known: Option<Py<PyAny>>,
 }
 
@@ -306,7 +306,7 @@ impl AuthorityReply {
     fn send(&self, answer: AuthorityAnswer) {
         let reply = self.reply.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reply) = reply {
-            // Whoever asked may be gone.
+            // The receiver may be gone.
             let _ = reply.send(answer);
         }
     }
@@ -338,13 +338,13 @@ impl AuthorityReply {
 
 #[pymethods]
 impl AuthorityReply {
-    /// The name of the method whose answer is awaited.
+    /// The name of the awaited method.
     #[getter]
     fn method(&self) -> &'static str {
         self.method
     }
 
-    /// Takes what the method returned. Raises, and says no, if that is no answer.
+    /// Settles with the method's result. Raises and denies access if it is invalid.
     fn settle(&self, result: &Bound<'_, PyAny>) -> PyResult<()> {
         match self.read(result) {
             Ok(answer) => {
@@ -358,14 +358,14 @@ impl AuthorityReply {
         }
     }
 
-    /// Says no, because there will be no answer.
+    /// Denies access, because there is no answer.
     fn fail(&self) {
         self.send(AuthorityAnswer::Failed);
     }
 }
 
 fn nonsense(method: &str, given: &Bound<'_, PyAny>, wanted: &str) -> PyErr {
-    // Not the value itself: it may hold what was shown as a credential.
+    // Without the value itself, which may contain a credential.
     let kind = given.get_type();
     let kind = kind.name().map_or_else(|_| "something".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("{method} returned a {kind}, not {wanted}"))
@@ -381,7 +381,7 @@ fn word<'py>(py: Python<'py>, word: &str) -> PyResult<Bound<'py, PyAny>> {
     CLASS.import(py, "mqcore.authority", "Action")?.call1((word,))
 }
 
-/// What an authenticator is shown.
+/// Arguments of an authenticator.
 fn hello<'py>(py: Python<'py>, view: LoginView, reply: &mut AuthorityReply) -> PyResult<Bound<'py, PyAny>> {
     static HELLO: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     static CERTIFICATE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -417,7 +417,7 @@ fn identity_of<'py>(py: Python<'py>, identity: &ServerIdentity) -> PyResult<Boun
     identity_class(py)?.call1((&*identity.name, rules))
 }
 
-/// Logs that a method raised. Floods are bounded by whoever asks: each question is a login or a command.
+/// Logs that a method raised. The number of lines is limited, because each question is a login or a command.
 fn report(py: Python<'_>, method: &str, exception: &PyErr) {
     static REPORT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let reported = REPORT

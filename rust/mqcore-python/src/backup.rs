@@ -1,4 +1,4 @@
-//! A backup as something to read from, and files compressed with zstd, for `mqcore.backup`.
+//! Backups as byte streams, and files compressed with zstd, for `mqcore.backup`.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -14,16 +14,16 @@ use zstd::stream::{read::Decoder, write::Encoder};
 
 use crate::error;
 
-/// Quick, and enough for bodies that compress at all.
+/// A fast level, sufficient for compressible bodies.
 const LEVEL: i32 = 3;
-/// Bytes answered at once at most.
+/// Maximum bytes per read.
 const READ_MAX: usize = 16 * 1024 * 1024;
 
-/// A tar archive that is made while it is read. As long as it is open, a broker removes no file of its journals.
+/// A tar archive that is generated while it is read. While it is open, the broker removes no file of its journals.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct BackupArchive {
     archive: Mutex<Option<Archive>>,
-    /// Bytes of files in it.
+    /// Total bytes of its files.
     #[pyo3(get)]
     file_bytes: u64,
 }
@@ -37,13 +37,13 @@ impl BackupArchive {
 
 #[pymethods]
 impl BackupArchive {
-    /// Of the data directory of a stopped broker.
+    /// Backs up the data directory of a stopped broker.
     #[staticmethod]
     fn of_stopped(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         py.detach(|| Backup::of_stopped(&path)).map(Self::new).map_err(|refused| error::backup(&refused))
     }
 
-    /// At most so many bytes; none at the end.
+    /// Reads at most this many bytes; none at the end.
     fn read<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| match lock(&self.archive).as_mut() {
             Some(archive) => read_up_to(archive, size),
@@ -52,13 +52,13 @@ impl BackupArchive {
         Ok(PyBytes::new(py, &read.map_err(failed)?))
     }
 
-    /// Lets the files go.
+    /// Releases the files.
     fn close(&self, py: Python<'_>) {
         py.detach(|| drop(lock(&self.archive).take()));
     }
 }
 
-/// Writes what is given into a new file, compressed.
+/// Writes a new compressed file.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct ZstdWriter {
     encoder: Mutex<Option<Encoder<'static, File>>>,
@@ -69,7 +69,7 @@ impl ZstdWriter {
     #[new]
     fn new(path: PathBuf) -> PyResult<Self> {
         let mut encoder = Encoder::new(File::create(path).map_err(failed)?, LEVEL).map_err(failed)?;
-        // So that a changed byte is noticed where it stands.
+        // A checksum detects changed bytes.
         encoder.include_checksum(true).map_err(failed)?;
         Ok(Self { encoder: Mutex::new(Some(encoder)) })
     }
@@ -82,7 +82,7 @@ impl ZstdWriter {
         .map_err(failed)
     }
 
-    /// Ends the file, and makes it durable. Without this it is not whole.
+    /// Completes the file and syncs it. Without this call the file is incomplete.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| match lock(&self.encoder).take() {
             Some(encoder) => encoder.finish().and_then(|file| file.sync_all()),
@@ -92,7 +92,7 @@ impl ZstdWriter {
     }
 }
 
-/// Reads what such a file holds.
+/// Reads a compressed file.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct ZstdReader {
     decoder: Mutex<Decoder<'static, BufReader<File>>>,
@@ -106,7 +106,7 @@ impl ZstdReader {
         Ok(Self { decoder: Mutex::new(Decoder::new(file).map_err(failed)?) })
     }
 
-    /// At most so many bytes; none at the end.
+    /// Reads at most this many bytes; none at the end.
     fn read<'py>(&self, py: Python<'py>, size: usize) -> PyResult<Bound<'py, PyBytes>> {
         let read = py.detach(|| read_up_to(&mut *lock(&self.decoder), size));
         Ok(PyBytes::new(py, &read.map_err(failed)?))
@@ -120,7 +120,7 @@ fn read_up_to(source: &mut impl Read, size: usize) -> std::io::Result<Vec<u8>> {
     Ok(octets)
 }
 
-/// With the system's number, by which a caller tells a full disk.
+/// With the system's error number, by which callers detect a full disk.
 fn failed(error: std::io::Error) -> PyErr {
     match error.raw_os_error() {
         Some(number) => PyOSError::new_err((number, error.to_string())),

@@ -1,8 +1,8 @@
-//! The embedded broker: a server with a runtime of its own, and the Python handlers that decide for it.
+//! The embedded broker: a server with its own runtime, and its Python handlers.
 //!
-//! Two rules keep it from ever hanging. No lock of this file is held while the interpreter is let go or taken: a
-//! thread that holds one may need the interpreter to let go of the other. And the runtime is never dropped by a
-//! thread that holds the interpreter, because its last tasks may wait for a handler.
+//! Two rules prevent deadlocks. No lock of this file is held while a thread releases or acquires the interpreter,
+//! because another thread may hold the interpreter and wait for the lock. No thread that holds the interpreter drops
+//! the runtime, because its last tasks may wait for a handler.
 
 mod running;
 
@@ -39,37 +39,37 @@ use crate::node_filter::{self, FilterThread};
 use crate::signal::Signal;
 use crate::{config, error, routing, snapshot};
 
-/// Handlers of one broker at most. Each has a thread, so that a program with as many has gone wrong before.
+/// Maximum handlers of one broker. Each has a thread, so more indicate a defect in the program.
 const HANDLERS_MAX: usize = 10_000;
-/// How often a blocking call looks for signals: Ctrl-C is answered within this time.
+/// Interval at which a blocking call checks for signals. Ctrl-C takes effect within this time.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The broker that `mqcore.Broker` stands for.
+/// The core of `mqcore.Broker`.
 #[pyclass(frozen, module = "mqcore._core")]
 pub struct Broker {
     config: Config,
     handlers: Mutex<Vec<Definition>>,
     authority: Mutex<Option<authority::Definition>>,
     extensions: Mutex<Vec<extension::Definition>>,
-    /// Of the configuration, which never changes.
+    /// From the configuration, which never changes.
     node_filters: Mutex<node_filter::Definitions>,
-    /// Routers of the program, beside those of the configuration.
+    /// Routers of the program, in addition to those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
     state: Mutex<State>,
-    /// What connectors connect to; `None` while the broker is stopped.
+    /// The target of connectors; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
-    /// `Some` with a manual clock: then `settle` waits for what clients in this process have not written yet.
+    /// `Some` with a manual clock: `settle` then waits for unwritten output of clients in this process.
     local_clients: Option<Arc<LocalClients>>,
-    /// The process in which it was started; 0: never.
+    /// The process that started it; 0: none.
     process: AtomicU32,
 }
 
-/// A waiting message with its attempts, its put backs, and whether it was saved.
+/// A waiting message with its attempts, its requeues, and whether it is saved.
 type Look = (Message, u16, u16, bool);
 
 enum State {
     Stopped,
-    /// Being started; nobody else touches it.
+    /// Starting; no other call changes the state.
     Starting,
     Running(Arc<Running>),
 }
@@ -84,8 +84,7 @@ impl Broker {
         self.local_clients.clone()
     }
 
-    /// How clients in this process connect: without a socket. Fails while the broker is stopped, and works again
-    /// once it was started again.
+    /// Connects clients in this process without a socket. Connecting fails while the broker is stopped.
     pub fn connector(&self) -> PyResult<LocalFactory> {
         self.check_process()?;
         let local = self.local.clone();
@@ -99,7 +98,7 @@ impl Broker {
         }))
     }
 
-    /// After a fork the child has this object but none of its threads, and its locks as they happened to be.
+    /// A forked child has this object and its locks in any state, but none of its threads.
     fn check_process(&self) -> PyResult<()> {
         match self.process.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -197,7 +196,7 @@ impl Broker {
         match &mut *lock(&self.state) {
             state @ State::Stopped => *state = State::Starting,
             State::Starting | State::Running(_) => {
-                return Err(PyRuntimeError::new_err("the broker is running already; stop it first"));
+                return Err(PyRuntimeError::new_err("the broker is already running; stop it first"));
             }
         }
         self.process.store(std::process::id(), Ordering::Release);
@@ -215,7 +214,7 @@ impl Broker {
         result
     }
 
-    /// Returns the keys of handlers that did not come back in time.
+    /// Returns the keys of handlers whose call did not return in time.
     fn stop(&self, py: Python<'_>, grace: f64) -> PyResult<Vec<String>> {
         self.check_process()?;
         let grace = seconds(grace, "grace")?;
@@ -232,10 +231,10 @@ impl Broker {
         Ok(stuck.into_iter().map(String::from).collect())
     }
 
-    /// Blocks until the broker has stopped, by itself or by `stop`, or for `timeout` seconds. True if it has.
+    /// Blocks until the broker has stopped, or for `timeout` seconds. Returns whether it has stopped.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let Ok(running) = self.running("be waited for") else {
+        let Ok(running) = self.running("wait") else {
             self.check_process()?;
             return Ok(true);
         };
@@ -260,20 +259,20 @@ impl Broker {
         Ok(matches!(&*lock(&self.state), State::Running(running) if !running.server.has_stopped()))
     }
 
-    /// URLs of what is bound.
+    /// URLs of the bound listeners.
     #[getter]
     fn listeners(&self) -> PyResult<Vec<String>> {
-        let running = self.running("say where it listens")?;
+        let running = self.running("list its listeners")?;
         Ok(running.server.listeners().iter().map(Listening::url).collect())
     }
 
     #[getter]
     fn admin_url(&self) -> PyResult<Option<String>> {
-        let running = self.running("say where its admin side is")?;
+        let running = self.running("return its admin URL")?;
         Ok(running.server.admin().map(|admin| admin.url()))
     }
 
-    /// Registers a handler, or replaces the one of the same key, also while the broker runs.
+    /// Registers a handler, or replaces the one with the same key, also while the broker runs.
     #[allow(
         clippy::too_many_arguments,
         reason = "the fields of one registration, called from one place in Python"
@@ -293,7 +292,7 @@ impl Broker {
         let known = lock(&self.handlers);
         if known.len() >= HANDLERS_MAX && known.iter().all(|definition| *definition.spec.key != *key) {
             return Err(error::ConfigError::new_err(format!(
-                "there are {HANDLERS_MAX} delivery handlers already; let one handler decide for many queues"
+                "the broker already has {HANDLERS_MAX} delivery handlers, the maximum; use one handler for many queues"
             )));
         }
         drop(known);
@@ -306,7 +305,7 @@ impl Broker {
             fallback: fallback.decision,
         };
         let definition = Definition { spec: spec.clone(), name, methods, submit };
-        if let Ok(running) = self.running("take a handler") {
+        if let Ok(running) = self.running("register a handler") {
             if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py)?) {
                 replaced.finish();
             }
@@ -314,7 +313,7 @@ impl Broker {
         }
         let mut handlers = lock(&self.handlers);
         match handlers.iter_mut().find(|known| *known.spec.key == *key) {
-            // The old definition's Python objects are released after the lock: that may run Python code.
+            // The old definition's Python objects are dropped after the lock, because that may run Python code.
             Some(known) => {
                 let replaced = std::mem::replace(known, definition);
                 drop(handlers);
@@ -325,7 +324,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Registers the program's own authenticator; `None` for a method says that it is not overridden.
+    /// Registers the program's own authenticator; `None`: the method is not overridden.
     fn set_authority(
         &self,
         authenticate: Option<Py<PyAny>>,
@@ -342,13 +341,13 @@ impl Broker {
         }
         let (timeout, cache) = (seconds(timeout, "timeout")?, seconds(cache, "cache_seconds")?);
         let definition = authority::Definition { authenticate, authorize, timeout, cache, submit };
-        // The old one's Python objects are released after the lock: that may run Python code.
+        // The old one's Python objects are dropped after the lock, because that may run Python code.
         let replaced = lock(&self.authority).replace(definition);
         drop(replaced);
         Ok(())
     }
 
-    /// Registers an extension of MicroMessage2 that a program handles, in the place of one of the same name.
+    /// Registers a program's extension of MicroMessage2, or replaces the one with the same name.
     fn set_extension(
         &self,
         name: &str,
@@ -366,7 +365,7 @@ impl Broker {
         let definition = extension::Definition { name: name.into(), received, timeout, submit };
         let mut extensions = lock(&self.extensions);
         let place = extensions.iter().position(|known| known.name == definition.name);
-        // The old one's Python objects are released after the lock: that may run Python code.
+        // The old one's Python objects are dropped after the lock, because that may run Python code.
         let replaced = match place {
             Some(place) => Some(std::mem::replace(&mut extensions[place], definition)),
             None => {
@@ -381,16 +380,16 @@ impl Broker {
 
     /// Reads users and tokens again, and closes connections whose rights have changed.
     fn reload_authority(&self, py: Python<'_>) -> PyResult<()> {
-        let running = self.running("read its users and tokens")?;
+        let running = self.running("reload users and tokens")?;
         py.detach(|| running.handle.block_on(running.server.reload_authority()))
             .map_err(|broken| error::authority(&broken))
     }
 
-    /// Puts a router in the place of the one of its name, also while the broker runs.
+    /// Sets or replaces a router, also while the broker runs.
     fn set_router(&self, options: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_process()?;
         let router = routing::router(options)?;
-        if let Ok(running) = self.running("take a router") {
+        if let Ok(running) = self.running("set a router") {
             running.server.set_router(router.clone());
         }
         let mut routers = lock(&self.routers);
@@ -401,7 +400,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Removes a router of the program; fine if there is none.
+    /// Removes a router of the program. Succeeds if there is none.
     fn remove_router(&self, name: &str) -> PyResult<()> {
         self.check_process()?;
         let name = routing::router_name(name)?;
@@ -412,7 +411,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What each encrypted listener shows, as plain dicts.
+    /// The certificates of the encrypted listeners, as plain dicts.
     fn certificates<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let shown = self.running("show its certificates")?.server.certificates();
         let describe = |certificate: ListenerCertificate| {
@@ -428,49 +427,49 @@ impl Broker {
         shown.into_iter().map(describe).collect()
     }
 
-    /// Reads certificates and keys again.
+    /// Reloads certificates and keys.
     fn reload_tls(&self, py: Python<'_>) -> PyResult<()> {
-        let running = self.running("read its certificates again")?;
+        let running = self.running("reload certificates")?;
         py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
     }
 
-    /// The last requests that could not be done, the latest first, as plain dicts.
+    /// The last failed requests, the latest first, as plain dicts.
     fn failures<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let failures = self.running("tell its errors")?.server.failures(limit);
+        let failures = self.running("list its errors")?.server.failures(limit);
         failures.iter().map(|failure| snapshot::failure_dict(py, failure)).collect()
     }
 
-    /// The schedules that are due next, as plain dicts, and how many there are.
+    /// The schedules that are due next as plain dicts, and the total number.
     fn schedules<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(u64, Vec<Bound<'py, PyDict>>)> {
-        let running = self.running("tell its schedules")?;
+        let running = self.running("list its schedules")?;
         let list = py.detach(|| running.handle.block_on(running.server.schedules(limit)));
         let schedules = list.schedules.iter().map(|schedule| snapshot::schedule_dict(py, schedule));
         Ok((list.total, schedules.collect::<PyResult<_>>()?))
     }
 
-    /// Ends a schedule, and returns when that is durable.
+    /// Removes a schedule, and returns when the removal is durable.
     fn end_schedule(&self, py: Python<'_>, schedule_id: &str) -> PyResult<()> {
         let id: EntryId = schedule_id.parse().map_err(|refused| error::schedule_id(schedule_id, &refused))?;
-        let running = self.running("end a schedule")?;
+        let running = self.running("remove a schedule")?;
         py.detach(|| running.handle.block_on(running.server.end_schedule(id)))
             .map_err(|refused| error::end_schedule(&refused, &id))
     }
 
-    /// What all shards know, as plain dicts.
+    /// A snapshot of all shards, as plain dicts.
     fn survey<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let running = self.running("be surveyed")?;
+        let running = self.running("return statistics")?;
         let seen = py.detach(|| running.handle.block_on(running.server.snapshot()));
         snapshot::to_python(py, &seen, &running.dispatchers.counts())
     }
 
-    /// Everything that is saved now, to be read while the broker goes on.
+    /// A backup of all saved data, readable while the broker keeps running.
     fn backup(&self, py: Python<'_>) -> PyResult<BackupArchive> {
-        let running = self.running("be backed up")?;
+        let running = self.running("create a backup")?;
         let begun = py.detach(|| running.handle.block_on(running.server.backup()));
         begun.map(BackupArchive::new).map_err(|refused| error::backup(&refused))
     }
 
-    /// Messages that wait in a queue: each with its attempts, its put backs and whether it was saved.
+    /// Waiting messages of a queue, each with its attempts, its requeues and whether it is saved.
     fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
         let running = self.running("show its messages")?;
         let queue = config::queue_address(queue)?;
@@ -482,9 +481,9 @@ impl Broker {
         Ok(waiting.map(|messages| messages.into_iter().filter_map(shown).collect()))
     }
 
-    /// Handlers may refer to the broker that they belong to; while it is stopped, the garbage collector may see that.
+    /// Handlers may refer to their broker. The garbage collector can break this cycle while the broker is stopped.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // A lock that is held belongs to a call on this very object, which is in use then.
+        // If a lock is held, a call uses this object, so it is not garbage.
         let Ok(handlers) = self.handlers.try_lock() else { return Ok(()) };
         for definition in handlers.iter() {
             visit.call(&definition.submit)?;
@@ -518,14 +517,14 @@ impl Broker {
         drop((released, authority, extensions, filters));
     }
 
-    /// Turns a manual clock forward.
+    /// Advances a manual clock.
     fn advance(&self, seconds: f64) -> PyResult<()> {
         let by = crate::fields::seconds(seconds, "the time to advance by")?;
-        self.running("turn its clock")?.server.advance(by);
+        self.running("advance its clock")?.server.advance(by);
         Ok(())
     }
 
-    /// Blocks until nothing is left to do.
+    /// Blocks until the broker is idle.
     fn settle(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let running = self.running("settle")?;
         let limit = seconds(timeout, "timeout")?;
@@ -538,9 +537,8 @@ impl Broker {
             };
             running.handle.block_on(async { tokio::time::timeout(limit, settled).await })
         });
-        settled.map_err(|_| {
-            PyTimeoutError::new_err(format!("after {timeout} seconds the broker still has something to do"))
-        })
+        settled
+            .map_err(|_| PyTimeoutError::new_err(format!("the broker is still busy after {timeout} seconds")))
     }
 }
 
@@ -550,11 +548,11 @@ impl Drop for Broker {
             std::mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Stopped);
         let State::Running(running) = state else { return };
         if self.check_process().is_err() {
-            // The threads that this would wait for exist in the parent only.
+            // The threads to wait for exist in the parent only.
             std::mem::forget(running);
             return;
         }
-        // This thread holds the interpreter, which handlers may need in order to end.
+        // This thread holds the interpreter, which handlers may need to end.
         let stopping = running.clone();
         let stop = move || drop(stopping.stop(Duration::ZERO));
         if std::thread::Builder::new().name("mqcore-stop".into()).spawn(stop).is_err() {

@@ -1,4 +1,4 @@
-//! How a question becomes the arguments of a Python method.
+//! Converts questions to arguments of Python methods.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use pyo3::types::PyTuple;
 use crate::message::Message;
 use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
 
-/// A question, ready to be asked.
+/// A prepared call for a question.
 pub(crate) struct Call {
-    /// Which method.
+    /// The method.
     pub(crate) step: Step,
     /// Its arguments.
     pub(crate) arguments: Py<PyTuple>,
-    /// What `exception_thrown` needs if it goes wrong.
+    /// Context for `exception_thrown`.
     pub(crate) about: About,
 }
 
-/// What a call is about, kept for `exception_thrown`.
+/// The context of a call, kept for `exception_thrown`.
 pub(crate) struct About {
     /// The step that the broker asked about.
     pub(crate) step: Step,
@@ -32,13 +32,13 @@ pub(crate) struct About {
 }
 
 impl About {
-    /// What it means that `exception_thrown` decided `decision`. A message that could not be saved is not saved, whatever
-    /// is decided about the exception: else its producer would be told that it is.
+    /// Interprets a decision of `exception_thrown`. A message whose saving failed stays unsaved whatever the decision,
+    /// so that its producer gets no false confirmation.
     pub(crate) fn recovered(&self, decision: Decision) -> Decision {
         if self.step == Step::SaveMessage { Decision::REFUSE } else { decision }
     }
 
-    /// The same once more.
+    /// Copies the context.
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
             step: self.step,
@@ -48,8 +48,7 @@ impl About {
     }
 }
 
-/// Views that were made last: the questions of one burst are mostly about one queue and a few clients, so most
-/// views serve more than once.
+/// A cache of recent views. Questions of one burst usually concern one queue and a few clients.
 #[derive(Default)]
 pub(crate) struct Views {
     queue: Option<Py<QueueView>>,
@@ -58,7 +57,7 @@ pub(crate) struct Views {
 }
 
 impl Call {
-    /// Makes the arguments of `question`.
+    /// Creates the arguments of `question`.
     pub(crate) fn new(py: Python<'_>, question: Question, views: &mut Views) -> PyResult<Self> {
         let Question { step, queue, status, message, attempt, consumer, acknowledgement, .. } = question;
         let queue = match &views.queue {

@@ -1,4 +1,4 @@
-//! The client for Python, as two classes. Calls of [`AsyncClient`] return awaitables of asyncio. Calls of
+//! The client for Python, as two classes. Calls of [`AsyncClient`] return asyncio awaitables. Calls of
 //! [`BlockingClient`] wait without the interpreter lock, and check for signals ten times a second.
 
 mod bridge;
@@ -43,7 +43,7 @@ use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
 use self::way::Way;
 use crate::fields::seconds;
 
-/// Adds what Python needs of the client to the module.
+/// Adds the client's classes to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<AsyncClient>()?;
     module.add_class::<BlockingClient>()?;
@@ -59,9 +59,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bridge::end_delivering, module)?)
 }
 
-/// Header keys and values as Python gives them.
+/// Header keys and values from Python.
 type Pairs = Vec<(String, String)>;
-/// A connected client: what its two Python classes, [`AsyncClient`] and [`BlockingClient`], do.
+/// A connected client, the base of its two Python classes [`AsyncClient`] and [`BlockingClient`].
 #[pyclass(frozen, subclass, module = "mqcore._core", name = "_Client")]
 struct Client {
     core: Owned<CoreClient>,
@@ -69,7 +69,7 @@ struct Client {
 }
 
 impl Client {
-    /// A queue, or what else its protocol publishes to, as that writes it.
+    /// Parses a queue or other destination in the protocol's spelling.
     fn address(&self, text: &str) -> PyResult<QueueAddress> {
         self.core.get()?.address(text).map_err(error::client)
     }
@@ -105,7 +105,7 @@ impl Client {
 
 #[pymethods]
 impl Client {
-    /// What the broker calls this client.
+    /// The id that the broker assigned to this client.
     #[getter]
     fn id(&self) -> PyResult<String> {
         Ok(self.core.get()?.id())
@@ -117,7 +117,7 @@ impl Client {
         self.core.get()?.state().to_python(py)
     }
 
-    /// States as they come.
+    /// A stream of states.
     fn states(&self) -> PyResult<States> {
         Ok(States::new(self.core.get()?.states()))
     }
@@ -168,7 +168,7 @@ impl Client {
         self.run(py, |core| async move { core.publish(&queue, body, &options).await.map(py_receipt) })
     }
 
-    /// Crosses the border once for all of them.
+    /// Publishes many messages in one call.
     #[pyo3(signature = (queue, bodies, *, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
                         timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
@@ -192,7 +192,7 @@ impl Client {
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }
 
-    /// The same for messages that have an id and headers of their own.
+    /// Like `publish_many`, for messages with an id and headers of their own.
     #[pyo3(signature = (queue, messages, *, high_priority=false, confirm=true, timeout=None))]
     fn publish_each<'py>(
         &self,
@@ -253,14 +253,14 @@ impl Client {
         self.run(py, |core| async move { core.statistic(&expression).await })
     }
 
-    /// What was agreed on, in the order of the extensions' numbers: names and properties.
+    /// The agreed extensions in the order of their numbers: names and properties.
     #[getter]
     fn extensions(&self) -> PyResult<Vec<(String, Pairs)>> {
         let agreement = self.core.get()?.agreement().map_err(error::client)?;
         let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
         let extension = |extension: &Extension<'_>| {
             let properties = extension.properties.iter();
-            // A token is for nobody's eyes.
+            // Tokens are secret.
             let shown = properties.filter(|(key, _)| key != "token");
             let pairs = shown.map(|(key, value)| (key.to_string(), text(value))).collect();
             (extension.name.to_string(), pairs)
@@ -284,7 +284,7 @@ impl Client {
         self.run(py, |core| async move { core.send_extension(&name, &payload).await })
     }
 
-    /// What is spoken: the scheme of its URLs.
+    /// The protocol, as the scheme of its URLs.
     #[getter]
     fn protocol(&self) -> PyResult<&'static str> {
         Ok(self.core.get()?.protocol().scheme())
@@ -329,7 +329,7 @@ impl Client {
         self.run(py, |core| async move { Ok(core.get_cached(&queue, timeout).await?.map(Received::plain)) })
     }
 
-    /// Answers with the seconds until the acknowledgement, or with nothing if none was asked for.
+    /// Returns the seconds until the acknowledgement, or `None` if none was requested.
     #[pyo3(signature = (target, body, *, content_type=0, message_id=None, headers=Vec::new(), high_priority=false,
                         only_first=false, confirm=false, timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "the options of sending, named in Python")]
@@ -412,7 +412,7 @@ impl Client {
         self.run(py, move |core| async move { core.acknowledge_direct(&message, refusal.as_deref()).await })
     }
 
-    /// Each of `subscriptions` is a name, a channel or none, a queue or none.
+    /// Each of `subscriptions` is an event name, an optional channel and an optional queue.
     fn subscribe_events<'py>(
         &self,
         py: Python<'py>,
@@ -572,7 +572,7 @@ fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>
 fn event_scope((name, channel, queue): (String, Option<String>, Option<u16>)) -> PyResult<EventScope> {
     let Some(kind) = EventKind::from_name(&name) else {
         let known: Vec<&str> = EventKind::ALL.into_iter().map(EventKind::as_str).collect();
-        let text = format!("there is no event {name:?}; there are {}", known.join(", "));
+        let text = format!("unknown event {name:?}; use one of {}", known.join(", "));
         return Err(InvalidArgument::new_err(text));
     };
     Ok(EventScope { kind, channel, queue })

@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 
 use crate::error;
 
-/// Shard, bytes before and after, segments before and after, what stands aside, bytes of it that were dropped, messages
-/// lost, and what opening found if it was damage.
+/// Shard, bytes before and after, segments before and after, set-aside files, dropped bytes of them, lost messages, and
+/// damage found while opening.
 type Row = (usize, u64, u64, usize, usize, Vec<String>, u64, u64, Option<String>);
 
-/// Compacts all shards. `progress` is called with the shard, bytes done and in all; what it raises ends it after a step,
-/// with everything in order.
+/// Compacts all shards. Calls `progress` with the shard, processed bytes and total bytes. An exception of `progress`
+/// stops the compaction after a complete step.
 #[pyfunction]
 pub(crate) fn journal_compact(
     py: Python<'_>,

@@ -1,5 +1,5 @@
-//! From the dataclasses of `mqcore.config` to what the server takes. The dataclasses have checked their own fields and
-//! made durations seconds; what only the broker can judge, addresses for example, is judged here.
+//! Converts the dataclasses of `mqcore.config` to the server's configuration. The dataclasses check their fields and
+//! convert durations to seconds; this module checks the rest, such as addresses.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -153,12 +153,12 @@ fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {
     }))
 }
 
-/// A limit, where `none` stands for there being none.
+/// A limit; `none` means no limit.
 fn limit<T: PartialEq>(value: T, none: T) -> Option<T> {
     (value != none).then_some(value)
 }
 
-/// The listeners of URLs, and behind them those of tables.
+/// Listeners from URLs, then those from tables.
 fn listeners(config: &Bound<'_, PyAny>, urls: &[String]) -> PyResult<Vec<ListenerConfig>> {
     let parse = |url: &str| url.parse::<ListenerConfig>().map_err(|broken| error::config(&broken));
     let mut listeners = Vec::new();
@@ -189,7 +189,7 @@ fn listener_tls(tls: &Bound<'_, PyAny>) -> PyResult<ListenerTls> {
         cert: field(tls, "cert")?,
         key: field(tls, "key")?,
         client_ca: field(tls, "client_ca")?,
-        // The dataclass lets no other word pass.
+        // The dataclass allows no other value.
         client_cert: ClientCertificates::from_text(&client_cert).unwrap_or_default(),
     })
 }
@@ -235,7 +235,7 @@ pub(crate) fn queue_address(text: &str) -> PyResult<QueueAddress> {
     QueueAddress::parse(text).map_err(|broken| error::name(text, broken))
 }
 
-/// What a queue says; `none` removes what it inherits.
+/// A limit of a queue; `none` removes the inherited one.
 fn publish_limit(options: &Bound<'_, PyAny>) -> PyResult<Option<Option<Limit>>> {
     let text: Option<String> = field(options, "publish_limit")?;
     text.map(|text| Limit::change(&text))

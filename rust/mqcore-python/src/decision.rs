@@ -1,4 +1,4 @@
-//! Decisions as Python writes them.
+//! Decisions for Python.
 
 use mqcore_broker::model::decision::{Acknowledge, Decision as BrokerDecision, PutBack, Step};
 use mqcore_broker::model::policy;
@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 
-/// What a delivery handler answers. Frozen, compared by value.
+/// The answer of a delivery handler. Immutable, compared by value.
 #[pyclass(frozen, eq, hash, module = "mqcore._core")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Decision {
-    /// The same in the broker's words.
+    /// The broker's decision.
     pub(crate) decision: BrokerDecision,
 }
 
@@ -122,30 +122,30 @@ fn unknown(argument: &str, given: &str, known: &str) -> PyErr {
     PyValueError::new_err(format!("{argument} is {known}, not {given:?}"))
 }
 
-/// The ready-made policy of this key.
+/// The predefined policy with this key.
 pub(crate) fn policy_of(key: &str) -> PyResult<Policy> {
     policy::ALL.into_iter().find(|policy| policy.key == key).ok_or_else(|| {
         let known: Vec<_> = policy::ALL.iter().map(|policy| policy.key).collect();
-        PyValueError::new_err(format!("there is no policy {key:?}; there are: {}", known.join(", ")))
+        PyValueError::new_err(format!("unknown policy {key:?}; use one of: {}", known.join(", ")))
     })
 }
 
-/// The step whose method has this name.
+/// The step with this method name.
 pub(crate) fn step_of(method: &str) -> PyResult<Step> {
     Step::ALL
         .into_iter()
         .find(|step| step.method() == method)
-        .ok_or_else(|| PyValueError::new_err(format!("{method:?} is no step of a delivery")))
+        .ok_or_else(|| PyValueError::new_err(format!("{method:?} is not a step of a delivery")))
 }
 
-/// What the ready-made policy `policy` decides at `step`.
+/// The decision of the predefined policy `policy` at `step`.
 #[pyfunction]
 #[pyo3(signature = (policy, step, *, positive=true))]
 pub(crate) fn policy_decision(policy: &str, step: &str, positive: bool) -> PyResult<Decision> {
     Ok(policy_of(policy)?.decide(step_of(step)?, positive).into())
 }
 
-/// The keys of the ready-made policies.
+/// The keys of the predefined policies.
 #[pyfunction]
 pub(crate) fn policies() -> Vec<&'static str> {
     policy::ALL.iter().map(|policy| policy.key).collect()

@@ -1,8 +1,9 @@
-//! The thread of one delivery handler: attached to the interpreter once, fed with batches, answering in batches.
+//! The thread of one delivery handler. It attaches to the interpreter once, and receives questions and sends answers in
+//! batches.
 //!
-//! Attaching for each message would cost a thread state and a fresh stack chunk each time, tens of microseconds;
-//! so the thread stays attached and lets go of the interpreter only while it waits for questions. One thread a
-//! handler object: a handler that sleeps keeps the queues of its own key waiting and no others.
+//! Attaching for each message would cost tens of microseconds for a thread state and a stack chunk. So the thread stays
+//! attached and releases the interpreter only while it waits for questions. Each handler object has its own thread, so
+//! a sleeping handler delays only the queues with its key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,29 +24,29 @@ use crate::leaked_threads::LeakedThread;
 use crate::load::{Counts, Load};
 use crate::pending_answers::{Entry, PendingAnswers};
 
-/// Questions answered at most before the answers are sent.
+/// Maximum answers in a batch.
 const BATCH_MAX: usize = 256;
-/// How long answers wait at most for others to go with them, unless a method takes longer by itself.
+/// Maximum time to collect a batch of answers, unless a single call takes longer.
 const BATCH_TIME: Duration = Duration::from_millis(1);
 
 /// A running handler.
 pub(crate) struct Dispatcher {
-    /// `None` is the last thing that is sent.
+    /// `None` ends the thread.
     inbox: Sender<Option<Asked>>,
     load: Arc<Load>,
     stopping: Arc<AtomicBool>,
-    /// Nothing is ever sent: it disconnects when the thread ends, which can be waited for with a limit.
+    /// Disconnects when the thread ends, which allows a wait with a timeout; no message is ever sent.
     ended: Receiver<()>,
 }
 
-/// The questions of one turn of one shard.
+/// The questions of one batch of a shard.
 struct Asked {
     questions: Vec<Question>,
     sink: Arc<dyn AnswerSink>,
 }
 
 impl Dispatcher {
-    /// Starts the thread. `submit(burst)` is how bursts of awaitables reach the event loop.
+    /// Starts the thread. `submit(burst)` passes a burst of awaitables to the event loop.
     pub(crate) fn start(key: &str, handler: Handler, submit: Py<PyAny>) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::unbounded();
         let (ending, ended) = crossbeam_channel::bounded(0);
@@ -71,7 +72,7 @@ impl Dispatcher {
         Ok(Self { inbox, load, stopping, ended })
     }
 
-    /// Takes questions; returns at once.
+    /// Queues questions; returns at once.
     pub(crate) fn ask(&self, mut questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
         let taken = self.load.take(questions.len());
         let refused = questions.split_off(taken);
@@ -85,13 +86,13 @@ impl Dispatcher {
         refuse(refused, sink);
     }
 
-    /// Lets the thread end once it has answered what was asked so far.
+    /// Ends the thread after it has answered all questions so far.
     pub(crate) fn finish(&self) {
-        // An error means that it has ended already.
+        // On an error the thread has already ended.
         let _ = self.inbox.send(None);
     }
 
-    /// Lets the thread end as soon as the call that it is in returns: nobody wants answers any more.
+    /// Ends the thread as soon as its current call returns. Its answers are no longer needed.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.finish();
@@ -109,7 +110,7 @@ impl LeakedThread for Dispatcher {
     }
 }
 
-/// An answer as the broker takes it.
+/// The broker's form of an answer.
 pub(crate) fn answer(id: QuestionId, result: Result<Verdict, HandlerFailure>) -> Answer {
     match result {
         Ok(Verdict { decision, targets }) => Answer { id, result: Ok(decision), targets },
@@ -117,7 +118,7 @@ pub(crate) fn answer(id: QuestionId, result: Result<Verdict, HandlerFailure>) ->
     }
 }
 
-/// Answers that the handler will not decide.
+/// Answers that the handler makes no decision.
 fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
     let answers: Vec<_> = questions
         .into_iter()
@@ -129,9 +130,9 @@ fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
     }
 }
 
-/// The life of the thread.
+/// Runs the thread.
 fn run(mut turn: Turn, questions: &Receiver<Option<Asked>>) {
-    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
         while let Some(asked) = turn.next(py, questions) {
             turn.answer(py, asked);
@@ -142,11 +143,11 @@ fn run(mut turn: Turn, questions: &Receiver<Option<Asked>>) {
         std::mem::forget(turn);
         return;
     }
-    // What the thread held of Python goes while it is attached, not through the pool of deferred releases.
+    // Python objects are dropped while the thread is attached, so that PyO3 does not defer their release.
     Python::try_attach(|_| drop(turn));
 }
 
-/// What the thread works with.
+/// State of the thread.
 struct Turn {
     key: Box<str>,
     handler: Arc<Handler>,
@@ -156,16 +157,16 @@ struct Turn {
     views: Views,
     answers: Answers,
     waiting: Vec<Entry>,
-    /// The first exception of the batch, its step, and how many there were.
+    /// The first exception of the batch, its step, and the number of exceptions.
     failures: Option<(Step, PyErr, u64)>,
-    /// Questions answered and not yet taken off the load.
+    /// Answered questions that the load still counts.
     answered: usize,
-    /// When the first of the waiting answers was made.
+    /// Time of the first unsent answer.
     began: Instant,
 }
 
 impl Turn {
-    /// The next questions. Sends what is ready before it waits for any. `None`: nobody will ask any more.
+    /// Returns the next questions. Sends ready answers before it waits. `None`: no further questions.
     fn next(&mut self, py: Python<'_>, questions: &Receiver<Option<Asked>>) -> Option<Asked> {
         match questions.try_recv() {
             Ok(asked) => return asked,
@@ -227,7 +228,7 @@ impl Turn {
         }
     }
 
-    /// Sends the answers to the shards, what has to be awaited to the event loop, and failures to the log.
+    /// Sends answers to the shards, awaitables to the event loop, and failures to the log.
     fn send(&mut self, py: Python<'_>) {
         self.answers.send();
         self.load.answered(std::mem::take(&mut self.answered));

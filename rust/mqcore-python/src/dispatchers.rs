@@ -1,4 +1,4 @@
-//! All Python delivery handlers of one broker: the shards ask here, and each question finds its dispatcher.
+//! All Python delivery handlers of one broker. It routes the questions of the shards to their dispatchers.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
@@ -20,9 +20,9 @@ use crate::node_filter::FilterThread;
 
 /// The dispatchers by [`HandlerId`].
 ///
-/// The broker numbers the ready-made policies first, in the order of [`policy::ALL`], and then every other key in
-/// the order of its first registration; a handler that replaces another keeps the number. This table follows
-/// the same rule, so that a dispatcher stands here before the broker can ask it.
+/// The broker numbers the predefined policies first, in the order of [`policy::ALL`], and then every other key in the
+/// order of its first registration. A replacing handler keeps the number. This table follows the same rule, so that a
+/// dispatcher exists before the broker can use it.
 pub(crate) struct Dispatchers {
     slots: RwLock<Vec<Slot>>,
     /// The program's own authenticator, if it has one.
@@ -32,7 +32,7 @@ pub(crate) struct Dispatchers {
     filters: RwLock<Filters>,
 }
 
-/// The program's own filters of what is passed on between nodes.
+/// The program's filters for links between nodes.
 #[derive(Default)]
 struct Filters {
     accept: Option<Arc<FilterThread>>,
@@ -57,7 +57,7 @@ impl Default for Dispatchers {
 }
 
 impl Dispatchers {
-    /// Puts a dispatcher in place; returns the one that it replaces.
+    /// Sets a dispatcher; returns the replaced one.
     pub(crate) fn set(&self, key: &str, dispatcher: Dispatcher) -> Option<Arc<Dispatcher>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let dispatcher = Some(Arc::new(dispatcher));
@@ -70,17 +70,17 @@ impl Dispatchers {
         }
     }
 
-    /// Puts the authenticator in place, before the server starts.
+    /// Sets the authenticator, before the server starts.
     pub(crate) fn set_authority(&self, thread: AuthorityThread) {
         *self.authority.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
-    /// Puts the extensions in place, before the server starts.
+    /// Sets the extensions, before the server starts.
     pub(crate) fn set_extensions(&self, thread: ExtensionThread) {
         *self.extensions.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(thread));
     }
 
-    /// Puts the filters of nodes in place, before the server starts.
+    /// Sets the node filters, before the server starts.
     pub(crate) fn set_node_filters(
         &self,
         accept: Option<Arc<FilterThread>>,
@@ -95,8 +95,8 @@ impl Dispatchers {
         slots.iter().filter_map(|slot| Some((slot.key.clone(), slot.dispatcher.as_ref()?.counts()))).collect()
     }
 
-    /// Ends all threads; returns the keys of handlers that did not come back by `deadline`: they are leaked threads from
-    /// then on. To be called detached from the interpreter, because a handler needs it to come back.
+    /// Ends all threads. Returns the keys of handlers whose call did not return by `deadline`; their threads are
+    /// leaked. Call it detached from the interpreter, which handlers need to return.
     pub(crate) fn stop(&self, deadline: Instant) -> Vec<Box<str>> {
         let slots = std::mem::take(&mut *self.slots.write().unwrap_or_else(PoisonError::into_inner));
         let running: Vec<_> =
@@ -165,7 +165,7 @@ impl HandlerPort for Dispatchers {
     }
 
     fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {
-        // As a rule one turn asks one handler, and the questions move on without being looked at again.
+        // Usually all questions of a batch are for one handler, and move without further inspection.
         while let Some(handler) = questions.first().map(|question| question.handler) {
             let (asked, rest) = if questions.iter().all(|question| question.handler == handler) {
                 (questions, Vec::new())

@@ -1,5 +1,4 @@
-//! From the errors of the Rust side to the exceptions of `mqcore.errors`: one function an enum, and no texts of
-//! its own.
+//! Converts Rust errors to the exceptions of `mqcore.errors`: one function per enum, without texts of its own.
 
 use mqcore_broker::model::id::NameError;
 use mqcore_limiter::rule::RuleError;
@@ -34,7 +33,7 @@ pyo3::import_exception!(mqcore.errors, NotRunning);
 pyo3::import_exception!(mqcore.errors, TooLarge);
 pyo3::import_exception!(mqcore.errors, Unacceptable);
 
-/// What a peer's, or a test's, bytes broke.
+/// Malformed bytes from a peer or a test.
 pub(crate) fn wire(error: &WireError) -> PyErr {
     match error {
         WireError::TooLarge { max, .. } => TooLarge::new_err((error.to_string(), *max)),
@@ -42,7 +41,7 @@ pub(crate) fn wire(error: &WireError) -> PyErr {
     }
 }
 
-/// Why a broker did not start.
+/// Errors of starting a broker.
 pub(crate) fn start(error: &StartError) -> PyErr {
     match error {
         StartError::Config(broken) => config(broken),
@@ -54,7 +53,7 @@ pub(crate) fn start(error: &StartError) -> PyErr {
     }
 }
 
-/// Why users and tokens cannot be read or changed.
+/// Errors of reading or changing users and tokens.
 pub(crate) fn authority(error: &StoreError) -> PyErr {
     match error {
         StoreError::Record(RecordError::Missing { .. }) => AuthorityMissing::new_err(error.to_string()),
@@ -62,18 +61,18 @@ pub(crate) fn authority(error: &StoreError) -> PyErr {
     }
 }
 
-/// Why listeners go on with the certificates that they had.
+/// Errors of reloading certificates; listeners keep the previous ones.
 pub(crate) fn reload(errors: &[ReloadError]) -> PyErr {
     let words: Vec<String> = errors.iter().map(ToString::to_string).collect();
     ConfigError::new_err(words.join("; "))
 }
 
-/// What is wrong with a setting.
+/// An invalid setting.
 pub(crate) fn config(error: &ServerConfigError) -> PyErr {
     ConfigError::new_err(error.to_string())
 }
 
-/// Why a stopped broker's data directory cannot be looked at, or compacted.
+/// Errors of inspecting or compacting a stopped broker's data directory.
 pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
     let words = error.to_string();
     match error {
@@ -86,7 +85,7 @@ pub(crate) fn data_dir(error: &DataDirError) -> PyErr {
     }
 }
 
-/// Why rows could not be written to a file. What the system says becomes the `OSError` of its number.
+/// Errors of writing rows to a file. A system error becomes the `OSError` with its number.
 pub(crate) fn table_file(error: &FileError) -> PyErr {
     match error {
         FileError::Io { path, source } => match source.raw_os_error() {
@@ -103,7 +102,7 @@ pub(crate) fn table_file(error: &FileError) -> PyErr {
     }
 }
 
-/// Why there is no backup.
+/// Errors of a backup.
 pub(crate) fn backup(refused: &BackupError) -> PyErr {
     let words = refused.to_string();
     match refused {
@@ -115,12 +114,12 @@ pub(crate) fn backup(refused: &BackupError) -> PyErr {
     }
 }
 
-/// What can be the id of no schedule.
+/// An invalid schedule id.
 pub(crate) fn schedule_id(given: &str, refused: &EntryIdError) -> PyErr {
     InvalidArgument::new_err(format!("{given:?}: {refused}"))
 }
 
-/// Why a schedule was not ended, or not for good.
+/// Errors of ending a schedule.
 pub(crate) fn end_schedule(refused: &EndScheduleError, id: &EntryId) -> PyErr {
     let (words, id) = (refused.to_string(), id.to_string());
     match refused {
@@ -131,7 +130,7 @@ pub(crate) fn end_schedule(refused: &EndScheduleError, id: &EntryId) -> PyErr {
     }
 }
 
-/// Why a limit was not applied.
+/// Errors of applying a limit.
 pub(crate) fn rule(refused: RuleError) -> PyErr {
     let words = refused.to_string();
     match refused {
@@ -140,22 +139,22 @@ pub(crate) fn rule(refused: RuleError) -> PyErr {
     }
 }
 
-/// A queue that nobody declared and for which nothing is saved.
+/// A queue without a declaration and without saved messages.
 pub(crate) fn no_saved_queue(queue: &str) -> PyErr {
-    DataDirMissing::new_err(format!("there is no queue {queue} in the data directory"))
+    DataDirMissing::new_err(format!("queue {queue} does not exist in the data directory"))
 }
 
-/// What is wrong with a name.
+/// An invalid queue name.
 pub(crate) fn name(given: &str, error: NameError) -> PyErr {
-    ConfigError::new_err(format!("{given:?} cannot name a queue: {error}"))
+    ConfigError::new_err(format!("invalid queue name {given:?}: {error}"))
 }
 
-/// A broker that is not running was asked for something.
+/// A call that needs a running broker.
 pub(crate) fn not_running(what: &str) -> PyErr {
     NotRunning::new_err(format!("the broker is not running, so it cannot {what}; start it first"))
 }
 
-/// A broker was used in a process to which `fork` brought it without its threads.
+/// A broker used in a forked child, which lacks its threads.
 pub(crate) fn forked() -> PyErr {
     Forked::new_err(
         "this broker was started before fork(), and its threads stayed in the parent process; start a broker in \

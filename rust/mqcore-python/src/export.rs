@@ -1,4 +1,4 @@
-//! A stopped broker's messages and history as files of rows for `mqcore.journal`.
+//! Exports a stopped broker's messages and history as files of rows, for `mqcore.journal`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,18 +12,18 @@ use pyo3::prelude::*;
 use crate::error;
 use crate::journal::inspect;
 
-/// Rows or notes after which Python is told how far it is: often enough for the eye, too seldom to cost.
+/// Rows or blocks between two progress reports: often enough to read, rare enough to be cheap.
 const REPORT_EVERY: u64 = 1024;
 
 pub(crate) fn format(name: &str) -> PyResult<Format> {
     match name {
         "parquet" => Ok(Format::Parquet),
         "arrow" => Ok(Format::Arrow),
-        _ => Err(PyValueError::new_err(format!("{name:?} is no format; use 'parquet' or 'arrow'"))),
+        _ => Err(PyValueError::new_err(format!("unknown format {name:?}; use 'parquet' or 'arrow'"))),
     }
 }
 
-/// Tells Python how much is done. What Python raises then ends the work.
+/// Reports progress to Python. An exception of the callback stops the work.
 pub(crate) struct Reporting {
     progress: Py<PyAny>,
     done: u64,
@@ -35,7 +35,7 @@ impl Reporting {
         Self { progress: progress.clone().unbind(), done: 0, raised: None }
     }
 
-    /// Counts one; false: nothing more shall be done.
+    /// Counts one row or block; false: stop.
     pub(crate) fn one_more(&mut self) -> bool {
         self.done += 1;
         if self.done.is_multiple_of(REPORT_EVERY) && self.raised.is_none() {
@@ -49,7 +49,7 @@ impl Reporting {
         self.progress.call1(py, (self.done,)).map(drop)
     }
 
-    /// What is raised in the end, or the number of rows after a last report.
+    /// Raises the callback's exception, or reports once more and returns the number of rows.
     pub(crate) fn outcome(self, written: Result<u64, FileError>) -> PyResult<u64> {
         if let Some(raised) = self.raised {
             return Err(raised);
@@ -60,14 +60,14 @@ impl Reporting {
     }
 }
 
-/// The steps of messages' lives that a stopped broker's journals have.
+/// The history of messages in a stopped broker's journals.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct JournalHistory {
     shards: Mutex<Vec<InspectedShard>>,
     queue: Option<QueueAddress>,
-    /// Keeps brokers away until this is dropped.
+    /// Locks the data directory until this is dropped.
     _directory: StoppedDataDir,
-    /// Whether anything in the directory is damaged, so that steps may be missing here.
+    /// Whether the directory is damaged, so that steps may be missing.
     #[pyo3(get)]
     damaged: bool,
     /// Blocks of steps in the journals.
@@ -97,8 +97,8 @@ impl JournalHistory {
         Ok(Self { shards: Mutex::new(shards), queue, _directory: directory, damaged, blocks })
     }
 
-    /// Writes them to a file: `parquet` or `arrow`. `progress` is called with how many blocks are done; what it raises ends
-    /// the writing. Answers the number of rows, and whether every block was readable.
+    /// Writes them to a `parquet` or `arrow` file. Calls `progress` with the number of processed blocks; its exception
+    /// stops the export. Returns the number of rows, and whether every block was readable.
     fn write(
         &self,
         py: Python<'_>,

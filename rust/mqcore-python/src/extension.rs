@@ -1,7 +1,7 @@
-//! Vendors' extensions of MicroMessage2 in Python: the thread on which a program's handlers deal with their frames.
+//! Vendors' extensions of MicroMessage2 in Python: the thread that runs a program's frame handlers.
 //!
-//! The thread is attached to the interpreter once and fed with batches, like those of delivery handlers. Awaitables go to
-//! the event loop together, each with its way back; whatever gets lost on the way has failed.
+//! The thread attaches to the interpreter once and receives batches, like those of delivery handlers. It passes
+//! awaitables to the event loop together, each with a reply object. A lost answer counts as a failure.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,17 +17,17 @@ use pyo3::types::PyBytes;
 use crate::leaked_threads::LeakedThread;
 use crate::view::ClientView;
 
-/// Batches of frames that may wait; more have failed.
+/// Maximum waiting batches of frames; further frames fail.
 const BATCHES_MAX: usize = 16_384;
-/// Awaitables that are handed to the event loop at once, at most.
+/// Maximum awaitables passed to the event loop at once.
 const BURST_MAX: usize = 256;
 
-/// An extension as it was registered.
+/// A registered extension.
 pub(crate) struct Definition {
     pub(crate) name: Box<str>,
     pub(crate) received: Py<PyAny>,
     pub(crate) timeout: Duration,
-    /// How bursts of awaitables reach the event loop.
+    /// Passes bursts of awaitables to the event loop.
     pub(crate) submit: Py<PyAny>,
 }
 
@@ -40,11 +40,11 @@ impl Definition {
 
 /// The thread of all extensions of a broker.
 pub(crate) struct ExtensionThread {
-    /// `None` is the last thing that is sent.
+    /// `None` ends the thread.
     inbox: Sender<Option<Vec<ExtensionFrame>>>,
     timeouts: Vec<(Box<str>, Duration)>,
     stopping: Arc<AtomicBool>,
-    /// Nothing is ever sent: it disconnects when the thread ends.
+    /// Disconnects when the thread ends; no message is ever sent.
     ended: Receiver<()>,
 }
 
@@ -64,10 +64,10 @@ impl ExtensionThread {
         Ok(Self { inbox, timeouts, stopping, ended })
     }
 
-    /// Lets the thread end as soon as the call that it is in returns.
+    /// Ends the thread as soon as its current call returns.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Full or gone: then it finds the flag.
+        // If the channel is full or closed, the thread sees the flag.
         let _ = self.inbox.try_send(None);
     }
 }
@@ -91,22 +91,22 @@ impl ExtensionPort for ExtensionThread {
     }
 
     fn handle(&self, frames: Vec<ExtensionFrame>) {
-        // What does not fit is dropped, which is an answer.
+        // A dropped batch counts as an answer.
         let _ = self.inbox.try_send(Some(frames));
     }
 }
 
-/// What the thread works with.
+/// State of the thread.
 struct Extensions {
     definitions: Vec<Definition>,
     stopping: Arc<AtomicBool>,
-    /// By the place of their extension.
+    /// By index of the extension.
     waiting: Vec<(usize, Py<PyAny>, Py<ExtensionReply>)>,
 }
 
-/// The life of the thread.
+/// Runs the thread.
 fn run(mut extensions: Extensions, frames: &Receiver<Option<Vec<ExtensionFrame>>>) {
-    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
         while let Some(batch) = extensions.next(py, frames) {
             for frame in batch {
@@ -125,7 +125,7 @@ fn run(mut extensions: Extensions, frames: &Receiver<Option<Vec<ExtensionFrame>>
 }
 
 impl Extensions {
-    /// The next frames. What has to be awaited is handed over before the thread waits for any.
+    /// Returns the next frames. Passes awaitables on before it waits.
     fn next(
         &mut self,
         py: Python<'_>,
@@ -180,7 +180,7 @@ impl Extensions {
     }
 }
 
-/// The way back for one answer. Dropped without one, it says that the frame could not be handled.
+/// The reply for one frame. Dropping it without an answer reports a failure.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct ExtensionReply {
     name: Box<str>,
@@ -191,7 +191,7 @@ impl ExtensionReply {
     fn send(&self, answer: ExtensionAnswer) {
         let reply = self.reply.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(reply) = reply {
-            // Whoever sent the frame may be gone.
+            // The sender of the frame may be gone.
             let _ = reply.send(answer);
         }
     }
@@ -199,13 +199,13 @@ impl ExtensionReply {
 
 #[pymethods]
 impl ExtensionReply {
-    /// The extension whose handler is awaited.
+    /// The extension of the awaited handler.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// Takes what the handler returned: `None`, one payload, or several. Raises if it is none of these.
+    /// Settles with the handler's result: `None`, one payload, or several. Raises for anything else.
     fn settle(&self, result: &Bound<'_, PyAny>) -> PyResult<()> {
         let octets = |payload: &Bound<'_, PyAny>| -> Option<Vec<u8>> {
             Some(payload.cast::<PyBytes>().ok()?.as_bytes().to_vec())
@@ -224,7 +224,7 @@ impl ExtensionReply {
         Ok(())
     }
 
-    /// Takes what the handler raised: a refusal is told to the peer, anything else to the log.
+    /// Settles with the handler's exception: sends a refusal to the peer, and logs anything else.
     fn raised(&self, exception: &Bound<'_, PyAny>) -> PyResult<()> {
         static REFUSED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         static REPORT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -238,7 +238,7 @@ impl ExtensionReply {
         Ok(())
     }
 
-    /// The frame could not be handled, and nobody has anything to say about it.
+    /// Reports a failure without a reason.
     fn fail(&self) {
         self.send(ExtensionAnswer::Failed);
     }

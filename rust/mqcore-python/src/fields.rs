@@ -1,4 +1,4 @@
-//! Fields of the dataclasses that Python passes in.
+//! Fields of Python dataclasses.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! TMQP frames for Python: the codec of the broker itself, for tests and tools.
+//! The broker's TMQP codec for Python tests and tools.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp;
@@ -7,7 +7,7 @@ use pyo3::types::PyBytes;
 
 use crate::error;
 
-/// One TMQP/2.0 frame. Parts that are text on the wire stay bytes here: this is the wire's view.
+/// One TMQP/2.0 frame. Text parts are bytes, as on the wire.
 #[pyclass(frozen, eq, hash, get_all, module = "mqcore._core")]
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Frame {
@@ -126,8 +126,8 @@ impl From<tmqp::Frame<'_>> for Frame {
     }
 }
 
-/// Reads one frame from the front of `data`: the frame and how many bytes it took, or `(None, 0)` while more
-/// bytes are needed.
+/// Decodes one frame at the front of `data`. Returns the frame and its size in bytes, or `(None, 0)` if more bytes are
+/// needed.
 #[pyfunction]
 #[pyo3(signature = (data, *, frame_bytes_max=None, header_bytes_max=None))]
 pub(crate) fn tmqp_decode(
@@ -146,7 +146,7 @@ pub(crate) fn tmqp_decode(
     }
 }
 
-/// The bytes of `frame`.
+/// Encodes `frame`.
 #[pyfunction]
 pub(crate) fn tmqp_encode<'py>(py: Python<'py>, frame: &Frame) -> Bound<'py, PyBytes> {
     let mut output = Vec::new();

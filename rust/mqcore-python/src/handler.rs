@@ -1,4 +1,4 @@
-//! A delivery handler written in Python: its overridden methods, called, and what they answered.
+//! Calls the overridden methods of a delivery handler written in Python, and reads their answers.
 
 use mqcore_broker::model::decision::{Decision as BrokerDecision, Step, Steps};
 use mqcore_broker::model::router::Binding;
@@ -10,18 +10,18 @@ use crate::call::{About, Call};
 use crate::decision::{Decision, step_of};
 use crate::routing;
 
-/// The user's object as its dispatcher needs it: everything looked up once, at registration.
+/// The user's handler, with all methods looked up at registration.
 pub(crate) struct Handler {
     /// `module.Class`, for errors.
     name: Box<str>,
-    /// By step number: the bound method, where the class overrides it.
+    /// The overridden bound methods by step number.
     methods: [Option<Py<PyAny>>; Step::ALL.len()],
 }
 
-/// What a method answered.
+/// The answer of a method.
 pub(crate) struct Verdict {
     pub(crate) decision: BrokerDecision,
-    /// Where a router wants a message to go.
+    /// The targets of a router.
     pub(crate) targets: Option<Box<[Binding]>>,
 }
 
@@ -31,13 +31,13 @@ impl From<BrokerDecision> for Verdict {
     }
 }
 
-/// What came of a call.
+/// The result of a call.
 pub(crate) enum Outcome {
-    /// An answer. The exception, if there was one, is dealt with.
+    /// An answer; any exception is handled.
     Decided(Verdict),
-    /// An exception, and `exception_thrown` did not decide what to do about it.
+    /// An exception without a decision of `exception_thrown`.
     Failed(PyErr),
-    /// Something to be awaited before there is an answer, and of which step.
+    /// An awaitable for the answer, and its step.
     Waiting(Step, Py<PyAny>, About),
 }
 
@@ -63,7 +63,7 @@ impl Handler {
     pub(crate) fn answer(&self, py: Python<'_>, call: Call) -> Outcome {
         let Call { step, arguments, about } = call;
         let Some(method) = &self.methods[step as usize] else {
-            // Asked of the handler that this one has just replaced.
+            // The question was for a handler that this one has replaced.
             let name = &self.name;
             return Outcome::Failed(PyTypeError::new_err(format!(
                 "{name} does not decide {}",
@@ -77,7 +77,7 @@ impl Handler {
         }
     }
 
-    /// Asks `exception_thrown`, if it is overridden, what to do about `exception`.
+    /// Calls `exception_thrown` for `exception`, if it is overridden.
     pub(crate) fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
         let step = Step::ExceptionThrown;
         let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
@@ -89,7 +89,7 @@ impl Handler {
         }
     }
 
-    /// The answer in what an awaited method returned.
+    /// Reads the result of an awaited method.
     pub(crate) fn awaited(&self, step: Step, result: &Bound<'_, PyAny>) -> PyResult<Verdict> {
         answer(step, result)?.ok_or_else(|| self.no_answer(step, result))
     }
@@ -127,7 +127,7 @@ fn answer(step: Step, result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
             .cast::<PyBool>()
             .ok()
             .map(|saved| BrokerDecision { allow: saved.is_true(), ..BrokerDecision::ALLOW }),
-        // Told, not asked: there is nothing to decide.
+        // A notification without a decision.
         Step::MessageDequeued => result.is_none().then_some(BrokerDecision::ALLOW),
         Step::Route => return routing::verdict(result),
         _ => result.cast::<Decision>().ok().map(|decision| decision.get().decision),

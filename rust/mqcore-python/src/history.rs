@@ -1,4 +1,4 @@
-//! The history of a data directory for `mqcore.spark`: how far it reaches, its parts, and these as Arrow streams.
+//! The history of a data directory for `mqcore.spark`: its range, its pieces, and their rows as Arrow streams.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ fn view(name: &str) -> PyResult<View> {
     match name {
         "messages" => Ok(View::Messages),
         "steps" => Ok(View::Steps),
-        _ => Err(PyValueError::new_err(format!("{name:?} is no view; use 'messages' or 'steps'"))),
+        _ => Err(PyValueError::new_err(format!("unknown view {name:?}; use 'messages' or 'steps'"))),
     }
 }
 
-/// The columns of a view: name, Spark type, and when it is shown (`default`, `headers`, `meta` or `alias`).
+/// The columns of a view: name, Spark type, and when to show it (`default`, `headers`, `meta` or `alias`).
 #[pyfunction]
 pub(crate) fn history_columns(name: &str) -> PyResult<Vec<(&'static str, &'static str, &'static str)>> {
     let columns = view(name)?.columns().iter().map(|column| {
@@ -65,13 +65,13 @@ impl History {
         Ok(Self { directory })
     }
 
-    /// For each shard: its number, its journal's identity, the earliest sequence, and that behind the latest.
+    /// For each shard: its number, its journal's identity, the earliest sequence, and the one after the latest.
     fn ends(&self, py: Python<'_>) -> PyResult<Vec<EndsRow>> {
         let ends = py.detach(|| self.directory.ends()).map_err(raised)?;
         Ok(ends.into_iter().map(|ends| (ends.shard, ends.journal, ends.earliest, ends.latest)).collect())
     }
 
-    /// Parts stretches (shard, first sequence, behind the last) into pieces of about so many bytes.
+    /// Splits ranges (shard, first sequence, one after the last) into pieces of about this many bytes.
     fn pieces(
         &self,
         py: Python<'_>,
@@ -91,7 +91,7 @@ impl History {
         Ok(rows.collect())
     }
 
-    /// Where the next `rows` rows of the stretches end, in their order.
+    /// The end of the next `rows` rows of the ranges, in order.
     fn advance(
         &self,
         py: Python<'_>,
@@ -106,7 +106,7 @@ impl History {
         py.detach(|| self.directory.advance(&request, &stretches, rows, fail_on_loss)).map_err(raised)
     }
 
-    /// Reads a piece, as `pieces` gave it.
+    /// Reads a piece from `pieces`.
     fn read(&self, request: &str, piece: PieceRow, fail_on_loss: bool) -> PyResult<HistoryRows> {
         let request = Arc::new(Request::parse(request).map_err(raised)?);
         let (shard, journal, from, until, segments, kept_from, bytes) = piece;
@@ -116,7 +116,7 @@ impl History {
     }
 }
 
-/// Rows that can be taken once, by whoever speaks Arrow's C stream interface.
+/// Rows that a consumer of Arrow's C stream interface can take once.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct HistoryRows {
     batches: std::sync::Mutex<Option<Batches>>,
@@ -124,14 +124,14 @@ pub(crate) struct HistoryRows {
 
 #[pymethods]
 impl HistoryRows {
-    /// The stream, in a capsule; whoever takes it reads without the interpreter's lock.
+    /// The stream in a capsule. Its consumer reads without the interpreter lock.
     #[pyo3(signature = (requested_schema=None))]
     fn __arrow_c_stream__<'py>(
         &self,
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        // Asking for another schema is a wish that need not be granted.
+        // The interface allows ignoring a requested schema.
         drop(requested_schema);
         let batches = self.batches.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         let batches = batches.ok_or_else(|| PyValueError::new_err("these rows were taken already"))?;

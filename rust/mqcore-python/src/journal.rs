@@ -1,4 +1,4 @@
-//! A stopped broker's data directory for `mqcore.journal`: plain values, and the messages of one queue one by one.
+//! A stopped broker's data directory for `mqcore.journal`: plain values, and an iterator over one queue's messages.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -19,11 +19,11 @@ use crate::message::Message;
 
 /// The journal's directory, its shard, and the segment's number, records, live ones, bytes and state.
 type SegmentRow = (String, Option<usize>, u32, u64, u64, u64, &'static str);
-/// The journal's directory, its shard, and what kind of thing was found, in words.
+/// The journal's directory, its shard, and the kind and text of the finding.
 type FindingRow = (String, Option<usize>, &'static str, String);
 
-/// Reads all shards, and what stands beside them, whose numbers are behind theirs. `progress` is called with the number, bytes
-/// done and in all; what it raises ends the reading.
+/// Inspects all shards, then set-aside directories with the following numbers. Calls `progress` with the number,
+/// processed bytes and total bytes. An exception of `progress` stops the inspection.
 ///
 /// `thorough` also reads every definition, message and other record as a start would.
 #[pyfunction]
@@ -48,7 +48,7 @@ pub(crate) fn journal_inspect(
         findings.extend(found.map(|(kind, words)| (name.clone(), Some(shard), kind, words)));
         if thorough {
             let mut show = |words| findings.push((name.clone(), Some(shard), "unreadable", words));
-            // Given away, because a shard cannot be shared between threads.
+            // Moved, because a shard cannot be shared between threads.
             py.detach(move || inspected.each_unreadable(&mut show));
             py.check_signals()?;
         }
@@ -112,7 +112,7 @@ pub(crate) fn inspect(
     watched(py, shard, progress, |report| directory.inspect(shard, report))
 }
 
-/// Reads something and tells `progress` how far that is; what it raises is raised here.
+/// Reads and reports to `progress`, whose exception is raised here.
 fn watched<T: Send>(
     py: Python<'_>,
     number: usize,
@@ -136,13 +136,13 @@ fn watched<T: Send>(
     }
 }
 
-/// The saved messages of one queue, in its order. Holds their places, and reads each when it is asked for.
+/// The saved messages of one queue, in order. It holds their locations, and reads each message on demand.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct JournalMessages {
-    /// Keeps brokers away until this is dropped.
+    /// Locks the data directory until this is dropped.
     _directory: StoppedDataDir,
     rest: Mutex<Vec<Rest>>,
-    /// Whether anything in the directory is damaged, so that messages may be missing here.
+    /// Whether the directory is damaged, so that messages may be missing.
     #[pyo3(get)]
     damaged: bool,
     #[pyo3(get)]
@@ -184,8 +184,8 @@ impl JournalMessages {
         slf
     }
 
-    /// Writes those that are left to a file: `parquet` or `arrow`. `progress` is called with how many are written; what it
-    /// raises ends the writing. Answers the number of rows.
+    /// Writes the remaining messages to a `parquet` or `arrow` file. Calls `progress` with the number written; its
+    /// exception stops the export. Returns the number of rows.
     fn write(
         &self,
         py: Python<'_>,
@@ -199,7 +199,7 @@ impl JournalMessages {
         reporting.outcome(outcome)
     }
 
-    /// Queue, message, attempts and when it was received, in Unix milliseconds.
+    /// Queue, message, attempts and time of arrival in Unix milliseconds.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<(String, Message, u16, u64)>> {
         let next = py.detach(|| self.take()).map_err(|error| error::data_dir(&error))?;
         Ok(next.map(|(restored, attempts)| {

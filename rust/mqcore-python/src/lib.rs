@@ -1,4 +1,4 @@
-//! The Python face of mqcore, as `mqcore._core`: what is exported, and nothing else.
+//! The extension module `mqcore._core`, which contains only exports.
 
 mod answers;
 mod authority;
@@ -33,8 +33,8 @@ mod snapshot;
 mod view;
 mod zmtp;
 
-/// Built only for interpreters with a global lock so far: nothing here relies on it knowingly, but nothing was
-/// tried without it either, so the module asks for it.
+/// The module requires the global interpreter lock: nothing relies on it knowingly, but it is untested without the
+/// lock.
 #[pyo3::pymodule(gil_used = true)]
 mod _core {
     use pyo3::prelude::*;

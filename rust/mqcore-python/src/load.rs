@@ -1,14 +1,14 @@
-//! How much one handler has to do, and how much of it may wait.
+//! The load of one handler, and its limits.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Questions that may wait for one handler. Each holds a message, so what a stuck handler can pin is bounded by
-/// this; further questions are answered "gone" at once, and the handler's fallback decides.
+/// Maximum waiting questions of one handler. Each holds a message, so this limits the memory of a stuck handler. For
+/// further questions the handler's fallback decides at once.
 pub(crate) const WAITING_MAX: usize = 262_144;
 
-/// Of these, questions whose answers are being awaited on the event loop: each of them is a task there.
+/// Maximum questions awaited on the event loop, each of which is a task.
 pub(crate) const AWAITED_MAX: usize = 16_384;
 
 /// Counters of one handler. Shared by the shards that ask, its dispatcher and the event loop.
@@ -22,21 +22,21 @@ pub(crate) struct Load {
     fewer_awaited: Condvar,
 }
 
-/// What [`Load`] has counted.
+/// The counters of [`Load`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Counts {
-    /// Questions taken.
+    /// Accepted questions.
     pub(crate) asked: u64,
     /// Questions whose method raised, unless `exception_thrown` decided.
     pub(crate) failed: u64,
-    /// Questions not taken because too many waited.
+    /// Questions rejected because too many waited.
     pub(crate) refused: u64,
-    /// Questions taken and not answered yet.
+    /// Accepted questions without an answer.
     pub(crate) waiting: usize,
 }
 
 impl Load {
-    /// Takes up to `wanted` questions; returns how many there was room for.
+    /// Accepts up to `wanted` questions; returns the accepted number.
     pub(crate) fn take(&self, wanted: usize) -> usize {
         let before = self.waiting.fetch_add(wanted, Ordering::AcqRel);
         let taken = wanted.min(WAITING_MAX.saturating_sub(before));
@@ -48,22 +48,22 @@ impl Load {
         taken
     }
 
-    /// `count` questions were answered without being awaited.
+    /// Records `count` questions answered without awaiting.
     pub(crate) fn answered(&self, count: usize) {
         self.waiting.fetch_sub(count, Ordering::AcqRel);
     }
 
-    /// `count` questions ended without a decision.
+    /// Records `count` questions that ended without a decision.
     pub(crate) fn failed(&self, count: u64) {
         self.failed.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// `count` questions went to the event loop.
+    /// Records `count` questions passed to the event loop.
     pub(crate) fn awaited(&self, count: usize) {
         *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) += count;
     }
 
-    /// `count` awaited questions were answered.
+    /// Records `count` answered awaited questions.
     pub(crate) fn settled(&self, count: usize) {
         self.answered(count);
         let mut awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,12 +74,12 @@ impl Load {
         }
     }
 
-    /// Whether as many are awaited as may be.
+    /// Whether the number of awaited questions is at its limit.
     pub(crate) fn is_full(&self) -> bool {
         *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) >= AWAITED_MAX
     }
 
-    /// Waits until fewer are awaited, or for `limit`. To be called detached from the interpreter.
+    /// Waits until fewer are awaited, at most for `limit`. Call it detached from the interpreter.
     pub(crate) fn wait_for_room(&self, limit: Duration) {
         let awaited = self.awaited.lock().unwrap_or_else(PoisonError::into_inner);
         drop(
@@ -89,7 +89,7 @@ impl Load {
         );
     }
 
-    /// The counters as they are now.
+    /// The current counters.
     pub(crate) fn counts(&self) -> Counts {
         Counts {
             asked: self.asked.load(Ordering::Relaxed),

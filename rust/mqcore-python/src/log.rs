@@ -1,8 +1,7 @@
-//! From the log lines of the Rust side to Python's `logging`, under names such as `mqcore.server.tls`.
+//! Forwards log lines of the Rust side to Python's `logging`, under names such as `mqcore.server.tls`.
 //!
-//! Whoever says something never waits for Python: a line goes into a bounded channel, and a thread of its own hands
-//! lines on. What a flood of lines leaves out is counted and said. The thread is told to end, and waited for, before
-//! Python does.
+//! Logging never waits for Python: a line goes into a bounded channel, and a separate thread forwards it. Lines over
+//! the limit are counted, and the count is logged. The thread is stopped and joined before Python ends.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,61 +16,61 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Lines that wait for Python at most.
+/// Maximum lines waiting for Python.
 const WAITING_MAX: usize = 4096;
 
-/// Lines in one [`WINDOW`] at most: peers can cause lines, and each of them costs the interpreter.
+/// Maximum lines per [`WINDOW`], because peers can cause lines, and each costs interpreter time.
 const LINES_MAX: u32 = 1000;
 
-/// After this time there may be as many lines again.
+/// The period of the limit of lines.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// How long the end of the program waits for a logging handler that does not come back.
+/// Maximum time that the end of the program waits for a blocked logging handler.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 struct Line {
     level: Level,
-    /// The module that says it.
+    /// The module of the line.
     target: &'static str,
     text: String,
 }
 
-/// Takes what the Rust side says.
+/// Receives the log lines of the Rust side.
 struct Logs {
     lines: Sender<Line>,
 }
 
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// Whether there is a thread, or none is wanted any more.
+/// The state of the thread.
 static SETTLED: AtomicBool = AtomicBool::new(false);
 
 static WRITER: Mutex<Option<Writer>> = Mutex::new(None);
 
 enum Writer {
-    /// Nothing was said yet, so there is no thread.
+    /// No line yet, so there is no thread.
     Idle(Receiver<Line>),
     Busy(Thread),
 }
 
-/// The thread that hands lines on.
+/// The thread that forwards lines.
 struct Thread {
     end: Sender<()>,
     done: Receiver<()>,
     handle: JoinHandle<()>,
-    /// The process that it is a thread of: after a fork the child has this, but not the thread.
+    /// The process of the thread: after a fork the child has this value, but not the thread.
     process: u32,
 }
 
-/// From now on lines go to Python, until Python ends.
+/// Forwards lines to Python from now on, until Python ends.
 pub(crate) fn begin(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let (sender, lines) = crossbeam_channel::bounded(WAITING_MAX);
-    // Somebody else in this process may listen already; then lines are theirs.
+    // If the process already has a subscriber, it keeps the lines.
     if tracing::subscriber::set_global_default(Logs { lines: sender }).is_err() {
         return Ok(());
     }
     *writer() = Some(Writer::Idle(lines));
-    // Functions registered first are called last: brokers and clients are gone by then, and have said all they had to.
+    // Functions registered first are called last, so brokers and clients have ended by then.
     let register = module.py().import("atexit")?.getattr("register")?;
     register.call1((wrap_pyfunction!(end_logging, module)?,))?;
     Ok(())
@@ -81,7 +80,7 @@ fn writer() -> MutexGuard<'static, Option<Writer>> {
     WRITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the thread with the first line: importing the module starts none.
+/// Starts the thread with the first line, so that importing the module starts none.
 fn start() {
     let mut writer = writer();
     if let Some(Writer::Idle(lines)) = &*writer {
@@ -92,14 +91,14 @@ fn start() {
             hand_on(&lines, &ended);
             drop(all_done);
         };
-        // Without a thread lines wait, and the next one tries again.
+        // Without a thread lines wait, and the next line tries again.
         let Ok(handle) = std::thread::Builder::new().name("mqcore-logs".into()).spawn(write) else { return };
         *writer = Some(Writer::Busy(Thread { end, done, handle, process: std::process::id() }));
     }
     SETTLED.store(true, Ordering::Release);
 }
 
-/// Hands on what is left, and ends.
+/// Forwards the remaining lines and ends.
 #[pyfunction]
 fn end_logging(py: Python<'_>) {
     let Some(Writer::Busy(thread)) = writer().take() else { return };
@@ -108,9 +107,9 @@ fn end_logging(py: Python<'_>) {
         return;
     }
     py.detach(|| {
-        // There is room for one word, and nobody else says it.
+        // The channel has room for the one end signal.
         let _ = thread.end.send(());
-        // A logging handler that hangs keeps its thread, not the end of the program.
+        // A blocked logging handler does not delay the end of the program.
         let hangs = thread.done.recv_timeout(END_PATIENCE).is_err_and(|error| error.is_timeout());
         if !hangs {
             let _ = thread.handle.join();
@@ -139,12 +138,12 @@ fn hand_on(lines: &Receiver<Line>, ended: &Receiver<()>) {
         if said < LINES_MAX {
             let lost = LOST.swap(0, Ordering::Relaxed);
             if lost > 0 {
-                let text = format!("{lost} log lines were left out: there were too many at once");
+                let text = format!("{lost} log lines were dropped: more than the limit per second");
                 batch.push(Line { level: Level::WARN, target: "mqcore_server", text });
             }
         }
         if !batch.is_empty() {
-            // Nothing is said to an interpreter that is gone.
+            // No logging after the interpreter has ended.
             let _ = Python::try_attach(|py| say(py, &batch));
             batch.clear();
         }
@@ -166,7 +165,7 @@ fn say(py: Python<'_>, batch: &[Line]) {
         };
         let logger = logging.call_method1("getLogger", (name,));
         if let Err(failed) = logger.and_then(|logger| logger.call_method1("log", (level, "%s", &line.text))) {
-            // Python's logging reports its own failures; what it raises all the same has no other place.
+            // Python's logging reports its own failures; other exceptions go to stderr.
             failed.write_unraisable(py, None);
         }
     }
@@ -203,7 +202,7 @@ impl Subscriber for Logs {
     fn exit(&self, _: &Id) {}
 }
 
-/// A line while it is put together: what is said, and behind it in brackets what it is about.
+/// A line under construction: its text, and its fields in brackets.
 #[derive(Default)]
 struct Text {
     message: String,

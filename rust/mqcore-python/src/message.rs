@@ -1,4 +1,4 @@
-//! A message as Python sees it: frozen, shared with the broker, its body readable without a copy.
+//! A message for Python: immutable, shared with the broker, with a body that is readable without a copy.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 
-/// A published message. Holds the broker's own allocation, so making one copies nothing.
+/// A published message. It shares the broker's allocation, so creating one copies nothing.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Message {
     message: BrokerMessage,
@@ -20,12 +20,12 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// The Python face of `message`.
+    /// Wraps `message` for Python.
     pub(crate) fn new(message: BrokerMessage) -> Self {
         Self { message, headers: PyOnceLock::new(), body: PyOnceLock::new() }
     }
 
-    /// The broker's message itself.
+    /// The broker's message.
     pub(crate) fn inner(&self) -> &BrokerMessage {
         &self.message
     }
@@ -50,7 +50,7 @@ impl Message {
             .get_or_try_init(py, || Py::new(py, Headers::new(HeaderText::Message(self.message.clone()))))
     }
 
-    /// Copied out of the broker's allocation at the first call and kept from then on.
+    /// Copied from the broker's allocation at the first call, and cached.
     #[getter]
     fn body(&self, py: Python<'_>) -> &Py<PyBytes> {
         self.body.get_or_init(py, || PyBytes::new(py, self.message.body()).unbind())
@@ -99,12 +99,12 @@ impl Message {
         )
     }
 
-    /// What type checkers look for in a buffer; Python itself adds it from 3.12 on.
+    /// For type checkers; Python itself adds it from 3.12 on.
     fn __buffer__<'py>(slf: &Bound<'py, Self>, _flags: i32) -> PyResult<Bound<'py, PyMemoryView>> {
         PyMemoryView::from(slf)
     }
 
-    /// Lends the body, read-only.
+    /// Exposes the body as a read-only buffer.
     #[allow(unsafe_code, reason = "the buffer protocol is a C interface; pyo3 has no safe form of it")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let body = slf.get().message.body();
@@ -120,13 +120,13 @@ impl Message {
 
 /// The headers of a message: a mapping whose keys compare without regard to ASCII case.
 ///
-/// Nothing is parsed before somebody looks, and then only as far as the key that is looked for.
+/// Parsing is lazy, and stops at the requested key.
 #[pyclass(frozen, mapping, module = "mqcore._core")]
 pub(crate) struct Headers {
     text: HeaderText,
 }
 
-/// Whose headers they are: shared with it, not copied.
+/// The owner of the headers, which are shared and not copied.
 pub(crate) enum HeaderText {
     /// A message in the broker.
     Message(BrokerMessage),
@@ -151,7 +151,7 @@ impl Headers {
         header::pairs(self.octets())
     }
 
-    /// Keys as they were first written, each once.
+    /// Each key once, in its first spelling.
     fn first_pairs(&self) -> Vec<(&[u8], &[u8])> {
         let mut seen: Vec<(&[u8], &[u8])> = Vec::new();
         for (key, value) in self.pairs() {
@@ -197,7 +197,7 @@ impl Headers {
         }
     }
 
-    /// Every value of a key that may repeat, in their order.
+    /// All values of a key, in order.
     fn get_all<'py>(&self, py: Python<'py>, key: &str) -> Vec<Bound<'py, PyString>> {
         self.pairs()
             .filter(|(name, _)| name.eq_ignore_ascii_case(key.as_bytes()))
@@ -233,8 +233,8 @@ impl Headers {
     }
 }
 
-/// Names and header values are UTF-8 by the protocol; bytes that are not are shown as U+FFFD, because a peer's
-/// bad text must not keep a handler from deciding about its message.
+/// Names and header values are UTF-8 by the protocol. Invalid bytes become U+FFFD, so that a peer's bad text does not
+/// prevent a handler from deciding.
 pub(crate) fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
     match std::str::from_utf8(octets) {
         Ok(text) => PyString::new(py, text),

@@ -1,7 +1,7 @@
-//! Filters of nodes that a program wrote: the thread on which one is asked, and what it is shown.
+//! Node filters of a program: the thread of a filter, and its argument.
 //!
-//! Each filter has a thread of its own that stays attached to the interpreter and is fed with batches: one that sleeps holds
-//! up what goes through it, and nothing else.
+//! Each filter has its own thread that stays attached to the interpreter and receives batches. A sleeping filter delays
+//! only its own link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,10 +20,10 @@ use crate::leaked_threads::LeakedThread;
 use crate::message::Message;
 use crate::view::ClientView;
 
-/// Batches of questions that may wait for one filter; about more the fallback holds at once. A connection has one at most.
+/// Maximum waiting batches of one filter; for further ones the fallback decides at once. A connection has at most one.
 const BATCHES_MAX: usize = 16_384;
 
-/// What is passed on, as a filter sees it.
+/// A frame to forward, as a filter sees it.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct NodeFrame {
     passage: Passage,
@@ -106,7 +106,7 @@ impl NodeFrame {
     }
 }
 
-/// A filter as it was given, from which its thread is made at each start.
+/// A configured filter, from which each start creates a thread.
 pub(crate) struct Definition {
     /// For the log: `master tmqp://...`, `accept`.
     name: Box<str>,
@@ -116,7 +116,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// Reads a `mqcore.NodeFilter`; `None`: it is rules and nothing else.
+    /// Reads a `mqcore.NodeFilter`; `None`: it has rules only.
     fn read(filter: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
         let decide = filter.getattr("decide")?;
         if decide.is_none() {
@@ -131,12 +131,12 @@ impl Definition {
 #[derive(Default)]
 pub(crate) struct Definitions {
     pub(crate) accept: Option<Definition>,
-    /// By master.
+    /// One per upstream broker.
     pub(crate) send: Vec<Option<Definition>>,
 }
 
 impl Definitions {
-    /// Reads those of a `mqcore.BrokerConfig`.
+    /// Reads the filters of a `mqcore.BrokerConfig`.
     pub(crate) fn read(config: &Bound<'_, PyAny>) -> PyResult<Self> {
         let node = config.getattr("node")?;
         if node.is_none() {
@@ -147,7 +147,7 @@ impl Definitions {
         for master in node.getattr("masters")?.try_iter()? {
             let master = master?;
             let url: String = field(&master, "url")?;
-            // A URL may hold a token, which is nothing for the log.
+            // A URL may contain a token, which must not be logged.
             let url = url.split('?').next().unwrap_or_default();
             send.push(Definition::read(&master.getattr("send")?, &format!("send to {url}"))?);
         }
@@ -166,12 +166,12 @@ impl Definitions {
 
 /// A running filter.
 pub(crate) struct FilterThread {
-    /// `None` is the last thing that is sent.
+    /// `None` ends the thread.
     inbox: Sender<Option<Arc<NodeQuestion>>>,
     timeout: Duration,
     fallback: bool,
     stopping: Arc<AtomicBool>,
-    /// Nothing is ever sent: it disconnects when the thread ends.
+    /// Disconnects when the thread ends; no message is ever sent.
     ended: Receiver<()>,
 }
 
@@ -193,10 +193,10 @@ impl FilterThread {
         Ok(Self { inbox, timeout: definition.timeout, fallback: definition.fallback, stopping, ended })
     }
 
-    /// Lets the thread end as soon as the call that it is in returns.
+    /// Ends the thread as soon as its current call returns.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        // Full or gone: then it finds the flag.
+        // If the channel is full or closed, the thread sees the flag.
         let _ = self.inbox.try_send(None);
     }
 }
@@ -221,16 +221,16 @@ impl NodeFilterPort for FilterThread {
     }
 }
 
-/// What the thread works with.
+/// State of the thread.
 struct Filter {
     name: Box<str>,
     decide: Py<PyAny>,
     stopping: Arc<AtomicBool>,
 }
 
-/// The life of the thread.
+/// Runs the thread.
 fn run(filter: Filter, questions: &Receiver<Option<Arc<NodeQuestion>>>) {
-    // `None`: the interpreter is ending, and nothing of it may be touched any more.
+    // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
         while let Some(question) = py.detach(|| questions.recv()).ok().flatten() {
             filter.answer(py, &question);
@@ -246,7 +246,7 @@ fn run(filter: Filter, questions: &Receiver<Option<Arc<NodeQuestion>>>) {
 
 impl Filter {
     fn answer(&self, py: Python<'_>, question: &NodeQuestion) {
-        // The first exception of the batch, and how many there were.
+        // The first exception of the batch, and the number of exceptions.
         let mut failed: Option<(PyErr, u64)> = None;
         for (place, passage) in question.passages().iter().enumerate() {
             if question.is_given_up() || self.stopping.load(Ordering::Acquire) {

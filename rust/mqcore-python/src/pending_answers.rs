@@ -1,4 +1,4 @@
-//! Answers that have to be awaited: what one batch of questions left for the event loop.
+//! Answers that the event loop must await.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,9 @@ use crate::dispatcher::answer;
 use crate::handler::{Handler, Outcome, Verdict};
 use crate::load::Load;
 
-/// A batch of awaitables on its way to the event loop, and the way back for their answers.
+/// A batch of awaitables for the event loop, with the replies for their answers.
 ///
-/// Whatever happens to it, each question is answered at most once, and those that nobody answered count as failed
-/// when it is dropped.
+/// Each question is answered at most once. Dropping the batch fails its unanswered questions.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct PendingAnswers {
     handler: Arc<Handler>,
@@ -27,28 +26,28 @@ pub(crate) struct PendingAnswers {
     answers: Mutex<Answers>,
 }
 
-/// One question that waits.
+/// One waiting question.
 pub(crate) struct Entry {
-    /// What is awaited.
+    /// The awaitable.
     awaitable: Py<PyAny>,
-    /// The step, or `ExceptionThrown` if it is that method's answer which is awaited.
+    /// The step, or `ExceptionThrown` if that method is awaited.
     step: Step,
     /// For `exception_thrown`.
     about: About,
     /// The question.
     id: QuestionId,
-    /// Who asked.
+    /// The receiver of the answer.
     sink: Arc<dyn AnswerSink>,
-    /// `false`: it is only told, and the answer goes nowhere.
+    /// `false`: a notification without an answer.
     wants_answer: bool,
-    /// Whether somebody has begun to await it.
+    /// Whether awaiting has started.
     taken: AtomicBool,
     /// Whether it was answered.
     settled: AtomicBool,
 }
 
 impl Entry {
-    /// A question that waits for `awaitable`.
+    /// Creates a question that waits for `awaitable`.
     pub(crate) fn new(
         awaitable: Py<PyAny>,
         step: Step,
@@ -60,7 +59,7 @@ impl Entry {
         Self { awaitable, step, about, id, sink, wants_answer, taken, settled }
     }
 
-    /// Closes a coroutine that nobody will await, so that it does not complain about it.
+    /// Closes a coroutine that will not be awaited, so that Python does not warn about it.
     fn discard(&self, py: Python<'_>) {
         if self.taken.swap(true, Ordering::AcqRel) {
             return;
@@ -74,7 +73,7 @@ impl Entry {
 }
 
 impl PendingAnswers {
-    /// Takes `entries`, whose questions are already counted as waiting in `load`.
+    /// Creates a batch of `entries`, whose questions `load` already counts as waiting.
     pub(crate) fn new(handler: Arc<Handler>, load: Arc<Load>, entries: Vec<Entry>) -> Self {
         Self { handler, load, entries, answers: Mutex::default() }
     }
@@ -112,18 +111,18 @@ impl PendingAnswers {
         self.entries.len()
     }
 
-    /// What is to be awaited for entry `index`, and will be.
+    /// Takes the awaitable of entry `index`, which the caller then awaits.
     fn awaitable(&self, index: usize) -> &Py<PyAny> {
         self.entries[index].taken.store(true, Ordering::Release);
         &self.entries[index].awaitable
     }
 
-    /// The name of the method whose answer is awaited.
+    /// The name of the awaited method.
     fn method(&self, index: usize) -> &'static str {
         self.entries[index].step.method()
     }
 
-    /// Takes what the awaited method returned. True if a `flush` has to be arranged.
+    /// Settles with the awaited method's result. True if the caller must schedule a `flush`.
     fn decide(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
         let entry = &self.entries[index];
         let verdict = self.handler.awaited(entry.step, result)?;
@@ -132,15 +131,15 @@ impl PendingAnswers {
         Ok(self.settle(entry, Ok(verdict)))
     }
 
-    /// Takes the answer of `exception_thrown` once it was awaited. True if a `flush` has to be arranged.
+    /// Settles with the awaited answer of `exception_thrown`. True if the caller must schedule a `flush`.
     fn recover(&self, index: usize, result: &Bound<'_, PyAny>) -> PyResult<bool> {
         let entry = &self.entries[index];
         let verdict = self.handler.awaited(Step::ExceptionThrown, result)?;
         Ok(self.settle(entry, Ok(entry.about.recovered(verdict.decision).into())))
     }
 
-    /// Asks `exception_thrown` about what the awaited method raised: true or false as `decide` if it answered, or
-    /// something to be awaited and given to `recover`. Raises what is left unhandled.
+    /// Calls `exception_thrown` for the awaited method's exception. Returns true or false like `decide`, or an
+    /// awaitable for `recover`. Raises unhandled exceptions.
     fn thrown<'py>(
         &self,
         py: Python<'py>,
@@ -162,7 +161,7 @@ impl PendingAnswers {
         }
     }
 
-    /// Says that there will be no answer: the handler's fallback applies. True if a `flush` has to be arranged.
+    /// Fails the question: the handler's fallback applies. True if the caller must schedule a `flush`.
     fn fail(&self, index: usize) -> bool {
         self.load.failed(1);
         self.settle(&self.entries[index], Err(HandlerFailure::Raised))
@@ -173,10 +172,10 @@ impl PendingAnswers {
         self.answers().send();
     }
 
-    /// Nobody will await any of it: the loop is gone.
+    /// Fails the batch, because its event loop is closed.
     fn abandon(&self) {
         self.settle_rest(HandlerFailure::Gone);
-        // `None`: the interpreter is ending, and nobody would hear the complaint.
+        // `None`: the interpreter is ending, so there is no warning to avoid.
         Python::try_attach(|py| self.entries.iter().for_each(|entry| entry.discard(py)));
     }
 }
@@ -184,7 +183,7 @@ impl PendingAnswers {
 impl Drop for PendingAnswers {
     fn drop(&mut self) {
         self.settle_rest(HandlerFailure::Gone);
-        // `None`: the interpreter is ending, and nobody would hear the complaint.
+        // `None`: the interpreter is ending, so there is no warning to avoid.
         Python::try_attach(|py| self.entries.iter().for_each(|entry| entry.discard(py)));
     }
 }

@@ -1,7 +1,7 @@
-//! The limiter's store in this process, for `mqcore.ratelimit`: one call a check, nothing made but its verdict.
+//! The limiter's store in this process, for `mqcore.ratelimit`: a check is one call that allocates only its verdict.
 //!
-//! The interpreter is kept during a check: letting it go and taking it again costs more than the check does. So no lock
-//! of the store is ever held by a thread that waits for the interpreter, nor across `fork`.
+//! A check keeps the interpreter lock, because releasing and reacquiring it costs more than the check. So no thread
+//! holds a lock of the store while it waits for the interpreter, or across `fork`.
 
 use std::hash::RandomState;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use pyo3::types::{PyBytes, PyString};
 
 use crate::error::{self, InvalidArgument};
 
-/// Counters that a fixed window makes are as wide as can be: this store has no listener.
+/// Counters of fixed windows have the largest width, because this store has no listener.
 const BITS: u8 = 64;
 /// The unit of periods: nanoseconds.
 const NANOSECONDS: u8 = 1;
 
-/// What came of a check.
+/// The result of a check.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Verdict {
     #[pyo3(get)]
@@ -49,7 +49,7 @@ impl Verdict {
         }
     }
 
-    /// Of what a broker answered.
+    /// Creates a verdict from a broker's answer.
     pub(crate) fn answered(verdict: &WireVerdict, allowed: bool) -> Self {
         Self {
             allowed,
@@ -74,7 +74,7 @@ impl Verdict {
         reset_after: f64,
         available: bool,
     ) -> Self {
-        // Beyond the range the conversion takes the nearest number, which is what is meant.
+        // The conversion saturates, as intended.
         let nanos = |seconds: f64| (seconds * 1e9) as u64;
         let (retry_nanos, reset_nanos) = (nanos(retry_after), nanos(reset_after));
         Self { allowed, limit, remaining, available, retry_nanos, reset_nanos }
@@ -106,7 +106,7 @@ impl Verdict {
     }
 }
 
-/// The largest number stands for never.
+/// The largest number means never.
 fn seconds(nanos: u64) -> f64 {
     if nanos == u64::MAX { f64::INFINITY } else { nanos as f64 / 1e9 }
 }
@@ -128,18 +128,18 @@ impl Store {
     }
 }
 
-/// A key as its bytes, without a copy.
+/// The bytes of a key, without a copy.
 fn octets<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
     let octets = match key.cast::<PyString>() {
         Ok(text) => text.to_str()?.as_bytes(),
         Err(_) => match key.cast::<PyBytes>() {
             Ok(octets) => octets.as_bytes(),
-            Err(_) => return Err(InvalidArgument::new_err("a key is text or bytes")),
+            Err(_) => return Err(InvalidArgument::new_err("a key must be text or bytes")),
         },
     };
     if octets.len() > KEY_BYTES_MAX {
         let words =
-            format!("a key of {} bytes is longer than {KEY_BYTES_MAX}; use a hash of it", octets.len());
+            format!("a key of {} bytes exceeds the limit of {KEY_BYTES_MAX}; use a hash of it", octets.len());
         return Err(InvalidArgument::new_err(words));
     }
     Ok(octets)
@@ -150,7 +150,7 @@ fn algorithm(number: u8) -> PyResult<Algorithm> {
         0 => Ok(Algorithm::FixedWindow),
         1 => Ok(Algorithm::SlidingWindow),
         2 => Ok(Algorithm::Gcra),
-        _ => Err(InvalidArgument::new_err("there are the algorithms 0, 1 and 2")),
+        _ => Err(InvalidArgument::new_err("unknown algorithm; use 0, 1 or 2")),
     }
 }
 
@@ -160,7 +160,7 @@ fn mode(number: u8) -> PyResult<ConsumeMode> {
         1 => Ok(ConsumeMode::Peek),
         2 => Ok(ConsumeMode::DryRun),
         3 => Ok(ConsumeMode::Refund),
-        _ => Err(InvalidArgument::new_err("there are the modes 0 to 3")),
+        _ => Err(InvalidArgument::new_err("unknown mode; use 0 to 3")),
     }
 }
 
@@ -168,7 +168,7 @@ fn mode(number: u8) -> PyResult<ConsumeMode> {
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct LimitStore(Arc<Store>);
 
-/// One limit of a store, made ready.
+/// A prepared limit of a store.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct LimitRule {
     store: Arc<Store>,
@@ -185,7 +185,7 @@ impl LimitStore {
         Self(Arc::new(Store { limiter, began: Instant::now() }))
     }
 
-    /// Makes a limit ready: `limit` a period of so many nanoseconds.
+    /// Prepares a limit: `limit` per period in nanoseconds.
     fn rule(&self, number: u8, limit: u64, period: u64) -> PyResult<LimitRule> {
         let rule = Rule {
             algorithm: algorithm(number)?,
@@ -196,7 +196,7 @@ impl LimitStore {
         Ok(LimitRule { store: self.0.clone(), rule })
     }
 
-    /// Applies limits to a key each, all or none.
+    /// Applies limits to several keys, all or none.
     fn apply_all(
         &self,
         parts: Vec<(Bound<'_, PyAny>, Py<LimitRule>, u64)>,
@@ -213,7 +213,7 @@ impl LimitStore {
         Ok((allowed, verdicts.into_iter().map(Verdict::of).collect()))
     }
 
-    /// Forgets what a key has spent.
+    /// Resets the usage of a key.
     fn purge(&self, key: &Bound<'_, PyAny>) -> PyResult<bool> {
         Ok(self.0.limiter.purge(octets(key)?, self.0.now()))
     }

@@ -1,4 +1,4 @@
-//! Routers between Python and the broker: what programs declare, and what their routers answer.
+//! Conversion of routers between Python and the broker: declarations, and answers of routers.
 
 use mqcore_broker::model::decision::Decision as BrokerDecision;
 use mqcore_broker::model::id::RouterName;
@@ -50,11 +50,11 @@ fn target_of(text: &str) -> PyResult<Target> {
 }
 
 fn word<T>(what: &str, text: &str, read: fn(&str) -> Option<T>) -> PyResult<T> {
-    read(text).ok_or_else(|| error::ConfigError::new_err(format!("{what}: {text:?} means nothing here")))
+    read(text).ok_or_else(|| error::ConfigError::new_err(format!("{what}: unknown value {text:?}")))
 }
 
-/// Reads what a router or a binding of a program answered: a bool, nothing, one target, or several. `Ok(None)`: it may
-/// have to be awaited, or is no answer at all.
+/// Reads the answer of a program's router or binding: a bool, nothing, one target, or several. `Ok(None)`: an
+/// awaitable, or an invalid answer.
 pub(crate) fn verdict(result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
     if result.is_none() {
         return Ok(Some(Verdict::from(BrokerDecision::REFUSE)));
@@ -79,7 +79,7 @@ pub(crate) fn verdict(result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
     Ok(Some(Verdict { decision: BrokerDecision::ALLOW, targets: Some(targets.into()) }))
 }
 
-/// Text, or a `mqcore.Binding`. What a router names on the spot has no name of its own.
+/// Text, or a `mqcore.Binding`. A target in a router's answer has no binding name.
 fn one_target(result: &Bound<'_, PyAny>) -> PyResult<Option<Binding>> {
     if let Ok(text) = result.cast::<PyString>() {
         return Ok(Some(Binding::new("", target_of(text.to_str()?)?)));

@@ -1,5 +1,5 @@
-//! Saved messages of several queues of a stopped broker, one by one in a fixed order, so that a replay can go on where
-//! another one stopped.
+//! Saved messages of several queues of a stopped broker in a fixed order, so that a replay can continue where another
+//! one stopped.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -12,19 +12,19 @@ use crate::error;
 use crate::journal::inspect;
 use crate::message::Message;
 
-/// The selected messages: queue after queue in the order of their names, each in its own order. Holds their places,
-/// and reads each when it is asked for.
+/// The selected messages: queues in the order of their names, each in its own order. It holds their locations, and
+/// reads each message on demand.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct JournalSelection {
-    /// Keeps brokers away until this is dropped.
+    /// Locks the data directory until this is dropped.
     _directory: StoppedDataDir,
     walk: Mutex<Walk>,
-    /// Whether anything in the directory is damaged, so that messages may be missing here.
+    /// Whether the directory is damaged, so that messages may be missing.
     #[pyo3(get)]
     damaged: bool,
     #[pyo3(get)]
     count: usize,
-    /// The same for the same messages in the same order.
+    /// A fingerprint: equal for the same messages in the same order.
     #[pyo3(get)]
     fingerprint: u64,
     /// Names, messages and bytes of bodies.
@@ -40,7 +40,7 @@ struct Walk {
     place: usize,
 }
 
-/// Shard, number, queue, message, and when it was received, in Unix milliseconds.
+/// Shard, number, queue, message, and time of arrival in Unix milliseconds.
 type Selected = (usize, u64, String, Message, u64);
 
 #[pymethods]
@@ -82,7 +82,7 @@ impl JournalSelection {
         })
     }
 
-    /// Leaves out the next messages, without reading them.
+    /// Skips the next messages without reading them.
     fn skip(&self, count: usize) {
         let mut walk = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..count {
@@ -103,7 +103,7 @@ impl JournalSelection {
 }
 
 impl Walk {
-    /// The index of the next message's queue, and of its place there.
+    /// The index of the next message's queue, and of the message in it.
     fn step(&mut self) -> Option<(usize, usize)> {
         while self.place >= self.queues.get(self.queue)?.1.places.len() {
             (self.queue, self.place) = (self.queue + 1, 0);
@@ -123,7 +123,7 @@ impl Walk {
     }
 }
 
-/// FNV-1a over everything that makes the order: stable over versions, since it stands in files.
+/// FNV-1a over everything that determines the order. It is stable across versions, because files store it.
 fn fingerprint(queues: &[(usize, QueuePositions)]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut take = |octets: &[u8]| {

@@ -1,9 +1,9 @@
-//! Something that happens once, and can be waited for from any thread.
+//! An event that happens once, for which any thread can wait.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Has not happened, until `set`.
+/// An event, pending until `set`.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     happened: Mutex<bool>,
@@ -11,13 +11,13 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// It has happened.
+    /// Marks the event as happened.
     pub(crate) fn set(&self) {
         *self.happened.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();
     }
 
-    /// Waits for it.
+    /// Waits for the event.
     pub(crate) fn wait(&self) {
         let happened = self.happened.lock().unwrap_or_else(PoisonError::into_inner);
         drop(
@@ -25,7 +25,7 @@ impl Signal {
         );
     }
 
-    /// Waits for it for at most `limit`; whether it has happened.
+    /// Waits for the event for at most `limit`; returns whether it has happened.
     pub(crate) fn wait_for(&self, limit: Duration) -> bool {
         let happened = self.happened.lock().unwrap_or_else(PoisonError::into_inner);
         let (happened, _) = self

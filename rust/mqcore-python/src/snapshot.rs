@@ -1,4 +1,4 @@
-//! What the shards and handlers have counted, as plain Python values for the dataclasses of `mqcore.broker`.
+//! Counters of shards and handlers as plain Python values for the dataclasses of `mqcore.broker`.
 
 use mqcore_broker::model::options::QueueOptions;
 use mqcore_broker::model::router::{Binding, RouterDefinition};
@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 
 use crate::load::Counts;
 
-/// The survey, field by field under the names of the dataclasses.
+/// The snapshot, with the field names of the dataclasses.
 pub(crate) fn to_python<'py>(
     py: Python<'py>,
     survey: &ShardStats,
@@ -154,7 +154,7 @@ fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
     dict.set_item("dropped", dropped)
 }
 
-/// A request that could not be done, under the names of `mqcore.admin.FailedRequest`.
+/// A failed request, with the field names of `mqcore.admin.FailedRequest`.
 pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &Failure) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("id", &failure.error)?;

@@ -1,4 +1,4 @@
-//! What a delivery handler is shown beside the message: the queue, the clients, the delivery.
+//! Arguments of delivery handlers besides the message: queue, clients and delivery.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl QueueView {
         Self { queue, status }
     }
 
-    /// Whether this view says the same as a new one would.
+    /// Whether this view is still current.
     pub(crate) fn shows(&self, queue: &Arc<QueueAddress>, status: Status) -> bool {
         self.status == status && Arc::ptr_eq(&self.queue, queue)
     }
@@ -63,7 +63,7 @@ impl QueueView {
     }
 }
 
-/// A client as the broker knows it.
+/// A client of the broker.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct ClientView {
     client: Peer,
@@ -71,7 +71,7 @@ pub(crate) struct ClientView {
 
 enum Peer {
     Connected(Arc<Client>),
-    /// A message that came from elsewhere names its producer, and nothing more is known of it.
+    /// The producer of a message from another node, of which only the id is known.
     Named(Box<[u8]>),
 }
 
@@ -81,7 +81,7 @@ impl ClientView {
         Self { client: Peer::Connected(client) }
     }
 
-    /// The view of a client of which only the id is known.
+    /// The view of a client with a known id only.
     pub(crate) fn named(id: &[u8]) -> Self {
         Self { client: Peer::Named(id.into()) }
     }
@@ -128,7 +128,7 @@ impl ClientView {
     }
 }
 
-/// One attempt to hand one message to one consumer.
+/// One attempt to deliver a message to a consumer.
 #[pyclass(frozen, get_all, module = "mqcore._core")]
 pub(crate) struct Delivery {
     message: Py<Message>,
@@ -137,7 +137,7 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
-    /// The attempt number `attempt` (the first is 1) to hand `message` to `consumer`.
+    /// Attempt number `attempt`, from 1, to deliver `message` to `consumer`.
     pub(crate) fn new(message: Py<Message>, consumer: Py<ClientView>, attempt: u16) -> Self {
         Self { message, consumer, attempt }
     }
@@ -151,14 +151,14 @@ impl Delivery {
     }
 }
 
-/// What a consumer said about a delivery.
+/// The acknowledgement of a delivery by its consumer.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Acknowledgement {
     view: Box<AcknowledgementView>,
 }
 
 impl Acknowledgement {
-    /// The Python face of `view`.
+    /// Wraps `view` for Python.
     pub(crate) fn new(view: Box<AcknowledgementView>) -> Self {
         Self { view }
     }

@@ -1,4 +1,4 @@
-//! What a broker has while it runs, and the definitions from which its handler threads start.
+//! The parts of a running broker, and the definitions of its handler threads.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use crate::dispatchers::Dispatchers;
 use crate::handler::Handler;
 use crate::signal::Signal;
 
-/// How long tasks of the runtime have to end once the server has stopped: none of them waits for anything any more.
+/// Timeout for the end of the runtime's tasks after the server has stopped.
 pub(super) const RUNTIME_SHUTDOWN: Duration = Duration::from_secs(2);
-/// How long handlers have to come back from the call that they are in, beyond the grace that peers have.
+/// Time for handlers to return from their current call, after the grace period of peers.
 pub(super) const HANDLER_GRACE: Duration = Duration::from_secs(1);
-/// What lives between start and stop.
+/// The parts of a started broker.
 pub(super) struct Running {
     pub(super) server: Server,
     pub(super) handle: Handle,
@@ -28,7 +28,7 @@ pub(super) struct Running {
     pub(super) stopped: Signal,
 }
 
-/// A registered handler, from which its dispatcher is made at each start.
+/// A registered handler, from which each start creates a dispatcher.
 pub(super) struct Definition {
     pub(super) spec: HandlerSpec,
     pub(super) name: String,
@@ -46,7 +46,8 @@ impl Definition {
 }
 
 impl Running {
-    /// Stops everything; returns the keys of handlers that did not come back in time. Called detached.
+    /// Stops everything. Returns the keys of handlers whose call did not return in time. Call it detached from the
+    /// interpreter.
     pub(super) fn stop(&self, grace: Duration) -> Vec<Box<str>> {
         let Some(runtime) = lock(&self.runtime).take() else {
             self.stopped.wait();
@@ -61,7 +62,7 @@ impl Running {
     }
 }
 
-/// The clients of a test broker that are in its process.
+/// The clients of a test broker in its process.
 #[derive(Default)]
 pub(crate) struct LocalClients(Mutex<Vec<OutputWatch>>);
 
@@ -70,7 +71,7 @@ impl LocalClients {
         lock(&self.0).push(client);
     }
 
-    /// Waits until every client has written what it has sent so far.
+    /// Waits until every client has written its output so far.
     pub(super) async fn flushed(&self) {
         let clients = lock(&self.0).clone();
         for client in &clients {

@@ -1,8 +1,8 @@
-//! From what ends on a Tokio thread to the futures of asyncio.
+//! Delivers results of Tokio tasks to asyncio futures.
 //!
-//! No Tokio thread ever takes the interpreter: attaching costs more than most answers take, and a thread that attaches
-//! while Python ends takes the process down with it. One thread of our own stays attached, collects what has ended, and
-//! wakes each event loop once for all of it. It is told to end, and waited for, before Python does.
+//! No Tokio thread attaches to the interpreter: attaching costs more than most answers, and a thread that attaches
+//! while Python ends aborts the process. One separate thread stays attached, collects finished results, and wakes each
+//! event loop once per batch. It is stopped and joined before Python ends.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,25 +16,25 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyList, PyTuple};
 use tokio::task::AbortHandle;
 
-/// Answers that are delivered with one wake-up of an event loop, at most.
+/// Maximum answers per wake-up of an event loop.
 const BURST_MAX: usize = 1024;
 
-/// Makes the Python object of a result, once the interpreter is there.
+/// Creates the Python object of a result on the attached thread.
 type Make = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
-/// What has ended.
+/// A finished task.
 struct Ended {
     ticket: u64,
     make: Make,
 }
 
-/// A future of asyncio that waits, and the loop that it belongs to.
+/// A waiting asyncio future and its loop.
 struct Waiting {
     future: Py<PyAny>,
     event_loop: Py<PyAny>,
 }
 
-/// The thread that delivers.
+/// The delivering thread.
 struct Courier {
     ended: Sender<Ended>,
     thread: JoinHandle<()>,
@@ -44,19 +44,20 @@ struct Courier {
 struct Bridge {
     courier: Option<Courier>,
     tickets: u64,
-    /// Everything of Python stays in here until it is delivered or cancelled, so that no other thread ever drops it.
+    /// Python objects stay here until they are delivered or cancelled, so that no other thread drops them.
     waiting: HashMap<u64, Waiting>,
     closed: bool,
 }
 
 static BRIDGE: Mutex<Option<Bridge>> = Mutex::new(None);
 
-/// Never held while Python is called: its code may want the lock on another thread that has the interpreter.
+/// Never held while calling Python, because another thread with the interpreter may wait for the lock.
 fn lock() -> MutexGuard<'static, Option<Bridge>> {
     BRIDGE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An asyncio future that gets the result of `task`, which runs on the clients' runtime. Cancelling it cancels the task.
+/// Returns an asyncio future for the result of `task`, which runs on the clients' runtime. Cancelling the future
+/// cancels the task.
 pub(super) fn awaitable<'py, F, T>(py: Python<'py>, task: F) -> PyResult<Bound<'py, PyAny>>
 where
     F: Future<Output = PyResult<T>> + Send + 'static,
@@ -69,7 +70,7 @@ where
     let run = async move {
         let result = task.await;
         let make: Make = Box::new(move |py| result?.into_py_any(py));
-        // Nobody takes it any more once the interpreter ends; then nobody waits either.
+        // The receiver is gone only when the interpreter ends, and then no future waits.
         drop(ended.send(Ended { ticket, make }));
     };
     let abort = pyo3_asyncio::tokio::get_runtime().spawn(run).abort_handle();
@@ -87,10 +88,10 @@ fn take_ticket(waiting: Waiting) -> PyResult<(u64, Sender<Ended>)> {
     let mut guard = lock();
     let bridge = guard.get_or_insert_with(Bridge::default);
     if bridge.closed {
-        // Dropped by a thread that holds the interpreter, after the lock is let go.
+        // Dropped by a thread that holds the interpreter, after releasing the lock.
         drop(guard);
         drop(waiting);
-        return Err(PyRuntimeError::new_err("Python is ending: nothing can be awaited any more"));
+        return Err(PyRuntimeError::new_err("Python is ending; no call can be awaited any more"));
     }
     let ended = match &bridge.courier {
         Some(courier) => courier.ended.clone(),
@@ -112,7 +113,7 @@ fn start() -> PyResult<Courier> {
     Ok(Courier { ended, thread })
 }
 
-/// Delivers until nobody can send any more.
+/// Delivers until the channel closes.
 fn deliver_all(py: Python<'_>, arrivals: &Receiver<Ended>) {
     while let Ok(first) = py.detach(|| arrivals.recv()) {
         let mut burst = vec![first];
@@ -124,14 +125,14 @@ fn deliver_all(py: Python<'_>, arrivals: &Receiver<Ended>) {
     }
 }
 
-/// The ticket of nobody: the courier ends when it comes.
+/// The ticket that ends the courier.
 const END: u64 = 0;
 
 fn deliver(py: Python<'_>, burst: Vec<Ended>) {
     let mut by_loop: Vec<(Py<PyAny>, Bound<'_, PyList>)> = Vec::new();
     for Ended { ticket, make } in burst {
         let waiting = lock().as_mut().and_then(|bridge| bridge.waiting.remove(&ticket));
-        // Cancelled meanwhile.
+        // Cancelled in the meantime.
         let Some(Waiting { future, event_loop }) = waiting else { continue };
         let outcome = match make(py) {
             Ok(value) => (future, value, true),
@@ -163,14 +164,14 @@ fn wake(py: Python<'_>, event_loop: &Py<PyAny>, list: Bound<'_, PyList>) {
         event_loop.call_method1(py, call, (settle, list))
     });
     if let Err(error) = called {
-        // A loop that is closed has nobody left who waits.
+        // A closed loop has no waiting futures.
         if !error.is_instance_of::<PyRuntimeError>(py) {
             error.write_unraisable(py, None);
         }
     }
 }
 
-/// Gives futures their results, on the thread of their loop. Those that were cancelled meanwhile stay so.
+/// Sets the results of futures on the thread of their loop. Cancelled futures stay cancelled.
 #[pyfunction]
 fn settle(outcomes: &Bound<'_, PyList>) -> PyResult<()> {
     let py = outcomes.py();
@@ -205,11 +206,11 @@ impl Watch {
     }
 }
 
-/// Ends the delivering, for good: Python is about to end. Whoever still waits, waits for ever.
+/// Ends the delivery before Python ends. Calls that still wait get no result.
 #[pyfunction]
 pub(crate) fn end_delivering(py: Python<'_>) {
     if super::process::check().is_err() {
-        // The courier and whoever held the lock are the parent's.
+        // The courier and the holder of the lock belong to the parent.
         return;
     }
     let (courier, waiting) = {
@@ -222,6 +223,6 @@ pub(crate) fn end_delivering(py: Python<'_>) {
     let Some(Courier { ended, thread }) = courier else { return };
     let none: Make = Box::new(|py| Ok(py.None()));
     drop(ended.send(Ended { ticket: END, make: none }));
-    // It may be waiting for the interpreter to deliver a last burst. A panic in it is its own.
+    // It may be waiting for the interpreter to deliver a last batch. A panic in it is ignored.
     py.detach(|| drop(thread.join()));
 }

@@ -60,7 +60,7 @@ fn connect<'py>(
     })
 }
 
-/// A client that becomes the class of its way when Python gets it.
+/// A client that converts to its Python class.
 struct Connected(Client);
 
 impl<'py> IntoPyObject<'py> for Connected {

@@ -1,4 +1,4 @@
-//! From the client's errors to the exceptions of `mqcore.errors`. The texts are the client's own.
+//! Converts the client's errors to the exceptions of `mqcore.errors`, with the client's texts.
 
 use mqcore_client::error::{ClientError, Refusal, Status};
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ pyo3::import_exception!(mqcore.errors, Unacceptable);
 pyo3::import_exception!(mqcore.errors, Unauthorized);
 pyo3::import_exception!(mqcore.errors, VersionMismatch);
 
-/// The exception that stands for `failed`.
+/// The exception for `failed`.
 pub(crate) fn client(failed: ClientError) -> PyErr {
     let text = failed.to_string();
     match failed {
@@ -60,7 +60,7 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
     }
 }
 
-/// One class for each status that has a meaning.
+/// One class for each known status.
 fn refused(text: String, refusal: &Refusal) -> PyErr {
     let arguments = (text, refusal.code, refusal.target.to_string());
     match refusal.status() {

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use super::process::{self, Owned};
 
-/// That a channel stays joined.
+/// A membership that keeps a channel joined.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(super) struct Membership {
     core: std::sync::Mutex<Option<Owned<CoreMembership>>>,
@@ -19,7 +19,7 @@ impl Membership {
 
 #[pymethods]
 impl Membership {
-    /// Leaves, unless something else in this client keeps the channel joined.
+    /// Leaves the channel, unless other users in this client keep it joined.
     fn leave(&self) -> PyResult<()> {
         process::check()?;
         let core = self.core.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();

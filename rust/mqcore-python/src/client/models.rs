@@ -1,4 +1,4 @@
-//! From what the client returns to the dataclasses of `mqcore.client.models`.
+//! Converts the client's results to the dataclasses of `mqcore.client.models`.
 
 use mqcore_client::client::{ClientState, ClientStats};
 use mqcore_client::event::{Event, Subject};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple};
 
-/// Something that Python has a dataclass for.
+/// A result with a Python dataclass.
 pub(super) trait Model {
     /// The dataclass with these values.
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>>;
@@ -144,7 +144,7 @@ impl Model for RouterInformation {
 
 impl Model for Binding {
     fn to_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // Its constructor reads the words of its enums.
+        // Its constructor parses the names of enums.
         dataclass!(py, "mqcore.config", "Binding", {
             target: &self.target,
             name: self.name.as_deref(),
@@ -264,12 +264,12 @@ fn route_method(py: Python<'_>, method: RouteMethod) -> PyResult<Bound<'_, PyAny
 }
 
 /// Seconds of milliseconds, as Python divides them.
-#[allow(clippy::cast_precision_loss, reason = "more than 285,000 years lose milliseconds")]
+#[allow(clippy::cast_precision_loss, reason = "exact up to 285,000 years")]
 fn seconds(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1000.0
 }
 
-/// Unix seconds; the broker's 0 is never.
+/// Unix seconds; the broker's 0 means never.
 fn instant(unix_ms: u64) -> Option<f64> {
     (unix_ms != 0).then(|| seconds(unix_ms))
 }

@@ -1,4 +1,4 @@
-//! From the dataclasses of Python to what the client takes. Durations are seconds by then.
+//! Converts Python dataclasses to the client's options. Durations are already in seconds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::error;
 use crate::broker::{Broker, LocalClients};
 use crate::fields::seconds;
 
-/// Where to connect: an embedded broker, or a list of URLs.
+/// The target of a connection: an embedded broker, or a list of URLs.
 pub(super) fn transport(target: &Bound<'_, PyAny>) -> PyResult<Transport> {
     if let Ok(broker) = target.cast::<Broker>() {
         return Ok(Transport::Local(broker.get().connector()?));
@@ -25,7 +25,7 @@ pub(super) fn transport(target: &Bound<'_, PyAny>) -> PyResult<Transport> {
     Ok(Transport::Tcp(addresses.map_err(error::client)?))
 }
 
-/// Where an embedded broker remembers its clients.
+/// The client list of an embedded broker.
 pub(super) fn local_clients(target: &Bound<'_, PyAny>) -> Option<Arc<LocalClients>> {
     target.cast::<Broker>().ok().and_then(|broker| broker.get().local_clients())
 }

@@ -1,7 +1,7 @@
 //! Clients and forks: the threads of a client stay in the process that started them.
 //!
-//! A forked child has copies of all handles and none of the threads behind them, and any lock may have been held by one
-//! of those. So a child may neither use nor even drop what its parent made: uses are refused, drops forget.
+//! A forked child has copies of all handles but none of their threads, and such a thread may have held any lock. So a
+//! child must neither use nor drop its parent's objects: uses fail, and drops leak.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 
 use crate::error::Forked;
 
-/// The process that first used a client; 0: none has.
+/// The process that first used a client; 0: none.
 static FIRST: AtomicU32 = AtomicU32::new(0);
 
-/// Refuses a process that was forked from one that has used a client: the runtime of all clients is its parent's.
+/// Fails in a process forked from one that has used a client, because the clients' runtime belongs to the parent.
 pub(crate) fn check() -> PyResult<()> {
     let this = std::process::id();
     match FIRST.compare_exchange(0, this, Ordering::AcqRel, Ordering::Acquire) {
@@ -23,14 +23,14 @@ pub(crate) fn check() -> PyResult<()> {
     }
 }
 
-/// Something that only the process that made it may touch.
+/// A value that only its creating process may use.
 pub(crate) struct Owned<T> {
     value: ManuallyDrop<T>,
     process: u32,
 }
 
 impl<T> Owned<T> {
-    /// Of this process.
+    /// Wraps a value of this process.
     pub(crate) fn new(value: T) -> Self {
         Self { value: ManuallyDrop::new(value), process: std::process::id() }
     }

@@ -11,7 +11,7 @@ use pyo3::types::PyList;
 
 use super::error;
 
-/// Who acknowledged, and after how many seconds.
+/// The sender of an acknowledgement, and the latency in seconds.
 pub(super) type PyReceipt = (Option<&'static str>, f64);
 
 /// The outcomes of many messages: a receipt or an exception each.
@@ -49,7 +49,7 @@ pub(super) fn py_receipt(receipt: Receipt) -> PyReceipt {
     (by, receipt.latency.as_secs_f64())
 }
 
-/// All bodies in one allocation, which each message shares.
+/// Copies all bodies into one allocation that the messages share.
 pub(super) fn outgoing(bodies: &[PyBackedBytes]) -> Vec<Outgoing> {
     let mut all = Vec::with_capacity(bodies.iter().map(|body| body.len()).sum());
     for body in bodies {

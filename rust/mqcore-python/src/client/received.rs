@@ -1,4 +1,4 @@
-//! A message that a client received, as Python sees it.
+//! A message that a client received, for Python.
 
 use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::received::Received as CoreReceived;
@@ -10,7 +10,7 @@ use super::error;
 use super::process::Owned;
 use crate::message::{HeaderText, Headers, text};
 
-/// A received message: of a queue, which can be settled, or of a client, which cannot.
+/// A received message: a delivery, which can be settled, or a direct message, which cannot.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Received {
     message: CoreReceived,
@@ -25,7 +25,7 @@ impl Received {
         Self { message, delivered: Some(Owned::new(delivered)), body: PyOnceLock::new() }
     }
 
-    /// Anything else.
+    /// Any other message.
     pub(crate) fn plain(message: CoreReceived) -> Self {
         Self { message, delivered: None, body: PyOnceLock::new() }
     }
@@ -59,7 +59,7 @@ impl Received {
         Headers::new(HeaderText::Received(self.message.clone()))
     }
 
-    /// Copied at the first call and kept from then on.
+    /// Copied at the first call, and cached.
     #[getter]
     fn body(&self, py: Python<'_>) -> &Py<PyBytes> {
         self.body.get_or_init(py, || PyBytes::new(py, self.message.body_slice()).unbind())
@@ -95,7 +95,7 @@ impl Received {
         self.delivered.as_ref().map_or(Ok(true), |delivered| Ok(delivered.get()?.is_settled()))
     }
 
-    /// What became of it: `sent`, `not-asked`, `stale`, `already`.
+    /// The outcome: `sent`, `not-asked`, `stale`, `already`.
     fn ack(&self) -> PyResult<&'static str> {
         match &self.delivered {
             Some(delivered) => Ok(settlement(delivered.get()?.ack())),
@@ -103,7 +103,7 @@ impl Received {
         }
     }
 
-    /// As `ack`.
+    /// Like `ack`.
     fn nack(&self, reason: &str) -> PyResult<&'static str> {
         match &self.delivered {
             Some(delivered) => Ok(settlement(delivered.get()?.nack(reason).map_err(error::client)?)),

@@ -1,7 +1,7 @@
 //! Streams: deliveries, direct messages, events, states.
 //!
-//! Waiting and taking are two calls. Waiting takes nothing, so that a task that is cancelled while it waits loses no
-//! message. Taking does not wait, so that many elements cost one pass through the event loop.
+//! Waiting and taking are separate calls. Waiting takes nothing, so a cancelled task loses no message. Taking does not
+//! wait, so many elements need one pass of the event loop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use super::process::{self, Owned};
 use super::received::Received;
 use super::{Way, optional_seconds};
 
-/// A stream that can be closed by Python before its object goes.
+/// A stream that Python can close before its object is dropped.
 struct Stream<T> {
     core: Mutex<Option<Owned<Arc<T>>>>,
 }
@@ -47,7 +47,7 @@ impl<T: Send + Sync + 'static> Stream<T> {
         taken.map(|core| core.get().cloned()).transpose()
     }
 
-    /// Waits until there is something to take, or the end: true; or until `timeout`: false.
+    /// Waits until an element is available or the stream ends (true), or until `timeout` (false).
     fn wait<'py, F>(
         &self,
         py: Python<'py>,
@@ -74,8 +74,8 @@ impl<T: Send + Sync + 'static> Stream<T> {
     }
 }
 
-/// A class of Python over a stream of the core: its name, what it is of, what one element becomes, and methods that only
-/// it has. By a macro, because neither a class of PyO3 nor its methods can be generic.
+/// Defines a Python class over a stream of the core: its name, stream type, conversion of elements, and own methods. A
+/// macro, because PyO3 classes and methods cannot be generic.
 macro_rules! stream {
     ($(#[$about:meta])* $name:ident($core:ty): |$py:ident, $element:ident| -> $becomes:ty { $read:expr } $($own:item)*) => {
         $(#[$about])*
@@ -83,7 +83,7 @@ macro_rules! stream {
         pub(crate) struct $name(Stream<$core>);
 
         impl $name {
-            /// Of `core`.
+            /// Wraps `core`.
             pub(crate) fn new(core: $core) -> Self {
                 Self(Stream::new(core))
             }
@@ -91,7 +91,7 @@ macro_rules! stream {
 
         #[pymethods]
         impl $name {
-            /// Takes what is there; empty: wait, or it is closed.
+            /// Takes the available elements; empty: none yet, or closed.
             fn take(&self, $py: Python<'_>, count: usize) -> PyResult<Vec<$becomes>> {
                 let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
                 core.take(count).into_iter().map(|$element| $read).collect()
@@ -112,10 +112,10 @@ macro_rules! stream {
                 Ok(self.0.get()?.is_none_or(|core| core.is_closed()))
             }
 
-            /// Leaves, and hands back what nobody took and somebody else can have.
+            /// Closes the stream, and requeues messages that the program did not take.
             fn close(&self) -> PyResult<()> {
                 if let Some(core) = self.0.close()? {
-                    // Whoever waits holds the stream too, and must let go of it.
+                    // Waiting calls hold the stream too, and must release it.
                     core.stop();
                 }
                 Ok(())
@@ -130,7 +130,7 @@ stream! {
     /// Deliveries of a queue.
     Consumer(CoreConsumer): |_py, delivered| -> Received { Ok(Received::delivered(delivered)) }
 
-    /// Messages that wait here.
+    /// Number of available messages.
     #[getter]
     fn waiting(&self) -> PyResult<usize> {
         Ok(self.0.get()?.map_or(0, |core| core.waiting()))
@@ -152,14 +152,14 @@ stream! {
     ExtensionFrames(CoreExtensionFrames): |py, payload| -> Py<PyBytes> { Ok(PyBytes::new(py, &payload).unbind()) }
 }
 
-/// States of a client, the newest one if several came since the last look.
+/// States of a client; the newest if several arrived since the last call.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct States {
     states: Owned<Mutex<watch::Receiver<ClientState>>>,
 }
 
 impl States {
-    /// From now on; the state now is the first.
+    /// Starts with the current state.
     pub(crate) fn new(mut states: watch::Receiver<ClientState>) -> Self {
         states.mark_changed();
         Self { states: Owned::new(Mutex::new(states)) }
@@ -172,7 +172,7 @@ impl States {
 
 #[pymethods]
 impl States {
-    /// The state now, if it is another than the last one taken.
+    /// The current state, if it differs from the last one taken.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let mut receiver = self.receiver()?;
         if !receiver.has_changed().unwrap_or(false) {
@@ -195,7 +195,7 @@ impl States {
 }
 
 impl States {
-    /// Waits for another state: true; or until `timeout`: false.
+    /// Waits for another state (true), or until `timeout` (false).
     fn wait<'py>(&self, py: Python<'py>, way: Way, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = optional_seconds(timeout, "timeout")?.unwrap_or(Duration::MAX);
         let mut receiver = self.receiver()?.clone();

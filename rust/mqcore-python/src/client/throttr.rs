@@ -1,4 +1,4 @@
-//! The client of Throttr for Python: requests come as tuples, many at once, and answers go as plain values.
+//! The Throttr client for Python, with batches of requests as tuples and answers as plain values.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,10 +22,10 @@ use super::{Way, optional_seconds, options};
 use crate::fields::seconds;
 use crate::ratelimit::Verdict;
 
-/// A message: its channel, if the edition tells it, and what was published.
+/// A message: its channel, if the edition transmits it, and its payload.
 type Message<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 
-/// A client of a Throttr listener: what its two Python classes do. It connects when it is first used.
+/// A client of a Throttr listener, the base of its two Python classes. It connects at its first use.
 #[pyclass(frozen, subclass, module = "mqcore._core", name = "_ThrottrClient")]
 pub(super) struct ThrottrClient {
     core: Owned<Mutex<Option<Arc<Core>>>>,
@@ -104,7 +104,7 @@ impl ThrottrClient {
 
 #[pymethods]
 impl ThrottrClient {
-    /// The largest value that the listener can take.
+    /// The largest value of the listener.
     #[getter]
     fn value_max(&self) -> PyResult<u64> {
         Ok(self.core()?.width().max())
@@ -116,19 +116,19 @@ impl ThrottrClient {
         Ok(self.core()?.dialect().family.as_str())
     }
 
-    /// Messages that came while too many waited.
+    /// Messages dropped because too many were waiting.
     #[getter]
     fn dropped(&self) -> PyResult<u64> {
         Ok(self.core()?.dropped())
     }
 
-    /// Connections so far.
+    /// Number of established connections.
     #[getter]
     fn connects(&self) -> PyResult<u64> {
         Ok(self.core()?.connects())
     }
 
-    /// Sends requests, and answers with their answers.
+    /// Sends requests and returns their answers.
     #[pyo3(signature = (requests, timeout=None))]
     fn ask<'py>(
         &self,
@@ -143,12 +143,12 @@ impl ThrottrClient {
             push(&mut questions, &Fields { tuple: request, max: core.width().max() })?;
         }
         let answers = core.ask(questions, timeout);
-        // Not kept while it waits: closing the client ends its connection.
+        // Not held while waiting, so that closing the client ends its connection.
         drop(core);
         self.way.run(py, async move { Ok(Answers(answers.await.map_err(error::client)?)) })
     }
 
-    /// Takes messages that have come.
+    /// Takes received messages.
     fn take<'py>(&self, py: Python<'py>, count: usize) -> PyResult<Vec<Message<'py>>> {
         let Ok(core) = self.core() else { return Ok(Vec::new()) };
         let message = |Push { channel, payload }: Push| {
@@ -157,7 +157,7 @@ impl ThrottrClient {
         Ok(core.take(count).into_iter().map(message).collect())
     }
 
-    /// Waits until there is a message, or the client is closed: true; or until `timeout`: false.
+    /// Waits until a message is available or the client is closed (true), or until `timeout` (false).
     #[pyo3(signature = (timeout=None))]
     fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let timeout = optional_seconds(timeout, "timeout")?;
@@ -178,7 +178,7 @@ impl ThrottrClient {
         Ok(self.lock()?.is_none())
     }
 
-    /// Ends the connection once everything that was asked is answered.
+    /// Closes the connection after all pending answers.
     fn close(&self) -> PyResult<()> {
         let taken = self.lock()?.take();
         drop(taken);
@@ -186,7 +186,7 @@ impl ThrottrClient {
     }
 }
 
-/// The fields of a request: its code, and what belongs to it.
+/// The fields of a request: its code and arguments.
 struct Fields<'a, 'py> {
     tuple: &'a Bound<'py, PyTuple>,
     /// The largest value.
@@ -205,7 +205,7 @@ impl Fields<'_, '_> {
         }
         let max = self.max;
         let words = format!(
-            "{value} is more than {max}, the largest value of the listener; serve one with ?value=uint64"
+            "{value} exceeds {max}, the largest value of the listener; use a listener with ?value=uint64"
         );
         Err(InvalidArgument::new_err(words))
     }
@@ -218,7 +218,7 @@ impl Fields<'_, '_> {
         Ok(Ttl { unit: self.octet(at)?, amount: self.value(at + 1)? })
     }
 
-    /// Algorithm, limit, cost, unit and period from `at` on; the key is kept by the caller.
+    /// Algorithm, limit, cost, unit and period from index `at`; the caller holds the key.
     fn rule<'k>(&self, at: usize, key: &'k [u8]) -> PyResult<Rule<'k>> {
         Ok(Rule {
             algorithm: self.octet(at)?,
@@ -231,7 +231,7 @@ impl Fields<'_, '_> {
 }
 
 fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
-    // Where a request has a key or a channel, it stands behind the code.
+    // A key or channel follows the code.
     let name = || fields.octets(1);
     let pushed = match fields.octet(0)? {
         code::INSERT => {
@@ -262,7 +262,7 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
         code::CONNECTIONS => questions.push(&Request::Connections),
         code::CONNECTION => {
             let id = <[u8; 16]>::try_from(&*name()?);
-            let id = id.map_err(|_| InvalidArgument::new_err("the id of a connection has 16 bytes"))?;
+            let id = id.map_err(|_| InvalidArgument::new_err("a connection id must have 16 bytes"))?;
             questions.push(&Request::Connection { id })
         }
         code::CHANNELS => questions.push(&Request::Channels),
@@ -274,7 +274,7 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
             questions.push(&Request::Consume { mode: fields.octet(2)?, rule })
         }
         code::CONSUME_ALL => return push_all(questions, fields),
-        other => return Err(InvalidArgument::new_err(format!("there is no request {other}"))),
+        other => return Err(InvalidArgument::new_err(format!("unknown request {other}"))),
     };
     pushed.map_err(error::client)
 }
@@ -289,7 +289,7 @@ fn push_all(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> 
     questions.push_all(fields.octet(1)?, &rules).map_err(error::client)
 }
 
-/// Answers that become Python's values once the interpreter is there.
+/// Answers that become Python values on the attached thread.
 struct Answers(Vec<Answer>);
 
 impl<'py> IntoPyObject<'py> for Answers {
@@ -365,7 +365,7 @@ fn connection<'py>(py: Python<'py>, row: &ConnectionRecord) -> PyResult<Bound<'p
     (id, row.transport == 1, text(&row.address), row.port, row.connected_at, numbers).into_pyobject(py)
 }
 
-/// Text with zeros behind it.
+/// Text padded with zeros.
 fn text(octets: &[u8]) -> String {
     let end = octets.iter().position(|octet| *octet == 0).unwrap_or(octets.len());
     String::from_utf8_lossy(&octets[..end]).into_owned()

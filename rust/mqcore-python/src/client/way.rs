@@ -16,7 +16,7 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) enum Way {
     /// As an awaitable of asyncio.
     Awaitable,
-    /// When it is there: the call blocks.
+    /// By blocking until it is available.
     Blocking,
 }
 
