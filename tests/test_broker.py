@@ -76,7 +76,7 @@ def test_stopped_broker_raises_and_can_be_restarted() -> None:
             mq.stats()
         mq.start()
         assert mq.stats().channels == ()
-        with pytest.raises(RuntimeError, match="running already"):
+        with pytest.raises(RuntimeError, match="already running"):
             mq.start()
         mq.stop()
         mq.stop()
