@@ -457,7 +457,10 @@ mod tests {
         let ports = |url: &str| {
             let all = ListenerConfig::all_of(url)?;
             let ports = all.into_iter().map(|listener| match listener.address {
-                ListenAddress::Tcp(address) => format!("{} {address}", &listener.terms.client_query()[6..]),
+                ListenAddress::Tcp(address) => {
+                    let query = listener.terms.client_query();
+                    format!("{} {address}", query.strip_prefix("?role=").unwrap_or_default())
+                }
                 ListenAddress::Unix { path, .. } => path.display().to_string(),
             });
             Ok::<_, ConfigError>(ports.collect::<Vec<_>>())
