@@ -147,7 +147,7 @@ def test_the_server_names_no_protocol() -> None:
     names = {name for module, (variant, _) in registered_protocols().items() for name in (variant, f"{module}::")}
     pattern = re.compile("|".join(sorted(names)))
     # The links between nodes speak one protocol, whatever listeners speak.
-    links = {ROOT / "rust/mqcore-server/src/nodes" / name for name in ("dial.rs", "master.rs")}
+    links = {ROOT / "rust/mqcore-server/src/nodes" / name for name in ("dial.rs", "upstream.rs")}
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in sorted(ROOT.glob("rust/mqcore-server/src/**/*.rs"))

@@ -132,7 +132,7 @@ impl Server {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let server = Server::start(Config::default(), Vec::new(), Arc::new(NoHandlers)).await?;
-    /// let mut stream = server.connect_local(Protocol::Tmqp);
+    /// let mut stream = server.connect_local(Protocol::ALL[0]);
     /// server.stop(std::time::Duration::ZERO).await;
     /// assert_eq!(stream.read(&mut [0; 64]).await?, 0, "a stopped server closes its connections");
     /// # Ok(())
