@@ -120,10 +120,10 @@ def test_commands_take_the_admin_side_from_the_root_url_and_from_the_environment
 
 def test_a_root_url_of_another_protocol_is_wrong_usage_of_admin_commands() -> None:
     wrong = command("--url", "tmqp://127.0.0.1:2622", "errors")
-    assert "asks the admin side" in wrong.stderr
+    assert "is not a URL of the admin API" in wrong.stderr
     assert wrong.returncode in {1, 2}
     # In the environment it is where messages go: the default of the admin side holds.
-    assert "asks the admin side" not in command("errors", MQCORE_URL="tmqp://127.0.0.1:2622").stderr
+    assert "is not a URL of the admin API" not in command("errors", MQCORE_URL="tmqp://127.0.0.1:2622").stderr
 
 
 def test_proxies_of_the_environment_are_used_but_not_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

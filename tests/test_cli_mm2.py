@@ -77,7 +77,7 @@ def test_request_unsupported_by_micromessage_is_one_line_and_an_exit_code(url: s
         (("channel", "ls"), "MicroMessage2 has no operation"),
         (("consume", "topic/t", "--filter", "nonsense"), "invalid filter"),
         (("consume", "q", "--event", "e"), "MicroMessage2 has no events"),
-        (("consume", "q", "--filter", "a=N1"), "filters are for topics"),
+        (("consume", "q", "--filter", "a=N1"), "filters apply to topics only"),
     ]:
         result = run(*arguments, url=url)
         assert words in complaint(result), arguments

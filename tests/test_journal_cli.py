@@ -180,7 +180,7 @@ def test_torn_end_is_not_damage(killed_dir: Path) -> None:
     segment.write_bytes(whole[:-5].ljust(len(content), b"\0"))
     seen = run("verify", killed_dir)
     assert seen.returncode == 0, seen.stdout
-    assert "a crash left its end unfinished" in seen.stdout
+    assert "torn by a crash" in seen.stdout
     assert "Nothing that was confirmed is lost" in seen.stdout
 
 

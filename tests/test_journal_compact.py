@@ -188,7 +188,7 @@ def test_compaction_without_disk_space_fails_and_can_be_repeated(pristine: Path,
         os.posix_fallocate(file.fileno(), 0, free - 512 * 1024)
     full = run(directory)
     assert full.returncode == 7, full.stderr
-    assert "no space" in full.stderr
+    assert "disk full" in full.stderr
     assert content(directory) == before
     filler.unlink()
     done = run(directory)

@@ -104,7 +104,7 @@ def test_steps_of_messages_lives_are_in_a_file_of_their_own(tmp_path: Path, stop
     done = run("export", stopped, "--history", "--format", ending, "--out", out)
     assert done.returncode == 0, done.stderr
     steps = read(out).to_pylist()
-    assert f"{len(steps)} steps" in done.stderr
+    assert f"{len(steps)} events" in done.stderr
     assert [step["shard"] for step in steps if step["kind"] == "started"] == [0, 1]
     produced = [step for step in steps if step["kind"] == "produced"]
     assert [step["body_bytes"] for step in produced if step["queue"] == "orders/1"] == [
@@ -157,7 +157,7 @@ def test_damage_is_reported_and_the_rest_is_in_the_file(tmp_path: Path, killed: 
     assert set(BODIES) - set(read(out).column("body").to_pylist()) == {b"second"}
     done = run("export", killed, "--history", "--out", tmp_path / "steps.parquet")
     assert done.returncode == 6, done.stderr
-    assert "steps may be missing" in done.stderr
+    assert "events may be missing" in done.stderr
     assert read(tmp_path / "steps.parquet").num_rows > 0
 
 
@@ -167,7 +167,7 @@ def test_unwritable_file_is_reported_and_leaves_nothing(tmp_path: Path, stopped:
         ([*orders, "--format", "parquet"], "--out"),
         (["export", stopped], "--queue"),
         (["export", stopped, "--history", "--format", "jsonl"], "--format parquet or arrow"),
-        ([*orders, "--format", "arrow", "--out", stopped / "a.arrow"], "inside of the data directory"),
+        ([*orders, "--format", "arrow", "--out", stopped / "a.arrow"], "is inside the data directory"),
         ([*orders, "--format", "arrow", "--out", tmp_path / "no" / "where"], "No such file"),
     ]:
         refused = run(*arguments)

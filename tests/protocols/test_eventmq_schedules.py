@@ -231,7 +231,7 @@ def test_removing_a_schedule_fails_on_a_full_disk(small_disk: Path) -> None:
             wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 1, what="the schedule")
         (kept,) = admin.schedules(broker.admin_url, token=token).schedules
         wait_until(is_failing, limit=60, what="the end of the disk")
-        with pytest.raises(Busy, match="cannot be written down now"):
+        with pytest.raises(Busy, match="cannot be saved now"):
             admin.unschedule(broker.admin_url, kept.id, token=token)
         assert admin.schedules(broker.admin_url, token=token).total == 1
 

@@ -220,7 +220,7 @@ def test_all_parts_together_have_a_limit(connect: Connect, bystander: MM2Peer) -
     for _ in range(4):
         peer.send(message(1, "topic/a", bytes(1024), continued=True))
     peer.send(message(1, "topic/a", b"x"))
-    assert peer.error().startswith("too-large: message of 4097 octets")
+    assert peer.error().startswith("too-large: message of 4097 bytes")
 
 
 def test_half_a_message_is_nothing(connect: Connect, bystander: MM2Peer) -> None:
@@ -353,7 +353,7 @@ def test_a_listener_may_demand_extensions() -> None:
     with mqcore.Broker(listen=[listen]) as broker, MM2Peer(broker.listeners[0]) as peer:
         assert peer.shake("json", "").required == "batch-ack:max-count=7"
         peer.conclude("json", "")
-        assert peer.error().startswith("extension: batch-ack is required")
+        assert peer.error().startswith("extension: required extension batch-ack is missing")
 
 
 @pytest.mark.parametrize(

@@ -156,10 +156,10 @@ def test_garbage_gets_errors_and_is_harmless(peer: MqksPeer, bystander: MqksPeer
         ("x PUBLISH e d", "unknown action `PUBLISH`"),
         ("x publish e1", "publish requires an event and a message body"),
         ("x consume q1 --nonsense", "unknown flag `--nonsense` for consume"),
-        ("x consume q1 --delete-queue-when-unused=soon", "--delete-queue-when-unused takes"),
-        ("x consume q1 --delete-queue-when-unused=-1", "--delete-queue-when-unused takes"),
-        ("x consume q1 --delete-queue-when-unused=inf", "--delete-queue-when-unused takes"),
-        ("x rebind q1", "rebind needs"),
+        ("x consume q1 --delete-queue-when-unused=soon", "--delete-queue-when-unused expects"),
+        ("x consume q1 --delete-queue-when-unused=-1", "--delete-queue-when-unused expects"),
+        ("x consume q1 --delete-queue-when-unused=inf", "--delete-queue-when-unused expects"),
+        ("x rebind q1", "rebind requires"),
         ("x rebind q1 --nonsense e1", "unknown flag `--nonsense` for rebind"),
         ("x ack c1", "ack requires a consumer and a message id or --all"),
         ("x ack c1 m1 m2", "unexpected `m2`"),
@@ -328,7 +328,7 @@ def test_a_served_broker_logs_errors_and_the_command_line_lists_them() -> None:
         assert [failed["request"] for failed in found["errors"]] == ["x1"]
         missing = command("20260101000000000000abcd")
         assert missing.returncode != 0
-        assert "knows no error 20260101000000000000abcd" in missing.stderr
+        assert "error 20260101000000000000abcd not found" in missing.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no Unix sockets")

@@ -244,7 +244,7 @@ def test_two_publishers_of_one_sink_do_not_publish_side_by_side(living: Told, tm
     setting = options(living, tmp_path, retries="1", timeout="1")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(10, 1)), history_ends(setting))
-    with sync.connect(living.served.url, id="spark-sink"), pytest.raises(errors.MqcoreError, match="connected already"):
+    with sync.connect(living.served.url, id="spark-sink"), pytest.raises(errors.MqcoreError, match="already connected"):
         Publisher(setting, ledger).publish(batch, fresh=fresh)
     Publisher(setting, ledger).publish(batch, fresh=False)
     assert len(drain(living.served.url, "target/1")) == 10

@@ -217,8 +217,8 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_
         return str(raised.value)
 
     assert "did you mean subscribe" in refused(told.data_dir, subscribed="orders")
-    assert "known are path" in refused(told.data_dir, nonsense="1")
-    assert "there are key, value" in refused(told.data_dir, columns="body")
+    assert "use path" in refused(told.data_dir, nonsense="1")
+    assert "unknown column 'body'" in refused(told.data_dir, columns="body")
     assert "is not a data directory" in refused(tmp_path)
     (tmp_path / "format").write_text("something else")
     assert "does not say" in refused(tmp_path)

@@ -18,21 +18,18 @@ describes how the strategies count.
 """
 
 from mqcore._core import Verdict
-from mqcore.ratelimit.asgi import RateLimitMiddleware, Rule, client_address
-from mqcore.ratelimit.limits import Limit, Strategy
+from mqcore.ratelimit.asgi import RateLimitMiddleware, Rule
+from mqcore.ratelimit.limits import Limit
 from mqcore.ratelimit.local import BoundLimit, LocalRateLimiter
-from mqcore.ratelimit.remote import OnUnavailable, RateLimiter, SyncRateLimiter
+from mqcore.ratelimit.remote import RateLimiter, SyncRateLimiter
 
 __all__ = [
     "BoundLimit",
     "Limit",
     "LocalRateLimiter",
-    "OnUnavailable",
     "RateLimitMiddleware",
     "RateLimiter",
     "Rule",
-    "Strategy",
     "SyncRateLimiter",
     "Verdict",
-    "client_address",
 ]

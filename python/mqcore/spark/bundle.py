@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bundle", "settings"]
 
-PACKAGES: Final = ("mqcore", "pyspark_mqcore", "msgspec")
+PACKAGES: Final = ("mqcore", "pyspark_mqcore", "msgspec", "urllib3")
 """Packages that executors import. The command line needs more."""
 PLACE: Final = "mqcore_bundle"
 """Directory into which Spark unpacks the archive."""

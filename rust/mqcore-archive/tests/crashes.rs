@@ -299,7 +299,8 @@ fn sealed(seed: u64) -> (Journal<MemoryStorage>, MemoryStorage) {
 fn a_crash_at_each_single_call_of_a_round_leaves_it_done_or_undone() {
     let expected: BTreeMap<u64, u64> = (0..9).map(|note| (note, note + 1)).collect();
     let (mut undone, mut done) = (0, 0);
-    for seed in 0..mqcore_testkit::by_depth(5, 20) {
+    let seeds = mqcore_testkit::by_depth(5, 20);
+    for seed in 0..seeds {
         for call in 0.. {
             let (journal, files) = sealed(seed);
             let disk = MemoryStorage::new(seed);
@@ -328,5 +329,5 @@ fn a_crash_at_each_single_call_of_a_round_leaves_it_done_or_undone() {
             }
         }
     }
-    assert!(undone > 25 && done > 5, "both ends were seen: {undone}, {done}");
+    assert!(undone > 25 && done >= seeds, "both ends were seen: {undone}, {done}");
 }
