@@ -221,7 +221,7 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_
     assert "unknown column 'body'" in refused(told.data_dir, columns="body")
     assert "is not a data directory" in refused(tmp_path)
     (tmp_path / "format").write_text("something else")
-    assert "does not say" in refused(tmp_path)
+    assert "not a data directory of this version" in refused(tmp_path)
     assert "sequence for each of the shards [0, 1]" in refused(told.data_dir, startingOffsets='{"0": 5}')
     assert "ends before sequence" in refused(told.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0}))
 

@@ -125,7 +125,10 @@ impl Run {
             match self.journal().compact(1, budget, until) {
                 Ok(done) => {
                     assert!(done.lost.is_empty() && done.quarantined.is_empty());
-                    assert!(done.more || self.journal().compactable_bytes(until) == 0, "{before} were left");
+                    // On a full disk, a segment whose copy would use up the reserve stays until there is space.
+                    let postponed = self.journal().health() != Health::Healthy;
+                    let finished = postponed || self.journal().compactable_bytes(until) == 0;
+                    assert!(done.more || finished, "{before} were left");
                     if !done.more {
                         return self.look();
                     }
