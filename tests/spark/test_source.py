@@ -223,7 +223,7 @@ def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_
     (tmp_path / "format").write_text("something else")
     assert "not a data directory of this version" in refused(tmp_path)
     assert "sequence for each of the shards [0, 1]" in refused(told.data_dir, startingOffsets='{"0": 5}')
-    assert "ends before sequence" in refused(told.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0}))
+    assert "the history ends at sequence" in refused(told.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0}))
 
 
 def copied(told: Told, tmp_path: Path) -> Told:
