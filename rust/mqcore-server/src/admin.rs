@@ -1,6 +1,6 @@
-//! The admin side: health, metrics and an overview by HTTP, on a listener of its own.
+//! The admin side: health, metrics and an overview over HTTP, on a listener of its own.
 //!
-//! It runs on Tokio alone and asks shards only, so it answers even while a handler is stuck.
+//! It runs on Tokio only and queries shards only, so it responds even while a handler is stuck.
 //!
 //! | module | page |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
 //! | `trace` | `/trace/ID` |
-//! | `request` | what every page needs |
-//! | `stream` | long answers, sent piece by piece |
+//! | `request` | common parts of all pages |
+//! | `stream` | long responses, sent piece by piece |
 
 mod backup;
 mod history;
@@ -50,20 +50,20 @@ use crate::net::tls_accept::{self, Secured};
 use crate::runtime::shutdown::TaskGuard;
 use crate::stats::{metrics, snapshot};
 
-/// Connections at the same time at most; others wait.
+/// Maximum concurrent connections; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long the head of a request may take, and an idle connection stay.
+/// Time to send the head of a request, and maximum idle time of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the admin side is entered.
+/// The admin listener.
 pub(crate) struct Door {
     pub(crate) socket: TcpListener,
-    /// What it shows, if it speaks TLS.
+    /// Its TLS configuration, if it speaks TLS.
     pub(crate) endpoint: Option<Arc<TlsEndpoint>>,
 }
 
-/// Serves until the server has ended: also while it drains, to say so.
+/// Serves until the server has stopped, so that health checks see that it drains.
 pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
     let shutdown = Arc::clone(&admin.hub.shutdown);
     let mut ended = pin!(shutdown.ended());
@@ -79,7 +79,7 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
             () = &mut ended => break,
         };
         let Ok((stream, peer)) = accepted else {
-            // Out of descriptors, most likely: clients come first, so wait for some to be freed.
+            // Most likely the process is out of file descriptors. Wait until some are freed: clients come first.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -102,7 +102,7 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
     drop(alive);
 }
 
-/// Shakes hands, unless the server ends meanwhile.
+/// Performs the TLS handshake, unless the server stops first.
 async fn enter(hub: &Hub, endpoint: &TlsEndpoint, stream: TcpStream, peer: SocketAddr) -> Option<Secured> {
     hub.tls.handshakes.room().await;
     let place = hub.tls.handshakes.enter();
@@ -120,13 +120,13 @@ where
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).max_buf_size(16 * 1024);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     tokio::select! {
-        // A request that breaks off harms only who sent it.
+        // A request that breaks off affects only its sender.
         _ = connection => {}
         () = hub.shutdown.ended() => {}
     }
 }
 
-/// `certificate` is what a TLS handshake has brought, if there was one.
+/// `certificate` is the result of a TLS handshake, if there was one.
 fn caller(address: SocketAddr, certificate: Option<Option<Arc<PeerCertificate>>>) -> Extension<Caller> {
     let peer = match certificate {
         Some(certificate) => tls_accept::peer(address, certificate),
@@ -154,7 +154,7 @@ fn router(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// Stands before every page but the two that orchestrators look at, which say nothing but yes or no.
+/// Authenticates and authorizes requests for every page except the two health checks, whose responses reveal nothing.
 async fn guard(
     State(admin): State<Admin>,
     Extension(Caller(address, peer)): Extension<Caller>,

@@ -2,11 +2,11 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`config`] | users, tokens and the audit log as a configuration names them |
+//! | [`config`] | settings for users, tokens and the audit log |
 //! | [`store`] | the file of users and tokens |
 //! | [`port`] | the interface behind which a program authenticates and authorizes |
 //! | [`audit`] | the audit log |
-//! | `state` | what one server knows of users, tokens and connected identities |
+//! | `state` | users, tokens and connected identities of one server |
 //! | `admission` | logins, off the tasks of connections |
 //! | `gate` | the check that every command of a connection passes |
 //! | `demand` | which permission each command needs |

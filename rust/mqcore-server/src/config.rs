@@ -1,4 +1,4 @@
-//! What a server is started with: every bound has a name, a unit and a default.
+//! Configuration of a server. Each limit has a name, a unit and a default.
 
 pub mod address;
 pub(crate) mod error;
@@ -30,103 +30,105 @@ use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
 use crate::storage::data_dir::FRAME_BYTES_MAX;
 
-/// Everything that can be set. `Config::default()` listens nowhere and is still a whole broker, reached by
+/// All settings. `Config::default()` has no listeners and is still a complete broker, reached by
 /// [`connect_local`](crate::server::Server::connect_local).
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where clients connect. Default none.
+    /// Listeners for clients. Default none.
     pub listeners: Vec<ListenerConfig>,
-    /// Where health, metrics and the overview are served by HTTP. Default nowhere.
+    /// Listener for health, metrics and the overview over HTTP. Default none.
     pub admin: Option<AdminConfig>,
-    /// What encrypted listeners show whose own configuration names no files. Default nothing.
+    /// TLS configuration of encrypted listeners that name no files of their own. Default none.
     pub tls: Option<ListenerTls>,
-    /// TLS handshakes at most that are under way, of all listeners together; beyond that the oldest gives way, once
-    /// it had a fair time. Default 1,024.
+    /// Maximum TLS handshakes in progress, over all listeners. Beyond it the oldest handshake is dropped, once it has
+    /// had a fair time. Default 1,024.
     pub tls_handshakes_max: usize,
-    /// How long before its end a certificate is called about to expire. Default 30 days.
+    /// How long before its expiry the broker warns about a certificate. Default 30 days.
     pub tls_expiry_warning: Duration,
-    /// Whether addresses other than loopback may be bound although nobody has to log in. Default no: whoever reaches such
-    /// a listener may do everything but administer. Without effect once there is a user, a token or an authenticator.
+    /// Whether listeners on addresses other than loopback are allowed while no login is required. Anyone who reaches
+    /// such a listener may do everything except administer. Has no effect once there is a user, a token or an
+    /// authenticator. Default no.
     pub allow_remote: bool,
-    /// How many shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
+    /// Number of shards; 0: one for each core, at most [`SHARDS_MAX`]. Default 0.
     pub shards: usize,
-    /// What channels, and through them queues, start with.
+    /// Initial options of channels and, through them, of queues.
     pub channel: ChannelOptions,
     /// Publishing to, or joining, a missing channel creates it. Default no.
     pub auto_create_channels: bool,
     /// Publishing to a missing queue creates it. Default no.
     pub auto_create_queues: bool,
-    /// Clients at most; 0: no limit but `connections_max`. Default 0.
+    /// Maximum clients; 0: no limit except `connections_max`. Default 0.
     pub client_limit: u32,
-    /// Channels of one shard at most; 0: no limit. Default 0.
+    /// Maximum channels of one shard; 0: no limit. Default 0.
     pub channel_limit: u32,
-    /// The handler or policy of queues whose channel names none. Default `memory`.
+    /// The handler or policy of queues whose channel does not name one. Default `memory`.
     pub delivery_handler: String,
-    /// How large frames may be. Default 64 MiB, of them 64 KiB - 1 header text.
+    /// Maximum size of frames. Default 64 MiB, including at most 64 KiB - 1 of header text.
     pub limits: Limits,
-    /// Connections at most, of all listeners together; further ones are closed at once. Default 65,536.
+    /// Maximum connections over all listeners; further ones are closed at once. Default 65,536.
     pub connections_max: usize,
-    /// Connections at most whose peers have not said yet who they are; one more closes the oldest of them, so
-    /// that idle strangers cannot keep clients out. Default 16,384.
+    /// Maximum connections without a completed login; one more closes the oldest of them, so that idle peers cannot
+    /// keep clients out. Default 16,384.
     pub half_open_max: usize,
-    /// Bytes at most that may wait for one connection to take them. Above half of it the connection is
-    /// congested and is handed nothing new; below a quarter it is handed messages again; beyond all of it, it is
-    /// closed instead of being told anything more. Default 8 MiB.
+    /// Maximum bytes of output that wait for one connection. Above half of it the connection is congested and
+    /// receives no deliveries until it is below a quarter. Above the maximum, the connection is closed. Default 8
+    /// MiB.
     pub output_bytes_max: usize,
-    /// How long a congested connection may stay so before it is closed. Default 30 s.
+    /// Maximum time that a connection may stay congested before it is closed. Default 30 s.
     pub slow_consumer_timeout: Duration,
-    /// How long a peer may take to finish the TLS handshake, if there is one, and then again to say who it is.
-    /// Default 10 s.
+    /// Time to finish the TLS handshake, if there is one, and then the same time again to log in. Default 10 s.
     pub handshake_timeout: Duration,
-    /// A peer from which nothing came for this long is pinged. Default 60 s.
+    /// A peer that has sent nothing for this time is pinged. Default 60 s.
     pub ping_interval: Duration,
-    /// How long after a ping something has to come. Default 10 s.
+    /// Time for a peer to send something after a ping. Default 10 s.
     pub pong_timeout: Duration,
-    /// The source of time. Default the system.
+    /// The source of time. Default: the system clock.
     pub clock: ClockConfig,
-    /// Messages of one queue at most that wait for a handler's decision; more are refused as busy.
-    /// Default 100,000.
+    /// Maximum messages of one queue that wait for a handler's decision; further ones are rejected as busy. Default
+    /// 100,000.
     pub undecided_max: usize,
-    /// Bytes of saved messages that may wait in memory, of all shards together, each of which has an equal share.
-    /// Above it the bodies that are furthest from being handed out leave memory, and are read back before they are
-    /// needed. Bodies about to be handed out stay: up to 1 MiB a queue that is being emptied comes on top.
-    /// Default 256 MiB.
+    /// Maximum bytes of saved messages in memory; each shard has an equal share. Above it, the bodies farthest from
+    /// delivery leave memory, and are read back before they are needed. Bodies about to be delivered stay: up to 1
+    /// MiB for each queue that is being consumed comes on top. Default 256 MiB.
     pub memory_watermark: u64,
-    /// Where definitions and saved messages are kept. Default nowhere: everything stays in memory, and queues
-    /// whose policy saves refuse messages.
+    /// Directory for definitions and saved messages. Default none: everything stays in memory, and queues with a
+    /// saving policy reject messages.
     pub data_dir: Option<PathBuf>,
-    /// How often one client may publish; more is refused with the time after which to try again. Default no limit.
+    /// Maximum publish rate of one client; the rejection of further messages contains the time after which to retry.
+    /// Default no limit.
     pub publish_limit: Option<Limit>,
-    /// How often one address may connect and say who it is; more is refused likewise. Default no limit.
+    /// Maximum rate of connections and logins from one address; further ones are rejected likewise. Default no limit.
     pub connect_limit: Option<Limit>,
-    /// Counters and buffers of the limiter at most; at this number a new one takes the place of the one that expires
-    /// soonest. Default 16,777,216.
+    /// Maximum counters and buffers of the limiter; at this number a new one replaces the one that expires soonest.
+    /// Default 16,777,216.
     pub limiter_keys_max: u64,
-    /// Bytes at most that they take: 120 each, keys beyond 16 bytes and values of buffers besides. Default 2 GiB.
+    /// Maximum bytes of counters and buffers: 120 each, plus keys beyond 16 bytes and values of buffers. Default 2
+    /// GiB.
     pub limiter_bytes_max: u64,
     /// Maximum time between a change to a counter or buffer that survives restarts (a listener with `persist=on`) and the
     /// write of it. A crash loses no more than this time and the write in progress. Default 100 ms.
     pub limiter_persist_interval: Duration,
-    /// Routers that are there from the start, as they are written here whatever a peer made of them before. Default none.
+    /// Routers created at every start. A definition here replaces what clients have changed. Default none.
     pub routers: Vec<RouterDefinition>,
-    /// Who may do what. Default: whoever reaches a listener, which must be on loopback, may do everything.
+    /// Users, tokens and permissions. Default: anyone who reaches a listener, which must be on loopback, may do
+    /// everything.
     pub authority: AuthorityConfig,
-    /// What this broker is among others. Default nothing: it stands alone, and other brokers are clients like any.
+    /// This broker's links to other brokers. Default none: other brokers are ordinary clients.
     pub node: Option<NodeConfig>,
-    /// Whether, and how, what happens to each message is written down. Needs a data directory. Default no.
+    /// Whether and how the broker records what happens to each message. Needs a data directory. Default no.
     pub history: Option<HistoryConfig>,
 }
 
-/// What becomes of the history.
+/// History of messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistoryConfig {
-    /// What of it is kept.
+    /// Which events are recorded.
     pub options: HistoryOptions,
-    /// How long the journal keeps history that is not archived. `None`: for ever. Default for ever.
+    /// How long the journal stores history that is not archived. `None`: forever. Default forever.
     pub max_age: Option<Duration>,
-    /// Bytes of history that the journals of all shards keep together; the oldest goes first. Default 2 GiB.
+    /// Maximum bytes of history in the journals of all shards together; the oldest is removed first. Default 2 GiB.
     pub max_bytes: u64,
-    /// Whether, and how, history is carried over to Parquet files. Default yes.
+    /// Whether and how history is archived to Parquet files. Default yes.
     pub archive: Option<ArchiveConfig>,
 }
 
@@ -144,11 +146,11 @@ impl Default for HistoryConfig {
 /// How history is archived, in the directory `archive` of the data directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArchiveConfig {
-    /// How old history may become before it is archived even if there is little of it. Default 5 minutes.
+    /// Maximum age of history before it is archived, even if there is little of it. Default 5 minutes.
     pub interval: Duration,
-    /// How long the archive keeps a file. `None`: for ever. Default for ever.
+    /// How long the archive stores a file. `None`: forever. Default forever.
     pub max_age: Option<Duration>,
-    /// Bytes of all files; the oldest go first. `None`: no limit. Default none.
+    /// Maximum bytes of all files; the oldest are removed first. `None`: no limit. Default none.
     pub max_bytes: Option<u64>,
 }
 
@@ -200,7 +202,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// How many shards there will be: `shards`, or the number of cores, but never more than [`SHARDS_MAX`].
+    /// The number of shards: `shards`, or the number of cores, but never more than [`SHARDS_MAX`].
     pub fn shard_count(&self) -> usize {
         let wanted = match self.shards {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -209,7 +211,7 @@ impl Config {
         wanted.clamp(1, SHARDS_MAX)
     }
 
-    /// Whether any listener saves the limits that are created there.
+    /// Whether any listener saves the limits that are created through it.
     pub(crate) fn persists_limits(&self) -> bool {
         self.limit_uses().any(|limits| limits.persist)
     }
@@ -219,10 +221,10 @@ impl Config {
         self.listeners.iter().filter_map(|listener| listener.terms.limits())
     }
 
-    /// Refuses values with which no server could work.
+    /// Rejects values with which no server could work.
     ///
     /// # Errors
-    /// [`ConfigError::OutOfRange`] names the value and what it may be.
+    /// [`ConfigError::OutOfRange`] names the value and its range.
     pub fn check(&self) -> Result<(), ConfigError> {
         let out_of_range =
             |name, value: usize, why| Err(ConfigError::OutOfRange { name, value: value as u64, why });
@@ -242,7 +244,7 @@ impl Config {
             return out_of_range("tls_handshakes_max", 0, "at least 1");
         }
         if self.output_bytes_max < 4096 {
-            return out_of_range("output_bytes_max", self.output_bytes_max, "at least 4096 octets");
+            return out_of_range("output_bytes_max", self.output_bytes_max, "at least 4096 bytes");
         }
         if self.data_dir.is_some() && self.limits.frame_bytes_max > FRAME_BYTES_MAX {
             let value = self.limits.frame_bytes_max;
@@ -260,43 +262,43 @@ impl Config {
             return Err(ConfigError::OutOfRange {
                 name: "frame_bytes_max",
                 value,
-                why: "at least 1024 octets",
+                why: "at least 1024 bytes",
             });
         }
         Ok(())
     }
 }
 
-/// One place where clients connect: one port, one protocol.
+/// One listener: one address, one protocol.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerConfig {
-    /// What is spoken there, and how.
+    /// Its protocol, with the protocol's settings.
     pub terms: ListenerTerms,
-    /// Where.
+    /// Its address.
     pub address: ListenAddress,
-    /// Whether it is spoken through TLS.
+    /// Whether it uses TLS.
     pub encryption: Encryption,
 }
 
-/// Whether a listener speaks TLS, and with what.
+/// Whether a listener uses TLS, and with which files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Encryption {
-    /// It does not. The default.
+    /// No TLS. The default.
     #[default]
     None,
-    /// With the files that [`Config::tls`] names.
+    /// TLS with the files of [`Config::tls`].
     Shared,
-    /// With files of its own.
+    /// TLS with files of its own.
     Own(ListenerTls),
 }
 
 impl FromStr for ListenerConfig {
     type Err = ConfigError;
 
-    /// Reads `tmqp://127.0.0.1:2622`; without a port, the protocol's own. With an `s` behind the protocol's name,
-    /// `tmqps://`, it is spoken through TLS: `?cert=FILE&key=FILE&client_ca=FILE&client_cert=required` are the fields of
-    /// [`ListenerTls`], and without `cert` the listener shows what [`Config::tls`] says. `tmqp+unix:///run/mqcore.sock`
-    /// is a Unix socket.
+    /// Parses `tmqp://127.0.0.1:2622`; without a port, the protocol's default port. `tmqps://`, the protocol's name
+    /// with an `s`, uses TLS: the options `?cert=FILE&key=FILE&client_ca=FILE&client_cert=required` are the fields of
+    /// [`ListenerTls`]; without `cert` the files of [`Config::tls`] are used. `tmqp+unix:///run/mqcore.sock` is a
+    /// Unix socket.
     fn from_str(url: &str) -> Result<Self, ConfigError> {
         let mut parsed = ListenerUrl::parse(url)?;
         let (name, carrier) = parsed.scheme.split_once('+').unwrap_or((parsed.scheme, ""));
@@ -317,7 +319,7 @@ impl FromStr for ListenerConfig {
     }
 }
 
-/// The protocol of a scheme, and whether an `s` behind its name asks for TLS.
+/// The protocol of a scheme, and whether an `s` after its name requests TLS.
 fn scheme(name: &str) -> Option<(Protocol, bool)> {
     if let Some(protocol) = Protocol::from_scheme(name) {
         return Some((protocol, false));
@@ -326,19 +328,20 @@ fn scheme(name: &str) -> Option<(Protocol, bool)> {
 }
 
 impl ListenerConfig {
-    /// The protocol that is spoken there.
+    /// The protocol of this listener.
     #[must_use]
     pub const fn protocol(&self) -> Protocol {
         self.terms.protocol()
     }
 
-    /// All listeners that a URL stands for. Most URLs stand for one; a protocol may give a TCP URL companions on further
-    /// ports. `emqp://host:port` without a role stands for the five sockets of EventMQ: workers connect to the port in the
-    /// URL, or 47290; clients, administrators, publishers and subscribers 1, 3, 8 and 9 above it, or where
-    /// `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT` say. With port 0 each picks its own.
+    /// All listeners that a URL describes. Most URLs describe one; a protocol may add listeners on further ports to a
+    /// TCP URL. `emqp://host:port` without a role describes the five sockets of EventMQ: workers connect to the port
+    /// in the URL, or 47290; clients, administrators, publishers and subscribers connect 1, 3, 8 and 9 above it, or
+    /// to the ports of `?frontend=PORT&admin=PORT&publish=PORT&subscribe=PORT`. With port 0, each listener picks its
+    /// own.
     ///
     /// # Errors
-    /// [`ConfigError`], as for a URL of one listener.
+    /// [`ConfigError`], as for the URL of one listener.
     pub fn all_of(url: &str) -> Result<Vec<Self>, ConfigError> {
         let mut parsed = ListenerUrl::parse(url)?;
         let Some((protocol, _)) = scheme(parsed.scheme) else { return Ok(vec![url.parse()?]) };
@@ -349,7 +352,7 @@ impl ListenerConfig {
         }
         let address = parsed.host_and_port(protocol.default_port())?;
         let (host, port) = address.rsplit_once(':').ok_or_else(|| parsed.bad("the port is missing"))?;
-        let port: u16 = port.parse().map_err(|_| parsed.bad("the port is no number from 0 to 65535"))?;
+        let port: u16 = port.parse().map_err(|_| parsed.bad("the port is not a number from 0 to 65535"))?;
         let first: Self = parsed.without_ports(&format!("{host}:{port}")).parse()?;
         let mut all = vec![first.clone()];
         for companion in companions {
@@ -367,7 +370,7 @@ impl ListenerConfig {
     }
 }
 
-/// The options of a URL that say what an encrypted listener shows.
+/// The TLS options of a listener's URL.
 fn encryption(url: &mut ListenerUrl<'_>) -> Result<Encryption, ConfigError> {
     let cert = url.take("cert").map(PathBuf::from);
     let key = url.take("key").map(PathBuf::from);
@@ -390,12 +393,12 @@ fn encryption(url: &mut ListenerUrl<'_>) -> Result<Encryption, ConfigError> {
     Ok(Encryption::Own(ListenerTls { cert, key, client_ca, client_cert }))
 }
 
-/// Where the admin side is served.
+/// The listener of the admin side.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdminConfig {
-    /// Address and port; port 0 picks a free one.
+    /// Address and port; port 0 picks a free port.
     pub address: SocketAddr,
-    /// Whether it is served through TLS.
+    /// Whether it uses TLS.
     pub encryption: Encryption,
 }
 
@@ -409,7 +412,7 @@ impl From<SocketAddr> for AdminConfig {
 impl FromStr for AdminConfig {
     type Err = ConfigError;
 
-    /// Reads `http://127.0.0.1:2627`, or `https://` with the options of an encrypted listener.
+    /// Parses `http://127.0.0.1:2627`, or `https://` with the options of an encrypted listener.
     fn from_str(url: &str) -> Result<Self, ConfigError> {
         let mut parsed = ListenerUrl::parse(url)?;
         let encrypted = parsed.scheme.eq_ignore_ascii_case("https");

@@ -1,4 +1,4 @@
-//! The interface through which the program handles frames of vendor extensions, in whatever language.
+//! The interface through which a program handles frames of vendor extensions, in any language.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -12,53 +12,53 @@ use mqcore_session::extension::{ExtensionFailure, VendorFrame};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 
-/// Who handles the frames of vendors' extensions.
+/// Handles frames of vendor extensions.
 pub trait ExtensionPort: Send + Sync {
-    /// The extensions that it handles, each a name that begins with `x-`. Asked for once, at the start.
+    /// The names of its extensions; each begins with `x-`. Called once, at the start.
     fn names(&self) -> Vec<Box<str>>;
 
-    /// How long it may take over a frame of this extension. No answer by then is a failure.
+    /// Time to handle a frame of this extension. No answer within it is a failure.
     fn timeout(&self, name: &str) -> Duration;
 
-    /// Takes frames of one connection, in their order. Must never block. A frame that is dropped has failed.
+    /// Receives frames of one connection in order. Must never block. Dropping a frame is a failure.
     fn handle(&self, frames: Vec<ExtensionFrame>);
 }
 
-/// A frame, and where its answer goes.
+/// A frame, and how to answer it.
 #[derive(Debug)]
 pub struct ExtensionFrame {
-    /// Whose it is.
+    /// The client that sent it.
     pub client: Arc<Client>,
     /// The extension.
     pub name: Box<str>,
-    /// What it says.
+    /// Its payload.
     pub payload: Box<[u8]>,
-    /// The way back. Nobody may be there any more.
+    /// Returns the answer. The connection may be closed by then.
     pub reply: ExtensionReply,
 }
 
-/// The way back for one answer. Dropped, it says that the frame could not be handled.
+/// Returns one answer. Dropping it reports that the frame could not be handled.
 pub type ExtensionReply = oneshot::Sender<ExtensionAnswer>;
 
-/// What becomes of a frame.
+/// The result of handling a frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExtensionAnswer {
-    /// The peer gets these frames of the same extension.
+    /// Send these payloads to the peer, as frames of the same extension.
     Frames(Vec<Vec<u8>>),
-    /// The peer may not say this; why, for the peer. It ends the conversation.
+    /// Reject the frame, with a reason for the peer. This ends the connection.
     Refused(String),
-    /// The handler failed. It ends the conversation.
+    /// The handler failed. This ends the connection.
     Failed,
 }
 
-/// The answer to a frame, for its session: the payloads of frames to send, or why the conversation ends.
+/// The answer to a frame, for its session: payloads of frames to send, or why the conversation ends.
 type Answer = Result<Vec<Vec<u8>>, ExtensionFailure>;
 
-/// The frames of one connection that wait for their answers, in their order.
+/// The frames of one connection that wait for answers, in order.
 #[derive(Default)]
 pub(crate) struct OpenFrames {
     waiting: VecDeque<Waiting>,
-    /// Until the first of them is late.
+    /// Runs until the first of them times out.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -71,7 +71,7 @@ struct Waiting {
 }
 
 impl OpenFrames {
-    /// Hands frames of a client over.
+    /// Passes frames of a client to the program.
     pub(crate) fn hand_over(
         &mut self,
         frames: Vec<VendorFrame>,
@@ -89,7 +89,7 @@ impl OpenFrames {
         port.handle(handed);
     }
 
-    /// The answer to the first frame, with its extension's number, once it is there or late.
+    /// The answer to the first frame, with its extension's number, once it has arrived or timed out.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Option<(u8, Answer)> {
         let first = self.waiting.front_mut()?;
         let text = |why: &str| format!("{}: {why}", first.name);

@@ -1,4 +1,4 @@
-//! The seam behind which delivery handlers run, in whatever language.
+//! The interface to delivery handlers, in any language.
 
 use std::sync::Arc;
 
@@ -8,42 +8,41 @@ use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;
 use crate::nodes::filter::NodeFilters;
 
-/// Where questions go. Called by shards; must never block and never wait for Python.
+/// Receives questions. Called by shards; must never block and never wait for Python.
 pub trait HandlerPort: Send + Sync {
-    /// Takes a shard's questions of one turn, in their order. The answers go to `answers` whenever they are
-    /// known, in batches as large as convenient, from any thread. Questions with `wants_answer == false` are
-    /// only told.
+    /// Receives the questions of one run of a shard, in order. The answers go to `answers` when they are known, in
+    /// batches of any size, from any thread. Questions with `wants_answer == false` are notifications only.
     fn ask(&self, questions: Vec<Question>, answers: &Arc<dyn AnswerSink>);
 
-    /// Who decides about logins and actions beside the users and tokens of the server. Asked for once, at the start.
-    /// Default nobody.
+    /// Decides about logins and actions in addition to the users and tokens of the server. Called once, at the start.
+    /// Default `None`.
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         None
     }
 
-    /// Who handles the frames of vendor extensions. Asked for once, at the start. Default nobody.
+    /// Handles the frames of vendor extensions. Called once, at the start. Default `None`.
     fn extensions(&self) -> Option<Arc<dyn ExtensionPort>> {
         None
     }
 
-    /// The program's own filters of what is passed on between nodes. Asked for once, at the start. Default none.
+    /// The program's own filters for links between nodes. Called once, at the start. Default none.
     fn node_filters(&self) -> NodeFilters {
         NodeFilters::default()
     }
 }
 
-/// Where answers go: the shard that asked.
+/// Receives answers for the shard that asked.
 pub trait AnswerSink: Send + Sync {
-    /// Hands over answers. Never blocks; answers to a shard that stopped are dropped.
+    /// Passes answers on. Never blocks; answers to a stopped shard are dropped.
     fn answer(&self, answers: Vec<Answer>);
 }
 
-/// For brokers whose handlers are all ready-made policies: nothing is ever asked.
+/// For brokers whose handlers are all ready-made policies: shards never ask.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoHandlers;
 
 impl HandlerPort for NoHandlers {
     fn ask(&self, questions: Vec<Question>, _answers: &Arc<dyn AnswerSink>) {
-        debug_assert!(questions.is_empty(), "no handler is registered, so nobody can be asked");
+        debug_assert!(questions.is_empty(), "no handler is registered, so no question can be answered");
     }
 }

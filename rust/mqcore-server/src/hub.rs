@@ -1,4 +1,4 @@
-//! What all tasks of one server share.
+//! The state that all tasks of one server share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::storage::backup::BackupDesk;
 
-/// One server's middle. Lives as long as any of its tasks.
+/// The shared state of one server. Lives as long as any of its tasks.
 pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
@@ -38,25 +38,25 @@ pub(crate) struct Hub {
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
     pub(crate) authority: Authority,
-    /// `None`: this broker stands alone.
+    /// `None`: this broker has no links to others.
     pub(crate) nodes: Option<Nodes>,
     pub(crate) shards: Box<[ShardHandle]>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
     pub(crate) spare_commands: SpareCommands,
     pub(crate) spare_bytes: SpareBytes,
-    /// Where tasks are started, also from threads that are not the runtime's.
+    /// The runtime on which tasks are started, also from threads outside it.
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) backups: BackupDesk,
-    /// Grows whenever something moved; two looks at the same number saw nothing happen in between.
+    /// Increases with every event; two equal readings mean that nothing happened in between.
     pub(crate) activity: AtomicU64,
     /// The store of limits.
     pub(crate) limiter: Arc<Limiter>,
-    /// What the sessions of each protocol share.
+    /// State that the sessions of each protocol share.
     pub(crate) shared: SharedState,
     /// Status and options of queues that are created for jobs.
     pub(crate) job_queues: QueueChanges,
-    /// Who keeps schedules, and who publishes their runs.
+    /// Runs schedules and publishes their messages.
     pub(crate) schedules: SchedulePort,
     pub(crate) scheduling: Arc<Client>,
     pub(crate) guard: Guard,
@@ -64,7 +64,7 @@ pub(crate) struct Hub {
     pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,
 }
 
-/// What holds for every session.
+/// Settings of every session.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionTerms {
     pub(crate) limits: Limits,
@@ -94,7 +94,7 @@ impl Hub {
         }
     }
 
-    /// The session of a connection that was opened just now.
+    /// The session of a new connection.
     pub(crate) fn session(&self, outbox: &Outbox, config: SessionConfig) -> AnySession {
         let now = Moment { now: self.clock.now(), nanos: Nanos(self.clock.nanos()) };
         self.shared.open(&outbox.terms, config, now)

@@ -1,4 +1,4 @@
-//! Sockets, tasks, threads and the clock around the broker: the one room that waits.
+//! Sockets, tasks, threads and the clock around the broker: the only crate that waits.
 //!
 //! ```text
 //!  listener --spawns--> connection --batches--> engine (one a shard) --questions--> HandlerPort
@@ -7,12 +7,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`config`] | what a server is started with, and where it listens |
+//! | [`config`] | configuration: limits, listeners, storage |
 //! | [`server`] | start, inspect, settle, stop |
-//! | [`handler`] | the interface behind which delivery handlers run |
-//! | [`extension`] | the interface behind which a program handles frames of vendor extensions |
+//! | [`handler`] | the interface to delivery handlers |
+//! | [`extension`] | the interface to a program that handles frames of vendor extensions |
 //! | [`authority`] | logins, permissions of each connection, the audit log |
-//! | [`nodes`] | links to other brokers, and what is passed on |
+//! | [`nodes`] | links to other brokers, and forwarding |
 //! | [`schedules`] | recurring messages and jobs |
 //! | [`storage`] | the data directory: journals, backups, history, inspection |
 //! | [`stats`] | counters, metrics, recent failures |
@@ -20,11 +20,11 @@
 //! | `shard` | the task that owns one shard of the broker |
 //! | `limits` | the store of rate limits, its sweeper and its journal |
 //! | `runtime` | clock, shutdown, wakers, spare buffers |
-//! | `hub` | what all tasks of one server share |
+//! | `hub` | the state that all tasks of one server share |
 //! | `admin` | the HTTP side: metrics, queues, backups, history, schedules |
 //!
-//! A panic in a connection's task ends that connection; one in a shard's task ends the server, because what that shard
-//! knew is lost.
+//! A panic in a connection's task ends that connection. A panic in a shard's task ends the server, because the state
+//! of that shard is lost.
 
 pub mod authority;
 pub mod config;

@@ -1,8 +1,8 @@
-//! The store of limits: made with the server, shared by every session that answers from it, swept in the background.
+//! The store of limits: created with the server, shared by the sessions that use it, swept in the background.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! |---|---|
-//! | [`journal`] | what is written down of it, and comes back after a restart |
+//! | [`journal`] | persistent limits |
 
 pub(crate) mod journal;
 
@@ -18,18 +18,18 @@ use crate::config::Config;
 use crate::hub::Hub;
 use crate::runtime::shutdown::TaskGuard;
 
-/// How often what has expired is taken away. Until then it is memory, and nothing else.
+/// Interval between sweeps of expired entries. Until a sweep they only use memory.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Entries that are taken away under one lock: some ten microseconds.
+/// Entries removed under one lock, which takes about ten microseconds.
 const SWEPT_AT_ONCE: usize = 32;
 
-/// How long a sweep goes on before it pauses, and for how long. Nobody needs the memory at once, and a thread that works on
-/// without a pause keeps those waiting that share its core.
+/// How long a sweep runs before it pauses, and how long it pauses. The memory is not urgent, and a thread that never
+/// pauses delays other threads of its core.
 const SLICE: Duration = Duration::from_micros(200);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The store of a server that is about to start.
+/// Creates the store of a server.
 pub(crate) fn store(config: &Config) -> Arc<Limiter> {
     let mut uses = config.limit_uses().peekable();
     let config = limiter::LimiterConfig {
@@ -37,11 +37,11 @@ pub(crate) fn store(config: &Config) -> Arc<Limiter> {
         bytes_max: config.limiter_bytes_max,
         metrics: uses.peek().is_none() || uses.any(|limits| limits.metrics),
     };
-    // The hash is seeded with the system's randomness, so that nobody outside can choose keys that collide.
+    // The hash is seeded from the system, so that clients cannot choose keys that collide.
     Arc::new(Limiter::new(config, RandomState::new()))
 }
 
-/// Gives memory back until the server stops.
+/// Sweeps until the server stops.
 pub(crate) async fn sweep(hub: Arc<Hub>, _alive: TaskGuard) {
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());

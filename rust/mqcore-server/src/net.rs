@@ -1,11 +1,11 @@
-//! Sockets: accepting, reading, writing, and what all connections share.
+//! Sockets: accepting, reading, writing, and their shared state.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `listener` | one task a listener: binding and accepting |
-//! | `connection` | one task a connection: reads, feeds its session, writes |
+//! | `listener` | one task for each listener: binding and accepting |
+//! | `connection` | one task for each connection: reads, feeds its session, writes |
 //! | `outbox` | frames and events that wait to be written to one connection |
-//! | `output` | encoded bytes on their way to one socket |
+//! | `output` | encoded bytes to be written to one socket |
 //! | `registry` | every open connection of the server |
 //! | [`guard`] | limits on connecting and publishing |
 //! | `tls` | certificates of encrypted listeners |

@@ -2,13 +2,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`config`] | what a broker is told about others |
-//! | [`filter`] | filters that a program wrote, and the wait for their verdicts |
-//! | `membership` | what the rest of the server knows of other brokers |
+//! | [`config`] | configuration of links to other brokers |
+//! | [`filter`] | filters of a program, and the wait for their verdicts |
+//! | `membership` | the state of links, for the rest of the server |
 //! | `startup` | opens what was saved, and starts the links |
-//! | `forwarder` | the thread that numbers, saves and hands out what is forwarded |
+//! | `forwarder` | the thread that numbers, saves and forwards messages |
 //! | `store` | its journal |
-//! | `upstream` | the task that looks after one upstream |
+//! | `upstream` | the task of one upstream broker |
 //! | `dial` | the transport and the handshake |
 
 pub mod config;

@@ -1,4 +1,4 @@
-//! Time, shutdown and memory: what every task and thread of the server stands on.
+//! Time, shutdown and memory, used by every task and thread of the server.
 //!
 //! | module | contents |
 //! |---|---|

@@ -1,17 +1,17 @@
-//! Schedules that this broker keeps: requests of clients, what is due, and how each run becomes exactly one job.
+//! Schedules: requests of clients, due runs, and how each run becomes exactly one job.
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! |---|---|
-//! | [`keeper`] | what is planned, what is due, and what is on its way to queues |
-//! | [`store`] | what is written down of it |
-//! | [`port`] | how sessions reach it |
+//! | [`keeper`] | schedules, due runs, and runs in flight to queues |
+//! | [`store`] | the journal of schedules |
+//! | [`port`] | the interface to the thread |
 //! | [`publisher`] | the client that publishes runs |
 //! | [`view`] | schedules as the admin side and programs see them |
-//! | [`worker`] | the thread that does the work |
+//! | [`worker`] | the thread that runs schedules |
 //!
-//! Exactly once: a run is written down, with the state of its schedule behind it, before any queue hears of it. Its number is the
-//! ticket with which the queue's shard takes it, as it takes what other brokers pass on: a ticket that comes twice is taken once,
-//! also after a crash. Whatever was not confirmed is sent again, under its old number, when the broker starts.
+//! Exactly once: a run is saved, with the state of its schedule after it, before it is sent to a queue. Its number is
+//! the ticket that the queue's shard checks, as for messages from other brokers: the shard accepts each ticket once,
+//! even across crashes. Runs that were not confirmed are sent again at the start, under their old numbers.
 
 #[cfg(test)]
 mod crashes;

@@ -154,13 +154,13 @@ impl Server {
         &self.inner.hub.limiter
     }
 
-    /// The moment that the store of limits lives in.
+    /// The time base of the store of limits.
     #[must_use]
     pub fn limiter_now(&self) -> Nanos {
         Nanos(self.inner.hub.clock.nanos())
     }
 
-    /// Registers a handler, or replaces the one of the same key, in every shard. Answers with the id by which questions
+    /// Registers a handler, or replaces the one with the same key, in every shard. Returns the ID by which questions
     /// name it.
     pub fn set_handler(&self, spec: HandlerSpec) -> HandlerId {
         let mut keys = self.inner.handlers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,25 +172,25 @@ impl Server {
         id
     }
 
-    /// Puts a router in the place of the one of its name, if there is one. It is the program's: nothing of it is saved.
+    /// Creates or replaces a router. It belongs to the program, so it is not saved.
     pub fn set_router(&self, router: RouterDefinition) {
         let name = router.name.clone();
-        self.tell_router(name, Some(Box::new(router)));
+        self.notify_router(name, Some(Box::new(router)));
     }
 
-    /// Removes a router; fine if there is none.
+    /// Removes a router. Has no effect if it does not exist.
     pub fn remove_router(&self, name: &RouterName) {
-        self.tell_router(name.clone(), None);
+        self.notify_router(name.clone(), None);
     }
 
-    fn tell_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {
+    fn notify_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {
         let hub = &self.inner.hub;
         let shard = name.shard(hub.shards.len());
         hub.shards[shard].send_urgent(Urgent::Router(name, router));
         hub.moved();
     }
 
-    /// The id by which questions name the handler of this key.
+    /// The ID by which questions name the handler with this key.
     pub fn handler_id(&self, key: &str) -> Option<HandlerId> {
         let keys = self.inner.handlers.lock().unwrap_or_else(PoisonError::into_inner);
         keys.iter().position(|known| **known == *key).map(|index| HandlerId(index as u16))
@@ -217,12 +217,12 @@ impl Server {
         snapshot::take(&self.inner.hub).await
     }
 
-    /// The schedules that are due next, at most `max` of them, and how many there are. None after the server has ended.
+    /// The next schedules by due time, at most `max`, and the number of all. Empty after the server has stopped.
     pub async fn schedules(&self, max: usize) -> ScheduleList {
         self.inner.hub.schedules.list(max).await.unwrap_or_default()
     }
 
-    /// Ends a schedule, and answers when that is durable.
+    /// Ends a schedule, and returns when that is durable.
     ///
     /// # Errors
     /// [`EndScheduleError`].
@@ -230,13 +230,13 @@ impl Server {
         self.inner.hub.schedules.end_schedule(id).await
     }
 
-    /// The most recent failed requests, the latest first, at most `limit`. Clients of some protocols receive only the number of
-    /// such a request. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are kept.
+    /// The most recent failed requests, the latest first, at most `limit`. Clients of some protocols receive only the
+    /// number of such a request. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are stored.
     pub fn failures(&self, limit: usize) -> Vec<Failure> {
         self.inner.hub.failures.latest(limit)
     }
 
-    /// Messages that wait in a queue, the next one first, at most `max` of them. `None`: there is no such queue.
+    /// Messages that wait in a queue, the next one first, at most `max`. `None`: the queue does not exist.
     pub async fn waiting(&self, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
         snapshot::waiting(&self.inner.hub, queue, max).await
     }
@@ -245,7 +245,7 @@ impl Server {
     /// pauses writes only while all journals are synced together.
     ///
     /// # Errors
-    /// [`BackupError`]; nothing was changed then.
+    /// [`BackupError`]; the data directory is unchanged.
     pub async fn backup(&self) -> Result<Backup, BackupError> {
         let hub = Arc::clone(&self.inner.hub);
         match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
@@ -270,9 +270,9 @@ impl Server {
         }
     }
 
-    /// Returns when nothing is left to do: what local connections wrote is read, no shard has work, no handler
-    /// owes an answer whose deadline is to come, and every connection has written what its peer takes. For tests; what
-    /// is still on its way through a socket cannot be known.
+    /// Returns when the server is idle: input from local connections is read, no shard has work, no handler has an
+    /// answer outstanding whose deadline is in the future, and every connection has written what its peer accepts.
+    /// For tests; data in transit through a socket is not seen.
     pub async fn settle(&self) {
         let hub = &self.inner.hub;
         loop {
@@ -290,12 +290,12 @@ impl Server {
             if hub.counters.handlers.open() == 0 {
                 return;
             }
-            tokio::time::sleep(HANDLER_PATIENCE).await;
+            tokio::time::sleep(HANDLER_POLL_INTERVAL).await;
         }
     }
 
-    /// Reads users and tokens again, and ends the connections whose rights have changed. Also done by itself, a moment
-    /// after their file has changed.
+    /// Reads users and tokens again, and ends the connections whose rights have changed. The server also does this by
+    /// itself soon after their file has changed.
     ///
     /// # Errors
     /// [`StoreError`] if they cannot be read; the previous ones stay in force.
@@ -323,8 +323,8 @@ impl Server {
     }
 }
 
-/// How long `settle` waits before it looks again whether handlers have answered.
-const HANDLER_PATIENCE: Duration = Duration::from_micros(200);
+/// Interval at which `settle` checks whether handlers have answered.
+const HANDLER_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 impl fmt::Debug for Server {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -342,7 +342,7 @@ impl Drop for Inner {
     }
 }
 
-/// The place of a key in the table that every shard keeps: ready-made policies first, then in order of registration.
+/// The index of a key in the table of every shard: ready-made policies first, then in order of registration.
 fn handler_id(keys: &mut Vec<Box<str>>, key: &str) -> HandlerId {
     let index = keys.iter().position(|known| **known == *key).unwrap_or_else(|| {
         keys.push(key.into());

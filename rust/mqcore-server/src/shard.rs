@@ -2,12 +2,12 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `count` | how many shards there can be |
-//! | `inbox` | what can be sent to a shard, and how much of it |
+//! | `count` | the maximum number of shards |
+//! | `inbox` | the input of a shard and its limit |
 //! | `engine` | the task: drains the inbox, runs the broker, carries out its effects |
-//! | `staging` | what one batch of effects sends to connections |
+//! | `staging` | output of one batch of effects, by connection |
 //! | `journal` | records and reads for the thread that writes the journal |
-//! | `peers` | what goes to other shards |
+//! | `peers` | effects on other shards |
 //! | `handlers` | questions to handlers |
 //! | `questions` | questions to handlers that have no answer yet |
 

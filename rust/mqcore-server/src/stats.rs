@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `counter` | a number that only grows |
+//! | `counter` | a monotonic counter |
 //! | `counters` | counters that tasks increment |
 //! | `snapshot` | one consistent set of numbers from all shards |
 //! | `metrics` | both in the Prometheus text format |

@@ -5,12 +5,12 @@
 //! | [`data_dir`] | its layout, its lock and its format |
 //! | `journal_writer` | the shard's side of the thread that writes its journal |
 //! | `journal_thread` | that thread |
-//! | `journal_batch` | what the shard hands to it |
+//! | `journal_batch` | the shard's input to it |
 //! | `body_reader` | reads message bodies back into memory |
 //! | `archiver` | the thread that copies history to Parquet files |
 //! | [`backup`] | a consistent copy while the broker runs |
 //! | [`archive`] | that copy as a tar stream |
-//! | [`history`] | events of messages, read beside a running broker |
+//! | [`history`] | events of messages, read while a broker runs |
 //! | [`inspection`] | queues and messages of a stopped broker |
 //! | [`export`] | the same as one file of rows |
 //! | [`compaction`] | rewrites the journals of a stopped broker |

@@ -1,4 +1,4 @@
-//! `GET /backup`: a backup as the body of the answer, which holds the files for as long as somebody reads it.
+//! `GET /backup`: streams a backup as the response body. The files stay on disk until the client has read it.
 
 use std::io::{self, Read};
 
@@ -17,7 +17,7 @@ use crate::storage::backup::BackupError;
 
 /// Bytes read and sent at a time.
 const PIECE: usize = 256 * 1024;
-/// Tells bytes of files, for a progress bar.
+/// Header with the total size of the files in bytes, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
 
 pub(crate) async fn download(
@@ -55,7 +55,7 @@ pub(crate) async fn download(
     (headers, Body::new(Pieces(receiver))).into_response()
 }
 
-/// Why writers did not meet.
+/// The response for a backup that the journal writers did not start.
 pub(crate) fn refuse(refused: &BackupError) -> Response {
     let (status, code) = match refused {
         BackupError::NothingKept => (StatusCode::CONFLICT, "nothing-kept"),
@@ -66,7 +66,7 @@ pub(crate) fn refuse(refused: &BackupError) -> Response {
     error(status, code, &refused.to_string())
 }
 
-/// Reads the archive piece by piece, as fast as they are taken. However it ends, the files are let go.
+/// Reads the archive piece by piece, as fast as the client takes it. The files are released however it ends.
 fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
     loop {
         let mut piece = Vec::with_capacity(PIECE);
@@ -80,7 +80,7 @@ fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
             }
             Err(failed) => {
                 tracing::error!(error = %failed, "stopped a backup: cannot read a file");
-                // The connection ends in the middle, so nobody takes it for whole.
+                // The response ends early, so that the client cannot mistake it for a complete backup.
                 deliver(sender, Err(failed));
                 return;
             }

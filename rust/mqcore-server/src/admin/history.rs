@@ -1,8 +1,8 @@
-//! `GET /history`: what happened to messages, for whoever does not share a file system with the broker.
+//! `GET /history`: message history for programs that do not share a file system with the broker.
 //!
-//! The header `Mqcore-Request` has a question as JSON. Where history begins and ends, and how it is parted, is answered as JSON;
-//! rows are answered as an Arrow stream of one piece, made while it is read. Nothing is remembered between two requests: a client
-//! keeps its own place.
+//! The header `Mqcore-Request` holds the query as JSON. Queries about the extent and the partition of the history
+//! return JSON; rows are returned as one Arrow stream, produced while it is read. The broker keeps no state between
+//! two requests: a client tracks its own position.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -28,22 +28,22 @@ use crate::stats::snapshot;
 use crate::storage::backup::BackupError;
 use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request};
 
-/// Stretches of one question at most: far more than there are shards.
+/// Maximum ranges in one query: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;
-/// Bytes that are gathered before they are sent.
+/// Bytes collected before they are sent.
 const CHUNK: usize = 256 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 enum Question {
-    /// How far each shard's history reaches; if `settled`, once everything is written down that has happened so far.
+    /// How far each shard's history reaches. With `settled`, after all events so far are written.
     Ends {
         #[serde(default)]
         settled: bool,
     },
-    /// How stretches are parted.
+    /// How to split ranges into pieces.
     Pieces { request: String, stretches: Vec<(u32, u64, u64)>, target_bytes: u64 },
-    /// Where the next rows of stretches end.
+    /// Ends of the next `rows` rows of the ranges.
     Advance { request: String, stretches: Vec<(u32, u64, u64)>, rows: u64, fail_on_loss: bool },
     /// The rows of a piece.
     Rows { request: String, piece: Piece, fail_on_loss: bool },
@@ -84,11 +84,11 @@ pub(crate) async fn answer(
     }
 }
 
-/// How often the threads that write are asked to write what they have: they take so much at a time, and what happened before
-/// the first of these requests may not be all in one.
+/// How often each writer thread is asked to write what is pending. One request may not cover all earlier events,
+/// because a writer takes a limited batch at a time.
 const ROUNDS: usize = 2;
 
-/// Returns when shards have taken a turn and the threads that write their journals have written what they then had.
+/// Returns when each shard has run once and each journal writer has written what it had then.
 pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
     snapshot::ping(&admin.hub).await;
     for _ in 0..ROUNDS {
@@ -153,14 +153,14 @@ fn rows(admin: &Admin, batches: Batches) -> Response {
         .into_response()
 }
 
-/// Sends batch after batch, as fast as they are taken.
+/// Sends batch after batch, as fast as the client takes them.
 fn send(batches: Batches, sender: &mpsc::Sender<io::Result<Bytes>>) {
     let mut output = Chunks { sender, gathered: Vec::with_capacity(CHUNK), gone: false };
     if let Err(failed) = write(batches, &mut output)
         && !output.gone
     {
         tracing::error!(error = %failed, "stopped an answer about history: cannot read the history");
-        // The connection ends in the middle, so nobody takes it for whole.
+        // The response ends early, so that the client cannot mistake it for a complete answer.
         deliver(sender, Err(io::Error::other(failed)));
     }
 }
@@ -175,11 +175,11 @@ fn write(batches: Batches, output: &mut Chunks<'_>) -> Result<(), ArrowError> {
     Ok(())
 }
 
-/// Bytes on their way to a client.
+/// Bytes being sent to a client.
 struct Chunks<'a> {
     sender: &'a mpsc::Sender<io::Result<Bytes>>,
     gathered: Vec<u8>,
-    /// The client has gone, or takes nothing.
+    /// The client has disconnected or has stopped reading.
     gone: bool,
 }
 

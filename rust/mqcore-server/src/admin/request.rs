@@ -1,4 +1,4 @@
-//! What every request of the admin side needs: the broker, who sent it, common parameters and errors.
+//! Common parts of all admin pages: the broker, the caller, shared parameters and errors.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,10 +20,10 @@ use crate::storage::history::HistoryDir;
 /// How long shards may take to answer.
 pub(crate) const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Entries of each list of the overview: by default, and at most.
+/// Entries of each list of the overview: default and maximum.
 const LIST_LIMIT: (usize, usize) = (100, 10_000);
 
-/// What every request may look at.
+/// State available to every admin page.
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) hub: Arc<Hub>,
@@ -35,13 +35,13 @@ pub(crate) struct Admin {
 
 impl Admin {
     pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, data_dir: Option<&Path>) -> Self {
-        // The broker has just opened the directory itself, so whatever is wrong with it was said.
+        // The broker has just opened this directory itself and reported any problem with it.
         let history = data_dir.and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
         Self { hub: Arc::clone(hub), history, listeners: listeners.into(), started: Instant::now() }
     }
 }
 
-/// Where a request comes from, and what is known of who sends it.
+/// The address of the caller, and what its connection says about it.
 #[derive(Clone)]
 pub(crate) struct Caller(pub(crate) SocketAddr, pub(crate) Arc<Peer>);
 
@@ -65,7 +65,7 @@ pub(crate) async fn look(admin: &Admin) -> Result<ShardStats, Response> {
     tokio::time::timeout(SHARD_TIMEOUT, snapshot::take(&admin.hub)).await.map_err(|_| busy())
 }
 
-/// The value of a parameter of the query; only plain words and numbers are looked for here.
+/// The value of a query parameter. Percent escapes are not decoded: values are plain words and numbers.
 pub(crate) fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     uri.query()?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -73,7 +73,7 @@ pub(crate) fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     })
 }
 
-/// How many entries of a list are wanted.
+/// The requested number of entries of a list.
 #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
 pub(crate) fn list_limit(uri: &Uri) -> Result<usize, Response> {
     match parameter(uri, "limit").map(str::parse::<usize>) {

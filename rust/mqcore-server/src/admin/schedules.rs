@@ -1,4 +1,4 @@
-//! `GET /schedules`: what the broker runs again and again; `DELETE /schedules/ID`: the end of one.
+//! `GET /schedules`: lists schedules; `DELETE /schedules/ID`: removes one.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::admin::request::{Admin, SHARD_TIMEOUT, busy, error, list_limit};
 use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
 
-/// How long the end of a schedule may take to be durable.
+/// Time for the removal of a schedule to become durable.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
@@ -46,7 +46,7 @@ fn describe(schedule: &ScheduleView) -> Value {
     })
 }
 
-/// Answers when the end is durable: whoever was told of it finds it so after any crash.
+/// Responds when the removal is durable. A crash after the response does not bring the schedule back.
 pub(crate) async fn end(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
     let id: EntryId = match id.parse() {
         Ok(id) => id,

@@ -1,4 +1,4 @@
-//! Long answers: sent piece by piece from a thread that may block, and dropped when the client stops reading.
+//! Long responses: sent piece by piece from a thread that may block, and dropped when the client stops reading.
 
 use std::io;
 use std::pin::Pin;
@@ -9,20 +9,21 @@ use bytes::Bytes;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
 
-/// Pieces that wait to be sent.
+/// Pieces that may wait to be sent.
 pub(crate) const PIECES: usize = 4;
-/// How long a client may take nothing. Then the files are let go, whether it is slow or gone.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Must be in the request. A page in somebody's browser cannot send it here without being allowed to.
+/// How long a client may read nothing. After that the files are released, whether the client is slow or gone.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Header that these requests must carry. A page in a browser cannot add it to a cross-site request without
+/// permission.
 pub(crate) const REQUEST_HEADER: &str = "mqcore-request";
-/// Hands a piece over, on a thread that may block. False: the client has gone, or took nothing for a minute.
+/// Sends a piece, on a thread that may block. False: the client has disconnected, or read nothing for a minute.
 pub(crate) fn deliver(sender: &mpsc::Sender<io::Result<Bytes>>, piece: io::Result<Bytes>) -> bool {
     let sent = tokio::runtime::Handle::current()
-        .block_on(async { tokio::time::timeout(PATIENCE, sender.send(piece)).await });
+        .block_on(async { tokio::time::timeout(STALL_TIMEOUT, sender.send(piece)).await });
     matches!(sent, Ok(Ok(())))
 }
 
-/// What a client is to be sent.
+/// The pieces of a response body.
 pub(crate) struct Pieces(pub(crate) mpsc::Receiver<io::Result<Bytes>>);
 
 impl hyper::body::Body for Pieces {

@@ -1,4 +1,4 @@
-//! `GET /trace/ID`: where a message is, and what has happened to it as far as history was kept.
+//! `GET /trace/ID`: where a message is, and what happened to it, as far as history is stored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::snapshot;
 use crate::storage::history::{HistoryDir, HistoryError, Request};
 
-/// Bytes of an id at most; no protocol has longer ones.
+/// Maximum bytes of an ID; no protocol has longer ones.
 const ID_BYTES_MAX: usize = 255;
-/// Messages that are told of, and steps of all of them together; several messages may have one id.
+/// Maximum messages of one response, and maximum steps of all of them together. Several messages may share an ID.
 const MESSAGES_MAX: usize = 100;
 const STEPS_MAX: usize = 10_000;
-/// Bytes of history that are read in one piece.
+/// Bytes of history read in one piece.
 const PIECE_BYTES: u64 = 256 << 20;
 
 /// A message in the history: its shard and its number there.
@@ -79,7 +79,7 @@ pub(crate) async fn answer(
         return error(StatusCode::NOT_FOUND, "not-found", &message);
     }
     let truncated = steps.len() >= STEPS_MAX;
-    let steps: Vec<Value> = steps.into_iter().map(|step| step.told).collect();
+    let steps: Vec<Value> = steps.into_iter().map(|step| step.json).collect();
     Json(json!({
         "id": id,
         "history": kept,
@@ -119,15 +119,15 @@ fn describe(shard: usize, sighting: &Location) -> Value {
 
 // ---- History -------------------------------------------------------------------------------------------------------
 
-/// A step that was read.
+/// A step read from the history.
 struct Step {
     key: Key,
     at_us: i64,
-    told: Value,
+    json: Value,
 }
 
-/// Whether there is a history, and the steps of all messages of an id, in their order. Goes over it twice: not every step names
-/// the id.
+/// Whether there is a history, and the steps of all messages with an ID, in order. Reads the history twice, because
+/// not every step contains the ID.
 fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryError> {
     let kept = history.ends()?.iter().any(|ends| ends.earliest < ends.latest);
     let mut keys = BTreeSet::new();
@@ -156,7 +156,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryErro
         for row in 0..rows.num_rows() {
             let key = (shards.value(row) as u32, numbers.value(row) as u64);
             if rows.column(1).is_valid(row) && keys.contains(&key) && steps.len() < STEPS_MAX {
-                steps.push(Step { key, at_us: times.value(row), told: tell(rows, row) });
+                steps.push(Step { key, at_us: times.value(row), json: row_json(rows, row) });
             }
         }
     })?;
@@ -164,7 +164,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryErro
     Ok((kept, steps))
 }
 
-/// The first three are looked at by number; of the others see [`tell`].
+/// The first three are read by index; for the others see [`row_json`].
 const COLUMNS: [&str; 17] = [
     "shard",
     "number",
@@ -195,7 +195,7 @@ fn each_batch(
     for ends in history.ends()? {
         let stretch = (ends.shard, ends.earliest..ends.latest);
         for piece in history.pieces(&request, &[stretch], PIECE_BYTES)? {
-            // What retention removes meanwhile cannot be told.
+            // Rows that retention removes meanwhile are missing from the response.
             for batch in history.read(&request, &piece, false)? {
                 show(&batch?);
             }
@@ -205,7 +205,7 @@ fn each_batch(
 }
 
 /// One row as JSON.
-fn tell(rows: &RecordBatch, row: usize) -> Value {
+fn row_json(rows: &RecordBatch, row: usize) -> Value {
     let text = |column: usize| {
         let column = rows.column(column);
         column.is_valid(row).then(|| Value::from(column.as_string::<i32>().value(row)))
@@ -219,25 +219,25 @@ fn tell(rows: &RecordBatch, row: usize) -> Value {
             "protocol": text(first + 3),
         }))
     };
-    let mut told: BTreeMap<&str, Option<Value>> = BTreeMap::new();
-    told.insert("shard", Some(rows.column(0).as_primitive::<Int32Type>().value(row).into()));
-    told.insert("number", Some(rows.column(1).as_primitive::<Int64Type>().value(row).into()));
-    told.insert(
+    let mut json: BTreeMap<&str, Option<Value>> = BTreeMap::new();
+    json.insert("shard", Some(rows.column(0).as_primitive::<Int32Type>().value(row).into()));
+    json.insert("number", Some(rows.column(1).as_primitive::<Int64Type>().value(row).into()));
+    json.insert(
         "at_ms",
         Some((rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000).into()),
     );
     let attempt = rows.column(3);
-    told.insert(
+    json.insert(
         "attempt",
         attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row).into()),
     );
-    told.insert("last", Some(rows.column(4).as_boolean().value(row).into()));
+    json.insert("last", Some(rows.column(4).as_boolean().value(row).into()));
     for (at, name) in ["kind", "queue", "reason", "target"].into_iter().enumerate() {
-        told.insert(name, text(5 + at));
+        json.insert(name, text(5 + at));
     }
-    told.insert("producer", who(9));
-    told.insert("consumer", who(13));
-    let told: Map<String, Value> =
-        told.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or(Value::Null))).collect();
-    Value::Object(told)
+    json.insert("producer", who(9));
+    json.insert("consumer", who(13));
+    let json: Map<String, Value> =
+        json.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or(Value::Null))).collect();
+    Value::Object(json)
 }

@@ -1,4 +1,4 @@
-//! From what a peer shows to an identity: the part that takes time, outside the task of its connection.
+//! Logins: turns credentials into an identity. This part takes time, so it runs outside the connection's task.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
@@ -30,7 +30,7 @@ pub(crate) struct Arrival {
 /// The result of a login attempt.
 #[derive(Debug)]
 pub(crate) struct Applied {
-    /// To be passed on, without its secrets.
+    /// The introduction without its secrets, for the session.
     pub(crate) introduction: Introduction,
     pub(crate) result: Result<Arc<Identity>, LoginRejection>,
 }
@@ -109,11 +109,11 @@ impl Authority {
         };
         let records = self.records();
         let authenticator = self.port.as_ref().is_some_and(|port| port.authenticates());
-        // Where there is no password to be right, checking one would only cost.
+        // There is no password to compare with; hashing one would only waste time.
         if authenticator && records.users.is_empty() && matches!(credentials, Credentials::Password { .. }) {
             return Err(LoginRejection::WrongPassword);
         }
-        // The last user is gone, but this broker has asked before and goes on asking.
+        // The last user was removed, but this broker has required a login before and continues to.
         if records.is_empty() && !self.is_open() && !authenticator {
             return Err(LoginRejection::NoCredentials);
         }
@@ -123,7 +123,7 @@ impl Authority {
         }
     }
 
-    /// Whether somebody without a connection may do something: by the rules, and by the authorizer if there is one.
+    /// Whether a peer without a connection may do something: by the rules, and by the authorizer if there is one.
     async fn may(
         &self,
         identity: &Arc<Identity>,
@@ -149,12 +149,12 @@ impl Authority {
         answers.iter().all(|(_, allowed)| *allowed)
     }
 
-    /// Checks a password on a thread that may take its time.
+    /// Checks a password on a blocking thread.
     async fn check(&self, hub: &Hub, check: PasswordCheck) -> Result<Identity, LoginRejection> {
         let place = Arc::clone(&self.waiting).try_acquire_owned().map_err(|_| LoginRejection::Busy)?;
         let turn = Arc::clone(&self.checks).acquire_owned().await.map_err(|_| LoginRejection::Busy)?;
         let checked = hub.runtime.spawn_blocking(move || {
-            // Held until it is done, also if the peer is gone by then.
+            // Held until the check ends, even if the peer has disconnected by then.
             let _held = (place, turn);
             check.finish()
         });
@@ -162,7 +162,7 @@ impl Authority {
     }
 }
 
-/// Why a request to the admin side is not answered.
+/// Why the admin side rejects a request.
 #[derive(Debug)]
 pub(crate) enum Denial {
     /// The caller is not identified.
@@ -178,11 +178,11 @@ pub(crate) struct PageRequest<'a> {
     pub(crate) authorization: Option<&'a str>,
     /// The page, with its leading slash.
     pub(crate) page: &'a str,
-    /// Whether something is to be changed: then a token has to be shown, whoever may read.
+    /// Whether the request changes something: then it must carry a token, even if anyone may read.
     pub(crate) changes: bool,
 }
 
-/// Whether a request to the admin side is to be answered. Written down if not, and if it changes something.
+/// Decides about a request to the admin side. Writes an audit line if it is denied or changes something.
 pub(crate) async fn admit_request(
     hub: &Hub,
     address: SocketAddr,
@@ -196,7 +196,7 @@ pub(crate) async fn admit_request(
     let address = Some(address);
     let origin = Origin { connection: None, address, protocol: "http" };
     let credentials = Credentials::read(request.authorization);
-    // What a browser sends by itself must not change anything: it may do so for another site.
+    // A browser sends such credentials by itself, possibly for another site, so they must not authorize a change.
     let identified = if request.changes && !matches!(credentials, Credentials::Token(_)) {
         Err(LoginRejection::NoCredentials)
     } else {
@@ -234,7 +234,7 @@ pub(crate) async fn admit_request(
     Err(Denial::Forbidden)
 }
 
-/// All that a certificate names, each with its kind.
+/// All names in a certificate, each with its kind.
 fn certificate_names(peer: &Peer) -> Vec<Box<str>> {
     let Some(certificate) = &peer.certificate else { return Vec::new() };
     let subject = Some(&certificate.subject).filter(|subject| !subject.is_empty());
@@ -250,7 +250,7 @@ async fn ask(
     credentials: Credentials,
     known: Result<Arc<Identity>, LoginRejection>,
 ) -> Result<Arc<Identity>, LoginRejection> {
-    // "Nobody has to log in" is no knowledge about anybody.
+    // A broker without logins has not verified any identity.
     let known = known
         .ok()
         .filter(|identity| !matches!(identity.holder, mqcore_authority::login::IdentitySource::Open));

@@ -1,7 +1,7 @@
-//! Where audit lines go: through a bounded queue to a thread of their own, which writes them.
+//! The audit log: a bounded queue to a thread that writes the lines.
 //!
-//! Whoever denies something never waits for a disk. If the thread does not keep up, lines are lost, and the next one that is
-//! written says how many.
+//! A check never waits for a disk. If the thread does not keep up, lines are dropped, and the next line that is
+//! written counts them.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,20 +12,20 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use mqcore_authority::audit::{AuditEvent, AuditOutcome, AuditRecord};
 
-/// Lines that may wait to be written.
+/// Maximum lines that wait to be written.
 const LINES_MAX: usize = 8192;
-/// Bytes of a file that are reached before it is put aside, as `FILE.1`, and a new one begun.
+/// Size in bytes at which the file is renamed to `FILE.1` and a new one is started.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Where audit lines go.
+/// Destination of audit lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AuditTarget {
-    /// To standard error, beside the log.
+    /// Standard error, like the log.
     #[default]
     Stderr,
-    /// To a file, at whose end they are added. It grows to [`FILE_BYTES_MAX`] and has one predecessor.
+    /// Appended to a file. It grows to [`FILE_BYTES_MAX`] and has one predecessor.
     File(PathBuf),
-    /// Nowhere.
+    /// Discarded.
     Off,
 }
 
@@ -34,13 +34,13 @@ pub enum AuditTarget {
 pub(crate) struct Audit {
     lines: Option<SyncSender<AuditRecord>>,
     lost: Arc<AtomicU64>,
-    /// Lost since the start, for the metrics.
+    /// Lines dropped since the start, for the metrics.
     lost_ever: AtomicU64,
 }
 
 impl Audit {
-    /// Starts the thread. A file is only made when there is something to write, but that it can be is looked at now if
-    /// `named` by somebody.
+    /// Starts the thread. The file is only created when the first line is written. If the configuration names it
+    /// (`named`), this call checks that it can be created.
     pub(crate) fn start(target: &AuditTarget, named: bool) -> io::Result<Self> {
         if let AuditTarget::File(path) = target
             && named
@@ -61,7 +61,7 @@ impl Audit {
         Ok(Self { lines: Some(lines), lost, lost_ever: AtomicU64::new(0) })
     }
 
-    /// Has a line written, sooner or later. Never waits.
+    /// Queues a line. Never waits.
     pub(crate) fn write(&self, line: AuditRecord) {
         let Some(lines) = &self.lines else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = lines.try_send(line) {
@@ -70,7 +70,7 @@ impl Audit {
         }
     }
 
-    /// Lines that were not written since the start.
+    /// Lines dropped since the start.
     pub(crate) fn lost(&self) -> u64 {
         self.lost_ever.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Output for io::Stderr {
     }
 }
 
-/// Ends when nobody can send any more.
+/// Ends when all senders are dropped.
 fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost: &AtomicU64) {
     let mut octets = Vec::new();
     while let Ok(first) = inbox.recv() {
@@ -114,13 +114,13 @@ fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost:
 }
 
 fn push(line: &AuditRecord, octets: &mut Vec<u8>) {
-    // Numbers and text cannot fail to become JSON.
+    // Numbers and text always serialize to JSON.
     if serde_json::to_writer(&mut *octets, line).is_ok() {
         octets.push(b'\n');
     }
 }
 
-/// Made when the first line is written: most brokers have none to write.
+/// Created when the first line is written: most brokers write none.
 struct AuditFile {
     path: PathBuf,
     open: Option<(File, u64)>,
@@ -152,7 +152,7 @@ impl Output for AuditFile {
     }
 }
 
-/// The file and its size. Made readable by its owner alone.
+/// Opens the file and returns its size. Only its owner can read it.
 fn open_to_append(path: &Path) -> io::Result<(File, u64)> {
     if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         fs::create_dir_all(directory)?;

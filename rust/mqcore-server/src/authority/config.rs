@@ -1,4 +1,4 @@
-//! What a server is told about users, tokens and the audit log.
+//! Settings for users, tokens and the audit log.
 
 use std::path::PathBuf;
 
@@ -10,21 +10,21 @@ use serde::Deserialize;
 use super::audit::AuditTarget;
 use super::store::StoreError;
 
-/// Users, tokens, and what is written down about their doings.
+/// Users, tokens and the audit log.
 #[derive(Debug, Clone, Default)]
 pub struct AuthorityConfig {
-    /// Users, tokens and rules that are named here, beside those of the store. Default none.
+    /// Users, tokens and rules of the configuration, in addition to those of the store. Default none.
     pub records: Records,
-    /// The file of users and tokens that the command line changes. Default `authority.json` in the data directory; without
-    /// one, there is none.
+    /// The file of users and tokens that the command line changes. Default `authority.json` in the data directory;
+    /// without a data directory there is none.
     pub store: Option<PathBuf>,
-    /// Where audit lines go. Default `audit.jsonl` in the data directory; without one, standard error.
+    /// Destination of audit lines. Default `audit.jsonl` in the data directory; without one, standard error.
     pub audit: Option<AuditTarget>,
-    /// Which lines are written. Default what was denied, and logins.
+    /// Which lines are written. Default: denied requests, and logins.
     pub audit_detail: AuditDetail,
 }
 
-/// Settings as a configuration has them, all optional.
+/// Settings as in the configuration, all optional.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Settings {
@@ -36,11 +36,11 @@ struct Settings {
     audit_allowed: bool,
 }
 
-/// Reads settings that are written as JSON: `users`, `tokens`, `anonymous`, `store`, `audit` (a path, `stderr` or `off`),
+/// Reads settings from JSON: `users`, `tokens`, `anonymous`, `store`, `audit` (a path, `stderr` or `off`),
 /// `audit_allowed`.
 ///
 /// # Errors
-/// [`StoreError`] says what is wrong.
+/// [`StoreError`] for an invalid setting.
 pub fn settings(text: &str) -> Result<AuthorityConfig, StoreError> {
     let settings: Settings =
         serde_json::from_str(text).map_err(|error| StoreError::Setting(error.to_string()))?;

@@ -1,6 +1,6 @@
-//! What each command demands, and how it is refused: the one place through which every protocol passes.
+//! The permissions that each command needs, and how the broker rejects it. Commands of every protocol pass here.
 //!
-//! The matches name every command there is, so that a new one cannot be added without saying what it demands.
+//! The matches are exhaustive, so a new command does not compile until its permissions are stated here.
 
 use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
@@ -15,23 +15,24 @@ use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::router::Target;
 use mqcore_broker::model::topic::TopicPattern;
 
-/// Tells `visit` everything that `command` demands; all of it must be allowed.
+/// Calls `visit` for each permission that `command` needs; all of them must be granted.
 pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, Resource<'a>)) {
     match command {
         Command::Publish { queue: address, .. } => visit(Action::Push, queue(address)),
         Command::Pull(pull) => visit(Action::Pull, queue(&pull.queue)),
         Command::Direct { to, .. } => visit(Action::Direct, clients(to)),
-        // An answer reaches any client whose id somebody knows, so it is no less than a message.
+        // An answer reaches any client whose ID the sender knows, so it needs the same permission as a message.
         Command::AcknowledgeDirect { to, .. } | Command::Respond { to, .. } => {
             visit(Action::Direct, Resource::ClientId(to));
         }
         Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
         Command::Route { router, .. } => visit(Action::Route, Resource::Router(router.as_str())),
-        // A client of another broker, which that one allowed it. What may come from there, this broker's filter says.
+        // The client of another broker, which has authorized it. This broker's filter decides what it accepts from
+        // there.
         Command::PassedOn(_) => {}
-        // Whoever was handed a delivery may settle it, and nobody else can.
+        // Only the consumer of a delivery can settle it.
         Command::Acknowledge(_) | Command::AcknowledgeAll { .. } | Command::RoomFor { .. } => {}
-        // Comes before there is anybody who could be allowed something.
+        // Arrives before the client is identified.
         Command::Introduce(_) => {}
         Command::Request(_, request) => of_request(request, visit),
     }
@@ -39,12 +40,12 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
 
 fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<'a>)) {
     match request {
-        // Whoever joins a channel is handed what comes to any of its queues.
+        // A consumer of a channel receives the messages of all its queues.
         Request::Join { channel } => {
             visit(Action::Join, Resource::Channel(channel.as_str()));
             visit(Action::Receive, all_queues(channel));
         }
-        // Where a protocol makes the queues that are consumed, this needs no permission of its own.
+        // Protocols that create the consumed queues themselves need no permission for this.
         Request::SubscribeQueue(subscription) => {
             visit(Action::Receive, queue(&subscription.queue));
             if let Some(changes) = &subscription.create {
@@ -55,19 +56,19 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             }
         }
         Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
-        // To take less is always allowed.
+        // Reducing a subscription is always allowed.
         Request::Leave { .. } | Request::UnsubscribeQueue { .. } | Request::UnsubscribeTopic { .. } => {}
-        // The queue receives the topic for whoever bound it.
+        // The queue receives the topic on behalf of the client that binds it.
         Request::BindTopic { pattern, queue: address } => {
             visit(Action::Subscribe, topics(pattern));
             visit(Action::Push, queue(address));
         }
-        // Its consumers say what a queue of theirs is bound to; what they add they must be allowed to hear.
+        // Consumers choose the bindings of their queue; they need permission to receive what they add.
         Request::RebindQueue { queue: address, binding } => {
             visit(Action::Receive, queue(address));
             heard(binding, visit);
         }
-        // Reaches into what another connection has; as a rule one of the same client.
+        // Affects what another connection holds, usually one of the same client.
         Request::ToSubscriptions { name, .. } => {
             visit(Action::Direct, str::from_utf8(name).map_or(Resource::Server, Resource::ClientId));
         }
@@ -98,7 +99,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ChannelInformation { channel } | Request::ListConsumers { channel } => {
             visit(Action::Administer, Resource::Channel(channel.as_str()));
         }
-        // A binding publishes, or sends, for whoever made it.
+        // A binding publishes or sends on behalf of the client that creates it.
         Request::AddBinding { router, binding } => {
             visit(Action::Administer, Resource::Router(router.as_str()));
             match &binding.target {
@@ -125,7 +126,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
     }
 }
 
-/// What a queue hears when it is bound so.
+/// The messages that a queue receives through this binding.
 fn heard<'a>(binding: &'a QueueBinding, visit: &mut impl FnMut(Action, Resource<'a>)) {
     for name in binding.replace.iter().flatten().chain(&binding.add) {
         visit(Action::Subscribe, named_topics(name));
@@ -133,7 +134,7 @@ fn heard<'a>(binding: &'a QueueBinding, visit: &mut impl FnMut(Action, Resource<
 }
 
 fn of_subscription<'a>(subscription: &'a EventSubscription, visit: &mut impl FnMut(Action, Resource<'a>)) {
-    // To stop listening is always allowed.
+    // Removing a subscription is always allowed.
     if !subscription.on {
         return;
     }
@@ -145,7 +146,7 @@ fn of_subscription<'a>(subscription: &'a EventSubscription, visit: &mut impl FnM
     visit(Action::Events, resource);
 }
 
-/// A queue that dead-letters into another one publishes there, for whoever said so.
+/// A queue that dead-letters into another one publishes there on behalf of the client that configured it.
 fn dead_letters<'a>(changes: &'a QueueChanges, visit: &mut impl FnMut(Action, Resource<'a>)) {
     if let Some(Some(address)) = &changes.dead_letter {
         visit(Action::Push, queue(address));
@@ -168,7 +169,7 @@ fn topics(pattern: &TopicPattern) -> Resource<'_> {
     }
 }
 
-/// A topic, or a mask: names that fit one begin with what stands before its first star.
+/// A topic or a mask. Names that match a mask begin with the part before its first star.
 fn named_topics(name: &TopicName) -> Resource<'_> {
     let name = name.as_bytes();
     match name.iter().position(|octet| *octet == b'*') {
@@ -185,25 +186,25 @@ fn clients(pattern: &ClientPattern) -> Resource<'_> {
     }
 }
 
-/// What the broker would say if it refused `command`, in a broker of `shards` shards: the session cannot tell who did.
-/// Some commands are never answered, and their refusals neither.
-pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell: &mut impl FnMut(Event)) {
+/// Creates the events with which the broker would reject `command`, given `shards` shards, so that the session cannot
+/// tell the difference. Some commands have no answer, and neither has their rejection.
+pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, emit: &mut impl FnMut(Event)) {
     match command {
-        Command::Publish { queue, message } => tell(Event::PublishRefused { queue, message, rejection }),
+        Command::Publish { queue, message } => emit(Event::PublishRefused { queue, message, rejection }),
         Command::Pull(pull) => {
-            tell(Event::PullEnded { request: pull.request, outcome: PullOutcome::Unauthorized });
+            emit(Event::PullEnded { request: pull.request, outcome: PullOutcome::Unauthorized });
         }
-        Command::Direct { to, message } => tell(Event::DirectRefused { to, message, rejection }),
+        Command::Direct { to, message } => emit(Event::DirectRefused { to, message, rejection }),
         Command::Route { router, message } => {
             let properties = message.properties();
             if properties.pending_acknowledge || properties.pending_response {
-                tell(Event::Routed { router, message, refusal: Some(rejection) });
+                emit(Event::Routed { router, message, refusal: Some(rejection) });
             }
         }
-        Command::Introduce(_) => tell(Event::Refused(rejection)),
-        Command::PublishTopic { answer: Some(id), .. } => tell(Event::Answered(id, Err(rejection))),
+        Command::Introduce(_) => emit(Event::Refused(rejection)),
+        Command::PublishTopic { answer: Some(id), .. } => emit(Event::Answered(id, Err(rejection))),
         Command::PublishTopic { answer: None, message, .. } => {
-            tell(Event::TopicRefused { message, rejection })
+            emit(Event::TopicRefused { message, rejection })
         }
         Command::Request(id, request) => {
             let parts = match request.destination(shards) {
@@ -211,7 +212,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, tell
                 Destination::Shard(_) | Destination::Home => 1,
             };
             for _ in 0..parts {
-                tell(Event::Answered(id, Err(rejection.clone())));
+                emit(Event::Answered(id, Err(rejection.clone())));
             }
         }
         Command::Acknowledge(_)

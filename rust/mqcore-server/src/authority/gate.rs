@@ -32,7 +32,7 @@ use crate::hub::Hub;
 /// The gate of one connection.
 pub(crate) struct Gate {
     state: GateState,
-    /// Batches that wait, each with the bytes that it was made of.
+    /// Held batches, each with the bytes from which it was decoded.
     held: VecDeque<(VecDeque<Command>, usize)>,
     origin: Origin,
     peer: Arc<Peer>,
@@ -54,22 +54,22 @@ enum GateState {
 struct Known {
     identity: Arc<Identity>,
     authorizer: Option<Arc<dyn AuthorityPort>>,
-    /// By action, the queue on which it was last found to be allowed by the rules.
+    /// For each action, the last queue for which the rules allowed it.
     last: [Option<QueueAddress>; Action::COUNT],
     /// Verdicts of the authorizer.
     verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
-    /// Grows when commands that had to wait have passed.
+    /// Increases when held commands have passed.
     round: u64,
     asking: Option<Pin<Box<dyn Future<Output = Answers> + Send>>>,
 }
 
-/// What the connection has to do after a check.
+/// The action of a connection after a check.
 pub(crate) enum Step {
     /// These go to the shards.
     Pass(Vec<Command>, usize),
-    /// This event is sent to the peer.
+    /// Send this event to the peer.
     Tell(Event),
-    /// From now on this is the peer's client.
+    /// From now on the peer is this client.
     Become(Arc<Client>),
 }
 
@@ -81,7 +81,7 @@ enum Fate {
 }
 
 impl Gate {
-    /// The gate of a connection that was opened just now. `local` connections are inside this process, and trusted.
+    /// The gate of a new connection. `local` connections are inside this process and trusted.
     pub(crate) fn new(authority: &Authority, origin: Origin, peer: Arc<Peer>, local: bool) -> Self {
         let connection = origin.connection.map(ConnectionId);
         let free = local
@@ -98,32 +98,32 @@ impl Gate {
         Self { state, held: VecDeque::new(), origin, peer }
     }
 
-    /// Whether commands need not be shown to it at all.
+    /// Whether commands can skip the gate.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.state, GateState::Open)
     }
 
-    /// Whether commands wait here, so that no more should be read.
+    /// Whether commands are held here, so that the connection should read no more.
     #[inline]
     pub(crate) fn is_holding(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Nothing more passes: the peer is gone before anybody knew it, or its rights are.
+    /// Lets nothing more pass: the peer disconnected before it was identified, or lost its rights.
     pub(crate) fn shut(&mut self) {
         self.state = GateState::Shut;
         self.held.clear();
     }
 
-    /// The peer is gone. What somebody who is known has asked for still counts.
+    /// The peer has disconnected. Commands of an identified peer still count.
     pub(crate) fn peer_gone(&mut self) {
         if matches!(self.state, GateState::Stranger | GateState::Arriving(_)) {
             self.shut();
         }
     }
 
-    /// Takes commands; what can be done at once is added to `steps`.
+    /// Takes commands, and adds to `steps` what can be done at once.
     pub(crate) fn take(
         &mut self,
         commands: Vec<Command>,
@@ -139,7 +139,7 @@ impl Gate {
         self.advance(client, hub, steps);
     }
 
-    /// Looks whether what was waited for has come. True if it has.
+    /// Checks whether a pending decision has arrived. True if it has.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,
@@ -184,8 +184,8 @@ impl Gate {
         }
     }
 
-    /// Decides which limits `client` may ask for: some sessions answer such requests themselves, so that no command comes
-    /// here. `None`: the client may ask for all of them, or is not known yet.
+    /// Decides which limits `client` may request; some sessions answer such requests themselves, without a command.
+    /// `None`: the client may request all limits, or is not identified yet.
     pub(crate) fn limit_keys(&self, client: &Arc<Client>, hub: &Arc<Hub>) -> Option<Arc<LimitKeys>> {
         let GateState::Known(known) = &self.state else { return None };
         let (identity, authorizer) = (Arc::clone(&known.identity), known.authorizer.clone());
@@ -198,7 +198,7 @@ impl Gate {
         self.shut();
     }
 
-    /// Passes on, or refuses, what can be decided now, in order.
+    /// Passes or rejects, in order, every command that can be decided now.
     fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<Step>) {
         while let Some((mut commands, octets)) = self.held.pop_front() {
             match &mut self.state {
@@ -211,10 +211,10 @@ impl Gate {
                         self.held.push_front((commands, octets));
                     }
                     match first {
-                        // Its session has seen a node's token, which is all that a node shows.
+                        // The session has checked the node's token, the only credential of a node.
                         Some(Command::Introduce(introduction)) if introduction.node.is_some() => {
                             if hub.nodes.as_ref().is_none_or(|nodes| nodes.terms.token.is_none()) {
-                                // Clients have to log in here, so nodes have to as well.
+                                // If clients must log in here, nodes must as well.
                                 return self.turn_away(LoginRejection::UnknownToken, steps);
                             }
                             commands_of_node(&mut self.held, introduction, octets);
@@ -226,12 +226,12 @@ impl Gate {
                             self.state =
                                 GateState::Arriving(Box::pin(admission::apply(Arc::clone(hub), arrival)));
                             if self.held.is_empty() {
-                                // Keeps reading from going on while it is found out who this is.
+                                // Stops reading until the peer is identified.
                                 self.held.push_front((VecDeque::new(), 0));
                             }
                             return;
                         }
-                        // No session speaks before it has introduced its peer.
+                        // No session emits other commands before it has introduced its peer.
                         Some(command) => refuse_stranger(command, hub, steps),
                         None => {}
                     }
@@ -247,7 +247,7 @@ impl Gate {
     }
 }
 
-/// A node comes in front of everything that it has sent behind its Hello.
+/// Announces a node before the commands that it sent after its Hello.
 fn commands_of_node(
     held: &mut VecDeque<(VecDeque<Command>, usize)>,
     introduction: Box<Introduction>,
@@ -278,7 +278,7 @@ fn known(identity: Arc<Identity>, authority: &Authority) -> GateState {
     }))
 }
 
-/// Where nobody has to log in, administrators are those of this machine; else those who may administer anything.
+/// Without logins, the clients on this machine are administrators; otherwise those that may administer everything.
 fn is_admin(identity: &Identity, client: &Client) -> bool {
     match identity.holder {
         IdentitySource::Open => client.admin,
@@ -293,8 +293,8 @@ fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
 }
 
 impl Known {
-    /// Judges commands in order. Gives back those from the first on that an authorizer has to be asked about; it is asked
-    /// about all of them at once.
+    /// Checks commands in order. Returns the first one that the authorizer must decide and all after it, and asks the
+    /// authorizer about all of these at once.
     fn judge(
         &mut self,
         commands: VecDeque<Command>,
@@ -319,7 +319,7 @@ impl Known {
                     self.write_denied((action, &resource), origin, client, hub);
                     let reason = format!("you are not allowed to {action} on {resource}");
                     let rejection = Rejection::new(RejectionKind::Unauthorized, reason);
-                    // What came before it goes to its shard before the peer hears of this one.
+                    // Earlier commands go to their shard before the peer receives this rejection.
                     pass(&mut passed, octets_each, steps);
                     demand::refuse(command, rejection, hub.shards.len(), &mut |event| {
                         steps.push(Step::Tell(event));
@@ -371,7 +371,7 @@ impl Known {
         fate
     }
 
-    /// Asks about everything in `commands` of which nothing is known, each thing once.
+    /// Asks about every permission that `commands` need and no cached verdict covers, each once.
     fn ask(&mut self, commands: &VecDeque<Command>, client: &Arc<Client>, now: Timestamp) {
         let Some(authorizer) = &self.authorizer else { return };
         let mut wanted: Vec<(Action, Box<str>)> = Vec::new();

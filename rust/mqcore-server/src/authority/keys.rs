@@ -1,7 +1,7 @@
-//! Which limits one peer may ask for, decided while its requests are read, because the session itself answers them.
+//! Decides which limits a peer may request, while its requests are read, because the session answers them itself.
 //!
-//! Rules decide at once. Where an authorizer is asked as well, the session stops at the first request about which nothing
-//! is known; all keys that it came by until then are asked about together, and it goes on where it was.
+//! Rules decide at once. If an authorizer must decide as well, the session stops at the first request without a
+//! verdict. All keys read so far are asked about together, and the session then continues where it stopped.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use super::state::Origin;
 use super::verdicts::{Answers, CachedVerdict, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
-/// The questions of one batch, on their way.
+/// The pending questions of one batch.
 pub(crate) type Asking = Pin<Box<dyn Future<Output = Answers> + Send>>;
 
 /// One peer's permissions.
@@ -43,9 +43,9 @@ impl std::fmt::Debug for LimitKeys {
 struct LimitVerdicts {
     /// Verdicts of the authorizer.
     verdicts: HashMap<(Action, Box<str>), CachedVerdict, foldhash::fast::RandomState>,
-    /// What it has to be asked.
+    /// Keys about which the authorizer must be asked.
     wanted: Vec<(Action, Box<str>)>,
-    /// Grows when everything that was read is answered.
+    /// Increases when every request that was read is answered.
     round: u64,
 }
 
@@ -64,7 +64,7 @@ impl LimitKeys {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The questions that came up, if any did.
+    /// The new questions, if there are any.
     pub(crate) fn ask(&self) -> Option<Asking> {
         let wanted = std::mem::take(&mut self.lock().wanted);
         let authorizer = self.authorizer.as_ref().filter(|_| !wanted.is_empty())?;
@@ -72,7 +72,7 @@ impl LimitKeys {
         Some(Box::pin(ask(Arc::clone(authorizer), client, identity, wanted)))
     }
 
-    /// Verdicts of the authorizer.
+    /// Caches verdicts of the authorizer.
     pub(crate) fn remember(&self, answers: Answers) {
         let now = self.hub.clock.now();
         let cache = self.authorizer.as_ref().map(|port| port.cache()).unwrap_or_default();
@@ -89,7 +89,7 @@ impl LimitKeys {
         }
     }
 
-    /// The session has read what there was. If nothing is left to ask, later requests are asked about anew.
+    /// The session has processed its input. If no question is pending, later requests are asked about anew.
     pub(crate) fn end_round(&self) {
         let mut state = self.lock();
         if state.wanted.is_empty() {

@@ -1,4 +1,4 @@
-//! The seam behind which a program's own authenticator runs, in whatever language.
+//! The interface to an authenticator and authorizer that a program provides, in any language.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,93 +11,93 @@ pub use mqcore_authority::rule::RuleError;
 use mqcore_broker::model::client::{Client, Peer};
 use tokio::sync::oneshot;
 
-/// Who decides about logins and actions beside the users and tokens that the server knows itself.
+/// Decides about logins and actions in addition to the users and tokens of the server.
 pub trait AuthorityPort: Send + Sync {
-    /// Whether it is asked about every login. Then its word counts.
+    /// Whether it decides about every login.
     fn authenticates(&self) -> bool;
 
-    /// Whether it is asked about every action that the rules allow.
+    /// Whether it also decides about every action that the rules allow.
     fn authorizes(&self) -> bool;
 
-    /// How long it may take. No answer by then means no.
+    /// Time to answer. No answer within it means no.
     fn timeout(&self) -> Duration;
 
-    /// How long an answer about an action may be used again for the same client, action and resource.
+    /// How long a verdict may be reused for the same client, action and resource.
     fn cache(&self) -> Duration;
 
-    /// Takes questions, in their order. Must never block. A question that is dropped is answered by no.
+    /// Receives questions in order. Must never block. Dropping a question answers it with no.
     fn ask(&self, questions: Vec<AuthorityQuestion>);
 }
 
-/// The way back for one answer. Dropped, it says no.
+/// Returns one answer. Dropping it means no.
 pub type Reply = oneshot::Sender<AuthorityAnswer>;
 
-/// A question, and where its answer goes.
+/// A question, and how to answer it.
 #[derive(Debug)]
 pub struct AuthorityQuestion {
-    /// About what.
+    /// The subject of the question.
     pub about: About,
-    /// The way back. Nobody may be there any more.
+    /// Returns the answer. The connection may be closed by then.
     pub reply: Reply,
 }
 
-/// What is asked about.
+/// The subject of a question.
 #[derive(Debug)]
 pub enum About {
-    /// May this peer come in, and as whom?
+    /// May this peer log in, and with which identity?
     Login(Box<LoginView>),
-    /// May this client do this?
+    /// May this client perform this action?
     Action {
-        /// Who asks.
+        /// The client that requests the action.
         client: Arc<Client>,
-        /// As whom it came in.
+        /// The identity with which it logged in.
         identity: Arc<Identity>,
-        /// What it wants to do.
+        /// The requested action.
         action: Action,
-        /// To what, as rules write it.
+        /// The resource, in the syntax of rules.
         resource: Box<str>,
     },
 }
 
-/// What an authenticator sees of a peer.
+/// A login attempt as an authenticator sees it.
 #[derive(Debug, Clone)]
 pub struct LoginView {
-    /// What it speaks: `tmqp`, `http`.
+    /// The protocol: `tmqp`, `http`.
     pub protocol: &'static str,
-    /// What the listener knows of it.
+    /// Address and certificate of the peer.
     pub peer: Arc<Peer>,
-    /// The client id that it wants.
+    /// The requested client ID.
     pub id: Option<String>,
     /// Its client name.
     pub name: Option<String>,
     /// Its client type.
     pub kind: Option<String>,
-    /// The token that it shows, unless that is a user and a password.
+    /// Its token, unless it sent a user and a password.
     pub token: Option<Secret>,
-    /// The user and the password that it shows.
+    /// Its user and password.
     pub login: Option<(String, Secret)>,
-    /// What else it says of itself.
+    /// Further properties of its introduction.
     pub properties: Vec<(String, String)>,
-    /// Who it is by the users and tokens that the server knows, if it is one of them.
+    /// The identity that the server's own users and tokens give it, if any.
     pub identity: Option<Arc<Identity>>,
 }
 
-/// What an authenticator says.
+/// The answer of an authenticator or authorizer.
 #[derive(Debug)]
 pub enum AuthorityAnswer {
-    /// It is whoever the server itself took it for.
+    /// Accept the identity that the server itself has found.
     Known,
-    /// It is this, and may do that.
+    /// Accept the peer with this identity and these permissions.
     Identity {
-        /// For people.
+        /// A name for people.
         name: Box<str>,
-        /// What it may do.
+        /// Its permissions.
         allow: Vec<Rule>,
     },
     /// The action is allowed.
     Allowed,
-    /// No.
+    /// Denied.
     Denied,
-    /// It raised, or answered something that is no answer. Counts as no.
+    /// The callback raised or returned an invalid value. Counts as denied.
     Failed,
 }

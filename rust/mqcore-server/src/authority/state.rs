@@ -21,13 +21,13 @@ use super::port::AuthorityPort;
 use super::store::{Stamp, Store, StoreError};
 use crate::stats::counter::Counter;
 
-/// How often the store is looked at, and expired tokens are looked for.
+/// Interval between checks for a changed store and for expired tokens.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Passwords that are checked at the same time at most: each check takes a core and 19 MiB.
+/// Maximum concurrent password checks: each takes a core and 19 MiB.
 const CHECKS_MAX: usize = 4;
 
-/// Passwords that wait to be checked at most; further logins are rejected as busy.
+/// Maximum waiting password checks; further logins are rejected as busy.
 const CHECKS_WAITING_MAX: usize = 64;
 
 /// Counters for the metrics.
@@ -80,7 +80,7 @@ impl Authority {
     /// Reads the store, and starts writing the audit log.
     ///
     /// # Errors
-    /// [`StoreError`] if records cannot be read or do not fit together, or the log cannot be opened.
+    /// [`StoreError`] if records cannot be read or contradict each other, or the log cannot be opened.
     pub(crate) fn open(
         config: &AuthorityConfig,
         data_dir: Option<&PathBuf>,
@@ -103,7 +103,7 @@ impl Authority {
         };
         let asks = port.as_ref().is_some_and(|port| port.authenticates());
         let open = records.is_empty() && !asks;
-        // Nobody is ever asked who he is, so that there is nothing to write and no file to make.
+        // No login is ever required, so there is nothing to audit and no file to create.
         let target = if open && store.is_none() { AuditTarget::Off } else { target };
         let path = match &target {
             AuditTarget::File(path) => path.clone(),
@@ -135,7 +135,7 @@ impl Authority {
         self.open.load(Ordering::SeqCst)
     }
 
-    /// Whether a token exists with which the admin side can be changed.
+    /// Whether there is a token that may change something through the admin side.
     pub(crate) fn has_tokens(&self) -> bool {
         !self.records().tokens.is_empty()
     }
@@ -171,7 +171,8 @@ impl Authority {
     /// Records the identity of a connection until [`Authority::leave`]. False if the identity is no longer valid.
     pub(crate) fn enter(&self, connection: ConnectionId, identity: &Arc<Identity>, now_ms: u64) -> bool {
         self.present().insert(connection, Arc::clone(identity));
-        // Looked at behind the entry: whoever changes the records meanwhile finds the one or the other.
+        // Checked after the insertion, so that a concurrent `reload` finds the connection or this finds the new
+        // records.
         self.upholds(identity, now_ms)
     }
 
@@ -198,7 +199,7 @@ impl Authority {
         }
     }
 
-    /// Whether what an identity rests on still holds. "Nobody has to log in" ends for good with the first user.
+    /// Whether an identity is still valid. Access without login ends permanently with the first user.
     pub(super) fn upholds(&self, identity: &Identity, now_ms: u64) -> bool {
         match identity.holder {
             IdentitySource::Open => {
@@ -208,7 +209,7 @@ impl Authority {
         }
     }
 
-    /// Reads the store again if it has changed, or if `forced`. True if the records are others than before.
+    /// Reads the store again if it has changed, or if `forced`. True if the records differ from before.
     pub(crate) fn reload(&self, forced: bool, now_ms: u64) -> Result<bool, StoreError> {
         let Some(store) = &self.store else { return Ok(false) };
         let stamp = store.stamp();
@@ -228,7 +229,7 @@ impl Authority {
         Ok(changed)
     }
 
-    /// Of these connections, those whose identity does not hold any more. Each is written down.
+    /// Those of `connections` whose identity is no longer valid. Writes an audit line for each.
     ///
     /// A connection that has not logged in yet (its TLS handshake may be in progress) is not among them: its credentials
     /// are checked against the new records.
@@ -258,7 +259,7 @@ impl Authority {
         fallen
     }
 
-    /// Whether the time of any connection's token is over.
+    /// Whether the token of any connection has expired.
     pub(crate) fn any_expired(&self, now_ms: u64) -> bool {
         self.present().values().any(|identity| identity.expires_ms.is_some_and(|expires| expires <= now_ms))
     }
@@ -269,7 +270,7 @@ fn joined(configured: &Records, store: Option<&Store>) -> Result<Records, StoreE
     Ok(configured.clone().joined(kept)?)
 }
 
-/// The address by which a guesser is known. Peers without one are on this machine.
+/// The address under which failed logins are counted. Peers without one are on this machine.
 pub(super) fn guesser(address: Option<SocketAddr>) -> IpAddr {
     address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
 }

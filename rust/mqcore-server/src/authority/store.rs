@@ -1,4 +1,4 @@
-//! The file in which users and tokens are kept: JSON, replaced as a whole, readable by its owner alone.
+//! The file of users and tokens: JSON, replaced as a whole, readable by its owner only.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,48 +13,48 @@ use mqcore_authority::token::{self, NewToken};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What the file is called in a data directory.
+/// Name of the file in a data directory.
 pub const FILE_NAME: &str = "authority.json";
-/// The version of the file's form.
+/// Version of the file's format.
 const VERSION: u32 = 1;
-/// Bytes of the file at most.
+/// Maximum size of the file in bytes.
 const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// Why users and tokens cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The file system says no.
+    /// The file system returned an error.
     #[error("{path}: {source}")]
     Io {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
-    /// The file is not what this version writes.
+    /// The file does not have the format of this version.
     #[error("{path} is not a file of users and tokens of this version: {why}")]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong. Quotes nothing of the file, which has secrets.
+        /// The reason. Quotes nothing from the file, which contains secrets.
         why: String,
     },
-    /// What should be kept cannot be.
+    /// An invalid record.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A password that is too short or too long.
+    /// A password is too short or too long.
     #[error(transparent)]
     Password(#[from] PasswordError),
-    /// A setting, or one of a user or a token, that cannot be understood.
+    /// An invalid setting, user or token.
     #[error("{0}")]
     Setting(String),
-    /// The system has no random numbers.
+    /// The system provides no random numbers.
     #[error("cannot read random numbers from the system: {0}")]
     Random(io::Error),
 }
 
-/// The file's form.
+/// The format of the file.
 #[derive(Serialize, Deserialize)]
 struct Contents {
     version: u32,
@@ -62,27 +62,27 @@ struct Contents {
     records: Records,
 }
 
-/// A file of users and tokens, which need not exist yet.
+/// A file of users and tokens. It need not exist yet.
 #[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
 }
 
-/// What is done to a store.
+/// A change of the store.
 #[derive(Clone, Copy)]
 pub enum Change<'a> {
-    /// Adds a user, written as JSON without a password.
+    /// Adds a user, given as JSON without a password.
     AddUser {
         /// The user.
         user: &'a str,
-        /// Its password; without one it only logs in by certificate.
+        /// Its password. A user without one can only log in by certificate.
         password: Option<&'a str>,
     },
-    /// Gives a user another password.
+    /// Sets a user's password.
     SetPassword {
         /// The user.
         name: &'a str,
-        /// The password.
+        /// The new password.
         password: &'a str,
     },
     /// Removes a user.
@@ -92,12 +92,12 @@ pub enum Change<'a> {
     },
     /// Removes a token.
     RemoveToken {
-        /// Its id.
+        /// The token's ID.
         id: &'a str,
     },
 }
 
-/// A token as it is asked for: all but its id and its secret, which are made.
+/// A new token without its ID and its secret, which are generated.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenRequest {
@@ -109,7 +109,7 @@ struct TokenRequest {
     restrict: Restrictions,
 }
 
-/// What tells one state of the file from another.
+/// Distinguishes versions of the file: modification time and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Stamp(Option<(SystemTime, u64)>);
 
@@ -120,22 +120,22 @@ impl Store {
         Self { path: path.into() }
     }
 
-    /// The file of a data directory.
+    /// The file in a data directory.
     #[must_use]
     pub fn of_data_dir(directory: &Path) -> Self {
         Self::at(directory.join(FILE_NAME))
     }
 
-    /// Where it is.
+    /// The path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it has; nothing if it does not exist.
+    /// The records of the file; none if it does not exist.
     ///
     /// # Errors
-    /// [`StoreError`] if it exists and cannot be read or understood.
+    /// [`StoreError`] if it exists and cannot be read or parsed.
     pub fn read(&self) -> Result<Records, StoreError> {
         let format = |why: String| StoreError::Format { path: self.path.clone(), why };
         let octets = match fs::metadata(&self.path) {
@@ -153,11 +153,11 @@ impl Store {
         Ok(contents.records)
     }
 
-    /// Reads, lets `change` do its work, and writes. Two that do so at the same time wait for each other, and one who reads
-    /// meanwhile sees the old state or the new.
+    /// Reads the records, applies `change` and writes them. Concurrent changes wait for each other, and concurrent
+    /// readers see the old or the new state.
     ///
     /// # Errors
-    /// [`StoreError`]; the file is then as it was.
+    /// [`StoreError`]; the file is then unchanged.
     pub fn change<T>(
         &self,
         change: impl FnOnce(&mut Records) -> Result<T, StoreError>,
@@ -175,10 +175,10 @@ impl Store {
         Ok(outcome)
     }
 
-    /// Does one change.
+    /// Applies one change.
     ///
     /// # Errors
-    /// [`StoreError`]; the file is then as it was.
+    /// [`StoreError`]; the file is then unchanged.
     pub fn apply(&self, change: Change<'_>) -> Result<(), StoreError> {
         match change {
             Change::AddUser { user, password } => {
@@ -195,10 +195,10 @@ impl Store {
         }
     }
 
-    /// Adds a token that is written as JSON; its id and its text, which is kept nowhere.
+    /// Adds a token given as JSON. Returns its ID and its text, which is not stored anywhere.
     ///
     /// # Errors
-    /// [`StoreError`]; the file is then as it was.
+    /// [`StoreError`]; the file is then unchanged.
     pub fn add_token(&self, request: &str) -> Result<(String, String), StoreError> {
         let TokenRequest { name, allow, expires_ms, restrict } = parsed(request)?;
         let NewToken { id, text, hash } = token::mint(random::<{ token::ENTROPY_BYTES }>()?);
@@ -207,10 +207,10 @@ impl Store {
         Ok((id, text))
     }
 
-    /// All that may be shown, as JSON: no hashes.
+    /// All records without hashes, as JSON.
     ///
     /// # Errors
-    /// As [`Store::read`].
+    /// As for [`Store::read`].
     pub fn show(&self) -> Result<String, StoreError> {
         let records = self.read()?;
         let users: Vec<_> = records
@@ -239,7 +239,7 @@ impl Store {
         let mut octets = serde_json::to_vec_pretty(&contents)?;
         octets.push(b'\n');
         let new = self.beside("new");
-        // One that was left behind by somebody who died.
+        // A temporary file left by a process that died.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -273,7 +273,7 @@ impl Store {
         Stamp(found.and_then(|found| Some((found.modified().ok()?, identity(&found)))))
     }
 
-    /// Whether others than its owner may read it.
+    /// Whether users other than the owner can read the file.
     pub(crate) fn is_exposed(&self) -> bool {
         #[cfg(unix)]
         {
@@ -285,7 +285,7 @@ impl Store {
     }
 }
 
-/// Two writes within the clock's step differ in their file, because each makes a new one.
+/// Distinguishes two writes within one step of the clock: each creates a new file.
 fn identity(found: &fs::Metadata) -> u64 {
     #[cfg(unix)]
     {
@@ -315,7 +315,7 @@ fn password_hash(password: &str) -> Result<PasswordHash, StoreError> {
     Ok(PasswordHash::of(password, random()?)?)
 }
 
-/// The hash of a password, as configurations hold it.
+/// The hash of a password, for configurations.
 ///
 /// # Errors
 /// [`StoreError`] for a password that is too short or too long.
@@ -323,10 +323,10 @@ pub fn hash_password(password: &str) -> Result<String, StoreError> {
     Ok(password_hash(password)?.into())
 }
 
-/// Fresh random bytes of the system.
+/// Random bytes from the system.
 ///
 /// # Errors
-/// [`StoreError::Random`] if it has none.
+/// [`StoreError::Random`] if the system provides none.
 pub fn random<const N: usize>() -> Result<[u8; N], StoreError> {
     let mut octets = [0; N];
     getrandom::fill(&mut octets).map_err(|error| StoreError::Random(io::Error::other(error.to_string())))?;

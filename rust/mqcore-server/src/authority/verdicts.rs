@@ -1,4 +1,4 @@
-//! Questions to the authorizer of a program, what it answered, and how long an answer may be used again.
+//! Questions to a program's authorizer, its verdicts, and how long they can be reused.
 
 use std::sync::Arc;
 
@@ -13,20 +13,20 @@ use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
 use super::state::Origin;
 use crate::hub::Hub;
 
-/// Verdicts of an authorizer that are remembered for one connection at most.
+/// Maximum verdicts cached for one connection.
 pub(super) const VERDICTS_MAX: usize = 1024;
 
 /// A verdict of the authorizer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CachedVerdict {
     pub(super) allowed: bool,
-    /// How long it may be used again.
+    /// Until when it can be reused.
     pub(super) until: Timestamp,
-    /// The round for whose commands it was asked, which it serves however long they took.
+    /// The round in which it was requested. All commands of that round can use it, however long they took.
     pub(super) round: u64,
 }
 
-/// What came of the questions about one batch.
+/// The verdicts on the questions of one batch.
 pub(super) type Answers = Vec<((Action, Box<str>), bool)>;
 
 impl CachedVerdict {
@@ -35,7 +35,7 @@ impl CachedVerdict {
     }
 }
 
-/// Has one verdict written down.
+/// Writes the audit line of one verdict.
 pub(super) fn write(
     hub: &Hub,
     origin: &Origin,
@@ -54,7 +54,7 @@ pub(super) fn write(
     hub.authority.audit.write(line);
 }
 
-/// Asks the authorizer; no answer in time means no.
+/// Asks the authorizer. No answer within the timeout means no.
 pub(super) async fn ask(
     authorizer: Arc<dyn AuthorityPort>,
     client: Arc<Client>,

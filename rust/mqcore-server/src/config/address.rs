@@ -1,4 +1,4 @@
-//! Where a server listens: the URLs of listeners taken apart, and the addresses that were bound.
+//! Listener URLs and bound addresses.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -10,21 +10,21 @@ use mqcore_session::listener::{BadOption, ListenerOptions};
 
 use crate::config::error::ConfigError;
 
-/// Where a listener is to be bound.
+/// The address to which a listener binds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// `host:port`; port 0 picks a free one.
+    /// `host:port`; port 0 picks a free port.
     Tcp(String),
     /// A Unix socket. Peers that the file system admits are trusted like peers on loopback.
     Unix {
-        /// The socket's file. A file left behind by a server that is gone is replaced.
+        /// The socket's file. A file left by a server that has stopped is replaced.
         path: PathBuf,
         /// Its permissions, as `chmod` takes them. Default [`UNIX_MODE`].
         mode: u32,
     },
 }
 
-/// The permissions of a Unix socket of which the URL says nothing: its owner alone.
+/// The default permissions of a Unix socket: its owner only.
 pub const UNIX_MODE: u32 = 0o600;
 
 impl From<String> for ListenAddress {
@@ -33,7 +33,7 @@ impl From<String> for ListenAddress {
     }
 }
 
-/// What was bound.
+/// The address to which a listener is bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BoundAddress {
     /// With the port that was picked.
@@ -64,11 +64,11 @@ impl fmt::Display for BoundAddress {
 /// A listener that is bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listening {
-    /// What is spoken there.
+    /// The protocol of the listener.
     pub protocol: Protocol,
-    /// Where.
+    /// Its address.
     pub address: BoundAddress,
-    /// Whether it is spoken through TLS.
+    /// Whether it uses TLS.
     pub encrypted: bool,
     /// The query of the URL with which clients connect, with its `?`; mostly empty.
     pub query: String,
@@ -87,12 +87,12 @@ impl Listening {
     }
 }
 
-/// Where the admin side is served.
+/// The address of the admin side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdminAddress {
     /// With the port that was picked.
     pub address: SocketAddr,
-    /// Whether it is served through TLS.
+    /// Whether it uses TLS.
     pub encrypted: bool,
 }
 
@@ -104,12 +104,12 @@ impl AdminAddress {
     }
 }
 
-/// A URL in its parts. Options are taken out by name; [`ListenerUrl::finish`] rejects options that are left over.
+/// A parsed URL. Options are taken out by name; [`ListenerUrl::finish`] rejects options that are left over.
 #[derive(Debug)]
 pub(crate) struct ListenerUrl<'a> {
     url: &'a str,
     pub(crate) scheme: &'a str,
-    /// What is between `://` and the options.
+    /// The part between `://` and the options.
     rest: &'a str,
     pub(crate) options: ListenerOptions,
 }
@@ -165,13 +165,13 @@ impl<'a> ListenerUrl<'a> {
         Err(ConfigError::UnknownOption { url: self.url.into(), option: option.into(), known })
     }
 
-    /// The `host:port` of the URL. Whether the host exists shows when it is bound.
+    /// The `host:port` of the URL. Binding shows whether the host exists.
     pub(crate) fn host_and_port(&self, default_port: u16) -> Result<String, ConfigError> {
         let address = self.rest.strip_suffix('/').unwrap_or(self.rest);
         if address.contains('/') {
             return Err(self.bad("a listener has no path"));
         }
-        // In `[::1]:2622` the port's colon is the one behind the bracket.
+        // In `[::1]:2622` the port follows the bracket.
         let host_end = match address.rfind(']') {
             Some(bracket) => bracket + 1,
             None => address.find(':').unwrap_or(address.len()),
@@ -182,7 +182,7 @@ impl<'a> ListenerUrl<'a> {
         }
         match port.strip_prefix(':') {
             Some(port) => {
-                port.parse::<u16>().map_err(|_| self.bad("the port is no number from 0 to 65535"))?;
+                port.parse::<u16>().map_err(|_| self.bad("the port is not a number from 0 to 65535"))?;
                 Ok(address.into())
             }
             None if port.is_empty() => Ok(format!("{host}:{default_port}")),
@@ -206,7 +206,7 @@ impl<'a> ListenerUrl<'a> {
         Ok(ListenAddress::Unix { path, mode })
     }
 
-    /// Percent escapes as the bytes that they stand for.
+    /// Decodes percent escapes.
     fn decoded(&self, text: &str) -> Result<String, ConfigError> {
         let mut octets = Vec::with_capacity(text.len());
         let mut rest = text.bytes();
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_taken_by_name_and_what_nobody_takes_is_refused() {
+    fn options_are_taken_by_name_and_unknown_ones_are_rejected() {
         let mut url = ListenerUrl::parse("tmqp://h:1?path=%2Fa%20b%25&other=x").unwrap();
         assert_eq!(url.take("path").as_deref(), Some("/a b%"));
         assert_eq!(url.take("missing"), None);

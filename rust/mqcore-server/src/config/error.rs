@@ -12,55 +12,55 @@ fn known_schemes() -> String {
     }
 }
 
-/// What is wrong with a configuration.
+/// Why a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// Not a URL.
     #[error("{url:?} has no scheme; write for example tmqp://127.0.0.1:2622")]
     NoScheme {
-        /// What was given.
+        /// The configured text.
         url: String,
     },
-    /// A URL of something that is not served here.
+    /// A URL with an unknown scheme.
     #[error(
         "no listener speaks {scheme:?}; known are {} (clients), each also with s or +unix behind it, http and https (the admin side)",
         known_schemes()
     )]
     UnknownScheme {
-        /// What was given.
+        /// The configured scheme.
         scheme: String,
     },
-    /// The part behind the scheme cannot be an address.
-    #[error("{url:?} is no address to listen on: {why}")]
+    /// The part after the scheme is not a valid address.
+    #[error("{url:?} is not a valid listener address: {why}")]
     BadAddress {
-        /// What was given.
+        /// The configured text.
         url: String,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// An encrypted listener for which no certificate was named.
+    /// An encrypted listener without a certificate.
     #[error(
         "a listener with TLS has no certificate: name one behind its URL, ?cert=FILE&key=FILE, or for all of them in \
          the setting tls"
     )]
     NoCertificate,
-    /// A history has to be written somewhere.
+    /// History is on, but there is no data directory to write it to.
     #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
     HistoryNowhere,
-    /// Limits have to be written somewhere too.
+    /// Persistent limits are on, but there is no data directory to write them to.
     #[error(
         "a listener with persist=on keeps its counters in the data directory, and there is none: set data_dir, or leave persist off"
     )]
     LimitsNowhere,
-    /// A URL with an option that means nothing there.
+    /// A URL with an unknown option.
     #[error("{url:?} has the option {option:?}, which is not known there; known are: {known}")]
     UnknownOption {
-        /// What was given.
+        /// The configured URL.
         url: String,
         /// The option.
         option: String,
-        /// What there is.
+        /// The known options.
         known: String,
     },
     /// The configuration of this broker as a node is invalid.
@@ -68,17 +68,17 @@ pub enum ConfigError {
     Node {
         /// The field of [`NodeConfig`](crate::nodes::config::NodeConfig).
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A number with which no server could work.
+    /// A number outside its range.
     #[error("{name} is {value}, but must be {why}")]
     OutOfRange {
         /// The field of [`Config`](crate::config::Config).
         name: &'static str,
-        /// What was given.
+        /// The configured value.
         value: u64,
-        /// What it may be.
+        /// The allowed range.
         why: &'static str,
     },
 }

@@ -1,11 +1,11 @@
-//! Limits that survive: what changes in the store is written down in the background, and comes back after a restart.
+//! Persistent limits: changes of the store are written in the background and restored after a restart.
 //!
-//! Nobody who asks for a limit waits for the disk. The store remembers which entries have changed; every so often all of
-//! them are fetched, each once and as it is then, written with one write and synced. So a crash loses the changes of one
-//! interval and of the write that was under way, and what waits is bounded by what is stored.
+//! No request waits for the disk. The store tracks which entries have changed; at each interval the task fetches all
+//! of them once, in their current state, and writes and syncs them together. So a crash loses the changes of one
+//! interval and of the write in progress, and the pending changes are bounded by the size of the store.
 //!
-//! An entry is a put of the journal, under a new number each time it has changed; the put before is settled, and so is that
-//! of an entry that has expired or was removed. All moments are Unix nanoseconds.
+//! An entry is a put of the journal, under a new number each time it changes; the previous put is settled. The put of
+//! an entry that has expired or was removed is settled too. All moments are Unix nanoseconds.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -29,46 +29,46 @@ use crate::runtime::shutdown::TaskGuard;
 use crate::storage::backup::{Meeting, Pin};
 use crate::storage::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJournal};
 
-/// The definition that tells when the journal was written last, in Unix nanoseconds.
+/// The definition with the time of the last write, in Unix nanoseconds.
 const WRITTEN: &[u8] = b"written";
-/// Changes that are fetched under one lock.
+/// Changes fetched under one lock.
 const FETCHED_AT_ONCE: usize = 256;
-/// Bytes that housekeeping may move at a time.
+/// Maximum bytes that one step of housekeeping moves.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
-/// Intervals without a change after which housekeeping has a turn all the same.
+/// Intervals without a change after which housekeeping runs anyway.
 const QUIET_INTERVALS: u32 = 16;
 
 /// The journal of limits.
 #[derive(Debug)]
 pub(crate) struct LimitJournal {
     journal: Journal<FileStorage>,
-    /// By the number of an entry: the number under which it was put last.
+    /// For each entry's number, the number of its last put.
     places: HashMap<u64, u64, foldhash::fast::RandomState>,
     next: u64,
-    /// Fetched from the store and not taken by the journal yet.
+    /// Changes fetched from the store and not yet in the journal.
     pending: VecDeque<EntryChange>,
-    /// Puts that others have taken the place of.
+    /// Puts that were replaced by later ones.
     replaced: Vec<u64>,
-    /// Scratch: one entry as bytes.
+    /// Scratch: one encoded entry.
     octets: Vec<u8>,
-    /// Alive while a backup needs the files as they are.
+    /// Alive while a backup needs the files unchanged.
     pin: Weak<Pin>,
 }
 
-/// What opening brought back.
+/// The result of opening.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Restored {
     pub(crate) entries: u64,
-    /// Those whose time had come meanwhile.
+    /// Entries that expired while the broker was stopped.
     pub(crate) expired: u64,
     pub(crate) unreadable: u64,
 }
 
-/// An entry that was read: its number, that of its put, and where its bytes begin and end.
+/// A record that was read: the entry's number, its put's number, and where its bytes begin and end.
 type Read = (u64, u64, usize, usize);
 
 impl LimitJournal {
-    /// Opens the journal, or makes it, and fills the store with what it has.
+    /// Opens or creates the journal and fills the store from it.
     pub(crate) fn open(path: &Path, limiter: &Limiter, now: Nanos) -> Result<(Self, Restored), DataDirError> {
         let failed = |source| DataDirError::Limits { source };
         let directory = path.to_path_buf();
@@ -95,7 +95,8 @@ impl LimitJournal {
             octets: Vec::new(),
             pin: Weak::new(),
         };
-        // A clock that shows less than when this was written was set back: what was left then is left now.
+        // If the clock shows less than at the last write, it was set back: the remaining times are those at that
+        // write.
         let back = written.map_or(0, u64::from_le_bytes).saturating_sub(now.0);
         if back > 0 {
             tracing::warn!(
@@ -108,7 +109,7 @@ impl LimitJournal {
         Ok((opened, restored))
     }
 
-    /// In the order in which entries were created, which is not the one in which they were written.
+    /// Restores entries in the order in which they were created, not in the order in which they were written.
     fn restore(&mut self, limiter: &Limiter, back: u64, now: Nanos) -> Result<Restored, JournalError> {
         let mut restored = Restored::default();
         let mut octets = Vec::new();
@@ -127,7 +128,7 @@ impl LimitJournal {
         entries.sort_unstable();
         let mut gone = Vec::new();
         for (index, (sequence, number, begin, end)) in entries.iter().copied().enumerate() {
-            // A crash between a put and the settlement of the one before leaves both; the later one holds.
+            // A crash between a put and the settlement of the previous one leaves both; the later one is valid.
             let replaced = entries.get(index + 1).is_some_and(|next| next.0 == sequence);
             match record::decode(&octets[begin..end]) {
                 Ok(kept) if !replaced && limiter.restore(&kept.clone().earlier(back), now) => {
@@ -148,18 +149,19 @@ impl LimitJournal {
         Ok(restored)
     }
 
-    /// Writes down what has changed in the store, and makes it durable. Answers how many entries were put.
+    /// Writes the changes of the store and makes them durable. Returns how many entries were put.
     ///
     /// # Errors
-    /// [`JournalError::Full`]: what was not written waits, and the next call tries again. Any other one is the end.
+    /// [`JournalError::Full`]: pending changes stay, and the next call retries. Any other error is permanent.
     fn save(&mut self, limiter: &Limiter, now: Nanos) -> Result<u64, JournalError> {
         self.journal.pin(self.pin.strong_count() > 0);
-        // Before anything else: it is what frees a disk that was full.
+        // First of all, because settling frees space on a full disk.
         self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
         let mut saved = 0;
         let mut changed = self.drain(&mut saved)?;
         for shard in 0..SHARDS {
-            // What changes while this goes on has its turn the next time: a busy entry must not keep it here for ever.
+            // Changes that arrive meanwhile wait for the next call; otherwise a busy entry could keep this loop
+            // running forever.
             let mut waiting = limiter.unfetched(shard);
             while waiting > 0 {
                 let pending = &mut self.pending;
@@ -177,8 +179,8 @@ impl LimitJournal {
         Ok(saved)
     }
 
-    /// Gives the journal what waits. A removal goes before what came after it under the same key, and a put before the
-    /// settlement of the one whose place it takes: so no crash brings an older state back, or none.
+    /// Writes pending changes to the journal. A removal precedes later changes under the same key, and a put precedes
+    /// the settlement of the one that it replaces. So a crash restores no older state, and loses no entry.
     fn drain(&mut self, saved: &mut u64) -> Result<bool, JournalError> {
         let changed = !self.pending.is_empty() || !self.replaced.is_empty();
         let removed = self.pending.iter().filter_map(|change| match change {
@@ -207,14 +209,14 @@ impl LimitJournal {
         Ok(changed)
     }
 
-    /// Takes part in a backup: says what there is, and stands still until all writers have.
+    /// Takes part in a backup: reports the files, and waits until all writers have done so.
     fn meet(&mut self, writer: usize, meeting: &Meeting) {
         let snapshot = self.journal.snapshot();
         self.pin = meeting.pin();
         meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
     }
 
-    /// Whether anything waits to be written.
+    /// Whether any change is not written yet.
     fn is_behind(&self, limiter: &Limiter) -> bool {
         !self.pending.is_empty()
             || !self.replaced.is_empty()
@@ -222,7 +224,7 @@ impl LimitJournal {
     }
 }
 
-/// Writes what changes, every `interval`, until the server has ended; then once more.
+/// Writes changes every `interval` until the server has stopped; then once more.
 pub(crate) async fn keep(
     hub: Arc<Hub>,
     mut journal: LimitJournal,
@@ -281,7 +283,7 @@ pub(crate) async fn keep(
     drop(alive);
 }
 
-/// Counts and tells what came of saving. False: it is no use to try again.
+/// Counts and logs the result of a save. False: retrying is useless.
 fn note(hub: &Hub, outcome: Result<u64, JournalError>) -> bool {
     let counters = &hub.counters.limits;
     let failing = &counters.failing;
@@ -374,7 +376,7 @@ mod tests {
         assert_eq!(peeked.remaining, 7);
         drop(journal);
 
-        // What expires while nobody runs does not come back, and leaves the journal.
+        // An entry that expires while no broker runs is not restored, and leaves the journal.
         let (journal, restored) = LimitJournal::open(scratch.path(), &store(), after(160)).unwrap();
         assert_eq!(restored.entries + restored.expired, 302);
         assert!(restored.expired > 100);
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_expires_or_is_removed_leaves_the_journal_and_what_nobody_keeps_never_comes_there() {
+    fn expired_removed_and_non_persistent_entries_leave_the_journal() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
         let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
@@ -425,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_was_set_back_gives_nobody_more_time() {
+    fn a_clock_set_back_extends_no_limit() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
         let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();

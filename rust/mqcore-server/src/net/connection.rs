@@ -84,7 +84,7 @@ pub(crate) struct Connection<S> {
     /// Scratch for what comes out of the outbox; empty between rounds.
     taken: Vec<Outgoing>,
     output: Transmission,
-    /// Frames that the program handles; `None` as long as there was none.
+    /// Frames for the program; `None` until there is one.
     vendor_frames: Option<Box<OpenFrames>>,
     alarm: Alarm,
     stage: Stage,
@@ -149,7 +149,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         hub.runtime.spawn(connection);
     }
 
-    /// Sessions without a handshake know their client at once, and may send commands before their peer sends anything.
+    /// Sessions without a handshake know their client at once, and may emit commands before their peer sends
+    /// anything.
     fn open(&mut self) {
         let mut commands = Vec::new();
         let counted = self.hub.guard.connect.is_some() && self.address.is_some();
@@ -219,7 +220,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
         if matches!(self.stage, Stage::Open) && self.read(context, now) {
             moved = true;
-            // What could be answered at once is, before everything else is looked at again.
+            // Output that can be written at once is written before anything else is checked.
             self.write(context);
         }
         moved |= self.leave_shards();
@@ -232,7 +233,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// True if there is nothing to wait for.
+    /// True if the round has nothing to wait for.
     fn handle_order(&mut self, order: Order) -> bool {
         match order {
             Order::PauseReads => {
@@ -265,7 +266,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                     client = &*self.client.id,
                     "closed: it takes nothing and its output buffer is full"
                 );
-                // What it asked for before still counts.
+                // Commands sent before still count.
                 self.die();
                 return false;
             }
@@ -309,7 +310,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         true
     }
 
-    /// The session says at once what concerns several events.
+    /// Lets the session answer several events together.
     fn events_done(&mut self) {
         if !matches!(self.stage, Stage::Open) {
             return;
@@ -364,7 +365,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         moved
     }
 
-    /// After every call of the session that may end the conversation.
+    /// Called after every call of the session that may end the conversation.
     fn look_at_session(&mut self, result: Result<(), SessionError>) {
         if self.session.stops_broker() {
             // Further calls have no effect.
@@ -405,7 +406,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         true
     }
 
-    /// What the session wants although its peer said nothing.
+    /// Takes commands that the session emits without input from its peer.
     fn take_commands(&mut self, now: Timestamp) {
         let commands = self.session.take_commands();
         if !commands.is_empty() {
@@ -449,7 +450,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Sends commands on to upstream brokers and shards.
+    /// Routes commands to upstream brokers and shards.
     fn route(&mut self, commands: Vec<Command>, bytes: usize) {
         let is_node = self.session.is_node();
         if let Some(commands) = self.forwarding.route(commands, bytes, is_node, &self.client, &self.hub) {
@@ -534,7 +535,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S
     }
 }
 
-/// Also when the task panics: its connection goes, and nothing else.
+/// Runs also when the task panics: the panic affects only its connection.
 impl<S> Drop for Connection<S> {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -543,6 +544,6 @@ impl<S> Drop for Connection<S> {
         self.hub.registry.close(self.outbox.connection);
         self.hub.authority.leave(self.outbox.connection);
         self.counters().ignored_frames.add(self.session.ignored_frames());
-        self.tell_shards_closed();
+        self.notify_shards_closed();
     }
 }

@@ -1,7 +1,7 @@
-//! Limits that guard the broker itself: how often one client may publish, and one address connect.
+//! Limits that protect the broker: how often a client may publish, and how often an address may connect.
 //!
-//! They are spent from the same store as the limits of clients, under keys that no client names by accident: they begin
-//! with a byte 0. What is refused is refused as any other command is, so each protocol says it in its own form.
+//! They use the same store as the limits of clients, under keys that clients do not use by accident: they begin with
+//! a byte 0. The broker rejects these commands like any others, in the form of each protocol.
 
 use std::net::IpAddr;
 
@@ -21,17 +21,17 @@ fn rule(limit: Limit) -> Rule {
     Rule { algorithm: Algorithm::Gcra, limit: limit.count(), cost: 1, period }
 }
 
-/// What guards a server.
+/// The limits of a server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Guard {
-    /// Of one client.
+    /// For each client.
     pub(crate) publish: Option<Limit>,
-    /// Of one address.
+    /// For each address.
     pub(crate) connect: Option<Limit>,
 }
 
 impl Guard {
-    /// Whether there is anything to look at.
+    /// Whether no limit is set.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         self.publish.is_none() && self.connect.is_none()
@@ -59,7 +59,7 @@ impl Guard {
                 })
             }
             Command::Introduce(_) => {
-                // Peers that do not come through the network are not counted.
+                // Peers that do not connect through the network are not counted.
                 let address = address?.to_string();
                 spend(limiter, self.connect?, "connect", address.as_bytes(), now).map(Event::Refused)
             }
@@ -68,7 +68,7 @@ impl Guard {
     }
 }
 
-/// `None`: there was enough.
+/// `None`: the limit was not reached.
 fn spend(limiter: &Limiter, limit: Limit, what: &str, who: &[u8], now: Nanos) -> Option<Rejection> {
     let mut key = [b"\0", what.as_bytes(), b":", who].concat();
     key.truncate(mqcore_limiter::limiter::KEY_BYTES_MAX);

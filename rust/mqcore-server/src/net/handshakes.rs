@@ -1,4 +1,4 @@
-//! The TLS handshakes in progress: at most `tls_handshakes_max`, of all listeners together.
+//! The TLS handshakes in progress: at most `tls_handshakes_max` over all listeners.
 //!
 //! Beyond the limit the oldest handshake is dropped, as soon as it has had [`FAIR`] to finish.
 
@@ -9,15 +9,15 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// What a handshake may take before it can be the one that gives way.
+/// Time that a handshake gets before it can be dropped.
 const FAIR: Duration = Duration::from_millis(250);
 
-/// The handshakes under way.
+/// The handshakes in progress.
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     max: usize,
     state: Mutex<HandshakeState>,
-    /// Told when one has ended.
+    /// Notified when one has ended.
     ended: Notify,
 }
 
@@ -28,7 +28,7 @@ struct HandshakeState {
     slots: BTreeMap<u64, (Instant, Arc<Notify>)>,
 }
 
-/// A handshake's place among those under way.
+/// One handshake's slot.
 #[derive(Debug)]
 pub(crate) struct HandshakeSlot {
     handshakes: Arc<Handshakes>,
@@ -41,14 +41,14 @@ impl Handshakes {
         Self { max, state: Mutex::default(), ended: Notify::new() }
     }
 
-    /// How many there are.
+    /// The number of handshakes in progress.
     pub(crate) fn count(&self) -> usize {
         lock(&self.state).slots.len()
     }
 
-    /// Returns when one more may begin. If all slots are taken, the oldest handshake loses its own once it had
-    /// a fair time: strangers who stall cannot keep clients out for longer, and clients who come all at once are
-    /// taken one after the other instead of pushing each other out.
+    /// Returns when one more may begin. If all slots are taken, the oldest handshake loses its own after a fair time.
+    /// So peers that stall cannot keep clients out for longer, and clients that connect all at once are served in
+    /// turn instead of displacing each other.
     pub(crate) async fn room(&self) {
         loop {
             let ended = self.ended.notified();
@@ -73,7 +73,7 @@ impl Handshakes {
         }
     }
 
-    /// Takes a place.
+    /// Takes a slot.
     pub(crate) fn enter(self: &Arc<Self>) -> HandshakeSlot {
         let lost = Arc::new(Notify::new());
         let mut state = lock(&self.state);
@@ -86,7 +86,7 @@ impl Handshakes {
 }
 
 impl HandshakeSlot {
-    /// Returns when this handshake has to be dropped in favor of a newer one.
+    /// Returns when this handshake must be dropped in favor of a newer one.
     pub(crate) async fn lost(&self) {
         self.lost.notified().await;
     }

@@ -23,13 +23,13 @@ use crate::net::unix_socket::UnixSocket;
 use crate::runtime::shutdown::TaskGuard;
 use crate::server::error::StartError;
 
-/// Connections that the system may hold before they are accepted.
+/// Connections that the system may queue before they are accepted.
 const BACKLOG: u32 = 4096;
 
-/// How long to wait when the system has no descriptor or no memory left for another connection: first, and at most.
+/// How long to wait when the system is out of descriptors or memory: first and maximum delay.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
-/// A socket that is bound, and accepts nothing yet.
+/// A bound socket that does not accept yet.
 pub(crate) enum Socket {
     Tcp(TcpListener),
     Tls(TlsSocket),
@@ -37,7 +37,7 @@ pub(crate) enum Socket {
     Unix(UnixSocket),
 }
 
-/// Binds where a listener was told to.
+/// Binds the address of a listener.
 pub(crate) async fn bind(
     address: &ListenAddress,
     allow_remote: bool,
@@ -84,7 +84,7 @@ pub(crate) async fn bind_tcp(
 
 fn bind_one(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A port that was ours a moment ago can be bound again at once. On Windows this would mean something else.
+    // A port that was used a moment ago can be bound again at once. On Windows this option means something else.
     #[cfg(unix)]
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -101,16 +101,16 @@ pub(crate) async fn accept(socket: Socket, terms: ListenerTerms, hub: Arc<Hub>, 
     }
 }
 
-/// What connections come out of, whatever carries them.
+/// A source of connections of one transport.
 trait Source {
-    /// What the system hands over.
+    /// A connection as the system returns it.
     type Accepted;
 
-    /// Waits for the next.
+    /// Waits for the next one.
     async fn next(&self, hub: &Hub) -> io::Result<Self::Accepted>;
 
-    /// Lets it in. Each kind of stream has a connection loop compiled for it: what one kind needs costs the others
-    /// nothing.
+    /// Starts its task. Each transport has a connection loop compiled for it, so one transport's needs cost the
+    /// others nothing.
     fn take_in(&self, hub: &Arc<Hub>, outbox: Opening, accepted: Self::Accepted);
 }
 
@@ -119,8 +119,8 @@ impl Source for TcpListener {
 
     async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
         let (stream, address) = self.accept().await?;
-        // Without it small frames would wait for the acknowledgement of earlier ones. If it fails, the peer is gone
-        // already.
+        // Without it small frames would wait for the acknowledgement of earlier ones. If the call fails, the peer has
+        // already disconnected.
         let _ = stream.set_nodelay(true);
         Ok((stream, address))
     }
@@ -131,7 +131,7 @@ impl Source for TcpListener {
     }
 }
 
-/// A TCP socket behind which TLS is spoken.
+/// A TCP socket with TLS.
 pub(crate) struct TlsSocket {
     pub(crate) listener: TcpListener,
     pub(crate) endpoint: Arc<TlsEndpoint>,
@@ -175,7 +175,7 @@ impl Source for UnixSocket {
     }
 }
 
-/// A place in the registry for a connection whose stream is not ready. Dropped, it is given back.
+/// A slot in the registry for a connection whose stream is not ready. Released when dropped.
 struct Opening {
     hub: Arc<Hub>,
     outbox: Arc<Outbox>,
@@ -183,7 +183,7 @@ struct Opening {
 }
 
 impl Opening {
-    /// From here on the connection itself gives it back.
+    /// From here on the connection itself releases it.
     fn open(mut self) -> Arc<Outbox> {
         self.opened = true;
         Arc::clone(&self.outbox)
@@ -235,7 +235,7 @@ async fn accept_from<L: Source>(listener: L, terms: ListenerTerms, hub: Arc<Hub>
     }
 }
 
-/// Errors that say something about the peer that was to be accepted, and nothing about the next.
+/// Errors that concern one peer only, and not the next.
 fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,4 +1,4 @@
-//! What waits for one connection to be written: filled by shards, emptied by the connection's task.
+//! Output that waits for one connection: added by shards, taken by the connection's task.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -12,22 +12,22 @@ use tokio::sync::mpsc;
 
 use crate::stats::counters::CloseReason;
 
-/// Something to write, or to do after everything before it is written.
+/// Something to write, or an action to take after everything before it is written.
 #[derive(Debug)]
 pub(crate) enum Outgoing {
-    /// Encoded already, for this connection alone.
+    /// Encoded already, for this connection only.
     Own(Vec<u8>),
     /// Encoded already, once for several connections.
     Shared(Bytes),
     /// For the session to encode.
     Events(Vec<Event>),
-    /// The same, of which there can be only so many: taken beyond the limit as deliveries are.
+    /// Events whose number is bounded by credit: accepted above the limit, as deliveries are.
     Deliveries(Vec<Event>),
     /// The broker ends this connection.
     Close(CloseReason),
 }
 
-/// What an event is reckoned at until the session has encoded it: roughly what it keeps in memory.
+/// The estimated size of an event until the session has encoded it: roughly its memory.
 pub(crate) fn event_bytes(event: &Event) -> usize {
     const PLAIN: usize = 128;
     match event {
@@ -57,24 +57,24 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
     }
 }
 
-/// What the server wants of a connection's task, apart from the order of what is written. The strictest comes last.
+/// An order to a connection's task, independent of the order of output. The strictest is last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
     /// Pause reads: the server is about to stop, and further input would keep it from finishing.
     PauseReads,
-    /// Say goodbye, write what is there, and end.
+    /// Say goodbye, write the remaining output, and end.
     Goodbye,
-    /// What the peer logged in with does not hold any more: say goodbye, and let nothing more through.
+    /// The identity is no longer valid: say goodbye, and let nothing more through.
     Revoke,
-    /// Too many strangers, and this is the oldest: end now.
+    /// There are too many half-open connections and this is the oldest: end now.
     Evict,
-    /// The peer takes nothing, and there is more than fits: end now.
+    /// The peer does not read, and the output exceeds the limit: end now.
     Overflow,
     /// The time to drain is over: end now.
     Abort,
 }
 
-/// Where the marks are, in bytes. Invariant: `low < high < max`.
+/// The marks in bytes. Invariant: `low < high < max`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Marks {
     low: usize,
@@ -88,23 +88,24 @@ impl Marks {
     }
 }
 
-/// What a shard learns when it hands something over.
+/// The result of pushing output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pushed {
-    /// It is there.
+    /// The output is in the outbox.
     Taken,
-    /// It is there, and the high mark is passed. Said once to each shard; `Writable` follows some day.
+    /// The output is in the outbox, and the high mark is passed. Returned once to each shard; `Writable` follows
+    /// later.
     Congested,
-    /// The connection has ended; what was handed over is gone.
+    /// The connection has ended; the output was dropped.
     Gone,
 }
 
-/// Shared by a connection's task and the shards that talk to it.
+/// Shared by a connection's task and the shards that send to it.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) connection: ConnectionId,
     pub(crate) protocol: Protocol,
-    /// How its protocol is spoken there.
+    /// The terms of the connection's listener.
     pub(crate) terms: ListenerTerms,
     marks: Marks,
     state: Mutex<State>,
@@ -113,19 +114,19 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct State {
     queue: Vec<Outgoing>,
-    /// Bytes handed over and not yet written to the socket, in the outbox or in the connection.
+    /// Bytes pushed and not yet written to the socket, in the outbox or in the connection.
     bytes: usize,
-    /// Bit `n`: shard `n` was told `Congested` and waits for `Writable`.
+    /// Bit `n`: shard `n` was notified of `Congested` and waits for `Writable`.
     waiting_shards: u16,
     order: Option<Order>,
     /// Dropped by the connection when it has nothing left to do.
     probe: Option<mpsc::Sender<()>>,
-    /// The connection's task, where it found nothing to do.
+    /// The connection's task, if it is idle.
     waker: Option<Waker>,
     ended: bool,
 }
 
-/// What a connection finds in its outbox.
+/// The result of taking from an outbox.
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) order: Option<Order>,
@@ -146,15 +147,15 @@ impl Outbox {
         Self { connection, protocol: terms.protocol(), terms, marks, state: Mutex::new(state) }
     }
 
-    /// Nothing in here can panic half-way, so a poisoned lock guards a sound state.
+    /// No code panics while the state is inconsistent, so the state behind a poisoned lock is usable.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes everything out of `staged`, which is worth `bytes`, and wakes the connection once.
     ///
-    /// Deliveries are always taken: the broker stops by itself once it knows of the congestion. A connection that
-    /// keeps causing events while it reads nothing is ended instead.
+    /// Deliveries are always accepted: the broker stops by itself once it knows of the congestion. A connection that
+    /// keeps causing other events while its peer does not read is closed instead.
     pub(crate) fn push(&self, staged: &mut Vec<Outgoing>, bytes: usize, shard: usize) -> Pushed {
         let mut state = self.lock();
         if state.ended {
@@ -187,7 +188,7 @@ impl Outbox {
         pushed
     }
 
-    /// Tells the connection's task to do something; the strictest order holds.
+    /// Gives the connection's task an order; the strictest order wins.
     pub(crate) fn order(&self, order: Order) {
         let mut state = self.lock();
         state.order = state.order.max(Some(order));
@@ -198,7 +199,7 @@ impl Outbox {
         }
     }
 
-    /// Makes the connection's task look at everything once more, because the time has changed.
+    /// Makes the connection's task check everything once more, because the time has changed.
     pub(crate) fn wake(&self) {
         let waker = self.lock().waker.take();
         if let Some(waker) = waker {
@@ -206,7 +207,7 @@ impl Outbox {
         }
     }
 
-    /// As `wake`; `probe` is dropped when the task finds nothing left to do.
+    /// Like `wake`; `probe` is dropped when the task finds nothing left to do.
     pub(crate) fn probe(&self, probe: mpsc::Sender<()>) {
         let mut state = self.lock();
         if state.ended {
@@ -220,7 +221,7 @@ impl Outbox {
         }
     }
 
-    /// Moves everything into `into`, which is empty, and remembers whom to wake when more comes.
+    /// Moves everything into `into`, which is empty, and remembers whom to wake when there is more.
     pub(crate) fn take(&self, into: &mut Vec<Outgoing>, waker: &Waker) -> Taken {
         let mut state = self.lock();
         std::mem::swap(&mut state.queue, into);
@@ -231,14 +232,14 @@ impl Outbox {
         Taken { order: state.order.take(), probe: state.probe.take() }
     }
 
-    /// The connection produced `added` bytes itself and got rid of `removed`. Answers with the shards that are
-    /// to be told `Writable`, as bits.
+    /// The connection produced `added` bytes itself and removed `removed`. Returns the shards to notify with
+    /// `Writable`, as bits.
     pub(crate) fn settle(&self, added: usize, removed: usize) -> u16 {
         let mut state = self.lock();
         state.bytes = (state.bytes + added).saturating_sub(removed);
         if state.bytes > self.marks.max && added > removed && self.protocol.overload() != Overload::PauseReads
         {
-            // Pongs and errors, asked for again and again by a peer that reads none of them.
+            // Pongs and errors that a peer requests again and again without reading them.
             state.order = Some(Order::Overflow);
         }
         if state.bytes < self.marks.low { std::mem::take(&mut state.waiting_shards) } else { 0 }
@@ -249,7 +250,7 @@ impl Outbox {
         self.lock().ended
     }
 
-    /// The connection has ended: nothing more is taken, nothing is kept.
+    /// The connection has ended: the outbox drops its content and accepts no more.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.ended = true;
@@ -257,7 +258,7 @@ impl Outbox {
         state.waker = None;
         let queue = std::mem::take(&mut state.queue);
         drop(state);
-        // Messages may be large, and their last owner may be here: freed outside of the lock.
+        // Messages may be large, and this may be their last reference: free them outside the lock.
         drop(queue);
     }
 }
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_found_nothing_is_woken_once_for_all_that_comes() {
+    fn an_idle_task_is_woken_once_for_several_pushes() {
         let outbox = outbox();
         let wakes = Arc::new(Wakes::default());
         let waker = Arc::clone(&wakes).into();
@@ -318,7 +319,7 @@ mod tests {
         assert_eq!(outbox.push(&mut frames(1), 1, 3), Pushed::Congested);
         assert_eq!(outbox.settle(0, 1000), 0, "between the marks nothing changes");
         assert_eq!(outbox.settle(0, 500), 0b1001);
-        assert_eq!(outbox.settle(0, 500), 0, "nobody is told twice");
+        assert_eq!(outbox.settle(0, 500), 0, "a shard is notified once");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The bytes that one connection has still to write, in order, and the writing of them.
+//! The bytes that one connection has still to write, in order.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -10,14 +10,14 @@ use tokio::io::AsyncWrite;
 
 use crate::runtime::spares::SpareBytes;
 
-/// Chunks up to this size are copied together, so that a write has few slices; larger ones are written from
-/// where they are.
+/// Chunks up to this size are copied together, so that a write has few slices; larger ones are written from where
+/// they are.
 const COPY_BYTES_MAX: usize = 4096;
 
-/// A tail of this size is closed and a new one begun, so that what is written is freed soon.
+/// At this size the tail is closed and a new one started, so that written bytes are freed soon.
 const TAIL_BYTES_MAX: usize = 64 * 1024;
 
-/// Slices in one write at most.
+/// Maximum slices in one write.
 const SLICES_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -35,19 +35,19 @@ impl Chunk {
     }
 }
 
-/// Chunks, and behind them the tail to which small things are appended.
+/// Chunks, followed by the tail to which small output is appended.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     chunks: VecDeque<Chunk>,
     /// Bytes in `chunks` and `tail` that are not written yet.
     unwritten: usize,
     tail: Vec<u8>,
-    /// How much of the first chunk, or without chunks of the tail, is written.
+    /// Written bytes of the first chunk or, without chunks, of the tail.
     at: usize,
 }
 
 impl Output {
-    /// Appends whatever `encode` appends to the vector that it is given, and answers how much that was.
+    /// Appends what `encode` appends to its argument, and returns how many bytes that was.
     pub(crate) fn append<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> (T, usize) {
         if self.tail.len() > TAIL_BYTES_MAX {
             self.close_tail();
@@ -82,7 +82,7 @@ impl Output {
         self.chunks.push_back(chunk);
     }
 
-    /// The tail becomes a chunk. If it is the first, `at` goes on to count in it.
+    /// The tail becomes a chunk. If it is the first, `at` now counts in it.
     fn close_tail(&mut self) {
         if !self.tail.is_empty() {
             self.chunks.push_back(Chunk::Own(std::mem::take(&mut self.tail)));
@@ -98,7 +98,7 @@ impl Output {
         self.unwritten == 0
     }
 
-    /// Writes once, as much as the stream takes; not to be called when empty. Answers how much that was.
+    /// Writes once, as much as the stream accepts, and returns how much that was. Must not be called when empty.
     pub(crate) fn poll_write<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -146,7 +146,7 @@ impl Output {
         }
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -156,7 +156,7 @@ impl Output {
 mod tests {
     use super::*;
 
-    /// Takes at most `step` bytes a write.
+    /// Accepts at most `step` bytes per write.
     struct Slow {
         taken: Vec<u8>,
         step: usize,
@@ -214,7 +214,7 @@ mod tests {
                 }
                 output.append(|tail| tail.extend_from_slice(b"tail"));
                 expected.extend_from_slice(b"tail");
-                // Appending behind a tail that is half written is where bytes could get lost.
+                // Appending to a half-written tail is where bytes could get lost.
                 let written = output.poll_write(&mut slow, &mut context, &spares);
                 assert!(matches!(written, Poll::Ready(Ok(1..))));
                 assert_eq!(output.len() + slow.taken.len(), expected.len());

@@ -1,4 +1,4 @@
-//! Which connections there are: the place where their number is limited, and where all of them can be reached.
+//! The open connections of a server: limits their number, and finds each of them.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::net::outbox::{Marks, Order, Outbox};
 
-/// Ids are never reused within a process, so they come from one counter for all servers in it.
+/// IDs are never reused within a process, so all servers in it share one counter.
 static NEXT_CONNECTION: AtomicU64 = AtomicU64::new(1);
 
 /// All open connections of a server.
@@ -21,14 +21,14 @@ pub(crate) struct Registry {
     half_open_max: usize,
     marks: Marks,
     state: Mutex<State>,
-    /// Told when the last connection has closed.
+    /// Notified when the last connection has closed.
     emptied: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<ConnectionId, Arc<Outbox>, foldhash::fast::RandomState>,
-    /// Those of `open` whose peers have not said who they are. Ids ascend, so the first is the oldest.
+    /// Those of `open` whose peers have not logged in. IDs ascend, so the first is the oldest.
     half_open: BTreeSet<ConnectionId>,
     stopping: bool,
 }
@@ -57,8 +57,8 @@ impl Registry {
         self.open_as(ListenerTerms::of(protocol))
     }
 
-    /// Makes room for one more connection, half-open at first. If too many are half-open, the oldest goes: whoever
-    /// wants to keep clients out must then finish handshakes faster than they do.
+    /// Registers one more connection, half-open at first. If too many are half-open, the oldest is closed: to keep
+    /// clients out, an attacker would have to finish handshakes faster than they do.
     pub(crate) fn open_as(&self, terms: ListenerTerms) -> Result<Arc<Outbox>, Refusal> {
         let mut state = self.lock();
         if state.stopping {
@@ -81,7 +81,7 @@ impl Registry {
         Ok(outbox)
     }
 
-    /// The peer has said who it is.
+    /// The peer has logged in.
     pub(crate) fn welcomed(&self, connection: ConnectionId) {
         self.lock().half_open.remove(&connection);
     }
@@ -99,7 +99,7 @@ impl Registry {
     /// Returns when no connection is open.
     pub(crate) async fn emptied(&self) {
         loop {
-            // Made before the look, so that a closing in between is not missed.
+            // Registered before the check, so that a connection that closes in between is not missed.
             let emptied = self.emptied.notified();
             if self.lock().open.is_empty() {
                 return;
@@ -108,23 +108,23 @@ impl Registry {
         }
     }
 
-    /// For effects on connections that never spoke to the shard concerned.
+    /// For effects on connections that never sent anything to the shard concerned.
     pub(crate) fn find(&self, connection: ConnectionId) -> Option<Arc<Outbox>> {
         self.lock().open.get(&connection).cloned()
     }
 
-    /// Refuses all further connections, and answers with those that are there.
+    /// Rejects all further connections, and returns the open ones.
     pub(crate) fn stop(&self) -> Vec<Arc<Outbox>> {
         self.lock().stopping = true;
         self.all()
     }
 
-    /// All that are open now.
+    /// All open connections.
     pub(crate) fn all(&self) -> Vec<Arc<Outbox>> {
         self.lock().open.values().cloned().collect()
     }
 
-    /// How many are open, and how many of these are half-open, of one protocol.
+    /// Open and half-open connections of one protocol.
     pub(crate) fn count(&self, protocol: Protocol) -> (usize, usize) {
         let state = self.lock();
         let of_protocol = |outbox: &&Arc<Outbox>| outbox.protocol == protocol;

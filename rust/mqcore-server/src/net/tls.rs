@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use crate::net::handshakes::Handshakes;
 use crate::stats::counter::Counter;
 
-/// Lines about refused handshakes in one [`LOG_WINDOW`] at most.
+/// Maximum log lines about failed handshakes in one [`LOG_WINDOW`].
 const LOG_LINES_MAX: u32 = 20;
 
-/// After this time there may be as many lines again.
+/// After this time the count of log lines starts again.
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
-/// What all encrypted listeners of a server share.
+/// State that all encrypted listeners of a server share.
 #[derive(Debug)]
 pub(crate) struct Tls {
     endpoints: Mutex<Vec<Arc<TlsEndpoint>>>,
@@ -30,12 +30,12 @@ pub(crate) struct Tls {
     expiry_warning: Duration,
 }
 
-/// What one encrypted listener shows.
+/// The TLS configuration of one encrypted listener.
 pub(crate) struct TlsEndpoint {
     url: String,
     files: ListenerTls,
     protocols: &'static [&'static [u8]],
-    /// Replaced as a whole; handshakes under way go on with what they began with.
+    /// Replaced as a whole; handshakes in progress continue with the previous value.
     current: RwLock<Arc<LoadedListenerTls>>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Debug for TlsEndpoint {
     }
 }
 
-/// What an encrypted listener shows, for people.
+/// The certificate of an encrypted listener, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenerCertificate {
     /// The listener.
@@ -56,31 +56,31 @@ pub struct ListenerCertificate {
     pub names: Vec<String>,
     /// SHA-256 of the certificate, lower-case hexadecimal.
     pub fingerprint: String,
-    /// The last second at which it, and what leads to its authority, is valid: Unix time.
+    /// The last second at which the certificate and its chain are valid, as Unix time.
     pub not_after: u64,
-    /// Seconds until then; negative once it is over.
+    /// Seconds until then; negative after it has expired.
     pub expires_in: i64,
 }
 
-/// A listener that goes on with what it had, because its files cannot be used.
+/// A listener that keeps its certificate, because its new files cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{url} keeps its certificate: {source}")]
 pub struct ReloadError {
     /// The listener.
     pub url: String,
-    /// What is wrong with the files.
+    /// The error in the files.
     pub source: TlsConfigError,
 }
 
-/// Numbers of handshakes.
+/// Counters of handshakes.
 #[derive(Debug, Default)]
 pub(crate) struct TlsCounters {
     /// Finished with a new key exchange.
     pub(crate) full: Counter,
-    /// Finished by taking up an earlier session.
+    /// Finished by resuming a session.
     pub(crate) resumed: Counter,
     refused: [Counter; HandshakeRejection::ALL.len()],
-    /// Files read again, with success and without.
+    /// Reloads of the files that succeeded, and that failed.
     pub(crate) reloads: Counter,
     pub(crate) reloads_failed: Counter,
 }
@@ -102,7 +102,7 @@ impl Tls {
         }
     }
 
-    /// A listener that is bound, with what was read for it.
+    /// Adds a bound listener with its loaded files.
     pub(crate) fn add(
         &self,
         url: String,
@@ -117,7 +117,7 @@ impl Tls {
         endpoint
     }
 
-    /// Says what somebody should look after.
+    /// Logs what an administrator should know about a certificate.
     fn remark(&self, url: &str, loaded: &LoadedListenerTls) {
         for caution in &loaded.warnings {
             tracing::warn!(listener = url, "{caution}");
@@ -154,8 +154,8 @@ impl Tls {
         }
     }
 
-    /// Reads all files again. Whoever connects from now on is shown what is new; where a file cannot be used, what was
-    /// there stays. Blocks for as long as reading takes.
+    /// Reads all files again. New connections use the new certificate; if a file cannot be used, the previous one
+    /// stays. Blocks until everything is read.
     pub(crate) fn reload(&self) -> Vec<ReloadError> {
         let endpoints = lock(&self.endpoints).clone();
         let mut failed = Vec::new();
@@ -180,7 +180,7 @@ impl Tls {
         failed
     }
 
-    /// What each encrypted listener shows now.
+    /// The current certificate of each encrypted listener.
     pub(crate) fn certificates(&self) -> Vec<ListenerCertificate> {
         let now = unix_now();
         let describe = |endpoint: &Arc<TlsEndpoint>| {
@@ -198,13 +198,13 @@ impl Tls {
         lock(&self.endpoints).iter().map(describe).collect()
     }
 
-    /// Counts a handshake that failed and says so, unless very many did just now.
+    /// Counts a failed handshake and logs it, unless many failed just before.
     pub(crate) fn refuse(
         &self,
         endpoint: &TlsEndpoint,
         peer: SocketAddr,
         reason: HandshakeRejection,
-        words: &str,
+        explanation: &str,
     ) {
         self.counters.refused(reason).add(1);
         let Some(unsaid) = self.log.next() else { return };
@@ -218,7 +218,7 @@ impl Tls {
             listener = &*endpoint.url,
             %peer,
             reason = reason.as_str(),
-            "TLS handshake failed: {words}"
+            "TLS handshake failed: {explanation}"
         );
     }
 }
@@ -229,7 +229,7 @@ impl TlsEndpoint {
     }
 }
 
-/// So many lines, and then none for a while.
+/// Allows a number of lines, and then none for a while.
 #[derive(Debug, Default)]
 struct LogLimit(Mutex<LogState>);
 
@@ -241,7 +241,7 @@ struct LogState {
 }
 
 impl LogLimit {
-    /// `None`: not now. Otherwise how many lines were not said since the last one.
+    /// `None`: log nothing now. Otherwise the number of lines suppressed since the last one.
     fn next(&self) -> Option<u64> {
         let mut state = lock(&self.0);
         let now = Instant::now();
@@ -257,7 +257,7 @@ impl LogLimit {
     }
 }
 
-/// The time by which certificates are valid: always the system's.
+/// The time for the validity of certificates: always the system clock.
 pub(crate) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,6 +1,6 @@
 //! TLS handshakes with clients, within the limits of the server.
 //!
-//! Each handshake is a task of its own, so a peer that stalls in one delays nobody else.
+//! Each handshake is a task of its own, so a peer that stalls delays no other peer.
 
 use std::borrow::Cow;
 use std::future::poll_fn;
@@ -24,24 +24,24 @@ use crate::net::handshakes::HandshakeSlot;
 use crate::net::outbox::Outbox;
 use crate::net::tls::{TlsEndpoint, unix_now};
 
-/// How long a peer may take to read why it was refused. Without waiting, what it has sent meanwhile would make the
-/// system throw away the alert that says so.
-const LAST_WORDS: Duration = Duration::from_millis(250);
+/// Time for a peer to read why it was rejected. Without it, the system could discard the alert because of input that
+/// was not read.
+const ALERT_LINGER: Duration = Duration::from_millis(250);
 
-/// How often certificates are looked at.
+/// Interval between checks of certificates.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(12 * 3600);
 
-/// What a handshake brought: the stream, and the peer's certificate if it showed one.
+/// The result of a handshake: the stream, and the peer's certificate if it sent one.
 pub(crate) type Secured = (TlsStream<TcpStream>, Option<Arc<PeerCertificate>>);
 
-/// Why a handshake brought nothing, and what is left to tell the peer with.
+/// Why a handshake failed, and the stream on which to send the alert.
 struct Refused {
-    reason: HandshakeRejection,
-    words: Cow<'static, str>,
+    rejection: HandshakeRejection,
+    reason: Cow<'static, str>,
     stream: Option<TcpStream>,
 }
 
-/// Shakes hands within the limits of the server. `None`: it failed, and all is said and counted.
+/// Performs a handshake within the limits of the server. `None`: it failed, and is counted and logged.
 pub(crate) async fn secure(
     hub: &Hub,
     endpoint: &TlsEndpoint,
@@ -50,15 +50,15 @@ pub(crate) async fn secure(
     slot: &HandshakeSlot,
     outbox: Option<&Outbox>,
 ) -> Option<Secured> {
-    let patience = hub.session.handshake_timeout;
+    let timeout = hub.session.handshake_timeout;
     let mut first = First::default();
     let refused = tokio::select! {
         biased;
         () = slot.lost() => {
-            let words = "too many handshakes are under way, and this is the oldest".into();
-            Refused { reason: HandshakeRejection::Limit, words, stream: None }
+            let reason = "too many handshakes are in progress, and this is the oldest".into();
+            Refused { rejection: HandshakeRejection::Limit, reason, stream: None }
         }
-        // The server stops, or too many strangers are there: whoever ordered it counts it.
+        // The server stops, or too many connections are half-open. The caller has counted it.
         () = ordered(outbox) => return None,
         secured = shake_hands(endpoint, stream, &mut first) => match secured {
             Ok(secured) => {
@@ -69,21 +69,21 @@ pub(crate) async fn secure(
             }
             Err(refused) => refused,
         },
-        () = tokio::time::sleep(patience) => {
-            let did = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
-            let words = format!("it {did} within {patience:?}").into();
-            Refused { reason: HandshakeRejection::Timeout, words, stream: None }
+        () = tokio::time::sleep(timeout) => {
+            let outcome = if first.count == 0 { "sent nothing" } else { "outcome not finish the handshake" };
+            let reason = format!("it {outcome} within {timeout:?}").into();
+            Refused { rejection: HandshakeRejection::Timeout, reason, stream: None }
         }
     };
-    hub.tls.refuse(endpoint, peer, refused.reason, &refused.words);
+    hub.tls.refuse(endpoint, peer, refused.rejection, &refused.reason);
     if let Some(stream) = refused.stream {
-        // Whether it reads them or not.
-        let _ = tokio::time::timeout(LAST_WORDS, last_words(stream)).await;
+        // The peer may not read them.
+        let _ = tokio::time::timeout(ALERT_LINGER, linger(stream)).await;
     }
     None
 }
 
-/// The peer's first bytes, which tell what it speaks if it is not TLS.
+/// The peer's first bytes, which identify its protocol if it is not TLS.
 #[derive(Debug, Default)]
 struct First {
     octets: [u8; FIRST_BYTES],
@@ -96,8 +96,8 @@ async fn shake_hands(
     first: &mut First,
 ) -> Result<Secured, Refused> {
     let broken = |error: std::io::Error, first: &First, stream| {
-        let (reason, words) = HandshakeRejection::of(&error, &first.octets[..first.count]);
-        Refused { reason, words, stream }
+        let (rejection, reason) = HandshakeRejection::of(&error, &first.octets[..first.count]);
+        Refused { rejection, reason, stream }
     };
     first.count = match stream.peek(&mut first.octets).await {
         Ok(count) => count,
@@ -112,19 +112,19 @@ async fn shake_hands(
     let certificate = match shown.map(|der| Certificate::read(der)).transpose() {
         Ok(certificate) => certificate,
         Err(error) => {
-            let words = format!("its certificate cannot be read: {error}").into();
+            let reason = format!("its certificate cannot be read: {error}").into();
             return Err(Refused {
-                reason: HandshakeRejection::BadCertificate,
-                words,
+                rejection: HandshakeRejection::BadCertificate,
+                reason,
                 stream: Some(stream.into_inner().0),
             });
         }
     };
-    // The verifier looked when the session began; a session may be taken up again much later.
+    // The verifier checked it when the session began; the client may resume the session much later.
     if certificate.as_ref().is_some_and(|certificate| certificate.expires_in(unix_now()) < 0) {
-        let words = "its certificate has expired since its session began".into();
+        let reason = "its certificate has expired since its session began".into();
         let stream = Some(stream.into_inner().0);
-        return Err(Refused { reason: HandshakeRejection::ExpiredCertificate, words, stream });
+        return Err(Refused { rejection: HandshakeRejection::ExpiredCertificate, reason, stream });
     }
     Ok((stream, certificate.map(|certificate| Arc::new(proven(certificate)))))
 }
@@ -138,8 +138,8 @@ fn proven(certificate: Certificate) -> PeerCertificate {
     }
 }
 
-/// Closes our side and reads what the peer still sends, so that it can read why.
-async fn last_words(mut stream: TcpStream) {
+/// Closes our side and reads the rest of the input, so that the peer can read the alert.
+async fn linger(mut stream: TcpStream) {
     if stream.shutdown().await.is_err() {
         return;
     }
@@ -147,7 +147,7 @@ async fn last_words(mut stream: TcpStream) {
     while stream.read(&mut scratch).await.is_ok_and(|read| read > 0) {}
 }
 
-/// Returns when something was ordered of a connection that is not open yet: whatever it is, it ends there.
+/// Returns when a connection that is not open yet receives an order. Any order ends it.
 async fn ordered(outbox: Option<&Outbox>) {
     let Some(outbox) = outbox else { return std::future::pending().await };
     let mut nothing = Vec::new();
@@ -158,12 +158,12 @@ async fn ordered(outbox: Option<&Outbox>) {
     .await;
 }
 
-/// The peer as the session is told it.
+/// The peer as its session sees it.
 pub(crate) fn peer(address: SocketAddr, certificate: Option<Arc<PeerCertificate>>) -> Peer {
     Peer { address: Some(address.to_string().into()), encrypted: true, certificate }
 }
 
-/// Says twice a day what is about to expire, until the server stops.
+/// Logs certificates that are about to expire, twice a day, until the server stops.
 pub(crate) async fn watch_expiry(hub: Arc<Hub>) {
     loop {
         tokio::select! {

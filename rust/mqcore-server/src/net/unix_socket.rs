@@ -1,4 +1,4 @@
-//! A listening Unix socket and the file that stands for it.
+//! A listening Unix socket and its file.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
-/// Listens until it is dropped; then its file is gone.
+/// Listens until it is dropped, which removes the file.
 pub(crate) struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode of the file that was made, so that nobody else's is removed.
+    /// Device and inode of the created file, so that a file of another process is not removed.
     file: (u64, u64),
 }
 
 impl UnixSocket {
-    /// Binds `path`, in place of a socket that nobody serves any more, and lets in whom `mode` lets write.
+    /// Binds `path`, replacing a socket that no server uses any more. Processes that `mode` allows to write can
+    /// connect.
     pub(crate) async fn bind(path: &Path, mode: u32) -> io::Result<Self> {
         remove_if_left_behind(path).await?;
         let listener = UnixListener::bind(path)?;
@@ -34,14 +35,13 @@ impl Drop for UnixSocket {
     fn drop(&mut self) {
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.file);
         if ours {
-            // Whoever finds it anyway is refused by the system, and the next server removes it.
+            // If it cannot be removed, the system refuses connections to it, and the next server removes it.
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Removes a socket file whose server is gone. A file that is no socket, and a socket that is served, stay and are
-/// then in the way.
+/// Removes a socket file that no server uses. Other files, and a socket in use, stay; binding then fails.
 async fn remove_if_left_behind(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => {}

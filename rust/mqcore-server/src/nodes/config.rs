@@ -1,4 +1,4 @@
-//! What a broker is told about other brokers.
+//! Configuration of links to other brokers.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,32 +12,35 @@ use mqcore_tls::client::ClientTls;
 use crate::config::address::ListenerUrl;
 use crate::config::error::ConfigError;
 
-/// A broker among others.
+/// This broker as a node.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
-    /// Its name, for people, and its id where no data directory keeps one: unique among the nodes that know each other. Default
-    /// empty: it is named by its id.
+    /// Its name for people, and its ID if no data directory stores one: unique among linked nodes. Default empty: the
+    /// name is the ID.
     pub name: String,
-    /// Whether other brokers may pass on to this one. Default yes.
+    /// Whether other brokers may forward to this one. Default yes.
     pub accepts: bool,
-    /// What they have to say then. Default nothing; once clients have to log in here, nodes without a token are refused.
+    /// The token that downstream brokers must send. Default none; if clients must log in here, nodes without a token
+    /// are rejected.
     pub token: Option<String>,
-    /// What of theirs is taken. Default everything.
+    /// Which of their messages this broker accepts. Default all.
     pub accept: LinkFilter,
-    /// Where this broker passes on what its clients produce. Default nowhere; at most [`UPSTREAMS_MAX`].
+    /// Upstream brokers, to which this broker forwards what its clients produce. Default none; at most
+    /// [`UPSTREAMS_MAX`].
     pub masters: Vec<MasterConfig>,
-    /// Whether messages are kept in the journal for a master that is away. Needs a data directory. Default no.
+    /// Whether the journal stores messages for a disconnected upstream broker. Needs a data directory. Default no.
     pub keep_messages: bool,
-    /// Bytes that are kept at most; the oldest are dropped beyond it. Default 1 GiB.
+    /// Maximum bytes stored; beyond it the oldest are dropped. Default 1 GiB.
     pub keep_bytes_max: u64,
-    /// How long a message is kept. `None`: until it is sent. Default `None`.
+    /// How long a message is stored. `None`: until it is sent. Default `None`.
     pub keep_age_max: Option<Duration>,
-    /// Bytes on their way to masters that are there, without `keep_messages`; beyond it, producers wait. Default 64 MiB.
+    /// Maximum bytes in flight to connected upstream brokers, without `keep_messages`; beyond it, producers wait.
+    /// Default 64 MiB.
     pub buffer_bytes_max: u64,
-    /// The shortest pause before a master is dialled again; it doubles up to 30 s. Default 500 ms.
+    /// The first pause before an upstream broker is dialed again; it doubles up to 30 s. Default 500 ms.
     pub reconnect_wait: Duration,
-    /// How long a master that is connected may go without confirming anything of what it was sent before it counts as away.
-    /// Default 30 s.
+    /// How long a connected upstream broker may go without a confirmation of outstanding messages before it counts as
+    /// disconnected. Default 30 s.
     pub confirm_timeout: Duration,
 }
 
@@ -70,7 +73,7 @@ impl NodeConfig {
             return bad("keep_messages", "messages are kept in the data directory, and there is none".into());
         }
         if self.name.len() > 255 || self.name.chars().any(char::is_control) {
-            return bad("name", "at most 255 octets, without control characters".into());
+            return bad("name", "at most 255 bytes, without control characters".into());
         }
         for (index, master) in self.masters.iter().enumerate() {
             if self.masters[..index].iter().any(|earlier| earlier.address == master.address) {
@@ -98,24 +101,24 @@ impl NodeConfig {
     }
 }
 
-/// A broker to which this one passes on.
+/// An upstream broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MasterConfig {
     /// `host:port`.
     pub address: String,
-    /// How it is dialled through TLS; `None`: without.
+    /// TLS settings; `None`: no TLS.
     pub tls: Option<ClientTls>,
-    /// What this node has to say there. Default nothing.
+    /// The token that this node sends. Default none.
     pub token: Option<String>,
-    /// What is passed on to it. Default everything.
+    /// Which messages are forwarded to it. Default all.
     pub send: LinkFilter,
 }
 
 impl FromStr for MasterConfig {
     type Err = ConfigError;
 
-    /// Reads `tmqp://127.0.0.1:2622`, or `tmqps://` with `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`, the fields of
-    /// [`ClientTls`]. `?token=TOKEN` is what this node says there.
+    /// Parses `tmqp://127.0.0.1:2622`, or `tmqps://` with `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`, the fields
+    /// of [`ClientTls`]. `?token=TOKEN` is the token that this node sends.
     fn from_str(url: &str) -> Result<Self, ConfigError> {
         let mut parsed = ListenerUrl::parse(url)?;
         let encrypted = match parsed.scheme {

@@ -1,4 +1,4 @@
-//! A connection to a master: the transport, the preamble, Hello and its answer.
+//! A connection to an upstream broker: the transport, the preamble, Hello and its answer.
 
 use std::io;
 
@@ -14,42 +14,42 @@ use tokio_rustls::TlsConnector;
 use crate::nodes::config::MasterConfig;
 use crate::nodes::store::NodeIdentity;
 
-/// Bytes of an answer to Hello at most.
+/// Maximum bytes of an answer to Hello.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024;
 
-/// What a connection can do, plain or through TLS.
+/// A byte stream, plain or through TLS.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Duplex for S {}
 
-/// A connection. It is read and written in large pieces, so what it costs not to know which sort it is does not count.
+/// A connection. It is read and written in large pieces, so dynamic dispatch costs little.
 pub(crate) type Stream = Box<dyn Duplex>;
 
-/// How a node shows itself.
+/// The identity with which a node introduces itself.
 #[derive(Debug, Clone)]
 pub(crate) struct Introduced {
     pub(crate) identity: NodeIdentity,
     pub(crate) name: String,
 }
 
-/// A master that took this node in.
+/// The connection to an upstream broker that has accepted this node.
 pub(crate) struct Accepted {
     pub(crate) stream: Stream,
-    /// What came behind its answer.
+    /// Bytes that arrived after its answer.
     pub(crate) input: BytesMut,
-    /// Whether it confirms numbers.
+    /// Whether it confirms by number.
     pub(crate) numbered: bool,
     pub(crate) id: String,
     pub(crate) name: String,
 }
 
-/// Makes the transport.
+/// Connects the transport.
 pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
     let stream = TcpStream::connect(&*master.address).await.map_err(|error| error.to_string())?;
-    // Frames are gathered here already; waiting for more would only add latency.
+    // Frames are already sent in batches; waiting for more would only add latency.
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
     let Some(tls) = &master.tls else { return Ok(Box::new(stream)) };
-    // Read for each attempt: a certificate that was renewed is shown the next time.
+    // Read for each attempt, so that a renewed certificate is used.
     let loaded = tls.load().map_err(|error| error.to_string())?;
     let host = master.address.rsplit_once(':').map_or(&*master.address, |(host, _)| host);
     let name = loaded.server_name(host.trim_matches(['[', ']'])).map_err(|error| error.to_string())?;
@@ -58,7 +58,7 @@ pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
     Ok(Box::new(stream))
 }
 
-/// Says Hello and reads the answer.
+/// Sends Hello and reads the answer.
 pub(crate) async fn greet(
     mut stream: Stream,
     master: &MasterConfig,

@@ -1,7 +1,7 @@
-//! The interface behind which filters of a program decide which messages a link passes, and the wait for their verdicts.
+//! The interface to a program's filters, which decide which messages a link passes, and the wait for their verdicts.
 //!
-//! A connection whose frames need such a verdict waits with them, and with all later frames, until the filter has answered or
-//! its time is over. Other connections do not wait.
+//! A connection whose frames need such a verdict holds them and all later frames until the filter answers or times
+//! out. Other connections do not wait.
 
 use std::fmt;
 use std::future::Future;
@@ -19,24 +19,25 @@ use mqcore_session::forwards::Noted;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-/// A filter that a program wrote: what the rules of its side let through is shown to it.
+/// A filter provided by a program. It sees the messages that the configured rules of its side allow.
 pub trait NodeFilterPort: Send + Sync {
     /// Time for one question.
     fn timeout(&self) -> Duration;
 
-    /// The verdict if it has no answer: too late, failed, or overloaded.
+    /// The verdict if there is no answer: too late, failed, or overloaded.
     fn fallback(&self) -> bool;
 
     /// Accepts a question. Must never block. False: it has no room, and there will be no answer.
     fn ask(&self, question: Arc<NodeQuestion>) -> bool;
 }
 
-/// The filters of a program, where it wrote any.
+/// The filters of a program, if it has any.
 #[derive(Clone, Default)]
 pub struct NodeFilters {
-    /// For what nodes pass on to here.
+    /// For messages that downstream brokers forward here.
     pub accept: Option<Arc<dyn NodeFilterPort>>,
-    /// For what goes to each master, in the order of the configuration; shorter where the last have none.
+    /// For messages to each upstream broker, in the order of the configuration; shorter if the last ones have no
+    /// filter.
     pub send: Vec<Option<Arc<dyn NodeFilterPort>>>,
 }
 
@@ -48,7 +49,7 @@ impl fmt::Debug for NodeFilters {
     }
 }
 
-/// To whom something is passed on.
+/// The target of a forwarded message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// A queue: its channel, and its id.
@@ -61,23 +62,23 @@ pub enum Destination {
     Client(Box<str>),
 }
 
-/// One frame that is passed on, as a filter sees it.
+/// A forwarded frame as a filter sees it.
 #[derive(Debug, Clone)]
 pub struct Passage {
     /// The kind of frame.
     pub kind: ForwardKind,
-    /// To whom.
+    /// Its target.
     pub goal: Destination,
-    /// The message; of an acknowledgement its id, source and headers.
+    /// The message; for an acknowledgement its ID, source and headers.
     pub message: Message,
     /// The producer; only on the node where the message is produced.
     pub client: Option<Arc<Client>>,
-    /// The name of the node that passes it on; `None`: this one.
+    /// The name of the node that forwards it; `None`: this one.
     pub node: Option<Arc<str>>,
 }
 
 impl Passage {
-    /// What a command asks for; `None`: it is nothing that is passed on.
+    /// The passage of a command; `None`: commands of this kind are not forwarded.
     fn of(command: &Command, client: Option<&Arc<Client>>, node: Option<&Arc<str>>) -> Option<Self> {
         let (kind, goal, message) = match command {
             Command::PassedOn(passed) => return Self::of(&passed.command, client, node),
@@ -153,7 +154,7 @@ impl NodeQuestion {
         Self { passages, verdicts, answered: Notify::new(), given_up: AtomicBool::new(false) }
     }
 
-    /// The messages, in the order of their arrival.
+    /// The messages in order of arrival.
     #[must_use]
     pub fn passages(&self) -> &[Passage] {
         &self.passages
@@ -165,7 +166,7 @@ impl NodeQuestion {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Sets the verdict about the passage of this number, from 0.
+    /// Sets the verdict about a passage, by its index.
     pub fn answer(&self, passage: usize, passes: bool) {
         if let Some(verdict) = self.verdicts.get(passage) {
             verdict.store(u8::from(passes), Ordering::Release);
@@ -178,7 +179,7 @@ impl NodeQuestion {
     }
 }
 
-/// Asks at once, and waits for the word about every passage. `fallen_back` counts those that there was none about.
+/// Asks at once, and waits for all verdicts. `fallen_back` counts the passages without one.
 fn ask(
     port: &Arc<dyn NodeFilterPort>,
     passages: Vec<Passage>,
@@ -191,7 +192,7 @@ fn ask(
     let fallen_back = Arc::clone(fallen_back);
     async move {
         if taken {
-            // Late: what was answered by then counts all the same.
+            // Timed out. Verdicts set by then still count.
             let _ = timeout_at(deadline, question.answered.notified()).await;
         }
         question.given_up.store(true, Ordering::Release);
@@ -213,7 +214,7 @@ fn ask(
 #[derive(Debug)]
 pub(crate) struct FilteredBatch {
     pub(crate) commands: Vec<Command>,
-    /// Bytes that the commands were decoded from.
+    /// Bytes from which the commands were decoded.
     pub(crate) octets: usize,
     /// Frames to be forwarded.
     pub(crate) noted: Option<Noted>,
@@ -227,7 +228,7 @@ pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Sen
 /// The frames of one batch that filters of the program decide about.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFilter {
-    /// By master: the numbers of the frames among those noted, and what they say.
+    /// For each upstream broker: indices of noted frames, and their content.
     by_master: Vec<(usize, Vec<usize>, Vec<Passage>)>,
     noted: usize,
 }
@@ -344,7 +345,7 @@ mod tests {
 
     use super::*;
 
-    /// Lets through what has this body; says nothing to what says so.
+    /// Passes messages with this body; gives no verdict about messages with the body `?`.
     struct Only(&'static [u8], Mutex<Vec<Arc<NodeQuestion>>>);
 
     impl NodeFilterPort for Only {

@@ -1,5 +1,5 @@
-//! The thread that forwards frames to upstream brokers: it numbers them, saves them, gives them to links, and drops them once
-//! they are confirmed.
+//! The thread that forwards frames to upstream brokers: it numbers them, saves them, passes them to links, and drops
+//! them once they are confirmed.
 //!
 //! A connection that offers frames waits for the answer before its commands go to their shards. A message is therefore saved for
 //! its upstream brokers before this broker processes it, and a producer that is faster than they are waits. Frames that are offered
@@ -20,13 +20,13 @@ use tokio::sync::{Notify, oneshot};
 use crate::nodes::store::{SavedForward, Store};
 use crate::runtime::clock::{Clock, ClockConfig};
 
-/// How long the thread sleeps when nothing comes; then it makes durable what nobody waited for.
+/// How long the thread sleeps without requests. After it, the thread syncs changes for which no caller waits.
 const IDLE: Duration = Duration::from_millis(200);
 /// Requests taken in one batch.
 const BATCH_MAX: usize = 256;
 /// Time between two rounds of housekeeping while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Bytes that housekeeping may move at a time.
+/// Maximum bytes that one step of housekeeping moves.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
 
 /// Frames for a link, with their numbers.
@@ -34,15 +34,15 @@ pub(crate) type Frames = Vec<(u64, Bytes)>;
 
 /// A request to the thread.
 enum Ask {
-    /// Take these; the answer comes once they are safe.
+    /// Accept these frames; the answer comes once they are safe.
     Take(Noted, oneshot::Sender<()>),
-    /// The frames for an upstream broker after a number, up to about so many bytes.
+    /// The frames for an upstream broker after a number, up to about this many bytes.
     Next { master: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
-    /// A master confirmed up to a number.
+    /// An upstream broker confirmed all messages up to a number.
     Confirm { master: usize, through: u64 },
-    /// A master is there, or away.
+    /// An upstream broker is connected, or disconnected.
     Here { master: usize, here: bool },
-    /// The server has drained: the shard ends.
+    /// The server has drained: the thread ends.
     End,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Backlog {
 /// The reasons of [`Backlog::dropped`], as metrics spell them.
 pub(crate) const DROP_REASONS: [&str; 3] = ["node-away", "node-full", "node-old"];
 
-/// The other end of the thread.
+/// A handle to the thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Forwarder {
     asks: Sender<Ask>,
@@ -84,7 +84,7 @@ pub(crate) struct ForwarderStart {
     pub(crate) masters: usize,
     pub(crate) next: u64,
     pub(crate) kept: Vec<SavedForward>,
-    /// Where messages are kept; `None`: in memory alone.
+    /// Where messages are stored; `None`: in memory only.
     pub(crate) store: Option<Store>,
 }
 
@@ -110,7 +110,7 @@ impl Forwarder {
             held: VecDeque::new(),
             taken: Vec::new(),
             settled: Vec::new(),
-            // How long messages are kept is a matter of days, also for tests that turn their own clock.
+            // Ages of messages are a matter of days, also for tests with a manual clock.
             clock: Clock::new(ClockConfig::System),
             housekept: Instant::now(),
             shared: Arc::clone(&shared),
@@ -122,7 +122,8 @@ impl Forwarder {
         Ok(Self { asks, shared })
     }
 
-    /// Offers frames. The answer comes when they are safe, or never if the thread is gone: either way they are its business.
+    /// Offers frames. The answer comes when they are safe, or never if the thread has ended. The caller need not
+    /// repeat them.
     pub(crate) fn take(&self, noted: Noted) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Ask::Take(noted, sender));
@@ -155,7 +156,7 @@ impl Forwarder {
     }
 }
 
-/// Frames that were offered, and how many of them are taken.
+/// Offered frames, and how many of them are accepted.
 struct Offer {
     noted: Noted,
     taken: usize,
@@ -168,13 +169,13 @@ struct ForwarderThread {
     store: Option<Store>,
     /// The journal failed: nothing is saved until the next start.
     failed: bool,
-    /// The disk was full; when to try again.
+    /// The disk was full; when to retry.
     full_until: Option<Instant>,
-    /// Offers that wait for room, in their order.
+    /// Offers that wait for room, in order.
     held: VecDeque<Offer>,
     /// The senders of frames that are accepted and not saved yet.
     taken: Vec<oneshot::Sender<()>>,
-    /// Done with, and not written down yet.
+    /// Settled in memory, and not yet in the journal.
     settled: Vec<u64>,
     clock: Clock,
     housekept: Instant,
@@ -221,7 +222,7 @@ impl ForwarderThread {
             Ask::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
             Ask::Next { master, after, bytes, answer } => {
                 let frames = self.next(master, after, bytes);
-                // A link that is gone asks again when it is back.
+                // If the link has disconnected, it asks again after it reconnects.
                 let _ = answer.send(frames);
             }
             Ask::Confirm { master, through } => {
@@ -250,14 +251,14 @@ impl ForwarderThread {
         }
         if anything && self.make_safe() {
             for answer in self.taken.drain(..) {
-                // The connection may have gone; its messages are accepted all the same.
+                // The connection may have closed; its messages are accepted anyway.
                 let _ = answer.send(());
             }
             self.shared.news.iter().for_each(Notify::notify_one);
         }
     }
 
-    /// False: it has to wait for room with what is left of it.
+    /// False: the rest of the offer must wait for room.
     fn take_offer(&mut self, offer: &mut Offer) -> bool {
         let now_ms = self.clock.now().0;
         for (masters, frame) in offer.noted.iter().skip(offer.taken) {
@@ -269,7 +270,7 @@ impl ForwarderThread {
         true
     }
 
-    /// False: the disk is full, try again later.
+    /// False: the disk is full; retry later.
     fn put(&mut self, masters: UpstreamSet, frame: &[u8], now_ms: u64) -> bool {
         let number = self.log.next_number();
         if self.keeps && !self.failed {
@@ -299,7 +300,7 @@ impl ForwarderThread {
         true
     }
 
-    /// False: the disk is full, and what is buffered not safe yet.
+    /// False: the disk is full, and what is buffered is not safe yet.
     fn make_safe(&mut self) -> bool {
         if !self.keeps || self.failed {
             return true;
@@ -340,7 +341,8 @@ impl ForwarderThread {
         }
     }
 
-    /// Nobody waits for it: what is lost of it in a crash is sent once more, and known there.
+    /// No caller waits for it: if a crash loses it, the message is sent once more, and the upstream broker detects
+    /// the duplicate.
     fn write_settled(&mut self) {
         let gone = self.log.enforce(self.clock.now().0);
         self.settled.extend(gone);

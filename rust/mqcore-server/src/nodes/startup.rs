@@ -23,7 +23,7 @@ use crate::storage::data_dir::DataDirError;
 /// The directory of the journal, in the data directory.
 const DIRECTORY: &str = "nodes";
 
-/// What was read before the server runs.
+/// Saved state, read before the server runs.
 pub(crate) struct OpenedNodes {
     config: NodeConfig,
     identity: NodeIdentity,
@@ -33,7 +33,7 @@ pub(crate) struct OpenedNodes {
 }
 
 impl OpenedNodes {
-    /// Finds out who this node is, and what it kept.
+    /// Determines the identity of this node, and reads its saved messages.
     pub(crate) fn open(
         config: &NodeConfig,
         data_dir: Option<&Path>,
@@ -60,7 +60,8 @@ impl OpenedNodes {
         if self.config.name.is_empty() { self.identity.id.clone() } else { self.config.name.clone() }
     }
 
-    /// Starts the thread of what is passed on, if there is a master. `directory` is held as long as it runs.
+    /// Starts the thread that forwards messages, if there is an upstream broker. `directory` is held as long as it
+    /// runs.
     pub(crate) fn start<T: Send + 'static>(
         self,
         shutdown: &Arc<Shutdown>,
@@ -91,14 +92,14 @@ impl OpenedNodes {
     }
 }
 
-/// Links that are not dialled yet.
+/// Links that are not dialed yet.
 pub(crate) struct Links {
     config: NodeConfig,
     me: Introduced,
 }
 
 impl Links {
-    /// Starts a task for each master.
+    /// Starts a task for each upstream broker.
     pub(crate) fn start(self, hub: &Arc<Hub>) {
         let Some(forwarder) = hub.nodes.as_ref().and_then(|nodes| nodes.forwarder.clone()) else { return };
         let options = self.config.link_options();

@@ -1,6 +1,6 @@
-//! What a node keeps on the disk about others: who it is, and what is on its way to masters.
+//! The journal of a node: its identity, and the messages for upstream brokers.
 //!
-//! One journal, `nodes/` in the data directory. The number of a message is its number there.
+//! It is the directory `nodes/` in the data directory. The number of a message is its number there.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use mqcore_journal::storage::FileStorage;
 use crate::nodes::config::MasterConfig;
 use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX};
 
-/// The shard that the journal is made for: none that there can be.
+/// The shard number of this journal; no real shard has it.
 const SHARD: u32 = u32::MAX;
-/// Bytes in front of the frame: for which masters it is, and when it was taken.
+/// Bytes before the frame: its upstream brokers, and when it was accepted.
 const HEAD_BYTES: usize = 12;
 
-/// Who a node is, and how it counts.
+/// A node's ID and epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NodeIdentity {
     pub(crate) id: String,
     pub(crate) epoch: u64,
 }
 
-/// A message that was kept.
+/// A saved message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SavedForward {
     pub(crate) number: u64,
@@ -38,11 +38,11 @@ pub(crate) struct SavedForward {
 #[derive(Debug)]
 pub(crate) struct Store {
     journal: Journal<FileStorage>,
-    /// The bit of each master in the journal, which stays when the configuration changes.
+    /// The bit of each upstream broker in the journal; it stays the same when the configuration changes.
     slots: Vec<usize>,
 }
 
-/// What opening brings.
+/// The result of opening.
 pub(crate) struct OpenedStore {
     pub(crate) store: Store,
     pub(crate) identity: NodeIdentity,
@@ -51,8 +51,8 @@ pub(crate) struct OpenedStore {
 }
 
 impl Store {
-    /// Opens the journal, or makes it. `keeps`: the numbers go on where they were; else they begin anew, in an epoch of
-    /// their own. `fresh_id` is who the node is if nothing says so yet.
+    /// Opens or creates the journal. With `keeps`, message numbers continue; otherwise they start again in a new
+    /// epoch. `fresh_id` becomes the node's ID if it has none yet.
     pub(crate) fn open(
         path: &Path,
         masters: &[MasterConfig],
@@ -76,7 +76,7 @@ impl Store {
         };
         let id = text("id").unwrap_or_else(|| fresh_id.to_owned());
         let before: Option<u64> = text("epoch").and_then(|epoch| epoch.parse().ok());
-        // SavedForward messages keep their numbers, and so their epoch. Without them, numbers begin anew.
+        // Saved messages keep their numbers, and so their epoch. Without them, numbers start again.
         let epoch = match before {
             Some(epoch) if keeps => epoch,
             before => now_ms.max(before.unwrap_or(0) + 1),
@@ -97,7 +97,7 @@ impl Store {
         Ok(opened)
     }
 
-    /// What is there, and the numbers of what nobody wants any more.
+    /// The saved messages, and the numbers of messages that are no longer needed.
     fn read_kept(&self, keeps: bool) -> (Vec<SavedForward>, Vec<u64>) {
         let (mut kept, mut gone) = (Vec::new(), Vec::new());
         self.journal.each_live(0, &mut |number, live| {
@@ -122,7 +122,7 @@ impl Store {
         (kept, gone)
     }
 
-    /// The masters that slots stand for, as the configuration counts them.
+    /// The configured upstream brokers with these slots.
     fn configured(&self, slots: u32) -> UpstreamSet {
         let mut masters = UpstreamSet::default();
         for (index, slot) in self.slots.iter().enumerate() {
@@ -146,18 +146,18 @@ impl Store {
         self.journal.put(number, 0, &[&slots.to_le_bytes(), &taken_ms.to_le_bytes(), frame])
     }
 
-    /// Buffers that messages are done with.
+    /// Buffers the settlement of messages.
     pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
         self.journal.settle(numbers)
     }
 
-    /// Makes durable what was buffered.
+    /// Makes buffered changes durable.
     pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
         self.journal.write()?;
         self.journal.sync()
     }
 
-    /// Gives space back.
+    /// Reclaims space.
     pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
         self.journal.maintain(now_ms, bytes).map(drop)
     }
@@ -169,13 +169,14 @@ impl Store {
         Ok(payload)
     }
 
-    /// Ends in order.
+    /// Closes the journal properly.
     pub(crate) fn close(self) -> Result<(), JournalError> {
         self.journal.close()
     }
 }
 
-/// Gives each master the slot that it had, or one that was never given, or one of a master that is not configured any more.
+/// Assigns each upstream broker its previous slot, an unused one, or the slot of a broker that is no longer
+/// configured.
 fn allot(known: Vec<Option<String>>, masters: &[MasterConfig]) -> Vec<usize> {
     let had = |address: &str| known.iter().position(|known| known.as_deref() == Some(address));
     let mut slots: Vec<Option<usize>> = masters.iter().map(|master| had(&master.address)).collect();

@@ -1,4 +1,4 @@
-//! The task that looks after one master: dials, sends, hears what is confirmed, and begins anew.
+//! The task of one upstream broker: dials, sends, receives confirmations, and reconnects.
 
 use std::io;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::nodes::forwarder::{Forwarder, Frames};
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
 
-/// Bytes that are fetched and written at a time.
+/// Bytes fetched and written at a time.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// What a master may say in one frame: confirmations are small, and so is everything else that it sends to a node.
+/// Limits on frames from an upstream broker. Confirmations and all other frames to a node are small.
 const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 65_535 };
 
-/// One master, and what its task needs.
+/// The task of one upstream broker.
 pub(crate) struct UpstreamTask {
     pub(crate) index: usize,
     pub(crate) config: MasterConfig,
@@ -34,28 +34,28 @@ pub(crate) struct UpstreamTask {
     pub(crate) link: Link,
     pub(crate) forwarder: Forwarder,
     pub(crate) hub: Arc<Hub>,
-    /// Where `Link`'s time begins.
+    /// The origin of the times of `Link`.
     pub(crate) started: Instant,
     pub(crate) _alive: TaskGuard,
 }
 
-/// What is read and written on a connection.
+/// Input and output of a connection.
 struct Conversation {
     reader: ReadHalf<Stream>,
     writer: WriteHalf<Stream>,
     input: BytesMut,
     output: BytesMut,
-    /// The number that the master expects next; `None`: it was told none yet.
+    /// The number that the upstream broker expects next; `None`: it has not received one.
     expects: Option<u64>,
-    /// Asked for, and not there yet.
+    /// Requested, and not arrived yet.
     asked: Option<oneshot::Receiver<Frames>>,
-    /// There was nothing more the last time; something new will be announced.
+    /// The last answer was empty; new frames will be announced.
     exhausted: bool,
-    /// Something was announced since it was asked last: an empty answer may be older than that.
+    /// New frames were announced since the last request: an empty answer may be older than that.
     announced: bool,
 }
 
-/// What a turn of the conversation waited for.
+/// An event of the connection.
 enum LinkEvent {
     Stopped,
     Read(io::Result<usize>),
@@ -66,9 +66,9 @@ enum LinkEvent {
 }
 
 impl UpstreamTask {
-    /// Runs until the server has ended.
+    /// Runs until the server has stopped.
     pub(crate) async fn run(mut self) {
-        self.tell_home(None);
+        self.notify_home(None);
         let hub = Arc::clone(&self.hub);
         let mut quiet = false;
         loop {
@@ -96,7 +96,7 @@ impl UpstreamTask {
                 }
                 Err(why) => {
                     self.link.lost(self.now());
-                    // Once for each time that it is away, however long.
+                    // Logged once each time it disconnects, however long that lasts.
                     if !std::mem::replace(&mut quiet, true) {
                         tracing::warn!(
                             master = self.config.address,
@@ -126,8 +126,8 @@ impl UpstreamTask {
         tokio::time::timeout_at(until, dial::greet(stream, &self.config, &self.me)).await.map_err(late)?
     }
 
-    /// Tells the home shard how this master is doing.
-    fn tell_home(&self, accepted: Option<(&str, &str)>) {
+    /// Reports the state of this upstream broker to the home shard.
+    fn notify_home(&self, accepted: Option<(&str, &str)>) {
         let (id, name) = accepted.unwrap_or_default();
         let master = Upstream {
             index: self.index,
@@ -140,12 +140,12 @@ impl UpstreamTask {
         self.hub.shards[0].send_urgent(Urgent::Upstream(Box::new(master)));
     }
 
-    /// Talks until the connection ends; false: the server has.
+    /// Runs until the connection ends. False: the server stops.
     async fn converse(&mut self, accepted: Accepted) -> bool {
         let Accepted { stream, input, numbered, id, name } = accepted;
         self.link.accepted(numbered, self.now());
         self.forwarder.here(self.index, true);
-        self.tell_home(Some((&id, &name)));
+        self.notify_home(Some((&id, &name)));
         tracing::info!(master = self.config.address, name, numbered, "connected to an upstream broker");
         let (reader, writer) = split(stream);
         let output = BytesMut::new();
@@ -161,10 +161,11 @@ impl UpstreamTask {
         };
         let ended = self.talk(&mut talk).await;
         self.forwarder.here(self.index, false);
-        self.tell_home(None);
+        self.notify_home(None);
         match ended {
             None => {
-                // A last word, if it can be written at once; whoever stops does not wait for masters.
+                // Sends a last message if that is possible at once. A stopping server does not wait for upstream
+                // brokers.
                 let mut octets = Vec::new();
                 tmqp::encode(&tmqp::Frame::new(Kind::TERMINATE), &mut octets);
                 let last = talk.writer.write_all(&octets);
@@ -183,7 +184,7 @@ impl UpstreamTask {
         }
     }
 
-    /// Until the connection ends, and why; `None`: the server ends.
+    /// Runs until the connection ends, and returns why; `None`: the server stops.
     async fn talk(&mut self, talk: &mut Conversation) -> Option<String> {
         let hub = Arc::clone(&self.hub);
         let shared = Arc::clone(&self.forwarder.shared);
@@ -260,7 +261,7 @@ impl UpstreamTask {
         }
     }
 
-    /// Takes what the master said.
+    /// Handles the frames that the upstream broker sent.
     fn read_frames(&mut self, talk: &mut Conversation) -> Result<(), String> {
         loop {
             let (kind, message, size) = match tmqp::decode(&talk.input, &LIMITS) {
@@ -280,11 +281,12 @@ impl UpstreamTask {
                 (_, Some(LinkMessage::Confirm(through))) => {
                     self.link.confirm(through, now).then_some(through)
                 }
-                // An original master may answer what it was sent; its clients are none of ours.
+                // An original broker may answer messages; the answers are for its own clients, which this broker does
+                // not have.
                 _ => None,
             };
             if through.is_some() {
-                // What was confirmed may have been all that there was room for.
+                // The confirmed messages may have filled the window.
                 talk.exhausted = false;
                 self.forwarder.confirm(self.index, self.link.confirmed());
             }
@@ -292,7 +294,7 @@ impl UpstreamTask {
     }
 }
 
-/// What was asked for; never, if nothing was.
+/// The requested frames; pending forever if none are requested.
 async fn fetched(asked: &mut Option<oneshot::Receiver<Frames>>) -> Frames {
     match asked {
         // The thread ends only with the server.

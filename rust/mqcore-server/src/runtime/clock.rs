@@ -12,14 +12,14 @@ use tokio::time::Sleep;
 /// The source of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClockConfig {
-    /// The system: Unix time at the start, and from then on a clock that never runs backwards.
+    /// The system: Unix time at the start, and then a clock that never runs backwards.
     #[default]
     System,
-    /// [`Server::advance`](crate::server::Server::advance) alone. Starts at [`MANUAL_START_MS`].
+    /// [`Server::advance`](crate::server::Server::advance) only. Starts at [`MANUAL_START_MS`].
     Manual,
 }
 
-/// Where a manual clock starts, Unix milliseconds: a round number, so that tests can spell times out.
+/// Start of a manual clock in Unix milliseconds: a round number, so that tests can write times as literals.
 pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 
 /// The time in Unix milliseconds. Never runs backwards, even if the system clock is set back.
@@ -50,7 +50,7 @@ impl Clock {
         })
     }
 
-    /// The same in Unix nanoseconds, exact to each of them. Never runs backwards either.
+    /// The time in Unix nanoseconds. Never runs backwards either.
     pub(crate) fn nanos(&self) -> u64 {
         match &self.0 {
             Source::System { unix_ms_at_start, started } => {
@@ -61,8 +61,8 @@ impl Clock {
         }
     }
 
-    /// What the system's clock shows now, in Unix milliseconds: it may have been set since the start, forward or back. For what
-    /// people plan by it, and nothing else. A manual clock is never set.
+    /// The current time of the system clock in Unix milliseconds. It may have been set forward or back since the
+    /// start. Only for schedules, which follow wall-clock time. A manual clock is never set.
     pub(crate) fn system_ms(&self) -> u64 {
         match &self.0 {
             Source::System { .. } => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
@@ -90,8 +90,8 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Wakes a task at a deadline that moves often and mostly to later: the timer is left where it is until it
-/// fires or the deadline becomes earlier, so that a busy connection does not touch the timer wheel.
+/// Wakes a task at a deadline that often moves later. The timer stays unchanged until it fires or the deadline
+/// becomes earlier, so that a busy connection does not touch the timer wheel.
 ///
 /// Under a manual clock no timer is set: advancing the clock wakes all tasks.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Alarm {
     }
 }
 
-/// Timers are never set further ahead than this; one that fires too early is just set again.
+/// Maximum distance of a timer; one that fires too early is set again.
 const FAR: Duration = Duration::from_secs(24 * 3600);
 
 #[cfg(test)]
@@ -166,7 +166,7 @@ mod tests {
         let start = clock.now();
         let mut alarm = Alarm::new();
         let mut polls = 0;
-        // First far away, then near, then a little later than near.
+        // First a distant deadline, then a near one, then one a little later.
         let deadlines = [start.after(Duration::from_secs(3600)), start.after(Duration::from_millis(20))];
         let last = start.after(Duration::from_millis(40));
         poll_fn(|context| {

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Longer graces are cut to this, so that adding them to the clock cannot overflow.
+/// Longer drain times are cut to this, so that adding them to the clock cannot overflow.
 const GRACE_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How far the stop is.
+/// The progress of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// No stop was requested.
@@ -65,12 +65,12 @@ impl Shutdown {
         self.reached(|phase| *phase != Phase::Running).await;
     }
 
-    /// Returns when everything has to end.
+    /// Returns when all tasks must end.
     pub(crate) async fn ended(&self) {
         self.reached(|phase| *phase == Phase::Ended).await;
     }
 
-    /// Returns at the end of the time to drain, which may move closer while one waits.
+    /// Returns at the end of the drain time, which may become earlier during the wait.
     pub(crate) async fn drained_long_enough(&self) {
         let mut phase = self.phase.subscribe();
         loop {
@@ -87,11 +87,11 @@ impl Shutdown {
     }
 
     async fn reached(&self, wanted: impl FnMut(&Phase) -> bool) {
-        // The sender lives in `self`, so this cannot fail while somebody waits.
+        // The sender is in `self`, so this cannot fail during the wait.
         let _ = self.phase.subscribe().wait_for(wanted).await;
     }
 
-    /// To be held by a task as long as it lives.
+    /// Held by a task as long as it runs.
     pub(crate) fn enter(self: &Arc<Self>) -> TaskGuard {
         self.tasks.send_modify(|tasks| *tasks += 1);
         TaskGuard(Arc::clone(self))
@@ -115,12 +115,12 @@ async fn sleep_until(until: Option<Instant>) {
     }
 }
 
-/// Proves, while it lives, that a task does.
+/// Counts as a running task until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TaskGuard(Arc<Shutdown>);
 
 impl TaskGuard {
-    /// The task cannot go on, and the server not without it.
+    /// Reports that the task has failed and that the server cannot continue without it.
     pub(crate) fn fail(&self) {
         self.0.begin(Duration::ZERO);
     }

@@ -1,29 +1,29 @@
-//! Large buffers that are used over and over, so that the memory behind them stays mapped.
+//! Large buffers that are reused, so that their memory stays mapped.
 //!
-//! A busy shard needs the same few buffers many thousand times a second. Left to the allocator, they are handed back to
-//! the system and asked for again, and every page is cleared anew each time.
+//! A busy shard needs the same few buffers thousands of times a second. An allocator would return them to the system
+//! and request them again, and the system would clear every page each time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mqcore_broker::model::command::Command;
 
-/// Buffers of one kind that are kept at most; each is as large as what is decoded, or encoded, in one go.
+/// Maximum buffers of one kind; each is as large as one batch of decoding or encoding.
 const KEPT_MAX: usize = 16;
 
-/// Smaller ones are the allocator's own business.
+/// Smaller buffers are left to the allocator.
 const BYTES_MIN: usize = 16 * 1024;
 
-/// Larger ones were needed for something unusual.
+/// Larger buffers were needed for something unusual.
 const BYTES_MAX: usize = 512 * 1024;
 
-/// Empty vectors with room.
+/// Empty vectors with capacity.
 #[derive(Debug)]
 pub(crate) struct Spares<T>(Mutex<Vec<Vec<T>>>);
 
-/// For commands on their way to a shard.
+/// For commands to a shard.
 pub(crate) type SpareCommands = Spares<Command>;
 
-/// For frames on their way to a socket.
+/// For frames to a socket.
 pub(crate) type SpareBytes = Spares<u8>;
 
 impl<T> Spares<T> {
@@ -41,7 +41,7 @@ impl<T> Spares<T> {
         spare.unwrap_or_else(|| Vec::with_capacity(length))
     }
 
-    /// Keeps a vector that is needed no more, if it is worth it.
+    /// Stores an unused vector if it is worth reusing.
     pub(crate) fn give(&self, mut spare: Vec<T>) {
         spare.clear();
         let bytes = spare.capacity() * size_of::<T>();

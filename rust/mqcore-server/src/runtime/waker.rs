@@ -1,9 +1,9 @@
 //! A channel from a thread to a task that wakes the task through a pipe, as a socket would.
 //!
-//! When a plain thread wakes a task, the runtime puts the task into its common queue, and the worker that finds it there wakes a
-//! second worker to look for more. For a single message that somebody waits for, that is a detour: with two processors, the second
-//! worker takes the one on which the receiver of the answer would run. A pipe avoids it: the worker that waits for the pipe runs
-//! the task, and no other worker wakes up.
+//! When a plain thread wakes a task, the runtime puts the task into its common queue, and the worker that finds it
+//! there wakes a second worker to look for more. For a single message with a waiting receiver, that is a detour: with
+//! two processors, the second worker takes the one on which the receiver would run. A pipe avoids it: the worker that
+//! waits for the pipe runs the task, and no other worker wakes up.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Crashes at any moment, of a keeper and of shards whose disks lose what was not synced: each run gets into its queue once.
+//! Tests with crashes at any moment, of a keeper and of shards whose disks lose what was not synced: each run reaches
+//! its queue exactly once.
 //!
 //! Seeds: see the crate `mqcore-testkit`.
 
@@ -31,8 +32,8 @@ use super::keeper::{Crons, Keeper, wanted};
 const SHARDS: usize = 2;
 const START: u64 = 1_800_000_000_000;
 const INTERVAL_MS: u64 = 100;
-/// Queues that are on different shards, and one that nobody has made.
-const QUEUES: [&str; 3] = ["mail", "reports", "nobody-knows-it"];
+/// Queues on different shards, and one that does not exist.
+const QUEUES: [&str; 3] = ["mail", "reports", "unknown"];
 /// How often the schedule of the last queue runs.
 const RUNS: u64 = 7;
 
@@ -101,17 +102,17 @@ impl Shard {
         opened
     }
 
-    /// What the keeper is told.
+    /// Passes effects of shards to the keeper.
     fn carry_out(&mut self, effects: Vec<Effect>) -> Vec<Event> {
-        let mut told = Vec::new();
+        let mut events = Vec::new();
         for effect in effects {
             match effect {
                 Effect::Record(sequence, record) => self.records.push((sequence, record)),
-                Effect::Notify(super::publisher::CONNECTION, event) => told.push(event),
+                Effect::Notify(super::publisher::CONNECTION, event) => events.push(event),
                 _ => {}
             }
         }
-        told
+        events
     }
 
     fn turn(&mut self, client: &Arc<Client>, commands: usize, now: u64) -> Vec<Event> {
@@ -123,7 +124,7 @@ impl Shard {
         self.carry_out(effects)
     }
 
-    /// Writes records down, some of them or all, and perhaps makes them durable.
+    /// Writes some or all records, and may make them durable.
     fn write(&mut self, count: usize, sync: bool, now: u64) -> Vec<Event> {
         let mut last = None;
         for (sequence, record) in self.records.drain(..count.min(self.records.len())) {
@@ -144,7 +145,7 @@ impl Shard {
                 Record::DefineIntake(node, progress) => {
                     journal.define(&intake_key(node), &encode_intake(node, progress))
                 }
-                other => panic!("nobody asked for {other:?}"),
+                other => panic!("unexpected command {other:?}"),
             };
             written.expect("the disk is large enough");
         }
@@ -159,15 +160,15 @@ impl Shard {
         self.carry_out(effects)
     }
 
-    /// The disk is full for a moment: messages that are not written are refused.
+    /// The disk is full for a moment: messages that are not written are rejected.
     fn refuse(&mut self, now: u64) -> Vec<Event> {
         let mut effects = Vec::new();
         self.records.retain(|(_, record)| !matches!(record, Record::Put { .. }));
         self.broker.storage_refuses("full", Timestamp(now), &mut effects);
-        let told = self.carry_out(effects);
+        let events = self.carry_out(effects);
         let mut effects = Vec::new();
         self.broker.storage_accepts(Timestamp(now), &mut effects);
-        self.carry_out(effects).into_iter().chain(told).collect()
+        self.carry_out(effects).into_iter().chain(events).collect()
     }
 }
 
@@ -180,10 +181,10 @@ struct World {
     keeper: Keeper<MemoryStorage>,
     shards: Vec<Shard>,
     disks: Vec<MemoryStorage>,
-    told: VecDeque<Event>,
+    events: VecDeque<Event>,
     client: Arc<Client>,
     crons: Crons,
-    /// By schedule and number: when it was due, and under which numbers of which shard it was ever seen.
+    /// By schedule and number: when it was due, and its numbers in the journals of shards.
     seen: BTreeMap<(String, u64), Seen>,
 }
 
@@ -199,8 +200,8 @@ impl World {
         let (keeper, _) = keeper.expect("it opens");
         let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
         let client = super::publisher::client();
-        let (chance, told, seen) = (Random::new(seed), VecDeque::new(), BTreeMap::new());
-        let mut world = Self { chance, now: START, keeper, shards, disks, told, client, crons, seen };
+        let (chance, events, seen) = (Random::new(seed), VecDeque::new(), BTreeMap::new());
+        let mut world = Self { chance, now: START, keeper, shards, disks, events, client, crons, seen };
         for name in [QUEUES[0], QUEUES[1], "default"] {
             let changes = QueueChanges { status: Some(Status::RoundRobin), ..QueueChanges::default() };
             let queue = queue(name);
@@ -239,8 +240,8 @@ impl World {
         }
     }
 
-    fn tell(&mut self, events: usize) {
-        for event in self.told.drain(..events.min(self.told.len())) {
+    fn pass_events(&mut self, events: usize) {
+        for event in self.events.drain(..events.min(self.events.len())) {
             match event {
                 Event::Confirmed(numbers) => self.keeper.confirmed(&numbers),
                 Event::Deferred(number, _) => self.keeper.put_off(number, self.now),
@@ -249,7 +250,7 @@ impl World {
         }
     }
 
-    /// Looks at everything that waits in queues, and perhaps takes it out.
+    /// Checks everything that waits in queues, and may remove it.
     fn consume(&mut self, clear: bool) {
         for name in [QUEUES[0], QUEUES[1], "default"] {
             let queue = queue(name);
@@ -289,7 +290,7 @@ impl World {
         for disk in &self.disks {
             disk.crash();
         }
-        self.told.clear();
+        self.events.clear();
         self.shards = (0..SHARDS).map(|shard| Shard::open(shard, &self.disks[shard], self.now)).collect();
         let keeper = Keeper::open(self.disks[SHARDS].clone(), options(9, self.now), SHARDS, &self.crons);
         let (keeper, unreadable) = keeper.expect("it opens");
@@ -304,42 +305,42 @@ impl World {
             0..=4 => self.now += self.chance.below(3 * INTERVAL_MS),
             5..=7 => self.keep(),
             8..=10 => {
-                let told = self.shards[at].turn(&self.client, some, self.now);
-                self.told.extend(told);
+                let events = self.shards[at].turn(&self.client, some, self.now);
+                self.events.extend(events);
             }
             11..=14 => {
                 let sync = self.chance.below(2) == 0;
-                let told = self.shards[at].write(some, sync, self.now);
-                self.told.extend(told);
+                let events = self.shards[at].write(some, sync, self.now);
+                self.events.extend(events);
             }
-            15 | 16 => self.tell(some),
+            15 | 16 => self.pass_events(some),
             17 => {
                 let clear = self.chance.below(2) == 0;
                 self.consume(clear);
             }
             18 if self.chance.below(3) == 0 => {
-                let told = self.shards[at].refuse(self.now);
-                self.told.extend(told);
+                let events = self.shards[at].refuse(self.now);
+                self.events.extend(events);
             }
             19 if self.chance.below(2) == 0 => self.crash(),
             _ => {}
         }
     }
 
-    /// Everything goes on without crashes until nothing is left to do.
+    /// Continues without crashes until nothing is left to do.
     fn finish(&mut self) {
         for _ in 0..200 {
             self.now += 20;
             self.keep();
             for at in 0..SHARDS {
                 for _ in 0..3 {
-                    let told = self.shards[at].turn(&self.client, usize::MAX, self.now);
-                    self.told.extend(told);
-                    let told = self.shards[at].write(usize::MAX, true, self.now);
-                    self.told.extend(told);
+                    let events = self.shards[at].turn(&self.client, usize::MAX, self.now);
+                    self.events.extend(events);
+                    let events = self.shards[at].write(usize::MAX, true, self.now);
+                    self.events.extend(events);
                 }
             }
-            self.tell(usize::MAX);
+            self.pass_events(usize::MAX);
         }
         self.consume(true);
     }
@@ -355,7 +356,7 @@ fn every_run_is_there_once(seed: u64) {
     for _ in 0..steps {
         world.step();
     }
-    // Schedules that never end would keep it busy for ever; their last run is one that the clock has reached.
+    // Schedules that never end would keep it busy forever; their last run is one that the clock has reached.
     world.finish();
     for (name, runs) in QUEUES.into_iter().zip([0, 0, RUNS]) {
         let of_it: Vec<_> = world.seen.iter().filter(|((schedule, _), _)| schedule == name).collect();
@@ -366,7 +367,7 @@ fn every_run_is_there_once(seed: u64) {
         }
         let due = (world.now - START) / INTERVAL_MS + 1;
         let expected = if runs > 0 { runs.min(due) } else { due };
-        // What became due in the last moments may be on its way.
+        // Runs that became due in the last moments may be in flight.
         assert!(
             of_it.len() as u64 + 1 >= expected && of_it.len() as u64 <= expected,
             "seed {seed}: {} of {expected} runs of {name}",
@@ -376,7 +377,7 @@ fn every_run_is_there_once(seed: u64) {
 }
 
 #[test]
-fn intervals_go_on_where_the_clock_was_set_back_while_the_broker_ran_or_was_away() {
+fn intervals_continue_after_the_clock_was_set_back_while_running_or_stopped() {
     for restarts in [false, true] {
         let mut world = World::new(1);
         world.schedule("mail", 0);
@@ -415,7 +416,7 @@ fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
         let ended =
             list.schedules.iter().find(|schedule| schedule.queue == QUEUES[0]).expect("it is there").id;
         assert!(world.keeper.unschedule(&ended));
-        // From here on its end was told to somebody.
+        // From here on a client knows that it has ended.
         world.keeper.commit().expect("it writes");
         for _ in 0..world.chance.below(60) {
             world.step();
@@ -424,7 +425,7 @@ fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
         world.finish();
         let list = world.keeper.list(10);
         assert!(list.schedules.iter().all(|schedule| schedule.id != ended), "seed {seed}: it is back");
-        assert_eq!(list.total, 1, "seed {seed}: the other one goes on");
+        assert_eq!(list.total, 1, "seed {seed}: the other one continues");
     }
 }
 
@@ -436,7 +437,7 @@ fn each_due_time_becomes_one_job_whenever_broker_and_disks_crash() {
 }
 
 #[test]
-fn a_schedule_that_says_the_same_goes_on_and_another_one_begins_anew() {
+fn an_unchanged_schedule_continues_and_a_changed_one_starts_again() {
     let mut world = World::new(1);
     world.schedule("mail", 0);
     world.keep();

@@ -1,5 +1,5 @@
-//! What is planned, what is due, and what is on its way to queues. No thread, no clock and no socket: who calls says what time
-//! it is, and carries commands to shards.
+//! Schedules, due runs, and runs in flight to queues. Contains no thread, clock or socket: the caller supplies the
+//! time, and carries commands to shards.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -21,28 +21,28 @@ use mqcore_session::schedules::{DEFAULT_QUEUE, Run, ScheduleRequest};
 use super::store::{Kept, RunRecord, Store};
 use super::view::{ScheduleList, ScheduleView};
 
-/// Schedules at most.
+/// Maximum schedules.
 pub(crate) const SCHEDULES_MAX: usize = 4_000_000;
-/// Runs that wait for their queues at most; beyond it schedules wait too.
+/// Maximum runs that wait for their queues; beyond it, schedules wait too.
 const OUTSTANDING_MAX: usize = 100_000;
-/// Runs that are taken at a time.
+/// Maximum runs taken at a time.
 const RUNS_AT_ONCE: usize = 8_192;
-/// How long a shard is left alone that could not take a run, in milliseconds.
-const PATIENCE_MS: u64 = 1_000;
-/// Expressions that are remembered before those are looked for that nobody uses.
+/// Milliseconds until a run is sent again to a shard that could not accept it.
+const RETRY_MS: u64 = 1_000;
+/// Expressions cached before unused ones are removed.
 const CRONS_KEPT: usize = 1_024;
-/// Bytes of a job that a list shows.
+/// Maximum bytes of a job in a list.
 const JOB_SHOWN_BYTES: usize = 1_024;
 
-/// What of a schedule only this module knows.
+/// The data of a schedule that only this module uses.
 #[derive(Debug, Clone)]
 struct What {
-    /// Its number in the journal; without one it counts all the same.
+    /// Its number in the journal; without a journal it is counted as well.
     sequence: u64,
     run: Arc<[u8]>,
 }
 
-/// A run on its way.
+/// A run in flight to its queue.
 #[derive(Debug)]
 struct Outgoing {
     to: QueueAddress,
@@ -53,7 +53,7 @@ struct Outgoing {
     run: Arc<[u8]>,
 }
 
-/// A schedule as somebody wants it.
+/// A parsed request for a schedule.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) id: EntryId,
@@ -62,23 +62,23 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// About how many bytes it takes while it waits.
+    /// Its approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.run.len()
     }
 }
 
-/// An expression and a zone.
+/// An expression and a time zone.
 type CronKey = (Box<str>, Box<str>);
 
-/// Cron expressions that are in use, each once.
+/// The cron expressions in use, each once.
 #[derive(Debug, Default)]
 pub(crate) struct Crons {
     known: Mutex<HashMap<CronKey, Weak<CronInZone>>>,
 }
 
 impl Crons {
-    /// The expression in the zone, read once for all that say the same.
+    /// The parsed expression in the zone, shared by all schedules with the same text.
     pub(crate) fn find(
         &self,
         text: &str,
@@ -99,18 +99,19 @@ impl Crons {
     }
 }
 
-/// Reads what a client wants.
+/// Parses a client's request.
 pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted, Rejection> {
     let bad = |why: String| Rejection::new(RejectionKind::BadRequest, why);
     let refused = |error: PlanError| bad(error.to_string());
     let seconds = request.interval.as_deref().map(|text| str::from_utf8(text).unwrap_or_default().trim());
     let seconds = seconds.filter(|text| !text.is_empty());
     let when = if let Some(millis) = request.interval_ms() {
-        let millis = millis.parse().map_err(|_| bad(format!("{millis:?} is no number of milliseconds")))?;
+        let millis =
+            millis.parse().map_err(|_| bad(format!("{millis:?} is not a number of milliseconds")))?;
         Recurrence::every(millis).map_err(refused)?
     } else if let Some(seconds) = seconds.filter(|text| !text.starts_with('-')) {
         let seconds: u64 =
-            seconds.parse().map_err(|_| bad(format!("{seconds:?} is no whole number of seconds")))?;
+            seconds.parse().map_err(|_| bad(format!("{seconds:?} is not a whole number of seconds")))?;
         Recurrence::every(seconds.saturating_mul(1000)).map_err(refused)?
     } else {
         let text = request.cron.as_deref().map(|cron| str::from_utf8(cron).unwrap_or("\u{fffd}").trim());
@@ -126,12 +127,12 @@ pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted,
     };
     let runs = std::num::NonZeroU32::new(request.wishes.run_count);
     let plan = Plan { when, catch_up, at_once: !request.wishes.nohaste, runs };
-    // What names no moment of fifty years names none of any other.
+    // An expression without a match in fifty years never matches.
     Plan { at_once: false, ..plan.clone() }.begin(0).map_err(refused)?;
     let headers = request.headers_of_runs();
     let lengths = (u16::try_from(request.queue.len()), u16::try_from(headers.len()));
     let (Ok(queue_len), Ok(headers_len)) = lengths else {
-        return Err(bad("a schedule's queue and headers have at most 65535 octets each".to_owned()));
+        return Err(bad("a schedule's queue and headers have at most 65535 bytes each".to_owned()));
     };
     let parts: [&[u8]; 5] =
         [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
@@ -147,41 +148,41 @@ fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     Some((queue, headers, job))
 }
 
-/// The queue that jobs go to where nobody knows the one that they name.
+/// The queue for jobs that name an unknown queue.
 pub(crate) fn default_queue() -> QueueAddress {
     QueueAddress::parse(DEFAULT_QUEUE).expect("the name is one")
 }
 
-/// What cannot be a queue's name is nobody's queue.
+/// The queue that a run names. An invalid name is an unknown queue.
 fn named_queue(run: &[u8]) -> QueueAddress {
     let name = parts(run).and_then(|(queue, _, _)| str::from_utf8(queue).ok());
     name.and_then(|name| QueueAddress::parse(name).ok()).unwrap_or_else(default_queue)
 }
 
-/// All schedules, and all runs that are on their way.
+/// All schedules, and all runs in flight.
 pub(crate) struct Keeper<S: Storage> {
     scheduler: Scheduler<What>,
-    /// Where they are written down; `None`: nowhere.
+    /// The journal; `None`: schedules are only in memory.
     store: Option<Store<S>>,
     shards: usize,
     node: Arc<str>,
     epoch: u64,
     next: u64,
-    /// Due, and not written down yet.
+    /// Due, and not saved yet.
     due: VecDeque<Firing<What>>,
-    /// Written down, and not known to be in their queues.
+    /// Saved, and not confirmed by their queues.
     outgoing: BTreeMap<u64, Outgoing>,
-    /// Those of them that no shard was told of since they were written down.
+    /// Those of `outgoing` that have not been sent since they were saved.
     unsent: VecDeque<u64>,
-    /// Shards that could not take a run: from which number on they get everything again, and when.
+    /// Shards that could not accept a run: the number from which to send again, and when.
     blocked: BTreeMap<usize, (u64, u64)>,
-    /// Runs that are in their queues, and schedules that are over, and not written down as such.
+    /// Runs in their queues, and ended schedules, whose settlement is not saved yet.
     settled: Vec<u64>,
     fired: u64,
 }
 
 impl<S: Storage> Keeper<S> {
-    /// Keeps schedules in memory alone.
+    /// Creates a keeper without a journal.
     pub(crate) fn in_memory(shards: usize, now_ms: u64) -> Self {
         Self {
             scheduler: Scheduler::default(),
@@ -199,7 +200,7 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// Goes on with what a journal has. Runs that no queue has confirmed are sent once more.
+    /// Continues with the schedules of a journal. Runs that no queue has confirmed are sent again.
     pub(crate) fn open(
         storage: S,
         options: Options,
@@ -215,7 +216,7 @@ impl<S: Storage> Keeper<S> {
         for kept in schedules {
             let what = What { sequence: kept.sequence, run: kept.run.into() };
             let entry = ScheduleEntry { id: kept.id, plan: kept.plan, state: kept.state, what };
-            // A crash between a schedule and the end of the one before leaves both; the later one holds.
+            // A crash between a schedule and the end of the previous one leaves both; the later one is valid.
             let before = keeper.scheduler.insert(entry);
             keeper.settled.extend(before.map(|before| before.what.sequence));
         }
@@ -223,12 +224,12 @@ impl<S: Storage> Keeper<S> {
             keeper.catch_up(&kept.run);
             keeper.send(kept.number, kept.run);
         }
-        // It may have been set back while nobody looked.
+        // The clock may have been set back while no broker was running.
         keeper.set_back(now_ms);
         Ok((keeper, unreadable))
     }
 
-    /// A crash between a run and the state of its schedule leaves the run, which knows that state.
+    /// A crash between a run and the state of its schedule leaves the run, which contains that state.
     fn catch_up(&mut self, run: &RunRecord) {
         let Some(entry) = self.scheduler.get(&run.id) else { return };
         if entry.what.sequence != run.schedule || entry.state.fence >= run.fence {
@@ -244,30 +245,30 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// How many schedules there are.
+    /// The number of schedules.
     pub(crate) fn len(&self) -> usize {
         self.scheduler.len()
     }
 
-    /// How many runs are not known to be in their queues.
+    /// The number of runs that their queues have not confirmed.
     pub(crate) fn outstanding(&self) -> usize {
         self.due.len() + self.outgoing.len()
     }
 
-    /// How often schedules left out what they had missed.
+    /// How often schedules skipped missed runs.
     pub(crate) fn skipped(&self) -> u64 {
         self.scheduler.skipped()
     }
 
-    /// How many runs were written down for their queues.
+    /// How many runs were saved for their queues.
     pub(crate) fn fired(&self) -> u64 {
         self.fired
     }
 
-    // ---- What is planned -------------------------------------------------------------------------------------------
+    // ---- Schedules -------------------------------------------------------------------------------------------------
 
-    /// Takes a schedule, in the place of the one that makes the same call. One that says the same in everything goes on as it is:
-    /// workers say what they want at every start.
+    /// Adds a schedule, replacing the one with the same call. An unchanged schedule continues as it is: workers
+    /// request their schedules at every start.
     pub(crate) fn schedule(&mut self, wanted: Wanted, now_ms: u64) -> Result<(), Rejection> {
         let Wanted { id, plan, run } = wanted;
         let before = self.scheduler.get(&id);
@@ -275,7 +276,9 @@ impl<S: Storage> Keeper<S> {
             return Ok(());
         }
         if before.is_none() && self.scheduler.len() >= SCHEDULES_MAX {
-            let why = format!("there are {SCHEDULES_MAX} schedules already, which is the limit");
+            let why = format!(
+                "the limit of {SCHEDULES_MAX} schedules is reached; remove some with `mqcore jobs unschedule`"
+            );
             return Err(Rejection::new(RejectionKind::LimitExceeded, why));
         }
         let state = plan.begin(now_ms);
@@ -292,7 +295,8 @@ impl<S: Storage> Keeper<S> {
         Ok(())
     }
 
-    /// Ends a schedule, for good once [`Keeper::commit`] has answered. What is due already still runs. False: there is none.
+    /// Ends a schedule, durably once [`Keeper::commit`] has returned. Runs that are due already still happen. False:
+    /// it does not exist.
     pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
         let Some(before) = self.scheduler.remove(id) else { return false };
         self.settled.push(before.what.sequence);
@@ -302,25 +306,25 @@ impl<S: Storage> Keeper<S> {
         true
     }
 
-    /// The `max` schedules that are due next.
+    /// The next `max` schedules by due time.
     pub(crate) fn list(&self, max: usize) -> ScheduleList {
         let schedules = self.scheduler.upcoming(max).into_iter().map(view).collect();
         ScheduleList { total: self.scheduler.len() as u64, schedules }
     }
 
-    // ---- What is due -----------------------------------------------------------------------------------------------
+    // ---- Due runs --------------------------------------------------------------------------------------------------
 
-    /// When something is due next, in Unix milliseconds by the system's clock.
+    /// When the next run is due, in Unix milliseconds of the system clock.
     pub(crate) fn next_due(&self) -> Option<u64> {
         self.scheduler.next_due().filter(|_| self.has_room())
     }
 
-    /// When a shard that could not take a run is asked again, by the clock that goes on steadily.
+    /// When to retry a shard that could not accept a run, by the monotonic clock.
     pub(crate) fn next_retry(&self) -> Option<u64> {
         self.blocked.values().map(|(_, until)| *until).min()
     }
 
-    /// The system's clock was set back to `now_ms`.
+    /// The system clock was set back to `now_ms`.
     pub(crate) fn set_back(&mut self, now_ms: u64) {
         self.scheduler.set_back(now_ms);
     }
@@ -329,7 +333,7 @@ impl<S: Storage> Keeper<S> {
         self.due.is_empty() && self.outgoing.len() < OUTSTANDING_MAX
     }
 
-    /// Takes what is due; tells the queues that somebody has to know before it can be written down.
+    /// Takes due runs. Returns the queues whose existence must be known before the runs can be saved.
     pub(crate) fn take_due(&mut self, now_ms: u64) -> Vec<QueueAddress> {
         if self.has_room() {
             let mut firings = Vec::new();
@@ -342,8 +346,8 @@ impl<S: Storage> Keeper<S> {
         queues
     }
 
-    /// Writes down what is due. `known` says which queues there are; runs for others go to `default`. Ends early if there is
-    /// no space, and goes on there the next time.
+    /// Saves due runs. `known` tells which queues exist; runs for others go to `default`. Stops early if the disk is
+    /// full, and continues there the next time.
     pub(crate) fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
         while let Some(firing) = self.due.front() {
             let run = RunRecord {
@@ -361,7 +365,7 @@ impl<S: Storage> Keeper<S> {
                 let entry = self.scheduler.get(&run.id);
                 let current = entry.is_some_and(|entry| entry.what.sequence == run.schedule);
                 match run.state {
-                    // Settlements find space where nothing else does, so the run is not written twice.
+                    // Settlements still fit on a full disk, so the run is not saved twice.
                     None => self.settled.push(run.schedule),
                     Some(state) if current => store.touch(run.schedule, &state)?,
                     Some(_) => {}
@@ -383,7 +387,7 @@ impl<S: Storage> Keeper<S> {
         self.unsent.push_back(number);
     }
 
-    /// Makes everything durable that was written down. Only then may it be sent.
+    /// Makes all saved changes durable. Runs may only be sent after that.
     pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
         let Some(store) = &mut self.store else {
             self.settled.clear();
@@ -397,8 +401,8 @@ impl<S: Storage> Keeper<S> {
         store.commit()
     }
 
-    /// What shards are to be told, each in its order. To be called behind [`Keeper::commit`]. `now_ms` is that of the clock that
-    /// goes on steadily, so that nobody waits for hours because the other one was set.
+    /// Takes the commands for shards, each shard's in order. Must be called after [`Keeper::commit`]. `now_ms` is the
+    /// time of the monotonic clock, so that setting the system clock does not delay a retry.
     pub(crate) fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
         let mut commands = Vec::new();
         let over = self.blocked.iter().filter(|(_, (_, until))| *until <= now_ms);
@@ -411,7 +415,7 @@ impl<S: Storage> Keeper<S> {
         let again: Vec<usize> = commands.iter().map(|(shard, _)| *shard).collect();
         for number in std::mem::take(&mut self.unsent) {
             let Some(outgoing) = self.outgoing.get(&number) else { continue };
-            // A shard that gets everything again gets this with it.
+            // A shard that receives everything again receives this run as well.
             if !self.blocked.contains_key(&outgoing.shard) && !again.contains(&outgoing.shard) {
                 commands.extend(self.command(number, outgoing));
             }
@@ -436,7 +440,7 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// Runs are in their queues.
+    /// Runs have reached their queues.
     pub(crate) fn confirmed(&mut self, numbers: &[u64]) {
         for number in numbers {
             if self.outgoing.remove(number).is_some() {
@@ -445,31 +449,31 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// A queue cannot take a run now. It, and what comes behind it for its shard, is sent again after a while.
+    /// A queue cannot accept a run now. The run and the later ones for its shard are sent again after a while.
     /// `now_ms` is as for [`Keeper::take_commands`].
     pub(crate) fn put_off(&mut self, number: u64, now_ms: u64) {
         let Some(outgoing) = self.outgoing.get(&number) else { return };
-        let (from, until) = self.blocked.entry(outgoing.shard).or_insert((number, now_ms + PATIENCE_MS));
+        let (from, until) = self.blocked.entry(outgoing.shard).or_insert((number, now_ms + RETRY_MS));
         *from = number.min(*from);
-        *until = now_ms + PATIENCE_MS;
+        *until = now_ms + RETRY_MS;
     }
 
-    /// Whether anything is written down.
+    /// Whether there is a journal.
     pub(crate) fn is_kept(&self) -> bool {
         self.store.is_some()
     }
 
-    /// Everything that is written down, as files, which stay until housekeeping has its turn. `None`: nothing is.
+    /// The saved state as files, which stay unchanged until the next housekeeping. `None`: there is no journal.
     pub(crate) fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
         self.store.as_mut().map(Store::snapshot)
     }
 
-    /// Gives space back. `pinned`: no file may go now.
+    /// Reclaims space. `pinned`: no file may be removed now.
     pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
         self.store.as_mut().map_or(Ok(()), |store| store.keep_house(now_ms, bytes, pinned))
     }
 
-    /// Ends in order.
+    /// Closes the journal properly.
     pub(crate) fn close(self) -> Result<(), JournalError> {
         self.store.map_or(Ok(()), Store::close)
     }

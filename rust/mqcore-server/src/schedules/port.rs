@@ -1,4 +1,4 @@
-//! How sessions, shards and the admin side reach the thread that keeps schedules.
+//! The interface of sessions, shards and the admin side to the thread that runs schedules.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,21 +13,21 @@ use tokio::sync::oneshot;
 use super::keeper::{Crons, Wanted, wanted};
 use super::view::{EndScheduleError, ScheduleList};
 
-/// Bytes of schedules that may wait for the thread; more are rejected.
+/// Maximum bytes of schedules that wait for the thread; more are rejected.
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Ask {
     Schedule(Box<Wanted>),
     Unschedule(EntryId),
-    /// The same for somebody who wants to know that it is durable.
+    /// The same, with an answer once the end is durable.
     EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
     List(usize, oneshot::Sender<ScheduleList>),
-    /// A shard has something to say about runs.
-    Told(Event),
-    /// The clock was turned.
+    /// An event of a shard about runs.
+    Event(Event),
+    /// The manual clock was advanced.
     Look,
-    /// The server has drained: the shard ends.
+    /// The server has drained: the thread ends.
     End,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Numbers {
     pub(crate) skipped: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) outstanding: AtomicU64,
-    /// Schedules cannot be written down.
+    /// Schedules cannot be saved.
     pub(crate) failing: AtomicBool,
 }
 
@@ -47,13 +47,13 @@ pub(crate) struct Numbers {
 pub(super) struct Shared {
     pub(super) numbers: Numbers,
     crons: Crons,
-    /// Bytes of schedules on their way to the thread.
+    /// Bytes of schedules that wait for the thread.
     pub(super) waiting: AtomicUsize,
-    /// Until the thread takes it.
+    /// Present until the thread takes it.
     receiver: Mutex<Option<Receiver<Ask>>>,
 }
 
-/// The way to the thread. Clones are the same one.
+/// A handle to the thread. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulePort {
     asks: Sender<Ask>,
@@ -61,7 +61,7 @@ pub(crate) struct SchedulePort {
 }
 
 impl SchedulePort {
-    /// Before the thread is started, what is asked waits.
+    /// Requests wait until the thread is started.
     pub(crate) fn new() -> Self {
         let (asks, receiver) = channel();
         let shared = Shared {
@@ -81,14 +81,14 @@ impl SchedulePort {
         &self.shared.crons
     }
 
-    /// The schedules that are due next, and how many there are. `None`: the server has ended.
+    /// The next schedules by due time, and the number of all. `None`: the server has stopped.
     pub(crate) async fn list(&self, max: usize) -> Option<ScheduleList> {
         let (answer, receiver) = oneshot::channel();
         self.ask(Ask::List(max, answer));
         receiver.await.ok()
     }
 
-    /// Ends a schedule, and answers when that is durable.
+    /// Ends a schedule, and returns when that is durable.
     ///
     /// # Errors
     /// [`EndScheduleError`].
@@ -98,19 +98,19 @@ impl SchedulePort {
         receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
     }
 
-    /// An event of a shard for the connection that schedules publish on.
-    pub(crate) fn told(&self, event: Event) {
+    /// Passes on an event of a shard for the connection of the publisher.
+    pub(crate) fn shard_event(&self, event: Event) {
         if matches!(event, Event::Confirmed(_) | Event::Deferred(..)) {
-            self.ask(Ask::Told(event));
+            self.ask(Ask::Event(event));
         }
     }
 
-    /// The clock was turned.
+    /// The manual clock was advanced.
     pub(crate) fn look(&self) {
         self.ask(Ask::Look);
     }
 
-    /// The thread writes what is left and ends.
+    /// Stops the thread after it has written what is left.
     pub(crate) fn end(&self) {
         self.ask(Ask::End);
     }

@@ -6,10 +6,10 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
-/// The connection that runs of schedules come from. No socket has it.
+/// The connection of the publisher. No socket has this ID.
 pub(crate) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
 
-/// Who publishes runs of schedules.
+/// The client that publishes runs of schedules.
 pub(crate) fn client() -> Arc<Client> {
     Arc::new(Client {
         connection: CONNECTION,

@@ -1,7 +1,7 @@
-//! What is written down of schedules: `schedules/` in the data directory, a journal.
+//! The journal of schedules: the directory `schedules/` in the data directory.
 //!
-//! A put is a schedule, of which a touch says how far it is, or a run on its way to its queue, which is settled when the queue
-//! has it. The number of a run is the ticket that its queue knows it by.
+//! A put is a schedule, whose touch holds its progress, or a run in flight to its queue, which is settled when the
+//! queue has it. The number of a run is the ticket by which its queue detects duplicates.
 
 use std::sync::Arc;
 
@@ -20,10 +20,10 @@ const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
 /// Bytes of an encoded state.
 const STATE_BYTES: usize = 21;
-/// Under this key stands when the journal was made: a later one numbers anew.
+/// The key for the time at which the journal was created: a later journal numbers its runs anew.
 const EPOCH: &[u8] = b"epoch";
 
-/// A schedule that was kept.
+/// A saved schedule.
 #[derive(Debug)]
 pub(crate) struct KeptSchedule {
     pub(crate) sequence: u64,
@@ -40,7 +40,7 @@ pub(crate) struct KeptRun {
     pub(crate) run: RunRecord,
 }
 
-/// A run as it is written down.
+/// A saved run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RunRecord {
     /// The number of its schedule.
@@ -48,14 +48,14 @@ pub(crate) struct RunRecord {
     pub(crate) id: EntryId,
     pub(crate) due_ms: u64,
     pub(crate) fence: u64,
-    /// How far its schedule is behind it; `None`: it is over.
+    /// The progress of its schedule after this run; `None`: the schedule has ended.
     pub(crate) state: Option<PlanProgress>,
-    /// It goes to the queue `default`, because nobody knew the one that it names.
+    /// It goes to the queue `default`, because the queue that it names does not exist.
     pub(crate) fallen_back: bool,
     pub(crate) run: Arc<[u8]>,
 }
 
-/// What opening brings.
+/// The result of opening.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     pub(crate) schedules: Vec<KeptSchedule>,
@@ -69,12 +69,12 @@ pub(crate) struct Kept {
 pub(crate) struct Store<S: Storage> {
     journal: Journal<S>,
     scratch: Vec<u8>,
-    /// Something is not synced that has to be.
+    /// A change that must be durable is not synced yet.
     unsynced: bool,
 }
 
 impl<S: Storage> Store<S> {
-    /// Opens the journal, or makes it.
+    /// Opens or creates the journal.
     pub(crate) fn open(
         storage: S,
         options: Options,
@@ -135,25 +135,25 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
-    /// Buffers how far a schedule is.
+    /// Buffers the progress of a schedule.
     pub(crate) fn touch(&mut self, sequence: u64, state: &PlanProgress) -> Result<(), JournalError> {
         self.journal.touch(sequence, &state.encode())?;
         self.unsynced = true;
         Ok(())
     }
 
-    /// Lets the next commit be durable even if it only settles: an end that somebody was told of must not come undone.
+    /// Makes the next commit sync even if it only settles: an end that a client was notified of must survive a crash.
     pub(crate) fn demand_sync(&mut self) {
         self.unsynced = true;
     }
 
-    /// Buffers that schedules are over, or runs where they belong.
+    /// Buffers that schedules have ended, or that runs have reached their queues.
     pub(crate) fn settle(&mut self, numbers: &[u64]) -> Result<(), JournalError> {
         self.journal.settle(numbers)
     }
 
-    /// Writes what is buffered, and makes it durable if anything but settlements is new, or was demanded: a run that was settled
-    /// and comes back is only looked at once more.
+    /// Writes buffered changes. Syncs them if they contain more than settlements or a sync was demanded: a settled
+    /// run that a crash restores is only sent and rejected once more.
     pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
         self.journal.write()?;
         if self.unsynced {
@@ -163,31 +163,31 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
-    /// Everything that there is, as files, which stay until housekeeping has its turn.
+    /// The saved state as files, which stay unchanged until the next housekeeping.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, JournalError> {
         self.journal.snapshot()
     }
 
-    /// Gives space back, or finds out that there is some again. `pinned`: no file may go now.
+    /// Reclaims space, or detects that the disk has space again. `pinned`: no file may be removed now.
     pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
         self.journal.pin(pinned);
         self.journal.maintain(now_ms, bytes).map(drop)
     }
 
-    /// Ends in order.
+    /// Closes the journal properly.
     pub(crate) fn close(self) -> Result<(), JournalError> {
         self.journal.close()
     }
 }
 
-/// What a record is of.
+/// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     Schedule,
     Run,
 }
 
-/// What a record says that it is of.
+/// The kind that a record states.
 pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
     match *payload.first()? {
         SCHEDULE => Some(RecordKind::Schedule),
@@ -196,10 +196,10 @@ pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
     }
 }
 
-/// Reads a record as a start would.
+/// Parses a record as a start would.
 ///
 /// # Errors
-/// What is wrong with it.
+/// What is wrong with the record.
 pub(crate) fn check(payload: &[u8], touch: Option<&[u8]>, cron: &mut FindCron<'_>) -> Result<(), String> {
     Kept::default().read(0, payload, touch, cron)
 }

@@ -1,4 +1,4 @@
-//! The thread that keeps schedules: it saves what is new and what is due, and then sends runs to their shards.
+//! The thread that runs schedules: it saves new schedules and due runs, and then sends the runs to their shards.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -26,14 +26,14 @@ use crate::storage::data_dir::{DataDir, SideJournal};
 
 /// Requests taken in one batch.
 const BATCH_MAX: usize = 4_096;
-/// How long the thread sleeps while there is something that only time changes: a disk without space, a clock that is turned.
+/// Maximum sleep while a condition may change without a request: a full disk, or a manual clock.
 const IDLE: Duration = Duration::from_millis(200);
 /// Time between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Bytes that housekeeping may move at a time.
+/// Maximum bytes that one step of housekeeping moves.
 const HOUSEKEEPING_BYTES: usize = 4 << 20;
 
-/// Starts the thread. `directory` is held until what it wrote is closed.
+/// Starts the thread. `directory` is held until its files are closed.
 pub(crate) fn start(
     port: &SchedulePort,
     keeper: Keeper<FileStorage>,
@@ -67,9 +67,9 @@ struct ScheduleThread {
     keeper: Keeper<FileStorage>,
     hub: Arc<Hub>,
     shared: Arc<Shared>,
-    /// Which queues there are, of those that were asked for in this round.
+    /// Queues looked up in this round, and whether they exist.
     known: HashMap<QueueAddress, bool>,
-    /// Schedules that were ended in this round, and who wants to know.
+    /// Schedules ended in this round, and how to answer their requests.
     ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
     /// The journal failed, so nothing runs until the next start: runs that cannot be saved could happen twice.
     failed: bool,
@@ -82,7 +82,7 @@ struct ScheduleThread {
 impl ScheduleThread {
     fn run(mut self, asks: &Receiver<Ask>) {
         loop {
-            let first = match asks.recv_timeout(self.patience()) {
+            let first = match asks.recv_timeout(self.idle_timeout()) {
                 Ok(first) => Some(first),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -93,7 +93,7 @@ impl ScheduleThread {
                 self.handle(ask);
             }
             let outcome = self.round();
-            self.tell_of_ends(&outcome);
+            self.answer_ends(&outcome);
             self.note(outcome);
             self.meet();
             self.show();
@@ -108,8 +108,8 @@ impl ScheduleThread {
         }
     }
 
-    /// How long there is nothing to do unless somebody asks for something.
-    fn patience(&self) -> Duration {
+    /// How long to wait for a request.
+    fn idle_timeout(&self) -> Duration {
         let full = self.shared.numbers.failing.load(Ordering::Relaxed);
         if full || self.failed || !self.hub.shutdown.is_running() {
             return IDLE;
@@ -117,7 +117,7 @@ impl ScheduleThread {
         let clock = &self.hub.clock;
         let due = self.keeper.next_due().map(|due| due.saturating_sub(clock.system_ms()));
         let retry = self.keeper.next_retry().map(|retry| retry.saturating_sub(clock.now().0));
-        // Never longer, because the system's clock may be set meanwhile, of which nobody tells.
+        // Never longer, because setting the system clock notifies no process.
         due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
     }
 
@@ -140,17 +140,17 @@ impl ScheduleThread {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = answer.send(self.keeper.list(max));
             }
-            Ask::Told(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
-            Ask::Told(Event::Deferred(number, rejection)) => {
+            Ask::Event(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
+            Ask::Event(Event::Deferred(number, rejection)) => {
                 tracing::debug!(number, why = %rejection, "a queue rejected a run of a schedule; the broker tries again");
                 self.keeper.put_off(number, now);
             }
-            Ask::Told(_) | Ask::Look | Ask::End => {}
+            Ask::Event(_) | Ask::Look | Ask::End => {}
         }
     }
 
-    /// What the system's clock shows, after the schedules have heard that it was set back, if it was. Set forward, it makes due
-    /// what it has jumped over, which needs no more than to look.
+    /// The time of the system clock. If it was set back, the schedules are adjusted. If it was set forward, the runs
+    /// in between simply become due.
     fn look_at_clock(&mut self, steady_ms: u64) -> u64 {
         let system_ms = self.hub.clock.system_ms();
         match self.watch.look(system_ms, steady_ms) {
@@ -177,18 +177,18 @@ impl ScheduleThread {
         }
     }
 
-    /// Tells those who have ended schedules in this round what came of writing that down.
-    fn tell_of_ends(&mut self, outcome: &Result<(), JournalError>) {
+    /// Answers the requests for ends of this round with the result of saving them.
+    fn answer_ends(&mut self, outcome: &Result<(), JournalError>) {
         for (id, answer) in self.ended.drain(..) {
-            let told = outcome
+            let outcome = outcome
                 .as_ref()
                 .map(|()| tracing::info!(schedule = %id, "an administrator ended a schedule"));
-            let told = told.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
-            let _ = answer.send(told);
+            let outcome = outcome.map_err(|error| EndScheduleError::NotSaved { id, why: error.to_string() });
+            let _ = answer.send(outcome);
         }
     }
 
-    /// Writes down what is new and what is due, and then tells the shards.
+    /// Saves new schedules and due runs, and then sends commands to the shards.
     fn round(&mut self) -> Result<(), JournalError> {
         if self.failed {
             return Ok(());
@@ -199,10 +199,10 @@ impl ScheduleThread {
             self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
         }
         let system = self.look_at_clock(now);
-        // A broker that stops begins nothing: what is due is due at the next start, too.
+        // A stopping broker begins no runs: what is due now is also due at the next start.
         if self.hub.shutdown.is_running() {
             let queues = self.keeper.take_due(system);
-            // A shard that does not answer has stopped, and the server stops with it: what is due is found again.
+            // If a shard does not answer, the server is stopping. Due runs are found again at the next start.
             if !queues.is_empty() && self.learn(queues) {
                 let known = &self.known;
                 self.keeper.write_due(|queue| known.get(queue).copied().unwrap_or(false))?;
@@ -210,12 +210,12 @@ impl ScheduleThread {
         }
         self.keeper.commit()?;
         let commands = self.keeper.take_commands(now);
-        self.tell(commands);
+        self.send_to_shards(commands);
         Ok(())
     }
 
-    /// Takes part in a backup, if one is asked for: says what there is, and stands still until all writers have. A run that is
-    /// settled here is in its shard by then, and one that is not is sent again by whoever starts on the copy.
+    /// Takes part in a backup, if one is requested: reports the files, and waits until all writers have done so. By
+    /// then, a run settled here is in its shard's files; any other is sent again by a broker that starts on the copy.
     fn meet(&mut self) {
         let Some((writer, meeting)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
         let Some(snapshot) = self.keeper.snapshot() else { return };
@@ -223,7 +223,7 @@ impl ScheduleThread {
         meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
     }
 
-    /// Asks the shards which of these queues there are, and `default` too. False: a shard has stopped.
+    /// Asks the shards which of these queues, and `default`, exist. False: a shard has stopped.
     fn learn(&mut self, mut queues: Vec<QueueAddress>) -> bool {
         let default = default_queue();
         if !queues.contains(&default) {
@@ -252,12 +252,12 @@ impl ScheduleThread {
             let changes = self.hub.job_queues.clone();
             let request = Request::CreateQueue { queue: default.clone(), changes };
             let shard = default.channel.shard(shards);
-            self.tell(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
+            self.send_to_shards(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
         }
         true
     }
 
-    fn tell(&self, commands: Vec<(usize, Command)>) {
+    fn send_to_shards(&self, commands: Vec<(usize, Command)>) {
         let mut of_shards: Vec<Vec<Command>> = vec![Vec::new(); self.hub.shards.len()];
         for (shard, command) in commands {
             of_shards[shard].push(command);

@@ -10,17 +10,17 @@ use crate::net::listener::{self, Socket, TlsSocket};
 use crate::net::tls::Tls;
 use crate::server::error::StartError;
 
-/// What is bound, and what is shown there.
+/// The bound sockets, and the TLS configuration of each.
 pub(super) struct Bound {
     pub(super) listeners: Vec<(Socket, Listening, ListenerTerms)>,
     pub(super) admin: Option<(admin::Door, AdminAddress)>,
 }
 
-/// All or nothing: whoever learns of one address can rely on the others.
+/// Binds all addresses or none: a client that knows one address can rely on the others.
 pub(super) async fn bind_all(config: &Config, tls: &Tls, allow_remote: bool) -> Result<Bound, StartError> {
     let mut listeners = Vec::new();
     for listener in &config.listeners {
-        // Read before anything is bound: a file that cannot be used is found without a port being taken.
+        // Files are loaded before any port is bound, so that an unusable file is reported first.
         let loaded = load(config, &listener.encryption, &[])?;
         let (socket, address) = listener::bind(&listener.address, allow_remote).await?;
         let listening = Listening {
@@ -58,10 +58,10 @@ async fn bind_admin(
     Ok((admin::Door { socket, endpoint }, bound))
 }
 
-/// What is spoken behind TLS on the admin side, by the name that clients may ask for.
+/// The ALPN names of the admin side.
 const HTTP: &[&[u8]] = &[b"http/1.1"];
 
-/// Reads what an encrypted listener shows; `None` if it is not encrypted.
+/// Loads the TLS files of a listener; `None` if it is not encrypted.
 fn load(
     config: &Config,
     encryption: &Encryption,

@@ -9,23 +9,23 @@ use crate::authority::store::StoreError;
 use crate::config::error::ConfigError;
 use crate::storage::data_dir::DataDirError;
 
-/// Why a server did not start. Nothing of it is left behind.
+/// Why a server did not start. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The configuration cannot work.
+    /// The configuration is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An address that others could reach, while nobody has to log in.
+    /// A listener on a non-loopback address while no login is required.
     #[error(
         "cannot listen on {address}: it is not a loopback address, and clients need no login; create a user (mqcore user add) \
          or a token (mqcore token create), listen on 127.0.0.1, or set allow_remote if every host in the network is trusted"
     )]
     NotLoopback {
-        /// What should have been bound.
+        /// The address.
         address: SocketAddr,
     },
-    /// Users and tokens cannot be read, or the audit log not be written.
+    /// Users and tokens cannot be read, or the audit log cannot be written.
     #[error("cannot load users and tokens: {0}")]
     Authority(#[from] StoreError),
     /// Certificates and keys cannot be used.
@@ -34,7 +34,7 @@ pub enum StartError {
     /// The data directory cannot be used.
     #[error(transparent)]
     Data(#[from] DataDirError),
-    /// The system gives no thread for a journal.
+    /// The system cannot start a thread.
     #[error("cannot start a thread: {source}")]
     Thread {
         /// The error of the system.
@@ -43,7 +43,7 @@ pub enum StartError {
     /// An address could not be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// What should have been bound.
+        /// The address.
         address: String,
         /// The error of the system.
         source: io::Error,

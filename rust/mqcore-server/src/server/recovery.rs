@@ -17,14 +17,14 @@ use crate::schedules::port::SchedulePort;
 use crate::server::error::StartError;
 use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
 
-/// What a data directory had.
+/// The recovered contents of a data directory.
 pub(super) struct Recovery {
     pub(super) directory: Arc<DataDir>,
     pub(super) shards: Vec<Opened>,
     pub(super) nodes: Option<OpenedNodes>,
 }
 
-/// What a node knows of itself: read with the data directory, or made up.
+/// The identity of a node: read from the data directory, or generated.
 pub(super) fn open_nodes(
     config: &Config,
     recovered: Option<&mut Recovery>,
@@ -64,10 +64,10 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
     }
 }
 
-/// A journal of limits, what it brought back, and the hold on its directory.
+/// The journal of limits, the result of opening it, and the lock on its directory.
 pub(super) type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
 
-/// Fills the store with what an earlier server kept of it. `None`: no listener keeps anything.
+/// Restores limits into the store. `None`: no listener saves any.
 pub(super) async fn recover_limits(
     config: &Config,
     recovered: Option<&Recovery>,
@@ -90,8 +90,7 @@ pub(super) async fn recover_limits(
     Ok(Some(kept))
 }
 
-/// Goes on with the schedules that an earlier server kept. A directory gets a journal of them as soon as somebody could ask for
-/// any.
+/// Restores schedules. A data directory gets a journal for schedules as soon as any client could create one.
 pub(super) async fn recover_schedules(
     config: &Config,
     recovered: Option<&Recovery>,
@@ -121,10 +120,10 @@ pub(super) async fn recover_schedules(
 }
 
 fn read_shard(directory: &DataDir, shard: usize, now_ms: u64) -> Result<Opened, DataDirError> {
-    let mut told = Instant::now();
+    let mut reported = Instant::now();
     let mut progress = |done: u64, all: u64| {
-        if told.elapsed() >= Duration::from_secs(1) {
-            told = Instant::now();
+        if reported.elapsed() >= Duration::from_secs(1) {
+            reported = Instant::now();
             tracing::info!(shard, done, all, "reading the journal");
         }
     };

@@ -51,7 +51,7 @@ use crate::storage::data_dir::{DataDir, Opened, SideJournal};
 use crate::storage::journal_batch::HistoryTerms;
 use crate::storage::journal_writer::JournalWriter;
 
-/// What was opened and bound, before the first task runs. Dropping it leaves nothing behind.
+/// Everything opened and bound before the first task runs. Dropping it releases everything.
 pub(super) struct Parts {
     config: Config,
     port: Arc<dyn HandlerPort>,
@@ -146,7 +146,7 @@ impl Parts {
         Ok(inner)
     }
 
-    /// Where the writers of all journals meet for a backup.
+    /// The meeting place of the journal writers for a backup.
     fn backup_desk(&self) -> BackupDesk {
         let limits = self.config.persists_limits().then(|| (SideJournal::Limits, Wake::Task(Notify::new())));
         let schedules = self
@@ -158,7 +158,7 @@ impl Parts {
     }
 }
 
-/// What a hub is made of that does not follow from the configuration.
+/// Parts of a hub that do not follow from the configuration.
 struct Shared {
     clock: Clock,
     authority: Authority,
@@ -228,7 +228,7 @@ fn start_nodes(
 /// Writes the URL of the admin side into the data directory, where the command line finds it.
 fn note_admin(directory: Option<&Arc<DataDir>>, bound: &Bound) {
     let url = bound.admin.as_ref().map(|(_, address)| address.url());
-    if let Some(Err(error)) = directory.map(|directory| directory.tell_admin(url.as_deref())) {
+    if let Some(Err(error)) = directory.map(|directory| directory.write_admin_url(url.as_deref())) {
         tracing::warn!(%error, "cannot write the URL of the admin side into the data directory; pass it to commands with --admin");
     }
 }
@@ -325,8 +325,8 @@ fn start_archiver(
     archiver.map(Some).map_err(|source| StartError::Thread { source })
 }
 
-/// The delivery handler of queues that are created for jobs, unless somebody has chosen another default. Jobs are saved
-/// where that is possible, and their clients are notified after that. Otherwise clients are notified when a worker has
+/// The delivery handler of queues that are created for jobs, unless the configuration names another default. Jobs are
+/// saved if possible, and their clients are notified after that. Otherwise clients are notified when a worker has
 /// received the job; with `memory` they would be notified too early.
 fn job_policy(config: &Config) -> Option<Box<str>> {
     let policy = if config.data_dir.is_some() { policy::AT_LEAST_ONCE } else { policy::ACK_ON_SEND };
@@ -334,7 +334,7 @@ fn job_policy(config: &Config) -> Option<Box<str>> {
 }
 
 fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
-    // The standard library's hasher is keyed with randomness of the system, which is all that is needed here.
+    // The standard library's hasher is keyed with random data from the system, which is sufficient here.
     let mut seed = seeds.build_hasher();
     seed.write_usize(shard);
     BrokerConfig {

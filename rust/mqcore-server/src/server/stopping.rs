@@ -19,7 +19,7 @@ pub(super) async fn fence(hub: &Hub) {
     quiet.recv().await;
 }
 
-/// Stops everything, in order, once somebody has asked for it.
+/// Stops everything in order after a stop was requested.
 pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
     let open = hub.registry.stop();

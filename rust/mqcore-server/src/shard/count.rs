@@ -1,4 +1,4 @@
 //! How many shards a server can have.
 
-/// Shards at most: connections remember in the bits of a small number which shards wait for them.
+/// Maximum shards: connections store the shards that wait for them as bits of a `u16`.
 pub const SHARDS_MAX: usize = 16;

@@ -33,7 +33,7 @@ use crate::storage::journal_writer::JournalWriter;
 /// Batches taken from the inbox at once.
 const BATCHES_MAX: usize = 64;
 
-/// Commands before the effects so far are carried out: enough to share the cost, few enough to stay in the cache.
+/// Commands before pending effects are carried out: enough to share the cost, few enough to stay in the cache.
 const COMMANDS_MAX: usize = 1024;
 
 /// Stored messages delivered before the task looks for new commands.
@@ -86,7 +86,7 @@ impl Engine {
         engine
     }
 
-    /// Takes over what a journal had, and writes to it from now on. Before anything else.
+    /// Restores recovered state, and writes to the journal from now on. Called before anything else.
     pub(crate) fn restore(&mut self, had: RecoveredState, journal: JournalWriter) {
         let now = self.hub.clock.now();
         self.journal.attach(journal);
@@ -100,7 +100,7 @@ impl Engine {
         let mut alarm = Alarm::new();
         loop {
             if self.more {
-                // Lets other tasks of this thread run, however much there is to deliver.
+                // Other tasks of this thread get a turn, however much there is to deliver.
                 tokio::task::yield_now().await;
             } else {
                 let deadline = self.broker.next_timeout();
@@ -131,7 +131,7 @@ impl Engine {
             if quiet && !self.more && !waits {
                 self.fences.clear();
             } else if !self.fences.is_empty() && !waits {
-                // Somebody waits for quiet: look again at once.
+                // A caller waits until the shard is idle: check again at once.
                 self.more = true;
             }
         }
@@ -216,7 +216,7 @@ impl Engine {
             Urgent::Committed(level, sequence) => {
                 self.broker.committed(level, sequence, now, &mut self.effects);
             }
-            // Counted here and not by the journal's thread: who sees that the alarm is over may publish at once.
+            // Counted here and not by the journal's thread: a client that sees the alarm end may publish at once.
             Urgent::StorageRefuses(why) => {
                 self.hub.counters.journal.refusing(self.shard, true);
                 self.broker.storage_refuses(&why, now, &mut self.effects);
@@ -242,7 +242,7 @@ impl Engine {
             Urgent::WaitingMessage(queue, max, reply) => {
                 self.journal.look(self.broker.waiting(&queue, max), reply);
             }
-            Urgent::Sight(sought, reply) => {
+            Urgent::Locate(sought, reply) => {
                 let _ = reply.send(self.broker.locations(&sought));
             }
             Urgent::Takes(queues, reply) => {
@@ -271,7 +271,7 @@ impl Engine {
         self.handlers.open.set_timeout(handler, timeout);
     }
 
-    /// Takes a router of the program, unless there are as many as there may be.
+    /// Creates a router of the program, unless the limit is reached.
     pub(crate) fn define_router(&mut self, router: RouterDefinition) {
         let name = router.name.clone();
         if let Err(rejection) = self.broker.define_router(router) {
@@ -290,9 +290,9 @@ impl Engine {
         while !self.effects.is_empty() {
             self.carry_out(now);
         }
-        // A message can be stored without any effect, and is history all the same.
+        // Storing a message may cause no effect, but still produces history.
         self.journal.write(&mut self.broker, &self.hub);
-        // Asked last, as a transfer gives work too.
+        // Checked last, because a transfer creates work too.
         self.more = self.broker.has_work();
     }
 
@@ -302,9 +302,9 @@ impl Engine {
             match effect {
                 Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
-                Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.told(event),
+                Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.shard_event(event),
                 Effect::Notify(connection, event) => {
-                    self.staging.tell(connection, event, &self.hub);
+                    self.staging.send_event(connection, event, &self.hub);
                 }
                 Effect::Ask(question) => {
                     self.handlers.push(question, now, &self.hub.counters.handlers);
@@ -336,7 +336,7 @@ impl Engine {
 
     fn close(&mut self, connection: ConnectionId, rejection: &Rejection) {
         tracing::info!(connection = connection.0, reason = %rejection, "closed a connection");
-        // The only connections that the broker ends because it is busy are those that hold it up.
+        // Of the connections that the broker closes as busy, all are slow consumers.
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
         self.staging.close(connection, reason, &self.hub);

@@ -1,4 +1,4 @@
-//! The handlers of one shard: questions on their way to them, and those without an answer.
+//! The handlers of one shard: questions to be sent, and those without an answer.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::hub::Hub;
 use crate::shard::questions::Questions;
 use crate::stats::counters::HandlerCounters;
 
-/// What a shard needs to ask handlers.
+/// The state that a shard needs to ask handlers.
 pub(crate) struct Handlers {
     port: Arc<dyn HandlerPort>,
-    /// Where handlers answer to.
+    /// Receives the handlers' answers.
     sink: Arc<dyn AnswerSink>,
     /// Questions without an answer.
     pub(crate) open: Questions,

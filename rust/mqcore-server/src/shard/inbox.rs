@@ -1,4 +1,4 @@
-//! The inbox of a shard: what can be sent to it, and how much.
+//! The inbox of a shard: its kinds of input, and the limit on their size.
 
 use std::sync::Arc;
 
@@ -17,24 +17,24 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use crate::handler::AnswerSink;
 use crate::net::outbox::Outbox;
 
-/// Bytes, as read from sockets, that may wait for one shard; connections with more wait. Small enough to stay in
-/// the cache of a core, large enough that a shard never runs dry while others still read.
+/// Maximum bytes, as read from sockets, that wait for one shard; connections with more wait. Small enough to stay in
+/// the cache of a core, large enough that a shard never runs dry while connections read.
 const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Bytes per permit.
 const PERMIT_BYTES: usize = 1024;
 
-/// The commands of one connection that came in one go.
+/// Commands of one connection, decoded together.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) client: Arc<Client>,
     pub(crate) commands: Vec<Command>,
-    /// Room in the inbox, given back when the batch is dropped.
+    /// Room in the inbox, released when the batch is dropped.
     pub(crate) room: Option<OwnedSemaphorePermit>,
 }
 
-/// The room of a batch of which parts went to other shards.
+/// The room of a batch whose parts went to several shards.
 pub(crate) type SharedRoom = Arc<OwnedSemaphorePermit>;
 
 /// Input from connections, in order.
@@ -79,7 +79,7 @@ pub(crate) enum Urgent {
     /// A request for up to so many waiting messages of a queue.
     WaitingMessage(QueueAddress, usize, oneshot::Sender<Option<Vec<WaitingMessage>>>),
     /// A request for the location of a message.
-    Sight(MessageQuery, oneshot::Sender<Locations>),
+    Locate(MessageQuery, oneshot::Sender<Locations>),
     /// Which of these queues exist, or would be created by publishing?
     Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
     /// Runs of schedules for queues of this shard.
@@ -111,8 +111,8 @@ pub(crate) struct ShardInbox {
     pub(crate) urgent: mpsc::UnboundedReceiver<Urgent>,
 }
 
-/// Makes both sides. The channels have no bound of their own: batches are bounded by the room they need, closings
-/// and the like by the number of connections, answers by the questions asked.
+/// Creates both sides. The channels are not bounded themselves: batches are bounded by the room that they need,
+/// closings by the number of connections, answers by the number of questions.
 pub(crate) fn channel() -> (ShardHandle, ShardInbox) {
     let (inbox_sender, inbox) = mpsc::unbounded_channel();
     let (urgent_sender, urgent) = mpsc::unbounded_channel();
@@ -120,7 +120,7 @@ pub(crate) fn channel() -> (ShardHandle, ShardInbox) {
     (ShardHandle { inbox: inbox_sender, urgent: urgent_sender, room }, ShardInbox { inbox, urgent })
 }
 
-/// How many permits a batch made of this many bytes needs. One that is larger than all the room takes all of it.
+/// How many permits a batch of this many bytes needs. A batch larger than all the room takes all of it.
 pub(crate) fn permits_for(bytes: usize) -> u32 {
     (bytes / PERMIT_BYTES + 1).min(INBOX_BYTES_MAX / PERMIT_BYTES) as u32
 }

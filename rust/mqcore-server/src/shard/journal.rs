@@ -1,4 +1,4 @@
-//! The shard's side of its journal: records, history and reads, gathered until they are handed to the thread together.
+//! The shard's side of its journal: collects records, history and reads, and sends them to the thread together.
 
 use std::task::{Context, Poll};
 
@@ -15,7 +15,7 @@ use crate::storage::body_reader::ReadRequest;
 use crate::storage::journal_batch::JournalBatch;
 use crate::storage::journal_writer::JournalWriter;
 
-/// What is to be saved and read, and the thread that does it.
+/// Pending records and reads, and the thread that executes them.
 #[derive(Default)]
 pub(crate) struct ShardJournal {
     records: Vec<(Sequence, Record)>,
@@ -54,7 +54,7 @@ impl ShardJournal {
         }
     }
 
-    /// Hands everything that was gathered, and the broker's history, to the thread.
+    /// Sends everything collected, and the broker's history, to the thread.
     pub(crate) fn write(&mut self, broker: &mut Broker, hub: &Hub) {
         let Some(writer) = &self.writer else { return };
         broker.take_history(&mut self.history);
@@ -68,7 +68,7 @@ impl ShardJournal {
         writer.write(JournalBatch { reads, records, history, dropped: 0, written, sync });
     }
 
-    /// Answers with messages that wait in a queue. The thread reads those that are not in memory.
+    /// Returns messages that wait in a queue. The thread reads those that are not in memory.
     pub(crate) fn look(
         &self,
         waiting: Option<Vec<WaitingMessage>>,
@@ -82,7 +82,7 @@ impl ShardJournal {
                 });
             }
             (waiting, _) => {
-                // The caller may have gone; then nobody needs the answer.
+                // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(waiting);
             }
         }

@@ -1,4 +1,4 @@
-//! What a shard sends to the other shards of its server: dead letters, forwarded commands, and receipts for both.
+//! Effects on other shards of the server: dead letters, forwarded commands, and receipts for both.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use mqcore_broker::shard::Broker;
 use crate::hub::Hub;
 use crate::shard::inbox::{SharedRoom, Urgent};
 
-/// Effects for other shards, gathered until they are sent together.
+/// Effects for other shards, collected until they are sent together.
 pub(crate) struct PeerShards {
     shard: usize,
     /// Dead letters, by shard.
@@ -55,12 +55,12 @@ impl PeerShards {
         }
     }
 
-    /// Keeps the room of what another shard has forwarded and this one forwards again.
+    /// Keeps the room of commands that another shard forwarded and this one forwards again.
     pub(crate) fn extend_rooms(&mut self, rooms: &[SharedRoom]) {
         self.rooms.extend(rooms.iter().cloned());
     }
 
-    /// Sends everything that was gathered. What is for this very shard is done at once.
+    /// Sends everything collected. Effects on this very shard are applied at once.
     pub(crate) fn send(&mut self, broker: &mut Broker, now: Timestamp, effects: &mut Vec<Effect>, hub: &Hub) {
         for (shard, transfers) in self.transfers.iter_mut().enumerate() {
             if transfers.is_empty() {

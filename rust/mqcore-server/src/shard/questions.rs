@@ -1,4 +1,4 @@
-//! Which questions handlers still owe an answer to, for the metrics and for tests that wait for all to be quiet.
+//! Questions to handlers without an answer, for the metrics and for tests that wait until the server is idle.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ impl Questions {
         Self { deadlines: HashMap::default(), earliest: Timestamp::NEVER, timeouts: Vec::new() }
     }
 
-    /// How long a handler may take.
+    /// Sets the time in which a handler must answer.
     pub(crate) fn set_timeout(&mut self, handler: HandlerId, timeout: Duration) {
         let index = usize::from(handler.0);
         if self.timeouts.len() <= index {
@@ -44,14 +44,14 @@ impl Questions {
         counters.asked.add(1);
     }
 
-    /// An answer came. One that was counted as late already is not counted again.
+    /// An answer has arrived. If it was already counted as late, it is not counted again.
     pub(crate) fn answered(&mut self, question: QuestionId, counters: &HandlerCounters) {
         if self.deadlines.remove(&question).is_some() {
             counters.answered.add(1);
         }
     }
 
-    /// Counts those whose time is over.
+    /// Counts questions past their deadline.
     pub(crate) fn expire(&mut self, now: Timestamp, counters: &HandlerCounters) {
         if now < self.earliest {
             return;

@@ -1,7 +1,7 @@
-//! What one turn of a shard wants sent, collected by connection, so that each is locked and woken once.
+//! Output of one run of a shard, collected by connection, so that each is locked and woken once.
 //!
-//! Per connection the order is that of the effects. Deliveries to the same list of consumers that come one after the
-//! other form a *run*: they are encoded once, into a chunk that all of the list share.
+//! For each connection, the order is that of the effects. Consecutive deliveries to the same list of consumers form a
+//! *batch*: they are encoded once, into a chunk that the whole list shares.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::hub::Hub;
 use crate::net::outbox::{Outbox, Outgoing, Pushed, event_bytes};
 use crate::stats::counters::CloseReason;
 
-/// A chunk is closed when it has reached this size, so that writing can begin to free what is written.
+/// At this size a chunk is closed, so that the connection can start to write and free it.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Collects what is to be sent.
+/// Collects the output.
 #[derive(Debug)]
 pub(crate) struct Staging {
     shard: usize,
     connections: HashMap<ConnectionId, Staged, foldhash::fast::RandomState>,
-    /// Those of `connections` that have something to send.
+    /// Those of `connections` that have output.
     dirty: Vec<ConnectionId>,
     run: Option<Run>,
     runs_begun: u64,
@@ -35,11 +35,11 @@ pub(crate) struct Staging {
 struct Staged {
     outbox: Arc<Outbox>,
     outgoing: Vec<Outgoing>,
-    /// Frames for this connection alone, not yet in `outgoing`.
+    /// Frames for this connection only, not yet in `outgoing`.
     own: Vec<u8>,
-    /// How large `own` became last time: what to begin with.
+    /// The previous size of `own`: the initial capacity of the next one.
     own_hint: usize,
-    /// What all of it weighs.
+    /// The total size in bytes.
     bytes: usize,
     /// The last run that this connection was part of.
     run: u64,
@@ -55,13 +55,13 @@ struct Run {
     spoken: [bool; Protocol::ALL.len()],
     /// Members of the list whose sessions encode.
     by_session: Vec<ConnectionId>,
-    /// For all of the list, or for all but its first.
+    /// For the whole list, or for all except the first.
     shared: Chunks,
-    /// For the first of the list, from the moment on when it has to read something else.
+    /// For the first of the list, once its frames differ from the others'.
     first: Option<Chunks>,
 }
 
-/// What a run consists of.
+/// The kind of output in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Delivery,
@@ -82,7 +82,7 @@ fn published(publication: &Publication) -> Event {
     Event::Published { topic: publication.topic.clone(), message: publication.message.clone() }
 }
 
-/// The same frames in each protocol that somebody of the list speaks.
+/// The same frames in each protocol of the list's members.
 #[derive(Debug, Default)]
 struct Chunks([Vec<u8>; Protocol::ALL.len()]);
 
@@ -100,7 +100,7 @@ impl Staged {
         }
     }
 
-    /// An event, which the session turns into frames.
+    /// Adds an event, which the session turns into frames.
     fn push_event(&mut self, event: Event) {
         self.close_own();
         self.bytes += event_bytes(&event);
@@ -115,7 +115,7 @@ impl Staged {
         }
     }
 
-    /// Appends what `encode` appends, for this connection alone.
+    /// Appends the bytes that `encode` produces, for this connection only.
     #[inline]
     fn append_own(&mut self, hub: &Hub, encode: impl FnOnce(&mut Vec<u8>)) {
         if self.own.capacity() == 0 {
@@ -138,7 +138,7 @@ impl Staging {
         Self { shard, connections: HashMap::default(), dirty: Vec::new(), run: None, runs_begun: 0 }
     }
 
-    /// Somebody speaks to this shard, and will be spoken to.
+    /// Registers a connection that sends to this shard.
     pub(crate) fn meet(&mut self, outbox: &Arc<Outbox>) {
         if let MapEntry::Vacant(vacant) = self.connections.entry(outbox.connection) {
             vacant.insert(Staged::new(Arc::clone(outbox)));
@@ -150,14 +150,14 @@ impl Staging {
         self.connections.remove(&connection);
     }
 
-    /// Makes a connection known that never spoke to this shard: the producer of a message that was dead-lettered to
-    /// here, for example. `false` if there is no such connection any more.
+    /// Registers a connection that never sent to this shard, for example the producer of a message that was
+    /// dead-lettered here. `false` if the connection is gone.
     fn know(&mut self, connection: ConnectionId, hub: &Hub) -> bool {
         match self.connections.entry(connection) {
             MapEntry::Occupied(_) => true,
             MapEntry::Vacant(vacant) => match hub.registry.find(connection) {
-                // One that has ended may linger in the registry, but this shard will not hear of its end again: it would
-                // be known here for ever.
+                // An ended connection may still be in the registry, but this shard would not be notified of its end
+                // again, and would keep its entry forever.
                 Some(outbox) if !outbox.has_ended() => {
                     vacant.insert(Staged::new(outbox));
                     true
@@ -167,7 +167,7 @@ impl Staging {
         }
     }
 
-    /// The place of a connection, with everything before in order. `None` if it has ended.
+    /// The entry of a connection, after closing its current run. `None` if it has ended.
     fn place(&mut self, connection: ConnectionId, hub: &Hub) -> Option<&mut Staged> {
         if !self.know(connection, hub) {
             return None;
@@ -184,21 +184,21 @@ impl Staging {
         Some(staged)
     }
 
-    /// An event for a connection's session.
-    pub(crate) fn tell(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
+    /// Adds an event for a connection's session.
+    pub(crate) fn send_event(&mut self, connection: ConnectionId, event: Event, hub: &Hub) {
         if let Some(staged) = self.place(connection, hub) {
             staged.push_event(event);
         }
     }
 
-    /// The end of a connection, behind everything else.
+    /// Ends a connection after everything added before.
     pub(crate) fn close(&mut self, connection: ConnectionId, reason: CloseReason, hub: &Hub) {
         let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
         staged.outgoing.push(Outgoing::Close(reason));
     }
 
-    /// A message for one or many consumers.
+    /// Adds a message for one or many consumers.
     pub(crate) fn deliver(&mut self, deliver: &Deliver, hub: &Hub) {
         match &deliver.to {
             Recipients::One(connection) => self.deliver_one(*connection, deliver, hub),
@@ -225,7 +225,7 @@ impl Staging {
         );
     }
 
-    /// A topic's message for one or many subscribers.
+    /// Adds a topic's message for one or many subscribers.
     pub(crate) fn publish(&mut self, publication: &Publication, hub: &Hub) {
         match &publication.to {
             Recipients::One(connection) => {
@@ -242,8 +242,8 @@ impl Staging {
         }
     }
 
-    /// Appends to the run of this list what `encode` appends, which returns the size of the largest chunk by then. Members
-    /// whose sessions encode get an event of their own.
+    /// Appends to the run of this list the bytes that `encode` produces; `encode` returns the size of the largest
+    /// chunk. Members whose sessions encode get an event of their own.
     fn encode_many(
         &mut self,
         to: &Arc<[ConnectionId]>,
@@ -316,8 +316,8 @@ impl Staging {
         }
     }
 
-    /// Hands everything over. Appends those connections to `congested` that should get nothing more for now. False if
-    /// there was nothing to hand over.
+    /// Pushes everything to the outboxes. Appends to `congested` the connections that should receive no more for now.
+    /// False if there was nothing to push.
     pub(crate) fn flush(&mut self, congested: &mut Vec<ConnectionId>) -> bool {
         self.close_run();
         let any = !self.dirty.is_empty();
@@ -335,7 +335,7 @@ impl Staging {
 }
 
 impl Run {
-    /// Appends a topic's message, which is the same for all of the list, and answers how large a chunk is by now.
+    /// Appends a topic's message, which is the same for the whole list, and returns the size of the largest chunk.
     fn encode_publication(&mut self, publication: &Publication) -> usize {
         let mut largest = 0;
         for protocol in Protocol::ALL.into_iter().filter(|protocol| self.spoken[*protocol as usize]) {
@@ -351,7 +351,7 @@ impl Run {
         largest
     }
 
-    /// Appends the message, and answers how large a chunk is by now.
+    /// Appends the message, and returns the size of the largest chunk.
     fn encode(&mut self, deliver: &Deliver) -> usize {
         if deliver.first && self.first.is_none() {
             self.first = Some(Chunks(self.shared.0.clone()));

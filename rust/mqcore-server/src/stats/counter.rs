@@ -1,8 +1,8 @@
-//! A number that only grows.
+//! A monotonic counter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows. Relaxed, because counters are read independently of each other.
+/// A monotonic counter. Relaxed, because counters are read independently of each other.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -23,7 +23,7 @@ pub(crate) enum CloseReason {
     HalfOpenLimit,
     /// The peer read too slowly.
     SlowConsumer,
-    /// The broker refused it.
+    /// The broker rejected it.
     Refused,
     /// The user, token or rights of the peer changed.
     Revoked,
@@ -80,7 +80,7 @@ pub(crate) struct ProtocolCounters {
     pub(crate) rejected: Counter,
     /// Ignored frames of connections that have ended: no hops left, or of an unknown type.
     pub(crate) ignored_frames: Counter,
-    /// Requests whose peers were told only the number under which the log says what was wrong with them.
+    /// Requests whose peers received only an error number; the log explains it.
     pub(crate) request_errors: Counter,
     /// Bytes read.
     pub(crate) bytes_in: Counter,
@@ -149,7 +149,7 @@ impl JournalCounters {
         self.quarantined[shard].store(stats.quarantined, Ordering::Relaxed);
     }
 
-    /// Bytes of segment files, live records, quarantined segments, shards that refuse.
+    /// Bytes of segment files, live records, quarantined segments, and shards that reject messages.
     pub(crate) fn sums(&self) -> [u64; 4] {
         [&self.file_bytes, &self.live, &self.quarantined, &self.refusing]
             .map(|shards| shards.iter().map(|shard| shard.load(Ordering::Relaxed)).sum())
@@ -203,7 +203,7 @@ pub(crate) struct ArchiveCounters {
     pub(crate) waiting: [AtomicU64; SHARDS_MAX],
 }
 
-/// All of them.
+/// All counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     protocols: [ProtocolCounters; Protocol::ALL.len()],

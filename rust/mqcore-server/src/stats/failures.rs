@@ -1,4 +1,4 @@
-//! The last requests that could not be done, of protocols that tell their peer only a number: what the number stands for.
+//! The last failed requests of protocols whose errors contain only a number, and what that number means.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -6,39 +6,39 @@ use std::sync::{Mutex, PoisonError};
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
-/// Failures that are kept; the oldest goes first.
+/// Maximum failures stored; the oldest is removed first.
 pub const FAILURES_MAX: usize = 1000;
 
-/// Characters of a text that a peer had a hand in, at most.
+/// Maximum characters of a text that a peer can influence.
 const TEXT_MAX: usize = 512;
 
-/// A request that could not be done.
+/// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// The number that the peer was told.
+    /// The error number that the peer received.
     pub error: String,
-    /// The request's id as the peer wrote it, unprintable bytes escaped.
+    /// The request's ID as the peer wrote it, unprintable bytes escaped.
     pub request: String,
-    /// What was wrong and what to do.
+    /// The reason, and what to do.
     pub why: String,
-    /// When, Unix milliseconds.
+    /// When it happened, in Unix milliseconds.
     pub at: Timestamp,
     /// The peer's client id.
     pub client: String,
     /// The peer's connection.
     pub connection: ConnectionId,
-    /// What it speaks.
+    /// The protocol of the connection.
     pub protocol: &'static str,
 }
 
-/// The last of them, in the order in which they happened.
+/// The last failures, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     kept: Mutex<VecDeque<Failure>>,
 }
 
 impl Failures {
-    /// Locks and allocates: a failure is told to its peer, who hardly lives on them.
+    /// Locks and allocates, which is fine because failures are rare.
     pub(crate) fn add(&self, mut failure: Failure) {
         shorten(&mut failure.request);
         shorten(&mut failure.why);
@@ -49,7 +49,7 @@ impl Failures {
         kept.push_back(failure);
     }
 
-    /// The last `limit` of them, the latest first.
+    /// The last `limit` failures, the latest first.
     pub(crate) fn latest(&self, limit: usize) -> Vec<Failure> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().rev().take(limit).cloned().collect()

@@ -1,13 +1,13 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Each metric is a row of a table: name, kind, help, and the function that reads its samples. Labels are bounded: protocols,
-//! reasons and outcomes are closed sets; queues appear only when asked for, and then at most [`QUEUES_MAX`](queues::QUEUES_MAX)
-//! of them. Each protocol adds metrics of its own.
+//! Each metric is a row of a table: name, kind, help, and the function that reads its samples. Labels are bounded:
+//! protocols, reasons and outcomes are closed sets; queues appear only on request, and then at most
+//! [`QUEUES_MAX`](queues::QUEUES_MAX) of them. Each protocol adds metrics of its own.
 //!
 //! | module | tables |
 //! |---|---|
 //! | `messages` | messages, topics, routers, handlers |
-//! | `queues` | queues, one by one |
+//! | `queues` | single queues |
 //! | `connections` | connections, logins, TLS |
 //! | `limits` | rate limits and the broker's own limits |
 //! | `schedules` | schedules |
@@ -31,7 +31,7 @@ use mqcore_session::protocol::MetricFamily;
 use crate::hub::Hub;
 use crate::stats::snapshot::Totals;
 
-/// What metrics are read from.
+/// The sources of metrics.
 struct Source<'a> {
     hub: &'a Hub,
     snapshot: &'a ShardStats,
@@ -39,7 +39,7 @@ struct Source<'a> {
     uptime_seconds: f64,
 }
 
-/// Whether a value only grows.
+/// Whether a value only increases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Counter,
@@ -67,7 +67,7 @@ const fn gauge(name: &'static str, help: &'static str, samples: fn(&Source<'_>, 
     Metric { name, kind: Kind::Gauge, help, samples }
 }
 
-/// Metrics that appear together, and when they do.
+/// Metrics that appear together, and their condition.
 struct Table {
     metrics: &'static [Metric],
     applies: fn(&Source<'_>) -> bool,

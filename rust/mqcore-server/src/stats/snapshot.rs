@@ -1,4 +1,4 @@
-//! What all shards know, joined into one answer.
+//! Combines the state of all shards into one answer.
 
 use mqcore_broker::model::id::{QueueAddress, RouterName};
 use mqcore_broker::model::location::{Locations, MessageQuery};
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
-/// Asks every shard, and joins what they say. Shards that have stopped add nothing.
+/// Asks every shard, and combines the answers. Shards that have stopped add nothing.
 pub(crate) async fn take(hub: &Hub) -> ShardStats {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
@@ -27,7 +27,7 @@ pub(crate) async fn take(hub: &Hub) -> ShardStats {
     joined
 }
 
-/// Looks into a queue. `None`: there is no such queue, or its shard has stopped.
+/// Waiting messages of a queue. `None`: the queue does not exist, or its shard has stopped.
 pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
     let shard = queue.channel.shard(hub.shards.len());
     let (reply, answer) = oneshot::channel();
@@ -35,12 +35,12 @@ pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Optio
     answer.await.ok().flatten()
 }
 
-/// Looks for messages: in each shard for that which `sought` has for it. `None`: a shard has stopped.
+/// Looks for messages: in each shard with its query in `sought`. `None`: a shard has stopped.
 pub(crate) async fn locate(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(usize, Locations)>> {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for (shard, sought) in hub.shards.iter().zip(sought) {
         let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::Sight(sought, reply));
+        shard.send_urgent(Urgent::Locate(sought, reply));
         replies.push(answer);
     }
     let mut found = Vec::with_capacity(replies.len());
@@ -50,7 +50,7 @@ pub(crate) async fn locate(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(
     Some(found)
 }
 
-/// Returns when every shard has taken a turn; `false` if one has stopped.
+/// Returns when every shard has run once; `false` if one has stopped.
 pub(crate) async fn ping(hub: &Hub) -> bool {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
@@ -67,7 +67,7 @@ pub(crate) async fn ping(hub: &Hub) -> bool {
 }
 
 fn join(joined: &mut ShardStats, snapshot: ShardStats) {
-    // Taken apart, so that a new field cannot be forgotten here.
+    // Destructured, so that a new field cannot be forgotten here.
     let ShardStats {
         channels,
         queues,
@@ -109,9 +109,9 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     }
 }
 
-/// Adds the counters of `stats` to those of `sum`; of moments, the later remains.
+/// Adds the counters of `stats` to those of `sum`. Of two times, the later remains.
 pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
-    // Taken apart, so that a new counter cannot be forgotten here.
+    // Destructured, so that a new counter cannot be forgotten here.
     let QueueStats {
         received,
         sent,
@@ -148,18 +148,18 @@ pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
     sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
 }
 
-/// What was counted about a router.
+/// The counters of a router.
 pub(crate) fn router_counts(snapshot: &ShardStats, name: &RouterName) -> RouterCounts {
     let found = snapshot.router_counts.iter().find(|(known, _)| known == name);
     found.map(|(_, counts)| counts.clone()).unwrap_or_default()
 }
 
-/// Sums over queues and topics, those that are gone included in the counters.
+/// Sums over queues and topics. Counters include deleted ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Totals {
-    /// Stored and not handed out.
+    /// Stored and not in flight.
     pub(crate) ready: u64,
-    /// Handed out and not settled.
+    /// Delivered and not settled.
     pub(crate) in_flight: u64,
     /// Waiting for a handler.
     pub(crate) undecided: u64,
@@ -167,7 +167,7 @@ pub(crate) struct Totals {
     pub(crate) memory_bytes: u64,
     /// Counters.
     pub(crate) stats: QueueStats,
-    /// Counters of topics, those that are forgotten included.
+    /// Counters of topics, including removed ones.
     pub(crate) topics: TopicStats,
 }
 

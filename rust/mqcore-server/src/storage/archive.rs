@@ -1,7 +1,7 @@
-//! A backup as one stream of bytes: a tar archive, made while it is read.
+//! A backup as one stream of bytes: a tar archive, produced while it is read.
 //!
-//! The files come first, then `manifest.json` with the length and SHA-256 of each. An archive without its manifest is one
-//! whose making was interrupted.
+//! The files come first, then `manifest.json` with the length and SHA-256 of each. An archive without a manifest is
+//! incomplete.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::storage::backup::{Backup, BackupFile};
 
-/// What tar counts in.
+/// The block size of tar.
 const BLOCK: usize = 512;
 const MANIFEST: &str = "manifest.json";
 
@@ -28,7 +28,7 @@ pub struct Archive {
     ended: bool,
 }
 
-/// The file that is being read.
+/// The file being read.
 #[derive(Debug)]
 struct Open {
     file: File,
@@ -37,7 +37,7 @@ struct Open {
 }
 
 impl Archive {
-    /// Begins at the beginning.
+    /// Starts at the first file.
     pub fn new(backup: Backup) -> Self {
         let mut archive = Self {
             backup,
@@ -55,7 +55,7 @@ impl Archive {
         archive
     }
 
-    /// Bytes of files; the archive has a few more.
+    /// Total bytes of files; the archive is slightly larger.
     pub fn file_bytes(&self) -> u64 {
         self.backup.total_bytes()
     }
@@ -71,7 +71,7 @@ impl Archive {
         self.ready.resize(self.ready.len().next_multiple_of(BLOCK), 0);
     }
 
-    /// Makes more bytes ready, or opens the next file. False: that was all.
+    /// Prepares more bytes, or opens the next file. False: the archive is complete.
     fn go_on(&mut self) -> io::Result<bool> {
         self.ready.clear();
         self.ready_at = 0;
@@ -100,7 +100,7 @@ impl Archive {
         Ok(true)
     }
 
-    /// Reads from the open file; at its end closes it.
+    /// Reads from the open file, and closes it at its end.
     fn read_file(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(open) = &mut self.open else { return Ok(0) };
         let file = &self.backup.files[self.next];
@@ -161,7 +161,7 @@ fn named(file: &BackupFile, error: &io::Error) -> String {
     format!("{}: {error}", file.path.display())
 }
 
-/// The block in front of a file: name, mode, owner, length, time and a sum, as POSIX's ustar has them.
+/// The header block of a file, as in POSIX's ustar: name, mode, owner, length, time and checksum.
 fn header(name: &str, bytes: u64, created_ms: u64) -> [u8; BLOCK] {
     let mut block = [0; BLOCK];
     let mut put = |at: usize, text: &str| block[at..at + text.len()].copy_from_slice(text.as_bytes());

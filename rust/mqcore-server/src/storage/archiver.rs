@@ -1,8 +1,8 @@
-//! The thread that carries history over from the journals to Parquet files.
+//! The thread that copies history from the journals to Parquet files.
 //!
-//! The threads that write the journals say which sealed segments there are; this one reads them beside, at the lowest priority,
-//! and says how far it got. Nobody waits for it. What fails is tried again, and an alarm stands meanwhile; nothing that it
-//! does can stop the broker.
+//! The journal writers announce sealed segments. This thread reads them at the lowest priority, and reports how far
+//! it got. No other thread waits for it. It retries what fails, and raises an alarm until it succeeds; no failure
+//! here stops the broker.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,12 +20,12 @@ use crate::hub::Hub;
 use crate::stats::counters::ArchiveCounters;
 use crate::storage::data_dir::DataDir;
 
-/// How long it waits before it tries again what failed.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it looks for files that are too old.
+/// Time before a retry.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Interval between checks for files that are too old.
 const RETENTION: Duration = Duration::from_secs(60);
 
-/// How everybody else reaches the thread. It ends when the last of these is dropped.
+/// A handle to the thread, which ends when the last handle is dropped.
 #[derive(Debug, Clone)]
 pub(crate) struct Archiver {
     offers: Sender<(usize, NoteInventory)>,
@@ -59,24 +59,24 @@ impl Archiver {
         Ok(Self { offers, archived, interval_ms })
     }
 
-    /// What can be read of a shard's journal.
+    /// Announces what can be read of a shard's journal.
     pub(crate) fn offer(&self, shard: usize, inventory: NoteInventory) {
         // The thread ends only when this is dropped.
         let _ = self.offers.send((shard, inventory));
     }
 
-    /// Notes of this shard below this number are archived.
+    /// All notes of this shard below this number are archived.
     pub(crate) fn archived(&self, shard: usize) -> u64 {
         self.archived[shard].load(Ordering::Acquire)
     }
 
-    /// How old history may become before it is offered.
+    /// Maximum age of history before it is offered.
     pub(crate) fn interval_ms(&self) -> u64 {
         self.interval_ms
     }
 }
 
-/// Everybody else's work comes first. Only Linux has priorities of single threads.
+/// Lowers the priority of this thread. Only Linux has priorities of single threads.
 fn yield_to_others() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::nice(19) {
@@ -89,18 +89,18 @@ struct ArchiveThread {
     hub: Arc<Hub>,
     directory: Arc<DataDir>,
     archived: Arc<[AtomicU64]>,
-    /// `None`: it is opened when it is needed, and after each failure.
+    /// `None`: not opened yet, or closed after a failure.
     archive: Option<Archive<TreeStorage>>,
     offered: BTreeMap<usize, NoteInventory>,
     retained: Option<Instant>,
-    /// When it failed last, until it succeeds.
+    /// The time of the last failure, until an attempt succeeds.
     failed: Option<Instant>,
 }
 
 impl ArchiveThread {
     fn run(mut self, offers: &Receiver<(usize, NoteInventory)>) {
         loop {
-            match offers.recv_timeout(PATIENCE) {
+            match offers.recv_timeout(RETRY_INTERVAL) {
                 Ok((shard, inventory)) => {
                     self.offered.insert(shard, inventory);
                 }
@@ -110,7 +110,7 @@ impl ArchiveThread {
             if !self.take_offers(offers) {
                 return;
             }
-            if self.failed.is_some_and(|failed| failed.elapsed() < PATIENCE) {
+            if self.failed.is_some_and(|failed| failed.elapsed() < RETRY_INTERVAL) {
                 continue;
             }
             match self.work(offers) {
@@ -121,7 +121,7 @@ impl ArchiveThread {
         }
     }
 
-    /// Takes what else was offered; false at the end.
+    /// Takes further offers. False at the end.
     fn take_offers(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> bool {
         loop {
             match offers.try_recv() {
@@ -134,7 +134,7 @@ impl ArchiveThread {
         }
     }
 
-    /// Archives everything that is offered, and lets go what is too old; false at the end.
+    /// Archives everything offered, and removes files that are too old. False at the end.
     fn work(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> Result<bool, ArchiveError> {
         let hub = Arc::clone(&self.hub);
         let counters = &hub.counters.archive;
@@ -145,7 +145,7 @@ impl ArchiveThread {
                 let round = archive.round(shard as u32, &journal, &inventory, hub.clock.now().0);
                 let round = match round {
                     Err(ArchiveError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                        // Housekeeping was quicker. It has told us, or will, what there is now.
+                        // Housekeeping has removed the segment. The inventory without it has arrived, or will.
                         self.archive = None;
                         break;
                     }

@@ -1,9 +1,10 @@
-//! A whole copy of the data directory of a broker that goes on working.
+//! A consistent copy of the data directory of a running broker.
 //!
-//! All journal writers meet, those of limits and of schedules among them: each writes and syncs what it has, says which beginnings of which files hold it, and waits a
-//! moment until all others have done so. A message that moves from one shard to another is settled in the first only
-//! after it is saved in the second, so at such a moment it is in at least one of them. From then on no writer removes
-//! a file until the [`Backup`] is dropped, and everything else goes on: what is copied later is what was there then.
+//! All journal writers meet, including those of limits and schedules: each writes and syncs what it has, reports its
+//! files and their valid lengths, and pauses until all others have done so. A message that moves between shards is
+//! settled in the first only after it is saved in the second, so at such a moment at least one of them has it. From
+//! then on no writer removes a file until the [`Backup`] is dropped. Everything else continues: the copy shows the
+//! state at that moment.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,10 +18,10 @@ use crate::schedules::port::SchedulePort;
 use crate::storage::data_dir::{DataDir, DataDirError, SideJournal};
 use crate::storage::inspection::StoppedDataDir;
 
-/// How long all writers may take to meet: each finishes what it is at. Those that came early wait for so long.
+/// Time for all writers to meet: each finishes its current batch, and early ones wait.
 const MEETING: Duration = Duration::from_secs(5);
 
-/// Why there is no backup. Nothing was changed by the attempt.
+/// Why there is no backup. The data directory is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
@@ -29,75 +30,75 @@ pub enum BackupError {
         "nothing to back up: the broker has no data directory and stores everything in memory; start it with --data-dir"
     )]
     NothingKept,
-    /// There is one already.
+    /// Another backup is in progress.
     #[error("another backup is in progress; wait until it is complete")]
     Busy,
     /// The server stops or has stopped.
     #[error("the server is stopping")]
     Stopping,
-    /// A shard's journal cannot vouch for what it holds.
+    /// The journal of a shard has failed, so its contents are uncertain.
     #[error("cannot copy the journal of shard {shard}: {why}")]
     Shard {
-        /// Which.
+        /// The shard.
         shard: usize,
-        /// In words.
+        /// The reason.
         why: String,
     },
-    /// A journal beside those of the shards cannot vouch for what it holds.
+    /// A side journal has failed, so its contents are uncertain.
     #[error("cannot copy the journal of {}: {why}", journal.as_str())]
     Side {
-        /// Which.
+        /// The journal.
         journal: SideJournal,
-        /// In words.
+        /// The reason.
         why: String,
     },
     /// A disk did not answer in time.
     #[error("cannot sync all journals within 5 s: the disk is too slow; try again later")]
     TooSlow,
-    /// A stopped broker's directory cannot be used.
+    /// The directory of a stopped broker cannot be used.
     #[error(transparent)]
     Directory(#[from] DataDirError),
-    /// A file of a stopped broker's directory cannot be looked at.
+    /// A file of a stopped broker cannot be inspected.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
 }
 
-/// A consistent set of files, kept from being removed until this is dropped.
+/// A consistent set of files, protected from removal until this is dropped.
 #[derive(Debug)]
 pub struct Backup {
     pub(crate) files: Vec<BackupFile>,
-    /// The file `format`, word by word.
+    /// The content of the file `format`.
     pub(crate) format: String,
     pub(crate) shards: usize,
-    /// Saved messages in it; unknown of a stopped broker.
+    /// The number of saved messages; unknown for a stopped broker.
     pub(crate) live: Option<u64>,
     pub(crate) created_ms: u64,
     _held: Held,
 }
 
-/// A file to be copied.
+/// A file to copy.
 #[derive(Debug, Clone)]
 pub(crate) struct BackupFile {
     /// Relative to the data directory, with `/`.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// How much of it counts.
+    /// Bytes of the file that are valid.
     pub(crate) bytes: u64,
-    /// How long the copy must be in the end.
+    /// The length of the copy.
     pub(crate) length: u64,
 }
 
-/// Holds that last as long as the backup.
+/// Locks that last as long as the backup.
 #[derive(Debug)]
 enum Held {
-    /// Removals, and another broker on the directory should this one stop.
+    /// Prevents removals, and another broker on the directory if this one stops.
     Running { _pin: Arc<Pin>, _directory: Arc<DataDir> },
-    /// Any broker on the directory.
+    /// Prevents any broker on the directory.
     Stopped { _directory: StoppedDataDir },
 }
 
@@ -109,7 +110,7 @@ impl Backup {
     /// The files of a directory that no broker uses.
     ///
     /// # Errors
-    /// [`BackupError::Directory`], with [`DataDirError::Running`] if a broker has it; and [`BackupError::Io`].
+    /// [`BackupError::Directory`] with [`DataDirError::Running`] if a broker uses it, and [`BackupError::Io`].
     pub fn of_stopped(path: &Path) -> Result<Self, BackupError> {
         let directory = StoppedDataDir::open(path)?;
         let shards = directory.shards();
@@ -127,13 +128,13 @@ impl Backup {
         Ok(Self { files, format: format_of(shards), shards, live: None, created_ms: now_ms(), _held: held })
     }
 
-    /// Bytes of files to be copied.
+    /// Total bytes of the files to copy.
     pub fn total_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
 }
 
-/// Adds all segments of one journal of a directory.
+/// Adds all segments of one journal.
 fn add_segments(path: &Path, journal: &str, files: &mut Vec<BackupFile>) -> Result<(), BackupError> {
     let folder = path.join(journal);
     let io = |source| BackupError::Io { path: folder.clone(), source };
@@ -162,38 +163,39 @@ fn now_ms() -> u64 {
 #[derive(Debug)]
 pub(crate) struct BackupDesk {
     shards: usize,
-    /// What each writer is asked for, until it takes it: those of the shards, and behind them those of `beside`.
+    /// The meeting that each writer should attend, until it takes it: first the writers of the shards, then those of
+    /// `beside`.
     asked: Box<[Mutex<Option<Arc<Meeting>>>]>,
     beside: Box<[SideWriter]>,
     /// Whether there is a data directory.
     kept: bool,
-    /// The server's own hold on the directory belongs to its writers, so that it ends with them.
+    /// The server's lock on the directory belongs to the writers, so that it ends with them.
     directory: Weak<DataDir>,
-    /// The pin of the backup that is being made.
+    /// The pin of the current backup.
     current: Mutex<Weak<Pin>>,
 }
 
-/// The writer of a journal beside those of the shards.
+/// The writer of a side journal.
 #[derive(Debug)]
 struct SideWriter {
     journal: SideJournal,
-    /// Wakes it, as it looks at the desk no more often than it writes.
+    /// Wakes it, because it checks the desk only when it writes.
     wake: Wake,
-    /// Why there is no such writer any more.
+    /// Why this writer has ended, if it has.
     ended: Mutex<Option<String>>,
 }
 
-/// How a writer beside those of the shards is woken.
+/// How to wake the writer of a side journal.
 #[derive(Debug)]
 pub(crate) enum Wake {
     /// It waits for [`BackupDesk::asked`].
     Task(Notify),
-    /// It takes what is asked of it here.
+    /// Its thread receives a request through this port.
     Schedules(SchedulePort),
 }
 
 impl BackupDesk {
-    /// `beside`: the writers besides those of the shards.
+    /// `beside`: the writers of the side journals.
     pub(crate) fn new(
         shards: usize,
         beside: Vec<(SideJournal, Wake)>,
@@ -216,18 +218,18 @@ impl BackupDesk {
         self.beside.iter().enumerate().find(|(_, writer)| writer.journal == journal)
     }
 
-    /// What the writer of a shard is asked for. Looked at between two batches.
+    /// Takes the meeting for the writer of a shard. Called between two batches.
     pub(crate) fn take(&self, shard: usize) -> Option<Arc<Meeting>> {
         lock(self.asked.get(shard)?).take()
     }
 
-    /// What another writer is asked for, and as which of the writers it attends.
+    /// Takes the meeting for another writer, and that writer's number.
     pub(crate) fn take_beside(&self, journal: SideJournal) -> Option<(usize, Arc<Meeting>)> {
         let writer = self.shards + self.side(journal)?.0;
         Some((writer, self.take(writer)?))
     }
 
-    /// Ready when a writer that is a task may be asked for something.
+    /// Ready when there may be a meeting for a writer that is a task.
     pub(crate) async fn asked(&self, journal: SideJournal) {
         match self.side(journal) {
             Some((_, SideWriter { wake: Wake::Task(notify), .. })) => notify.notified().await,
@@ -235,14 +237,14 @@ impl BackupDesk {
         }
     }
 
-    /// A writer beside those of the shards has ended and comes to no meeting.
+    /// The writer of a side journal has ended and attends no more meetings.
     pub(crate) fn ended(&self, journal: SideJournal, why: String) {
         if let Some((_, writer)) = self.side(journal) {
             *lock(&writer.ended) = Some(why);
         }
     }
 
-    /// Has all writers meet. Blocks for 5 s at most.
+    /// Lets all writers meet. Blocks for 5 s at most.
     pub(crate) fn meet(&self) -> Result<Backup, BackupError> {
         if !self.kept {
             return Err(BackupError::NothingKept);
@@ -273,7 +275,7 @@ impl BackupDesk {
         }
         let snapshots = meeting.all_there();
         for slot in &self.asked {
-            // Writers that have not arrived yet need not stop for a failed backup.
+            // Writers that have not arrived yet need not pause for a failed backup.
             lock(slot).take();
         }
         let snapshots = snapshots.map_err(|refused| match refused {
@@ -305,7 +307,7 @@ impl BackupDesk {
     }
 }
 
-/// A moment at which all writers stand still.
+/// A moment at which all writers pause.
 #[derive(Debug)]
 pub(crate) struct Meeting {
     pin: Weak<Pin>,
@@ -319,7 +321,7 @@ struct Attendance {
     there: Vec<Option<Snapshot>>,
     missing: usize,
     failed: Option<(usize, String)>,
-    /// Nobody waits any more.
+    /// The meeting has ended.
     over: bool,
 }
 
@@ -339,12 +341,12 @@ impl Meeting {
         Weak::clone(&self.pin)
     }
 
-    /// A writer is there, and does nothing until all are, or until it is clear that they will not be.
+    /// A writer arrives with its files, and waits until all have arrived or the meeting fails.
     pub(crate) fn attend(&self, writer: usize, snapshot: Result<Snapshot, String>) {
         let mut state = lock(&self.state);
         match snapshot {
             Ok(snapshot) => {
-                // A writer that comes too late has no slot.
+                // A writer that arrives too late has no slot.
                 if let Some(place) = state.there.get_mut(writer)
                     && place.replace(snapshot).is_none()
                 {

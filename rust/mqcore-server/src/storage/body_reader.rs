@@ -1,7 +1,7 @@
-//! The thread that reads bodies back which left a shard's memory.
+//! The thread that reads paged-out bodies back into memory.
 //!
-//! The journal belongs to the thread that writes; that one only says where records stand, between two batches. Reading
-//! is done here, so that neither commits wait for reads nor reads for syncs.
+//! The journal belongs to the thread that writes; between two batches, that thread only locates records. Reading
+//! happens here, so that commits do not wait for reads, nor reads for syncs.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -19,21 +19,21 @@ use tokio::sync::oneshot;
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
-/// Bytes of bodies after which the shard gets a part of what it asked for.
+/// Bytes of bodies after which the shard receives a part of its request.
 const PART_BYTES: usize = 256 * 1024;
 
-/// What is to be read, and for whom.
+/// Bodies to read, and their receiver.
 #[derive(Debug)]
 pub(crate) enum ReadRequest {
-    /// Messages that a queue will hand out.
+    /// Messages that a queue is about to deliver.
     Load(Load),
-    /// A message that left for good, for the handler that is told of it.
+    /// A dequeued message, for the handler to notify.
     Dequeued(Sequence, Box<Question>),
-    /// Messages that somebody looks at: those that are not in memory.
+    /// Messages that a caller inspects and that are not in memory.
     Look(Vec<WaitingMessage>, oneshot::Sender<Option<Vec<WaitingMessage>>>),
 }
 
-/// The way to the thread. Dropping it lets the thread end when all is read.
+/// A handle to the thread. When it is dropped, the thread finishes its reads and ends.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
     jobs: Sender<(ReadRequest, LocatedRecords<FileStorage>)>,
@@ -52,7 +52,7 @@ impl BodyReader {
         Ok(Self { jobs })
     }
 
-    /// Locates what is wanted, before the journal changes, and has it read.
+    /// Locates records before the journal changes, and queues the read.
     pub(crate) fn read(&self, journal: &Journal<FileStorage>, wanted: ReadRequest) {
         let sequences: Vec<u64> = match &wanted {
             ReadRequest::Load(load) => load.sequences.iter().map(|sequence| sequence.0).collect(),
@@ -74,7 +74,7 @@ fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<Fil
             ReadRequest::Dequeued(_, mut question) => {
                 each(shard, &located, &mut |_, message| question.message = message);
                 if question.message.is_some() {
-                    tell(shard, hub, Urgent::Dequeued(question));
+                    notify(shard, hub, Urgent::Dequeued(question));
                 }
             }
             ReadRequest::Look(mut waiting, reply) => {
@@ -91,28 +91,28 @@ fn run(shard: usize, hub: &Hub, jobs: &Receiver<(ReadRequest, LocatedRecords<Fil
     }
 }
 
-/// Gives a queue what it asked for, in parts, so that the first can be handed out while the next is read.
+/// Loads bodies for a queue in parts, so that the first can be delivered while the next is read.
 fn bring(shard: usize, hub: &Hub, load: &Load, located: &LocatedRecords<FileStorage>) {
     let (mut part, mut bytes) = (Vec::new(), 0);
     each(shard, located, &mut |sequence, message| {
         bytes += message.as_ref().map_or(0, Message::memory_bytes);
         part.push((sequence, message));
         if bytes >= PART_BYTES {
-            tell(shard, hub, Urgent::Loaded(load.loaded(std::mem::take(&mut part))));
+            notify(shard, hub, Urgent::Loaded(load.loaded(std::mem::take(&mut part))));
             bytes = 0;
         }
     });
     if !part.is_empty() {
-        tell(shard, hub, Urgent::Loaded(load.loaded(part)));
+        notify(shard, hub, Urgent::Loaded(load.loaded(part)));
     }
 }
 
-fn tell(shard: usize, hub: &Hub, urgent: Urgent) {
+fn notify(shard: usize, hub: &Hub, urgent: Urgent) {
     hub.moved();
     hub.shards[shard].send_urgent(urgent);
 }
 
-/// Shows each message; one that cannot be read is an alarm in the log.
+/// Calls `show` for each message. A message that cannot be read is logged as an error.
 fn each(
     shard: usize,
     located: &LocatedRecords<FileStorage>,

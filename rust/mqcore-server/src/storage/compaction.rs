@@ -1,4 +1,4 @@
-//! A stopped broker's data directory, made as small as what lives in it.
+//! Compacts the data directory of a stopped broker.
 
 use std::fs;
 use std::io;
@@ -12,37 +12,37 @@ use crate::storage::data_dir::{DataDir, DataDirError, journal_options};
 
 pub use mqcore_journal::recovery::RecoveryReport;
 
-/// Bytes that are copied between two words of progress.
+/// Bytes copied between two reports of progress.
 const STEP_BYTES: usize = 8 * 1024 * 1024;
-/// What damaged segments are called that stand aside.
+/// Suffix of quarantined segments.
 const QUARANTINED: &str = ".quarantined";
 
-/// A data directory that no broker can start on, and nobody can look at, until this is dropped.
+/// A data directory locked against brokers and inspections until this is dropped.
 #[derive(Debug)]
 pub struct Compaction {
     path: PathBuf,
     directory: DataDir,
 }
 
-/// What became of one shard.
+/// The result for one shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompactedShard {
-    /// What opening found.
+    /// The findings at opening.
     pub report: RecoveryReport,
     /// Bytes of its segment files before and after.
     pub bytes: (u64, u64),
     /// Its segment files before and after.
     pub segments: (usize, usize),
-    /// Damaged segments that stand aside, by file name; those that were just dropped are not among them.
+    /// File names of the quarantined segments that are left.
     pub quarantined: Vec<String>,
-    /// Bytes of the damaged segments that were dropped.
+    /// Bytes of the quarantined segments that were dropped.
     pub dropped_bytes: u64,
-    /// Messages that turned out to be unreadable while they were copied.
+    /// Messages that could not be read while they were copied.
     pub lost: u64,
 }
 
 impl Compaction {
-    /// Takes a data directory that exists and that nobody uses.
+    /// Opens an existing data directory that no process uses.
     ///
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], and [`DataDirError::Io`].
@@ -59,18 +59,19 @@ impl Compaction {
         Ok(Self { path: path.to_path_buf(), directory })
     }
 
-    /// How many shards it was made for.
+    /// The number of shards of the directory.
     pub fn shards(&self) -> usize {
         self.directory.shards()
     }
 
-    /// Compacts a shard's journal; with `drop_quarantined`, what stands aside is removed at the end. `progress` is told
-    /// bytes done and in all, and answers whether to go on. `None`: it said no, or the shard has no journal.
+    /// Compacts a shard's journal; with `drop_quarantined`, quarantined segments are removed at the end. `progress`
+    /// receives the bytes done and the total, and returns whether to continue. `None`: it returned false, or the
+    /// shard has no journal.
     ///
     /// # Errors
-    /// [`DataDirError::Journal`], with [`JournalError::Full`](mqcore_journal::error::JournalError::Full) if there is no
-    /// space for copies, and [`DataDirError::Io`]. Whatever happens, also to the process, nothing that was saved is lost,
-    /// and another call goes on.
+    /// [`DataDirError::Journal`], with [`JournalError::Full`](mqcore_journal::error::JournalError::Full) if there is
+    /// no space for copies, and [`DataDirError::Io`]. Even if the process dies, saved messages are not lost, and
+    /// another call continues the work.
     pub fn compact(
         &self,
         shard: usize,
@@ -87,7 +88,7 @@ impl Compaction {
         let before = sizes(&path, ".segment").map_err(io)?;
         let storage = FileStorage::open(&path).map_err(io)?;
         let mut go_on = true;
-        // How long history is kept is for the broker to say, which has the settings.
+        // The retention of history is up to the broker, which has the settings.
         let options =
             Options { retain_notes_ms: None, retain_notes_bytes: None, ..journal_options(shard, now_ms) };
         let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
@@ -130,7 +131,7 @@ impl Compaction {
     }
 }
 
-/// The files of a directory whose names end so, with their lengths, by name.
+/// The files of a directory with this suffix, with their lengths, by name.
 fn sizes(path: &Path, suffix: &str) -> io::Result<Vec<(String, u64)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(path)? {

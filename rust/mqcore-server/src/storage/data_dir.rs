@@ -1,12 +1,12 @@
-//! The directory that holds what must survive: one journal a shard, and who may use it.
+//! The data directory: one journal for each shard, and the lock.
 //!
 //! ```text
-//! DIR/lock        held while a broker runs on it: two would destroy each other's work
+//! DIR/lock        locked by the running broker, because two would damage the data
 //! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
 //! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
-//! DIR/nodes/      the journal of what is passed on to other brokers
-//! DIR/limits/     the journal of counters and buffers that are kept
+//! DIR/nodes/      the journal of messages for upstream brokers
+//! DIR/limits/     the journal of persistent counters and buffers
 //! DIR/schedules/  the journal of schedules and their runs
 //! ```
 
@@ -34,20 +34,20 @@ use crate::shard::count::SHARDS_MAX;
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
-/// A journal beside those of the shards.
+/// A journal other than those of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SideJournal {
-    /// Of limits that are kept.
+    /// Persistent limits.
     Limits,
-    /// Of schedules and their runs.
+    /// Schedules and their runs.
     Schedules,
 }
 
 impl SideJournal {
-    /// All of them, in the order of their names.
+    /// All side journals, ordered by name.
     pub const ALL: [Self; 2] = [Self::Limits, Self::Schedules];
 
-    /// Its name, which is also the name of its directory.
+    /// Its name and the name of its directory.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl SideJournal {
         }
     }
 
-    /// The shard that its segments say they are of: none that there can be, and not that of nodes.
+    /// The shard number in its segments. No real shard has it, nor has the journal of nodes.
     pub(crate) const fn shard(self) -> u32 {
         match self {
             Self::Limits => u32::MAX - 1,
@@ -64,7 +64,7 @@ impl SideJournal {
         }
     }
 
-    /// It cannot be opened.
+    /// The error for a journal that cannot be opened.
     pub(crate) const fn failed(self, source: JournalError) -> DataDirError {
         match self {
             Self::Limits => DataDirError::Limits { source },
@@ -73,26 +73,26 @@ impl SideJournal {
     }
 }
 
-/// The largest record in bytes. Frames are limited to less (see [`FRAME_BYTES_MAX`]), so a peer's message always fits:
-/// one that did not would be taken for a fault of the disk.
+/// The largest record in bytes. Frames have a lower limit (see [`FRAME_BYTES_MAX`]), so a peer's message always fits.
+/// A message that does not fit would count as a failure of the disk.
 pub(crate) const RECORD_BYTES_MAX: u64 = 1 << 30;
 
-/// How large frames may be at most where messages are saved: a record adds the queue's address and a few bytes.
+/// Maximum size of frames if messages are saved: a record adds the queue's address and a few bytes.
 pub const FRAME_BYTES_MAX: u64 = RECORD_BYTES_MAX - 4096;
 
-/// Why a data directory cannot be used. Nothing was changed in it, unless its own words say so.
+/// Why a data directory cannot be used. It is unchanged, unless the message states otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataDirError {
-    /// The directory or a file of it cannot be made, read or written.
+    /// The directory or a file of it cannot be created, read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
-    /// There is none.
+    /// The directory does not exist.
     #[error("{path} is not a data directory: {missing} is missing")]
     Missing {
         /// The path.
@@ -100,13 +100,13 @@ pub enum DataDirError {
         /// The directory itself, or a file of it.
         missing: PathBuf,
     },
-    /// A broker runs on it, and only one that is stopped can be looked at.
+    /// A running broker uses it; only the directory of a stopped broker can be inspected.
     #[error("{path} is in use by a running broker; stop that broker first")]
     Running {
         /// The directory.
         path: PathBuf,
     },
-    /// Another broker runs on it, or somebody looks at it.
+    /// Another broker or an inspection has locked it.
     #[error(
         "cannot open data directory {path}: another broker has locked it; stop that broker or choose another --data-dir"
     )]
@@ -114,7 +114,7 @@ pub enum DataDirError {
         /// The directory.
         path: PathBuf,
     },
-    /// Not written by mqcore, or by a later version.
+    /// Not a data directory, or one of a later version.
     #[error(
         "{path} is not a data directory of this version: expected \"mqcore data 1, shards N\", found {found:?}"
     )]
@@ -127,49 +127,49 @@ pub enum DataDirError {
     /// A shard's journal cannot be opened.
     #[error("the journal of shard {shard}: {source}")]
     Journal {
-        /// Which.
+        /// The shard.
         shard: usize,
-        /// Why.
+        /// The cause.
         source: JournalError,
     },
-    /// The journal of what is kept for other brokers cannot be opened.
+    /// The journal of messages for upstream brokers cannot be opened.
     #[error("the journal of messages for upstream brokers: {source}")]
     Nodes {
-        /// Why.
+        /// The cause.
         source: JournalError,
     },
     /// The journal of limits cannot be opened.
     #[error("the journal of limits: {source}")]
     Limits {
-        /// Why.
+        /// The cause.
         source: JournalError,
     },
     /// The journal of schedules cannot be opened.
     #[error("the journal of schedules: {source}")]
     Schedules {
-        /// Why.
+        /// The cause.
         source: JournalError,
     },
-    /// A record is sound and was not written by a version that this one understands.
+    /// A record is intact but has an unknown version.
     #[error("the journal of shard {shard}: {source}")]
     Record {
-        /// Which.
+        /// The shard.
         shard: usize,
-        /// Why.
+        /// The cause.
         source: RecordError,
     },
 }
 
-/// A data directory that belongs to this process until it is dropped.
+/// A data directory that this process has locked until this is dropped.
 #[derive(Debug)]
 pub(crate) struct DataDir {
     path: PathBuf,
     shards: usize,
-    /// Unlocked by the system when it is closed, however the process ends.
+    /// The system releases the lock when the file is closed, however the process ends.
     _lock: File,
 }
 
-/// A shard's journal, opened, and the recovered state.
+/// A shard's open journal and the recovered state.
 pub(crate) struct Opened {
     pub(crate) journal: Journal<FileStorage>,
     pub(crate) had: RecoveredState,
@@ -179,7 +179,7 @@ pub(crate) struct Opened {
 }
 
 impl DataDir {
-    /// Opens the directory, or makes it for `shards` shards. One that exists keeps its own number of shards.
+    /// Opens the directory, or creates it for `shards` shards. An existing directory keeps its own number of shards.
     pub(crate) fn open(path: &Path, shards: usize) -> Result<Self, DataDirError> {
         let io = |path: &Path| {
             let path = path.to_path_buf();
@@ -226,13 +226,13 @@ impl DataDir {
         self.path.join(ARCHIVE)
     }
 
-    /// How many shards the directory was made for.
+    /// The number of shards of the directory.
     pub(crate) fn shards(&self) -> usize {
         self.shards
     }
 
-    /// Leaves word of where the admin side listens, for programs that know the directory only.
-    pub(crate) fn tell_admin(&self, url: Option<&str>) -> io::Result<()> {
+    /// Writes the URL of the admin side, for programs that know only the directory.
+    pub(crate) fn write_admin_url(&self, url: Option<&str>) -> io::Result<()> {
         let path = self.path.join("admin");
         match url {
             Some(url) => fs::write(path, format!("{url}\n")),
@@ -248,7 +248,7 @@ impl DataDir {
         self.path.join(format!("shard-{shard}"))
     }
 
-    /// Opens a shard's journal and reads everything that it has. `progress` is told bytes done and in all.
+    /// Opens a shard's journal and reads all of it. `progress` receives the bytes done and the total.
     pub(crate) fn open_shard(
         &self,
         shard: usize,
@@ -300,18 +300,18 @@ impl DataDir {
     }
 }
 
-/// How a shard's journal is laid out, whoever opens it.
+/// The layout of a shard's journal.
 pub(crate) fn journal_options(shard: usize, now_ms: u64) -> Options {
     Options { shard: shard as u32, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() }
 }
 
-/// What is remembered of each message while a journal is read: small, because there may be many millions.
+/// Data about each message while a journal is read: small, because there may be many millions.
 #[derive(Default)]
 struct Seen {
     queues: Vec<QueueAddress>,
-    /// Places in `queues` by the queue's name.
+    /// Indices into `queues` by the queue's name.
     places: HashMap<Box<str>, u32>,
-    /// The queue of the message before: most messages follow one of their own queue.
+    /// The queue of the previous message: most messages have the same queue as the previous one.
     last: (Box<str>, u32),
     messages: Vec<RecoveredMessage>,
     tickets: Vec<(Sequence, Ticket)>,
@@ -353,7 +353,7 @@ impl Seen {
         Ok(self.last.1)
     }
 
-    /// Forgets all messages that are not among the live ones, which ascend; answers which of these were not seen.
+    /// Removes all messages that are not in `live`, which is ascending. Returns those of `live` that were not seen.
     fn keep(&mut self, live: impl Iterator<Item = u64>) -> Result<Vec<u64>, RecordError> {
         self.messages.sort_unstable_by_key(|message| message.sequence);
         self.messages.dedup_by_key(|message| message.sequence);
@@ -375,14 +375,14 @@ impl Seen {
     }
 }
 
-/// A saved message, read in full.
+/// A saved message with its body.
 #[derive(Debug, Clone)]
 pub struct SavedMessage {
     /// The message and its queue.
     pub put: PutMessage,
-    /// The sequence under which it was put.
+    /// Its sequence in the journal.
     pub sequence: Sequence,
-    /// How far it got; its rank is its sequence if nothing was written about that.
+    /// Its delivery progress; the rank defaults to the sequence.
     pub progress: DeliveryProgress,
 }
 
@@ -403,7 +403,7 @@ pub(crate) fn read_format(text: &str) -> Option<usize> {
     (1..=SHARDS_MAX).contains(&shards).then_some(shards)
 }
 
-/// Whole or not at all: a crash in between must not leave a directory that nobody can open.
+/// Written atomically: a crash must not leave a directory that cannot be opened.
 fn write_format(path: &Path, shards: usize) -> io::Result<()> {
     let temporary = path.join("format.new");
     fs::write(&temporary, format!("mqcore data 1, shards {shards}\n"))?;

@@ -1,7 +1,7 @@
-//! What a stopped broker left, as one file of rows that other programs read.
+//! Exports the data of a stopped broker to a file of rows for other programs.
 //!
-//! The columns are those of `mqcore_archive::tables`. Whoever calls gives a name that nobody else looks at, and renames
-//! the file when it is complete.
+//! The columns are those of `mqcore_archive::tables`. The caller supplies a temporary name, and renames the file when
+//! it is complete.
 
 use std::error::Error;
 use std::fs::File;
@@ -21,38 +21,38 @@ use crate::storage::inspection::{InspectedShard, MessagePosition};
 
 pub use mqcore_archive::export::Format;
 
-/// Bytes that are gathered before the file is written to.
+/// Bytes collected before a write.
 const BUFFER_BYTES: usize = 256 * 1024;
 
-/// Why there is no file, or only half of one.
+/// Why the file was not written, or not completed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The file cannot be made or written.
+    /// The file cannot be created or written.
     #[error("cannot write {path}: {source}")]
     Io {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
-    /// Rows cannot be encoded: a fault of mqcore.
+    /// Rows cannot be encoded: a bug.
     #[error(transparent)]
     Rows(ExportError),
-    /// A message cannot be read any more.
+    /// A message can no longer be read.
     #[error(transparent)]
     Directory(#[from] DataDirError),
-    /// A later version wrote the history.
+    /// The history was written by a later version.
     #[error("cannot read the history of shard {shard}: {source}")]
     History {
-        /// Whose.
+        /// The shard.
         shard: usize,
-        /// What is wrong.
+        /// The cause.
         source: RecordError,
     },
 }
 
-/// A file that grows row by row. Without [`TableFile::finish`] it stays half a file.
+/// A file that grows row by row. It is incomplete until [`TableFile::finish`].
 pub struct TableFile {
     rows: Exporter<BufWriter<File>>,
     path: PathBuf,
@@ -66,7 +66,7 @@ impl std::fmt::Debug for TableFile {
 }
 
 impl TableFile {
-    /// Begins a file of messages, for [`TableFile::push_message`]. What is at `path` is overwritten.
+    /// Creates a file of messages, for [`TableFile::push_message`]. An existing file is overwritten.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -74,7 +74,7 @@ impl TableFile {
         Self::new(path, format, Table::Stored)
     }
 
-    /// Begins a file of steps of messages' lives, for [`TableFile::push_steps`]. What is at `path` is overwritten.
+    /// Creates a file of lifecycle events, for [`TableFile::push_steps`]. An existing file is overwritten.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -92,7 +92,7 @@ impl TableFile {
     /// Adds one message.
     ///
     /// # Errors
-    /// [`FileError::Directory`] if it cannot be read any more; [`FileError::Io`].
+    /// [`FileError::Directory`] if it can no longer be read; [`FileError::Io`].
     pub fn push_message(&mut self, shard: &InspectedShard, place: MessagePosition) -> Result<(), FileError> {
         let message = shard.message(place)?.0;
         let pushed = self.rows.rows.push_stored(
@@ -107,11 +107,12 @@ impl TableFile {
             .map_err(|error| failed(&self.path, error))
     }
 
-    /// Adds the steps that a shard's journal has: those of `queue`, whose name is compared without regard to case, and
-    /// those of the whole shard; without `queue` all. `progress` is called after each note; false ends it early. Answers whether everything was readable.
+    /// Adds the lifecycle events in a shard's journal: those of `queue`, compared case-insensitively, and those of
+    /// the whole shard; without `queue` all. `progress` is called after each note; false stops early. Returns whether
+    /// every note could be read.
     ///
     /// # Errors
-    /// [`FileError::History`] of a later version; [`FileError::Io`].
+    /// [`FileError::History`] for history of a later version; [`FileError::Io`].
     pub fn push_steps(
         &mut self,
         shard: &InspectedShard,
@@ -153,7 +154,7 @@ impl TableFile {
         outcome.map(|()| readable)
     }
 
-    /// Writes the rest, and makes the file durable. Answers how many rows it has.
+    /// Writes the rest, and makes the file durable. Returns the number of rows.
     ///
     /// # Errors
     /// [`FileError::Io`].
@@ -165,7 +166,7 @@ impl TableFile {
     }
 }
 
-/// The encoders hide what the system said somewhere in what they say.
+/// The encoders wrap the error of the system in errors of their own.
 fn failed(path: &Path, error: ExportError) -> FileError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(inner) = cause {

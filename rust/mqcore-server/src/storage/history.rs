@@ -1,4 +1,4 @@
-//! The history in a data directory, read beside the broker that runs on it, or without one. Nothing is locked or changed.
+//! Reads the history in a data directory, with or without a broker that runs on it. Locks and changes nothing.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
 
 use crate::storage::data_dir::{ARCHIVE, DataDirError, read_format};
 
-/// What of a stretch is read, for [`HistoryDir::advance`]: shard, first sequence, and the one behind the last.
+/// A range of one shard's history, for [`HistoryDir::advance`]: shard, first sequence, and the end, exclusive.
 pub type Stretch = (u32, Range<u64>);
 
 /// All shards' histories in a data directory.
@@ -26,7 +26,7 @@ pub struct HistoryDir {
 }
 
 impl HistoryDir {
-    /// Takes a data directory, or a copy of one. Reads nothing but how many shards it has.
+    /// Opens a data directory, or a copy of one. Reads only its number of shards.
     ///
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Format`] and [`DataDirError::Io`].
@@ -67,7 +67,7 @@ impl HistoryDir {
             .ok_or_else(|| ReadError::Request(format!("there is no shard {number}; there are {count}")))
     }
 
-    /// See [`ShardHistory::pieces`], for one stretch after the other.
+    /// Splits ranges one after the other. See [`ShardHistory::pieces`].
     ///
     /// # Errors
     /// [`HistoryError`].
@@ -84,7 +84,7 @@ impl HistoryDir {
         Ok(pieces)
     }
 
-    /// Where the next `rows` rows of all stretches together end, each shard getting its share: the ends, by stretch.
+    /// Where the next `rows` rows of all ranges together end, each shard getting its share. One end per range.
     ///
     /// # Errors
     /// [`HistoryError`].
@@ -98,7 +98,7 @@ impl HistoryDir {
         let mut left = rows;
         let mut ends = Vec::with_capacity(stretches.len());
         for (index, (shard, range)) in stretches.iter().enumerate() {
-            // What the shards before did not use is shared among the others; each may take one at least.
+            // Rows that earlier shards did not use are shared among the others; each may take at least one.
             let share = left.div_ceil((stretches.len() - index) as u64).max(1);
             let (end, taken) = self.shard(*shard)?.advance(request, range.clone(), share, fail_on_loss)?;
             left = left.saturating_sub(taken);
@@ -110,7 +110,7 @@ impl HistoryDir {
     /// Reads a piece.
     ///
     /// # Errors
-    /// [`HistoryError`], now or from the iterator.
+    /// [`HistoryError`], immediately or from the iterator.
     pub fn read(
         &self,
         request: &Arc<Request>,
@@ -121,7 +121,7 @@ impl HistoryDir {
     }
 }
 
-/// Rows for whoever speaks Arrow's C stream interface.
+/// Rows through Arrow's C stream interface.
 pub fn arrow_stream(batches: Batches) -> FFI_ArrowArrayStream {
     FFI_ArrowArrayStream::new(Box::new(batches))
 }

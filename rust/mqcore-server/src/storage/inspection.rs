@@ -1,4 +1,4 @@
-//! A data directory that no broker uses, looked at without changing a byte of it.
+//! Inspects the data directory of a stopped broker without changing it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -23,12 +23,12 @@ use crate::schedules::keeper::Crons;
 use crate::schedules::store::{self, RecordKind};
 use crate::storage::data_dir::{DataDirError, SavedMessage, read_format, restored};
 
-/// A data directory that no broker can start on until this is dropped.
+/// A data directory locked against brokers until this is dropped.
 #[derive(Debug)]
 pub struct StoppedDataDir {
     path: PathBuf,
     shards: usize,
-    /// Shared, so that several may look. `None`: no broker ever held it, as in a copy without the file.
+    /// Shared, so that several processes can inspect it. `None`: no lock file, as in a copy of a directory.
     _lock: Option<File>,
 }
 
@@ -36,21 +36,21 @@ pub struct StoppedDataDir {
 #[derive(Debug)]
 pub struct InspectedShard {
     shard: usize,
-    /// `None`: its directory is not there.
+    /// `None`: its directory does not exist.
     journal: Option<Inspection<ReadOnlyStorage>>,
 }
 
-/// A journal beside those of the shards as the next start would find it.
+/// A side journal as the next start would find it.
 #[derive(Debug)]
 pub struct InspectedSide {
     which: SideJournal,
     journal: Inspection<ReadOnlyStorage>,
 }
 
-/// What a journal beside those of the shards holds. What a crash left twice counts twice.
+/// The contents of a side journal. Entries that a crash duplicated count twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SideContents {
-    /// Limits that are kept; some of them may have expired meanwhile.
+    /// Saved limits; some may have expired by now.
     pub limits: u64,
     /// Schedules.
     pub schedules: u64,
@@ -58,10 +58,10 @@ pub struct SideContents {
     pub runs: u64,
 }
 
-/// Where a saved message stands, without its content: small, because a queue may have millions.
+/// The position of a saved message, without its content: small, because a queue may have millions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MessagePosition {
-    /// Messages of high priority come first.
+    /// False for high priority, so that those messages sort first.
     normal: bool,
     rank: i64,
     sequence: u64,
@@ -69,10 +69,10 @@ pub struct MessagePosition {
     put_backs: u16,
 }
 
-/// Which saved messages are meant.
+/// Selects saved messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selection {
-    /// `channel/id` of their queues, compared without regard to case; `*` stands for anything.
+    /// `channel/id` of their queues, compared case-insensitively; `*` matches anything.
     pub queues: Box<str>,
     /// Received at this time or later, in Unix milliseconds.
     pub since_ms: u64,
@@ -85,9 +85,9 @@ pub struct Selection {
 pub struct QueuePositions {
     /// The queue.
     pub queue: QueueAddress,
-    /// Where they stand, in the order in which they would be handed out.
+    /// Their positions, in delivery order.
     pub places: Vec<MessagePosition>,
-    /// Bytes of their bodies.
+    /// Total bytes of their bodies.
     pub body_bytes: u64,
 }
 
@@ -97,7 +97,7 @@ impl MessagePosition {
         self.sequence
     }
 
-    /// How far it got.
+    /// Its delivery progress.
     pub fn progress(&self) -> DeliveryProgress {
         DeliveryProgress {
             attempts: self.attempts,
@@ -107,14 +107,14 @@ impl MessagePosition {
         }
     }
 
-    /// What its queue orders it by, besides its priority and its number.
+    /// Its order in the queue, after priority and before its number.
     pub fn rank(&self) -> i64 {
         self.rank
     }
 }
 
 impl StoppedDataDir {
-    /// Takes a directory that exists and that no broker uses.
+    /// Opens an existing data directory that no broker uses.
     ///
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], and [`DataDirError::Io`].
@@ -150,15 +150,16 @@ impl StoppedDataDir {
         Ok(Self { path: path.to_path_buf(), shards, _lock: lock })
     }
 
-    /// How many shards it was made for.
+    /// The number of shards of the directory.
     pub fn shards(&self) -> usize {
         self.shards
     }
 
-    /// Reads a shard's journal with its checksums. `progress` is told bytes done and in all.
+    /// Reads a shard's journal and verifies checksums. `progress` receives the bytes done and the total.
     ///
     /// # Errors
-    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Journal`] where a later version wrote it.
+    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Journal`] for a journal of a later
+    /// version.
     pub fn inspect(
         &self,
         shard: usize,
@@ -171,11 +172,11 @@ impl StoppedDataDir {
         Ok(InspectedShard { shard, journal })
     }
 
-    /// Reads a journal beside those of the shards, as [`StoppedDataDir::inspect`] does. `None`: there is none.
+    /// Reads a side journal like [`StoppedDataDir::inspect`]. `None`: it does not exist.
     ///
     /// # Errors
-    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Limits`] or [`DataDirError::Schedules`] where a
-    /// later version wrote it.
+    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Limits`] or [`DataDirError::Schedules`]
+    /// for a journal of a later version.
     pub fn inspect_side(
         &self,
         which: SideJournal,
@@ -187,7 +188,7 @@ impl StoppedDataDir {
         Ok(Some(InspectedSide { which, journal }))
     }
 
-    /// The files of one journal; `None`: its directory is not there.
+    /// The files of one journal; `None`: its directory does not exist.
     fn storage(&self, journal: &str) -> Result<Option<ReadOnlyStorage>, DataDirError> {
         let path = self.path.join(journal);
         if !path.is_dir() {
@@ -202,12 +203,12 @@ impl StoppedDataDir {
 }
 
 impl InspectedSide {
-    /// Which it is.
+    /// Which side journal this is.
     pub fn which(&self) -> SideJournal {
         self.which
     }
 
-    /// What was found; `None` if there is no journal: all of its segments are missing.
+    /// The findings of recovery; `None`: all segments are missing.
     pub fn report(&self) -> Option<&RecoveryReport> {
         report(&self.journal)
     }
@@ -217,7 +218,7 @@ impl InspectedSide {
         self.journal.segments()
     }
 
-    /// What it holds.
+    /// Its contents.
     pub fn contents(&self) -> SideContents {
         let mut contents = SideContents::default();
         self.journal.each_live(0, &mut |_, live| {
@@ -234,7 +235,7 @@ impl InspectedSide {
         contents
     }
 
-    /// Reads everything as a start would, and shows in words what it would stumble over.
+    /// Reads everything as a start would, and describes each record that cannot be read.
     pub fn each_unreadable(&self, show: &mut dyn FnMut(String)) {
         let crons = Crons::default();
         let mut cron = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
@@ -257,19 +258,19 @@ impl InspectedSide {
     }
 }
 
-/// What was found; `None` if all segments are missing.
+/// The findings of recovery; `None`: all segments are missing.
 fn report(journal: &Inspection<ReadOnlyStorage>) -> Option<&RecoveryReport> {
     let report = &journal.recovered().report;
     (!journal.segments().is_empty() || *report != RecoveryReport::default()).then_some(report)
 }
 
 impl InspectedShard {
-    /// Which of the shards it is, from 0.
+    /// The shard's number, from 0.
     pub fn number(&self) -> usize {
         self.shard
     }
 
-    /// How many notes of its history there are; one that a crash left twice counts twice.
+    /// The number of notes in its history; notes that a crash duplicated count twice.
     pub fn note_count(&self) -> u64 {
         self.journal.as_ref().map_or(0, Inspection::note_count)
     }
@@ -281,7 +282,7 @@ impl InspectedShard {
         }
     }
 
-    /// What was found; `None` if there is no journal: its directory or all of its segments are missing.
+    /// The findings of recovery; `None`: its directory or all of its segments are missing.
     pub fn report(&self) -> Option<&RecoveryReport> {
         report(self.journal.as_ref()?)
     }
@@ -296,7 +297,7 @@ impl InspectedShard {
         self.journal.as_ref().map_or(0, |journal| journal.recovered().definitions.len())
     }
 
-    /// Whether it defines this queue, whose name is compared without regard to case.
+    /// Whether it defines this queue, compared case-insensitively.
     pub fn defines(&self, queue: &QueueAddress) -> bool {
         let definitions = self.journal.iter().flat_map(|journal| &journal.recovered().definitions);
         definitions
@@ -304,7 +305,7 @@ impl InspectedShard {
             .any(|definition| matches!(definition, Definition::Queue(address, _) if is_same(&address, queue)))
     }
 
-    /// Reads every definition and saved message, as a start would, and shows in words each that it would stumble over.
+    /// Reads every definition and saved message as a start would, and describes each that cannot be read.
     pub fn each_unreadable(&self, show: &mut dyn FnMut(String)) {
         let Some(journal) = &self.journal else { return };
         for (key, value) in &journal.recovered().definitions {
@@ -322,8 +323,7 @@ impl InspectedShard {
         });
     }
 
-    /// The saved messages of a queue in the order in which they would be handed out, and how many records could not be
-    /// read, of whichever queue they are.
+    /// The saved messages of a queue in delivery order, and the number of unreadable records of all queues.
     pub fn places(&self, queue: &QueueAddress) -> (Vec<MessagePosition>, u64) {
         let (mut places, mut unreadable) = (Vec::new(), 0);
         let Some(journal) = &self.journal else { return (places, unreadable) };
@@ -347,7 +347,7 @@ impl InspectedShard {
         (places, unreadable)
     }
 
-    /// The selected messages, by queue, and how many records could not be read, of whichever queue they are.
+    /// The selected messages by queue, and the number of unreadable records of all queues.
     pub fn select(&self, wanted: &Selection) -> (Vec<QueuePositions>, u64) {
         let (mut queues, mut unreadable) = (BTreeMap::<QueueAddress, QueuePositions>::new(), 0);
         let Some(journal) = &self.journal else { return (Vec::new(), unreadable) };
@@ -384,10 +384,10 @@ impl InspectedShard {
         (queues, unreadable)
     }
 
-    /// One message, and how often it was handed out.
+    /// A message, and its number of deliveries.
     ///
     /// # Errors
-    /// [`DataDirError::Journal`] and [`DataDirError::Record`] if it cannot be read any more.
+    /// [`DataDirError::Journal`] and [`DataDirError::Record`] if it can no longer be read.
     pub fn message(&self, place: MessagePosition) -> Result<(SavedMessage, u16), DataDirError> {
         let shard = self.shard;
         let failed = |source| DataDirError::Journal { shard, source };
@@ -399,12 +399,12 @@ impl InspectedShard {
     }
 }
 
-/// Whether the broker takes two addresses for one.
+/// Whether the broker treats two addresses as the same queue.
 fn is_same(one: &QueueAddress, other: &QueueAddress) -> bool {
     one.id == other.id && one.channel.as_str().eq_ignore_ascii_case(other.channel.as_str())
 }
 
-/// Whether a text is what a pattern says, in which `*` stands for anything, also for nothing.
+/// Whether a text matches a pattern, in which `*` matches any text, including none.
 fn fits(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = text.strip_prefix(parts.next().unwrap_or_default()) else { return false };

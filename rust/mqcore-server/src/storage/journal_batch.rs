@@ -1,4 +1,4 @@
-//! What a shard hands to the thread that writes its journal.
+//! A shard's batch for the thread that writes its journal.
 
 use mqcore_broker::history::Block;
 use mqcore_broker::model::id::Sequence;
@@ -8,7 +8,7 @@ use crate::config::HistoryConfig;
 use crate::storage::archiver::Archiver;
 use crate::storage::body_reader::ReadRequest;
 
-/// What a shard hands over at once.
+/// Work that a shard passes to its journal thread together.
 #[derive(Debug, Default)]
 pub(crate) struct JournalBatch {
     /// Bodies to be read back, of records that precede those of this batch.
@@ -24,7 +24,7 @@ pub(crate) struct JournalBatch {
     pub(crate) sync: bool,
 }
 
-/// How long a journal keeps history, and who archives it.
+/// The retention of history in a journal, and its archiver.
 #[derive(Debug, Clone)]
 pub(crate) struct HistoryTerms {
     pub(super) age_ms: Option<u64>,
@@ -33,7 +33,7 @@ pub(crate) struct HistoryTerms {
 }
 
 impl HistoryTerms {
-    /// The terms of each of `shards` journals. With history off, events of an earlier run are kept for the default time.
+    /// The terms of `shards` journals. With history off, events of an earlier run are stored for the default time.
     pub(crate) fn new(config: Option<&HistoryConfig>, shards: usize, archiver: Option<Archiver>) -> Self {
         let usual = HistoryConfig::default();
         let config = config.unwrap_or(&usual);

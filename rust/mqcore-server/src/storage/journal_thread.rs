@@ -39,7 +39,7 @@ const IDLE: Duration = Duration::from_millis(200);
 const NO_SPACE: &str = "no space is left on the disk of the data directory";
 /// Time between two rounds of housekeeping while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(100);
-/// Bytes that housekeeping may move at a time: a few milliseconds of disk time.
+/// Maximum bytes that one step of housekeeping moves: a few milliseconds of disk time.
 const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) struct JournalThread {
     sender: WakeSender<Urgent>,
     /// Records that found no disk space and must not be lost: all but messages, whose publishers were rejected.
     waiting: Vec<Record>,
-    /// Messages that left since the last commit.
+    /// Messages dequeued since the last commit.
     settled: Vec<u64>,
     /// The latest record taken.
     last: Sequence,
@@ -109,7 +109,7 @@ impl JournalThread {
         }
     }
 
-    /// Bytes of history on their way to the thread.
+    /// Bytes of history that wait for the thread.
     pub(super) fn pending_history(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.pending)
     }
@@ -129,7 +129,8 @@ impl JournalThread {
                     self.commit(written, sync);
                     self.meet();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
-                        // Active consumers must not keep publishers rejected: nothing else looks for space while there is work.
+                        // Housekeeping must also run while consumers are active; otherwise nothing would detect that
+                        // the disk has space again.
                         self.retry();
                         self.keep_house();
                     }
@@ -152,7 +153,7 @@ impl JournalThread {
     }
 
     fn take(&mut self, batch: JournalBatch) {
-        // Before the records: some may settle what is to be read.
+        // Before the records, because some records may settle messages to be read.
         for request in batch.reads {
             self.reader.read(&self.journal, request);
         }
@@ -166,7 +167,7 @@ impl JournalThread {
                 continue;
             }
             if !self.waiting.is_empty() && !matches!(record, Record::Put { .. }) {
-                // Behind those that wait: a definition must not overtake an older one.
+                // After those that wait: a definition must not overtake an older one.
                 self.waiting.push(record);
                 continue;
             }
@@ -212,7 +213,7 @@ impl JournalThread {
                 self.miss(block.steps);
                 match error {
                     JournalError::Full { .. } => self.refuse(WriterState::Full, NO_SPACE),
-                    // One message too large for a record; its delivery does not depend on that.
+                    // Only this message is too large for a record; its delivery does not depend on that.
                     JournalError::TooLarge { .. } => {}
                     error => self.fail(&error),
                 }
@@ -245,7 +246,7 @@ impl JournalThread {
                 self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
             }
             Record::Settle(settled) => {
-                // Gathered, so that those in a row become one range.
+                // Collected first, so that consecutive numbers become one range.
                 self.settled.push(settled.0);
                 Ok(())
             }
@@ -274,15 +275,16 @@ impl JournalThread {
         }
     }
 
-    /// Writes what was taken, makes it durable if anybody waits for that, and says so: once, unless somebody waits for
-    /// each. What is durable is written, and waking the shard for the lesser word costs it a turn while the disk works.
+    /// Writes the batch, syncs it if a confirmation waits for that, and notifies the shard: once, or twice if
+    /// confirmations wait for each of the two levels. Synced records are also written, and a separate wake-up for the
+    /// lower level would cost the shard a run while the disk works.
     fn commit(&mut self, written: bool, sync: bool) {
         if self.state == WriterState::Failed {
             return;
         }
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) if sync && !written => {}
-            Ok(()) => self.tell(Durability::Os),
+            Ok(()) => self.report_committed(Durability::Os),
             Err(JournalError::Full { .. }) => {
                 return self.refuse(WriterState::Full, NO_SPACE);
             }
@@ -295,13 +297,14 @@ impl JournalThread {
         match self.journal.sync() {
             Ok(()) => {
                 self.hub.counters.journal.synced(start.elapsed());
-                self.tell(Durability::Fsync);
+                self.report_committed(Durability::Fsync);
             }
             Err(error) => self.fail(&error),
         }
     }
 
-    /// Behind all messages of the batch, some of which may be among them. What finds no space stays for the next time.
+    /// Runs after all messages of the batch, some of which may be among them. Settlements without disk space stay for
+    /// the next time.
     fn settle(&mut self) -> Result<(), JournalError> {
         if !self.settled.is_empty() {
             self.journal.settle(&self.settled)?;
@@ -310,9 +313,9 @@ impl JournalThread {
         Ok(())
     }
 
-    /// After a refusal nothing is told as committed until there is space again: the shard has given up those
-    /// that wait, and what it asks for next comes after that.
-    fn tell(&self, level: Durability) {
+    /// Between a rejection and the return of disk space, nothing is reported as committed: the shard has given up the
+    /// waiting records, and later ones follow the rejection.
+    fn report_committed(&self, level: Durability) {
         if self.state == WriterState::Healthy {
             self.send(Urgent::Committed(level, self.last));
         }
@@ -340,7 +343,7 @@ impl JournalThread {
         );
     }
 
-    /// Tries again to find space for what waits.
+    /// Retries to write what waits for disk space.
     fn retry(&mut self) {
         if self.state != WriterState::Full {
             return;
@@ -374,7 +377,7 @@ impl JournalThread {
         }
     }
 
-    /// Offers the archiver what it may read, and releases in the journal what is archived.
+    /// Offers the archiver what it may read, and releases archived history in the journal.
     fn hand_over(&mut self) {
         let Some(archiver) = &self.history.archiver else { return };
         let old = self.hub.clock.now().0.saturating_sub(archiver.interval_ms());
@@ -511,7 +514,7 @@ mod tests {
         assert!(matches!(events.drain().next(), Some(Urgent::StorageRefuses(_))));
         let limit = Instant::now() + Duration::from_secs(5);
         let accepted = loop {
-            // Never idle: that would be the other way to find it.
+            // The thread is never idle here: an idle thread finds the space in another way.
             batches
                 .send(JournalBatch {
                     records: vec![(Sequence(2), Record::Settle(Sequence(1)))],

@@ -24,9 +24,9 @@ const HISTORY_BYTES_MAX: usize = 32 * 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct JournalWriter {
     batches: Sender<JournalBatch>,
-    /// What the thread reports.
+    /// Events from the thread.
     events: WakeReceiver<Urgent>,
-    /// Bytes of history on their way to the thread.
+    /// Bytes of history that wait for the thread.
     pending: Arc<AtomicUsize>,
 }
 
@@ -65,7 +65,7 @@ impl JournalWriter {
         self.events.drain()
     }
 
-    /// Hands a batch over. Never blocks.
+    /// Sends a batch. Never blocks.
     pub(crate) fn write(&self, mut batch: JournalBatch) {
         if !batch.history.is_empty() {
             let bytes = batch.history.iter().map(|block| block.bytes.len()).sum();

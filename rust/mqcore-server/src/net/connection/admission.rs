@@ -1,4 +1,6 @@
-//! What the peer may do: the gate that its commands pass, and the limits on connecting, publishing and asking for limits.
+//! Permissions of the peer: the gate that its commands pass, and the limits on logins, publishing and requests for
+//! limits.
+//! limits.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -30,7 +32,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Looks whether the gate has found out who this is, or whether something is allowed.
+    /// Checks whether the gate has identified the peer or decided about its commands.
     pub(super) fn pass_gate(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         if self.admission.gate.is_open() {
             return false;
@@ -75,7 +77,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Has somebody asked about the limits at which the session stopped, and lets it go on when there is an answer.
+    /// Asks the authorizer about the limits at which the session stopped, and resumes the session when it answers.
     pub(super) fn ask_about_limits(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         let Some(keys) = &self.admission.keys else { return false };
         if self.admission.asking.is_none() {

@@ -38,9 +38,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.stage = Stage::Dead;
     }
 
-    /// Tells the shards that the peer is gone, as soon as they have all that it asked for. Not only when its socket is:
-    /// whoever says goodbye and lets its socket linger would be handed messages that nobody reads. At a stop what is on
-    /// its way is still written, so there the shards hear of it at the end.
+    /// Notifies the shards that the peer has disconnected, once they have all of its commands. This does not wait for
+    /// the socket to close: a client that says goodbye and keeps its socket open would still receive messages that it
+    /// does not read. At a stop the remaining output is written first, so the shards are notified at the end.
     pub(super) fn leave_shards(&mut self) -> bool {
         let gone = match &self.stage {
             Stage::Open => false,
@@ -50,11 +50,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         if !gone || !self.commands.is_known_to_shards() || self.has_commands() {
             return false;
         }
-        self.tell_shards_closed();
+        self.notify_shards_closed();
         true
     }
 
-    /// Carries the end of the conversation on. True when it is over.
+    /// Continues to close the connection. True when it is closed.
     pub(super) fn leave(&mut self, context: &mut Context<'_>) -> bool {
         let has_commands = self.has_commands();
         let leave = match &mut self.stage {
@@ -79,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             leave.shut = true;
             if leave.at_stop {
                 leave.until.as_mut().reset(Instant::now() + LINGER_AT_STOP);
-                // Registers the new time; it has not come yet.
+                // Registers the new deadline, which has not passed yet.
                 return leave.eof || leave.until.as_mut().poll(context).is_ready();
             }
         }
@@ -88,8 +88,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 }
 
 impl<S> Connection<S> {
-    /// The outbox ends first: a shard that fills it after it has heard of the end would wait for room for ever.
-    pub(super) fn tell_shards_closed(&mut self) {
+    /// The outbox is closed first: a shard that filled it after the notification would wait for room forever.
+    pub(super) fn notify_shards_closed(&mut self) {
         self.outbox.end();
         self.hub.moved();
         self.session.leave();

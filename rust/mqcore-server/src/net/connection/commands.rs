@@ -25,7 +25,7 @@ pub(super) struct CommandQueue {
     unsent: VecDeque<Unsent>,
     /// Waits for room in the inbox of the shard of the first command.
     room: Option<Room>,
-    /// A shard may know this connection, and has not been told that it is closed.
+    /// A shard may know this connection and has not been notified that it is closed.
     known_to_shards: bool,
 }
 
@@ -45,7 +45,7 @@ impl CommandQueue {
         self.known_to_shards
     }
 
-    /// Tells all shards that may know the connection that it is closed.
+    /// Notifies all shards that may know the connection that it is closed.
     pub(super) fn close(&mut self, outbox: &Outbox, hub: &Hub) {
         if std::mem::take(&mut self.known_to_shards) {
             for handle in &hub.shards {
@@ -102,7 +102,7 @@ impl CommandQueue {
         self.unsent.push_back(Unsent { shard, permits: permits_for(bytes), batch });
     }
 
-    /// Sends commands to their shards, as far as there is room. Whether any was sent.
+    /// Sends commands to their shards, as far as there is room. True if any was sent.
     pub(super) fn send(&mut self, hub: &Hub, context: &mut Context<'_>) -> bool {
         let mut moved = false;
         while let Some(first) = self.unsent.front() {
@@ -119,7 +119,8 @@ impl CommandQueue {
                         self.room = Some(Box::pin(waiting));
                         continue;
                     }
-                    // The semaphore is never closed; if it were, the shard would have ended and sending would be in vain.
+                    // The semaphore is never closed. If it were, the shard would have stopped, and sending would have
+                    // no effect.
                     Err(TryAcquireError::Closed) => None,
                 },
             };

@@ -1,4 +1,4 @@
-//! Commands of clients that upstream brokers get as well, and the filters of the program that decide about them.
+//! Commands that are also forwarded to upstream brokers, and the program's filters that decide about them.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -59,7 +59,7 @@ impl Forwarding {
             (Some(nodes), None) if !shown.is_empty() => {
                 shown.judge(&nodes.filters, &nodes.fallen_back, filtered)
             }
-            // What comes behind something that waits must wait as well.
+            // Commands after a pending one must wait as well.
             _ if !self.pending.is_empty() => Box::pin(std::future::ready(filtered)),
             _ => {
                 self.forward(filtered.noted, hub);
@@ -70,8 +70,8 @@ impl Forwarding {
         None
     }
 
-    /// Encodes for upstream brokers what a client asks for, and selects what the program's filters have to see. What came
-    /// from another broker is not forwarded again.
+    /// Encodes a client's command for upstream brokers, and selects what the program's filters have to see. Commands
+    /// from another broker are not forwarded again.
     fn note(
         &mut self,
         commands: &mut [Command],
@@ -91,7 +91,7 @@ impl Forwarding {
         (forwards.take(), shown)
     }
 
-    /// Forwards frames to upstream brokers. No later command goes to a shard until they are safe.
+    /// Forwards frames to upstream brokers. Later commands wait until the frames are safe.
     fn forward(&mut self, noted: Option<Noted>, hub: &Hub) {
         let Some(noted) = noted else { return };
         if let Some(Nodes { forwarder: Some(forwarder), .. }) = &hub.nodes {
@@ -108,7 +108,7 @@ impl Forwarding {
         Some(filtered)
     }
 
-    /// Ready when all forwarded frames are safe. With whether any became safe now.
+    /// Ready when all forwarded frames are safe. Also returns whether any became safe in this call.
     pub(super) fn poll_safe(&mut self, context: &mut Context<'_>) -> (Poll<()>, bool) {
         let mut moved = false;
         while let Some(safe) = self.unconfirmed.front_mut() {

@@ -1,4 +1,4 @@
-//! Reading: from the stream to the session, and what becomes of the rest.
+//! Reading: from the stream to the session.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -70,7 +70,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         }
     }
 
-    /// Reads into the scratch, behind what is left from before, and decodes there.
+    /// Reads into the scratch buffer, after the bytes left from before, and decodes there.
     pub(super) fn read_scratch(
         &mut self,
         context: &mut Context<'_>,
@@ -92,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         })
     }
 
-    /// Reads a frame that is larger than the scratch into its own buffer, and nothing beyond its end.
+    /// Reads a frame larger than the scratch buffer into its own buffer, and nothing beyond its end.
     pub(super) fn read_large(
         &mut self,
         context: &mut Context<'_>,
@@ -132,7 +132,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.look_at_session(result.map(drop));
     }
 
-    /// Lets the session read; keeps what it leaves.
+    /// Passes input to the session, and keeps the bytes that it leaves.
     pub(super) fn receive(&mut self, octets: &[u8], now: Timestamp) {
         self.set_time();
         let mut commands = self.hub.spare_commands.take(self.input.usual_commands);
@@ -153,7 +153,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 "it speaks TLS, and this listener does not: write its URL with an 's', or the client's without"
             );
         }
-        // What was decoded before an error was asked for in good faith.
+        // Commands decoded before the error are valid.
         self.pass(commands, consumed, now);
         self.ask_program();
         self.log_request_errors();

@@ -8,7 +8,7 @@ use tokio::time::Sleep;
 use crate::authority::gate::Gate;
 use crate::authority::keys::{Asking, LimitKeys};
 
-/// Whether the peer may do what it asks for.
+/// The permissions of the peer.
 pub(super) struct Admission {
     /// Every command passes through it.
     pub(super) gate: Gate,
@@ -26,14 +26,14 @@ impl Admission {
     }
 }
 
-/// What was read and not consumed, and whether there will be more.
+/// Input that was read and not consumed, and whether more will follow.
 #[derive(Default)]
 pub(super) struct Input {
     /// The rest of the input: less than a frame, or frames that wait for an event.
     pub(super) unread: Vec<u8>,
-    /// Number of commands of the last read; the next one is expected to bring about as many.
+    /// Number of commands of the last read, as an estimate for the next one.
     pub(super) usual_commands: usize,
-    /// The session has whole frames, and consumes no more of them before the next event.
+    /// The session has complete frames, and consumes no more of them before the next event.
     pub(super) stalled: bool,
     pub(super) source: Source,
 }
@@ -49,7 +49,7 @@ pub(super) enum Source {
     Paused,
 }
 
-/// How far the connection is.
+/// The stage of the connection's life.
 pub(super) enum Stage {
     /// It reads and writes.
     Open,

@@ -1,4 +1,4 @@
-//! Output on its way to the peer, and the count of it that the outbox needs for backpressure.
+//! Output to the peer, and the count of it that the outbox needs for backpressure.
 
 use std::io;
 use std::pin::Pin;
@@ -16,17 +16,17 @@ use crate::stats::counter::Counter;
 #[derive(Default)]
 pub(super) struct Transmission {
     output: Output,
-    /// The stream may still hold bytes that it took.
+    /// The stream may still buffer bytes that it accepted.
     unflushed: bool,
     /// Bytes that were added to the output, and removed from it, since [`Transmission::settle`].
     added: usize,
     removed: usize,
-    /// Bytes that waited in the session for its peer at the last count.
+    /// Bytes that waited in the session for the peer at the last count.
     waiting: usize,
 }
 
 impl Transmission {
-    /// Appends what `encode` appends to the vector that it is given.
+    /// Appends the bytes that `encode` adds to its argument.
     #[inline]
     pub(super) fn append<T>(&mut self, encode: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let (result, added) = self.output.append(encode);
@@ -34,7 +34,7 @@ impl Transmission {
         result
     }
 
-    /// Appends frames for this connection alone, which the outbox has counted.
+    /// Appends frames for this connection only, which the outbox has counted.
     pub(super) fn push_own(&mut self, frames: Vec<u8>, spares: &SpareBytes) {
         self.output.push_own(frames, spares);
     }
@@ -44,7 +44,7 @@ impl Transmission {
         self.output.push_shared(frames);
     }
 
-    /// Bytes that the outbox has counted and that are not output any more.
+    /// Removes bytes that the outbox has counted and that are no longer output.
     pub(super) fn remove(&mut self, bytes: usize) {
         self.removed += bytes;
     }
@@ -54,7 +54,7 @@ impl Transmission {
         self.output.len()
     }
 
-    /// Whether everything is written, and the stream holds nothing.
+    /// Whether everything is written, and the stream buffers nothing.
     pub(super) fn is_flushed(&self) -> bool {
         self.output.is_empty() && !self.unflushed
     }
@@ -66,7 +66,7 @@ impl Transmission {
         self.unflushed = false;
     }
 
-    /// Writes as much as the stream takes. Whether that was anything.
+    /// Writes as much as the stream accepts. True if that was anything.
     pub(super) fn write<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -104,7 +104,7 @@ impl Transmission {
         self.waiting = waiting;
         let (added, removed) = (std::mem::take(&mut self.added), std::mem::take(&mut self.removed));
         if added == removed {
-            // Mostly nothing, or an answer that is written already. There is as much room as before.
+            // Usually nothing has changed, or an answer is already written. There is as much room as before.
             return 0;
         }
         outbox.settle(added, removed)

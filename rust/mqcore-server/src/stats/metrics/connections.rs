@@ -84,7 +84,7 @@ pub(super) const METRICS: &[Metric] = &[
     ),
 ];
 
-/// Only with an encrypted listener.
+/// Present if there is an encrypted listener.
 pub(super) const TLS: &[Metric] = &[
     gauge(
         "mqcore_tls_certificate_expiry_seconds",

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::{Metric, Samples, Source, counter, gauge};
 use crate::nodes::forwarder::{Backlog, DROP_REASONS, Forwarder};
 
-/// Only of a broker with links.
+/// Present if the broker has links.
 pub(super) const METRICS: &[Metric] = &[
     gauge("mqcore_nodes", "Connected brokers, by role.", |source, samples| {
         for (role, downstream) in [("upstream", false), ("downstream", true)] {
@@ -23,7 +23,7 @@ pub(super) const METRICS: &[Metric] = &[
     ),
 ];
 
-/// Only of a broker with upstream brokers.
+/// Present if the broker has upstream brokers.
 pub(super) const UPSTREAMS: &[Metric] = &[
     counter(
         "mqcore_node_confirmed_total",
@@ -71,7 +71,7 @@ fn is_connected(node: &mqcore_broker::model::node::NodeInformation, downstream: 
     node.downstream == downstream && node.connected
 }
 
-/// What is forwarded; `None`: there is no upstream broker.
+/// The forwarder; `None`: there is no upstream broker.
 pub(super) fn forwarder<'a>(source: &Source<'a>) -> Option<&'a Forwarder> {
     source.hub.nodes.as_ref()?.forwarder.as_ref()
 }

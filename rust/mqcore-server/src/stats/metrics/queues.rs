@@ -1,10 +1,10 @@
-//! Metrics of single queues, which appear only when asked for.
+//! Metrics of single queues, which appear only on request.
 
 use mqcore_broker::model::stats::QueueInformation;
 
 use super::{Metric, Samples, Source, counter, gauge};
 
-/// Queues that are listed at most.
+/// Maximum queues listed.
 pub(super) const QUEUES_MAX: usize = 500;
 
 pub(super) const METRICS: &[Metric] = &[
@@ -25,7 +25,7 @@ pub(super) const METRICS: &[Metric] = &[
     }),
 ];
 
-/// One sample for each of the first queues by name, so that the same ones are shown each time.
+/// One sample for each of the first queues by name, so that the selection is stable.
 fn each_queue(source: &Source<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
     let mut queues: Vec<&QueueInformation> = source.snapshot.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
