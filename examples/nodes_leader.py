@@ -1,9 +1,9 @@
-"""A leader whose clients' messages are at all the others too: it is the slave of each of them."""
+"""A leader whose clients' messages are at all the others too: it is the downstream of each of them."""
 
 import asyncio
 
 import mqcore
-from mqcore import MasterConfig, NodeConfig, QueueOptions, QueueStatus
+from mqcore import NodeConfig, QueueOptions, QueueStatus, UpstreamConfig
 
 QUEUE = "orders/1001"
 
@@ -23,8 +23,11 @@ async def main() -> None:
         mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="east")) as east,
         mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="west")) as west,
     ):
-        masters = tuple(MasterConfig(url=broker.listeners[0]) for broker in (east, west))
-        async with mqcore.Broker(node=NodeConfig(name="leader", masters=masters)) as leader, leader.client() as client:
+        upstreams = tuple(UpstreamConfig(url=broker.listeners[0]) for broker in (east, west))
+        async with (
+            mqcore.Broker(node=NodeConfig(name="leader", upstreams=upstreams)) as leader,
+            leader.client() as client,
+        ):
             for broker in (east, west, leader):
                 async with broker.client() as founder:
                     await founder.create_queue(QUEUE, QueueOptions(status=QueueStatus.PULL))

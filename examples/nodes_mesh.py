@@ -1,4 +1,4 @@
-"""All to all: each node is the slave of every other one, so what is published at any of them is at all of them."""
+"""All to all: each node is the downstream of every other one, so what is published at any of them is at all of them."""
 
 import asyncio
 import contextlib
@@ -13,8 +13,8 @@ logging.getLogger("mqcore").setLevel(logging.ERROR)  # else each tells that thos
 
 def node(ports: list[int], own: int) -> mqcore.Broker:
     """One of the nodes, which knows all others."""
-    masters = tuple(mqcore.MasterConfig(url=f"tmqp://127.0.0.1:{port}") for port in ports if port != own)
-    return mqcore.Broker(listen=f"tmqp://127.0.0.1:{own}", node=mqcore.NodeConfig(name=f"n{own}", masters=masters))
+    upstreams = tuple(mqcore.UpstreamConfig(url=f"tmqp://127.0.0.1:{port}") for port in ports if port != own)
+    return mqcore.Broker(listen=f"tmqp://127.0.0.1:{own}", node=mqcore.NodeConfig(name=f"n{own}", upstreams=upstreams))
 
 
 async def main() -> None:

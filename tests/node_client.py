@@ -54,20 +54,20 @@ async def load(url: str, prefix: str, *channels: str) -> None:
 
 
 async def linked(url: str, *wanted: str) -> None:
-    """Wait until exactly these masters are connected."""
+    """Wait until exactly these upstreams are connected."""
     deadline = time.monotonic() + LIMIT
     async with mqcore.connect(url) as mq:
         while True:
-            there = sorted(node.name for node in await mq.nodes() if node.connected and not node.slave)
+            there = sorted(node.name for node in await mq.nodes() if node.connected and not node.downstream)
             if there == sorted(wanted):
                 return
             if time.monotonic() > deadline:
-                sys.exit(f"the connected masters are {there}, never {list(wanted)}")
+                sys.exit(f"the connected upstreams are {there}, never {list(wanted)}")
             await asyncio.sleep(0.02)
 
 
 def backlogs(admin: str) -> list[float]:
-    """How many messages each master has not confirmed yet."""
+    """How many messages each upstream has not confirmed yet."""
     with urllib.request.urlopen(f"{admin}/metrics", timeout=5) as answer:
         lines = answer.read().decode().splitlines()
     names = ("mqcore_node_backlog ", "mqcore_node_backlog{")
@@ -75,12 +75,12 @@ def backlogs(admin: str) -> list[float]:
 
 
 async def backlog(admin: str) -> None:
-    """Tell how many messages no master has confirmed yet."""
+    """Tell how many messages no upstream has confirmed yet."""
     tell(sum(await asyncio.to_thread(backlogs, admin)))
 
 
 async def settled(admin: str) -> None:
-    """Wait until every master has confirmed everything: from then on nothing is sent again."""
+    """Wait until every upstream has confirmed everything: from then on nothing is sent again."""
     deadline = time.monotonic() + LIMIT
     while True:
         left = await asyncio.to_thread(backlogs, admin)

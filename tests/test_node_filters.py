@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
-from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeFrame, NodeRule, QueueOptions, QueueStatus, errors
+from mqcore import NodeConfig, NodeFilter, NodeFrame, NodeRule, QueueOptions, QueueStatus, UpstreamConfig, errors
 from mqcore.config import BrokerConfig
 from protocols.conversation import OK
 from served import tmqp_address
@@ -26,15 +26,15 @@ PULLED = mqcore.ChannelOptions(queue=QueueOptions(status=QueueStatus.PULL))
 
 @dataclass
 class Pair:
-    """A slave, its master, and a client at each."""
+    """A downstream, its upstream, and a client at each."""
 
     down: mqcore.Client
     up: mqcore.Client
-    slave: mqcore.Broker
-    master: mqcore.Broker
+    downstream: mqcore.Broker
+    upstream: mqcore.Broker
 
     async def bodies(self, queue: str, number: int) -> list[str]:
-        """Messages of a queue at the master, once it has this many."""
+        """Messages of a queue at the upstream, once it has this many."""
 
         async def there() -> bool:
             try:
@@ -42,7 +42,7 @@ class Pair:
             except errors.NotFound:
                 return False
 
-        await until(f"{number} messages are at the master", there)
+        await until(f"{number} messages are at the upstream", there)
         return [message.body for message in await self.up.queue(queue).pull(100, str)]
 
 
@@ -54,16 +54,16 @@ async def pair(*, send: NodeFilter | None = None, accept: NodeFilter | None = No
             auto_create_queues=True, node=node,
         )  # fmt: skip
 
-    async with broker(NodeConfig(name="top", accept=accept or NodeFilter())) as master:
-        masters = (MasterConfig(url=master.listeners[0], send=send or NodeFilter()),)
-        slave = broker(NodeConfig(name="west", masters=masters, reconnect_wait=0.05))
-        async with slave, slave.client(name="shop", kind="web") as down, master.client() as up:
+    async with broker(NodeConfig(name="top", accept=accept or NodeFilter())) as upstream:
+        upstreams = (UpstreamConfig(url=upstream.listeners[0], send=send or NodeFilter()),)
+        downstream = broker(NodeConfig(name="west", upstreams=upstreams, reconnect_wait=0.05))
+        async with downstream, downstream.client(name="shop", kind="web") as down, upstream.client() as up:
 
             async def linked() -> bool:
                 return any(node.connected for node in await down.nodes())
 
             await until("the link is up", linked)
-            yield Pair(down, up, slave, master)
+            yield Pair(down, up, downstream, upstream)
 
 
 async def test_a_function_decides_what_goes_to_a_master_behind_the_rules_and_sees_all_of_it() -> None:
@@ -96,7 +96,7 @@ async def test_a_function_decides_what_goes_to_a_master_behind_the_rules_and_see
         for region in ("eu", "us", "eu"):
             await nodes.down.publish("news/3", region, headers={"Region": region})
         await nodes.down.publish("private", "x", headers={"Region": "eu"})
-        await asyncio.to_thread(publish_to_topic, nodes.slave)
+        await asyncio.to_thread(publish_to_topic, nodes.downstream)
         await nodes.down.publish("end", "x")
         assert await nodes.bodies("end", 1) == ["x"]
         assert await nodes.bodies("news/3", 2) == ["eu", "eu"]
@@ -124,7 +124,7 @@ async def test_a_function_decides_what_is_taken_from_a_node_and_what_it_refuses_
         assert await nodes.bodies("news", 2) == ["short", "brief"]
 
         async def confirmed() -> bool:
-            page = await asyncio.to_thread(_metrics, nodes.slave)
+            page = await asyncio.to_thread(_metrics, nodes.downstream)
             return page.get("mqcore_node_backlog") == 0.0
 
         await until("what was refused is done too", confirmed)
@@ -147,7 +147,7 @@ async def test_exception_in_a_filter_falls_back_and_is_counted_and_logged(
             for body in ("bad", "none", "good"):
                 await nodes.down.publish("news", body)
             assert await nodes.bodies("news", len(expected)) == expected
-            page = await asyncio.to_thread(_metrics, nodes.slave)
+            page = await asyncio.to_thread(_metrics, nodes.downstream)
             assert page["mqcore_node_filter_fallbacks_total"] == 2
         assert "no such region" in caplog.text
         assert "not a bool" in caplog.text
@@ -163,7 +163,7 @@ async def test_a_function_that_sleeps_is_waited_for_no_longer_than_its_time_and_
         async with pair(send=NodeFilter(decide=decide, timeout=0.3, fallback=True)) as nodes:
             began = time.monotonic()
             slow = asyncio.create_task(nodes.down.publish("news", "slow"))
-            # A client of the master is not a producer here.
+            # A client of the upstream is not a producer here.
             await nodes.up.publish("elsewhere", "x")
             assert not slow.done()
             await slow
@@ -200,8 +200,8 @@ async def test_a_node_of_the_originals_sort_is_shown_to_the_filter_too() -> None
     node = NodeConfig(name="top", accept=NodeFilter(decide=decide))
     async with mqcore.Broker(
         listen=("tmqp://127.0.0.1:0",), channel=PULLED, auto_create_channels=True, auto_create_queues=True, node=node
-    ) as master, master.client() as up:  # fmt: skip
-        host, _, port = master.listeners[0].removeprefix("tmqp://").rpartition(":")
+    ) as upstream, upstream.client() as up:  # fmt: skip
+        host, _, port = upstream.listeners[0].removeprefix("tmqp://").rpartition(":")
 
         def pass_on() -> None:
             with TmqpPeer(host, int(port)) as peer:

@@ -17,7 +17,7 @@ import pytest
 import mqcore
 from authority import Authority
 from depth import choices, rounds
-from mqcore import MasterConfig, NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, errors
+from mqcore import NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, UpstreamConfig, errors
 from mqcore.config import BrokerConfig
 from ports import free_port
 from protocols.conversation import OK, SUBSCRIBE
@@ -84,7 +84,7 @@ async def test_however_often_either_side_is_killed_everything_taken_is_at_the_ma
     up = ("--listen", f"tmqp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "up"), "--node-name", "up")
     down = (
         *("--data-dir", str(tmp_path / "down"), "--node-name", "down"),
-        *("--master", f"tmqp://127.0.0.1:{port}", "--keep-messages"),
+        *("--upstream", f"tmqp://127.0.0.1:{port}", "--keep-messages"),
     )
     taken: list[str] = []
     with contextlib.ExitStack() as running:
@@ -94,33 +94,33 @@ async def test_however_often_either_side_is_killed_everything_taken_is_at_the_ma
             running.push(stack)
             return stack.enter_context(serving(*arguments)), stack
 
-        master, master_stack = start(up)
-        slave, slave_stack = start(down)
-        for broker in (master, slave):
+        upstream, upstream_stack = start(up)
+        downstream, downstream_stack = start(down)
+        for broker in (upstream, downstream):
             async with mqcore.connect(broker.url) as mq:
                 await mq.declare("work", 1, KEPT)
         for number in range(ROUNDS):
-            async with load(slave.url, str(number), taken):
+            async with load(downstream.url, str(number), taken):
                 await asyncio.sleep(chance.uniform(0.05, 0.3))
-                victim = chance.choice(["master", "slave", "both"])
-                if victim in ("master", "both"):
-                    master.process.send_signal(signal.SIGKILL)
-                    master_stack.close()
+                victim = chance.choice(["upstream", "downstream", "both"])
+                if victim in ("upstream", "both"):
+                    upstream.process.send_signal(signal.SIGKILL)
+                    upstream_stack.close()
                     await asyncio.sleep(chance.uniform(0.0, 0.2))
-                    master, master_stack = start(up)
-                if victim in ("slave", "both"):
-                    slave.process.send_signal(signal.SIGKILL)
-                    slave_stack.close()
-                    slave, slave_stack = start(down)
-        async with mqcore.connect(slave.url) as mq:
+                    upstream, upstream_stack = start(up)
+                if victim in ("downstream", "both"):
+                    downstream.process.send_signal(signal.SIGKILL)
+                    downstream_stack.close()
+                    downstream, downstream_stack = start(down)
+        async with mqcore.connect(downstream.url) as mq:
             await mq.publish("work/1", "end")
-        everything = await count(slave.url, "work/1")
+        everything = await count(downstream.url, "work/1")
 
         async def arrived() -> bool:
-            return await count(master.url, "work/1") >= everything
+            return await count(upstream.url, "work/1") >= everything
 
-        await until("everything is at the master", arrived, 60.0)
-        there = await bodies(master.url, "work/1")
+        await until("everything is at the upstream", arrived, 60.0)
+        there = await bodies(upstream.url, "work/1")
     assert len(taken) > 20 * ROUNDS, "there was load"
     assert there[-1] == "end"
     assert len(set(there)) == len(there), "nothing comes twice"
@@ -134,7 +134,7 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
         async with mqcore.connect(top.url) as watching:
             middle_config = NodeConfig(
                 name="middle",
-                masters=(MasterConfig(url=top.url, send=NodeFilter(deny=(NodeRule(channel="private*"),))),),
+                upstreams=(UpstreamConfig(url=top.url, send=NodeFilter(deny=(NodeRule(channel="private*"),))),),
             )
             options = QueueOptions(status=QueueStatus.PULL)
             channel = mqcore.ChannelOptions(queue=options)
@@ -153,7 +153,7 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
                     await client.publish("private-1", "b")
                     await client.publish("news", "c")
                     (node,) = await client.nodes()
-                    assert (node.name, node.slave, node.connected) == ("top", False, True)
+                    assert (node.name, node.downstream, node.connected) == ("top", False, True)
 
                 async def there() -> bool:
                     return await count(top.url, "news/0") == 2
@@ -166,7 +166,7 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
                 )
                 told = json.loads(listed.stdout)
                 assert told["schema"] == "mqcore.node.ls/1"
-                assert [(node["name"], node["slave"]) for node in told["nodes"]] == [("middle", True)]
+                assert [(node["name"], node["downstream"]) for node in told["nodes"]] == [("middle", True)]
 
             async def alone() -> bool:
                 return not await watching.nodes()
@@ -185,30 +185,30 @@ def test_a_file_tells_everything_about_nodes(tmp_path: Path) -> None:
         keep_messages = true
         keep_age_max = "1h"
         accept = {deny = [{channel = "private*"}]}
-        [[master]]
+        [[upstream]]
         url = "tmqp://north:2622"
         token = "other"
         send = {allow = [{kinds = ["queue"], channel = "orders"}, {header = "Region", value = "eu-*"}]}
-        [[master]]
+        [[upstream]]
         url = "tmqp://west"
         """
     )
     node = BrokerConfig.load(file, environ={}).node
     assert node is not None
     assert (node.name, node.token, node.keep_messages, node.keep_age_max) == ("south", "secret", True, 3600.0)
-    assert [master.url for master in node.masters] == ["tmqp://north:2622", "tmqp://west"]
-    assert node.masters[0].send.allow[0] == NodeRule(kinds=("queue",), channel="orders")
-    assert node.masters[0].send.allow[1].value == "eu-*"
+    assert [upstream.url for upstream in node.upstreams] == ["tmqp://north:2622", "tmqp://west"]
+    assert node.upstreams[0].send.allow[0] == NodeRule(kinds=("queue",), channel="orders")
+    assert node.upstreams[0].send.allow[1].value == "eu-*"
     assert node.accept.deny == (NodeRule(channel="private*"),)
     with pytest.raises(errors.ConfigError, match="there is no letter"):
         NodeRule(kinds=("letter",))
     with pytest.raises(errors.ConfigError, match="keep_messages"):
-        mqcore.Broker(node=NodeConfig(keep_messages=True, masters=(MasterConfig(url="tmqp://x:1"),))).start()
+        mqcore.Broker(node=NodeConfig(keep_messages=True, upstreams=(UpstreamConfig(url="tmqp://x:1"),))).start()
 
 
 def test_invalid_master_url_is_rejected_at_start() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--master", "north"],
+        [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--upstream", "north"],
         capture_output=True, text=True, check=False, timeout=30, env=clean_environment(),
     )  # fmt: skip
     assert ended.returncode != 0
@@ -223,12 +223,12 @@ async def test_a_master_is_dialled_over_tls_and_only_if_its_certificate_is_belie
         channel=pulled, auto_create_channels=True, auto_create_queues=True,
     ) as top:  # fmt: skip
         port = top.listeners[0].rpartition(":")[2]
-        masters = (
-            MasterConfig(url=f"tmqps://localhost:{port}?ca={believed.ca}"),
-            MasterConfig(url=f"tmqps://127.0.0.1:{port}?ca={other.ca}"),
+        upstreams = (
+            UpstreamConfig(url=f"tmqps://localhost:{port}?ca={believed.ca}"),
+            UpstreamConfig(url=f"tmqps://127.0.0.1:{port}?ca={other.ca}"),
         )
         async with mqcore.Broker(
-            node=NodeConfig(name="down", masters=masters, reconnect_wait=0.05), channel=pulled,
+            node=NodeConfig(name="down", upstreams=upstreams, reconnect_wait=0.05), channel=pulled,
             auto_create_channels=True, auto_create_queues=True,
         ) as down, top.client() as above, down.client() as below:  # fmt: skip
             await above.declare("news", 0, QueueOptions(status=QueueStatus.PULL))
@@ -236,7 +236,7 @@ async def test_a_master_is_dialled_over_tls_and_only_if_its_certificate_is_belie
             async def linked() -> bool:
                 return any(node.connected for node in await below.nodes())
 
-            await until("the master that shows a certificate of the right authority is there", linked)
+            await until("the upstream that shows a certificate of the right authority is there", linked)
             await below.publish("news", "over TLS")
 
             async def there() -> bool:

@@ -1,6 +1,6 @@
 """Brokers in processes of their own, linked through proxies that lose, delay and cut, and killed meanwhile.
 
-After any fault of links and nodes, each master of a node has its acknowledged messages once and in order.
+After any fault of links and nodes, each upstream of a node has its acknowledged messages once and in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Node:
     directory: Path
     port: int = field(default_factory=free_port)
     ways: dict[str, Proxy] = field(default_factory=dict)
-    """The way to each of its masters, by the master's name."""
+    """The way to each of its upstreams, by the upstream's name."""
     taken: list[str] = field(default_factory=list)
     """Messages acknowledged to the client as saved, in order."""
     broker: ServedBroker | None = None
@@ -52,7 +52,7 @@ class Node:
 
     async def start(self) -> None:
         config = self.directory / f"{self.name}.toml"
-        masters = "".join(f'[[master]]\nurl = "tmqp://127.0.0.1:{way.port}"\n' for way in self.ways.values())
+        upstreams = "".join(f'[[upstream]]\nurl = "tmqp://127.0.0.1:{way.port}"\n' for way in self.ways.values())
         config.write_text(
             f"""
             listen = ["{self.url}"]
@@ -63,7 +63,7 @@ class Node:
             keep_messages = {"true" if self.ways else "false"}
             reconnect_wait = "50ms"
             confirm_timeout = "1s"
-            {masters}
+            {upstreams}
             """
         )
         self.broker = await asyncio.to_thread(
@@ -110,24 +110,24 @@ class Node:
         await until(f"{messages} more messages are taken by {self.name}", enough)
 
     async def backlog(self) -> float:
-        """Messages that no master has confirmed yet, the one that has most of them."""
+        """Messages that no upstream has confirmed yet, the one that has most of them."""
         assert self.broker is not None
         return max(await asyncio.to_thread(backlogs, self.broker.admin_url), default=0.0)
 
     async def is_linked(self, *names: str) -> bool:
-        """Whether exactly these masters are connected."""
+        """Whether exactly these upstreams are connected."""
         async with mqcore.connect(self.url) as mq:
-            there = [node.name for node in await mq.nodes() if node.connected and not node.slave]
+            there = [node.name for node in await mq.nodes() if node.connected and not node.downstream]
         return sorted(there) == sorted(names)
 
 
 @contextlib.asynccontextmanager
-async def linked(directory: Path, **masters: tuple[str, ...]) -> AsyncIterator[dict[str, Node]]:
-    """Nodes, and who their masters are, over proxies; all of them run, are linked and under load."""
+async def linked(directory: Path, **upstreams: tuple[str, ...]) -> AsyncIterator[dict[str, Node]]:
+    """Nodes, and who their upstreams are, over proxies; all of them run, are linked and under load."""
     async with contextlib.AsyncExitStack() as stack:
-        nodes = {name: Node(name, directory) for name in masters}
+        nodes = {name: Node(name, directory) for name in upstreams}
         for node in nodes.values():
-            for name in masters[node.name]:
+            for name in upstreams[node.name]:
                 node.ways[name] = await stack.enter_async_context(Proxy(nodes[name].port).listening())
         for node in nodes.values():
             stack.callback(node.close)
@@ -157,7 +157,7 @@ async def all_is_confirmed(nodes: dict[str, Node]) -> None:
 
 
 async def everything_is_everywhere(nodes: dict[str, Node]) -> None:
-    """Compare what each node took with what it and its masters have."""
+    """Compare what each node took with what it and its upstreams have."""
     await all_is_confirmed(nodes)
     for place in nodes.values():
         there = await bodies(place.url, QUEUE)
@@ -213,7 +213,7 @@ async def test_in_a_full_mesh_of_four_under_faults_everything_is_everywhere_once
             for way in bad:
                 way.mend()
 
-        dialled = sum(way.connections for node in nodes.values() for way in node.ways.values())
+        dialed = sum(way.connections for node in nodes.values() for way in node.ways.values())
         # Each sort at least once, whatever chance says; killing most often.
         faults: list[Callable[[], Awaitable[None]]] = [kill_one, cut_some, lose_some, delay_some]
         faults += [chance.choice([*faults, kill_one]) for _ in range(max(0, ROUNDS - len(faults)))]
@@ -221,7 +221,7 @@ async def test_in_a_full_mesh_of_four_under_faults_everything_is_everywhere_once
         for fault in faults:
             await fault()
         again = sum(way.connections for node in nodes.values() for way in node.ways.values())
-        assert again > dialled, "no link was ever broken"
+        assert again > dialed, "no link was ever broken"
         await everything_is_everywhere(nodes)
 
 
@@ -233,18 +233,18 @@ async def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing
         up, down = nodes["up"], nodes["down"]
         await up.end_load()
         way = down.ways["up"]
-        dialled = way.connections
+        dialed = way.connections
         way.lose(lost)
 
         async def away() -> bool:
             return await down.is_linked()
 
-        await until("the slave knows that its master is away", away)
+        await until("the downstream knows that its upstream is away", away)
         await down.goes_on()
         assert await down.backlog() >= 100, "the loss did not hold anything up"
         way.mend()
         await everything_is_everywhere(nodes)
-        assert way.connections > dialled
+        assert way.connections > dialed
 
 
 async def test_over_a_slow_link_everything_comes_late_and_in_order(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_over_a_slow_link_everything_comes_late_and_in_order(tmp_path: Pat
         up, down = nodes["up"], nodes["down"]
         await up.end_load()
         way = down.ways["up"]
-        dialled = way.connections
+        dialed = way.connections
         way.slow(0.06, 0.1)
         await down.goes_on(200)
         await down.end_load()
@@ -269,4 +269,4 @@ async def test_over_a_slow_link_everything_comes_late_and_in_order(tmp_path: Pat
         await until("the last one is there", there)
         assert time.monotonic() - began >= 0.06, "the link was not slow"
         await everything_is_everywhere(nodes)
-        assert way.connections == dialled, "slow is not away"
+        assert way.connections == dialed, "slow is not away"

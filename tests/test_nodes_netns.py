@@ -1,8 +1,8 @@
 """Nodes that only a network connects: each broker, and its clients, in a network namespace of its own.
 
-One master and two slaves in a star of veth pairs; every message that a slave took is at the master once and in order,
-whatever was done to the network or to the brokers meanwhile. Tests that need no separate network (delay, a full
-mesh) are in `test_nodes_faults.py`.
+One upstream and two downstreams in a star of veth pairs. Every message that a downstream accepted arrives at the
+upstream once and in order, whatever happens to the network and the brokers meanwhile. Tests that need no separate
+network (delay, a full mesh) are in `test_nodes_faults.py`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def side_by_side(work: Callable[[Place], object], places: list[Place]) -> None:
 
 
 class Producer:
-    """A client beside a slave that publishes all the time; `taken` is what was acknowledged to it, in order."""
+    """A client beside a downstream that publishes all the time; `taken` is what was acknowledged to it, in order."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -155,31 +155,31 @@ class Producer:
 
 @dataclass
 class Star:
-    """A master and its slaves, linked and under load."""
+    """An upstream and its downstreams, linked and under load."""
 
-    master: Place
-    slaves: list[Place]
+    upstream: Place
+    downstreams: list[Place]
     producers: list[Producer]
 
     def go_on(self) -> None:
         for producer in self.producers:
             producer.goes_on()
 
-    def away(self, slave: Place) -> None:
-        """Wait until the slave knows that it has no master, and let it take more, which stays with it."""
-        slave.ask("linked")
+    def away(self, downstream: Place) -> None:
+        """Wait until the downstream knows that it has no upstream, and let it take more, which stays with it."""
+        downstream.ask("linked")
         self.go_on()
-        assert slave.ask("backlog") >= 100, "the fault did not hold anything up"
+        assert downstream.ask("backlog") >= 100, "the fault did not hold anything up"
 
     def linked(self) -> None:
-        side_by_side(lambda slave: slave.ask("linked", self.master.name), self.slaves)
+        side_by_side(lambda downstream: downstream.ask("linked", self.upstream.name), self.downstreams)
 
     def everything_is_there(self) -> None:
-        """End the load, and compare the confirmations of the producers with the messages of the master."""
+        """End the load, and compare the confirmations of the producers with the messages of the upstream."""
         for producer in self.producers:
             producer.stop()
-        side_by_side(lambda slave: slave.ask("settled"), self.slaves)
-        there = self.master.ask("take", "work")
+        side_by_side(lambda downstream: downstream.ask("settled"), self.downstreams)
+        there = self.upstream.ask("take", "work")
         assert len(set(there)) == len(there), "nothing comes twice"
         for producer in self.producers:
             taken = producer.taken["work"]
@@ -187,16 +187,16 @@ class Star:
             assert not names - set(there), "these were taken, and never came"
             assert [name for name in there if name in names] == taken, "the order changed"
             assert producer.taken["private"], "there was something for the filter"
-        assert self.master.ask("count", "private") == 0, "the filter lets nothing of these through"
+        assert self.upstream.ask("count", "private") == 0, "the filter lets nothing of these through"
 
 
-def _master_config(place: Place, directory: Path) -> None:
+def _upstream_config(place: Place, directory: Path) -> None:
     place.config.write_text(
         f'admin = "{ADMIN}"\nallow_remote = true\ndata_dir = "{directory}"\n[node]\nname = "{place.name}"\n'
     )
 
 
-def _slave_config(place: Place, master: str, directory: Path) -> None:
+def _downstream_config(place: Place, upstream: str, directory: Path) -> None:
     place.config.write_text(
         f"""
         admin = "{ADMIN}"
@@ -207,8 +207,8 @@ def _slave_config(place: Place, master: str, directory: Path) -> None:
         keep_messages = true
         reconnect_wait = "100ms"
         confirm_timeout = "1s"
-        [[master]]
-        url = "tmqp://{master}:{PORT}"
+        [[upstream]]
+        url = "tmqp://{upstream}:{PORT}"
         send = {{deny = [{{channel = "private"}}]}}
         """
     )
@@ -222,7 +222,7 @@ def namespaces() -> None:
 
 @pytest.fixture
 def star(namespaces: None, tmp_path: Path) -> Iterator[Star]:
-    """Three namespaces with a broker each, `top` and its slaves `east` and `west`, and a producer beside each slave."""
+    """Three namespaces with a broker each: `top` and its downstreams `east` and `west`, each with a producer."""
     prefix = f"mqc{os.getpid()}-{next(_runs)}"
     with contextlib.ExitStack() as undo:
 
@@ -236,64 +236,64 @@ def star(namespaces: None, tmp_path: Path) -> Iterator[Star]:
             undo.callback(made.stack.close)
             return made
 
-        masters = ["10.213.1.1", "10.213.2.1"]
-        master = place("top", *masters)
-        slaves = [place(name, f"10.213.{number}.2") for number, name in enumerate(("east", "west"), 1)]
-        for slave, there in zip(slaves, masters, strict=True):
+        upstreams = ["10.213.1.1", "10.213.2.1"]
+        upstream = place("top", *upstreams)
+        downstreams = [place(name, f"10.213.{number}.2") for number, name in enumerate(("east", "west"), 1)]
+        for downstream, there in zip(downstreams, upstreams, strict=True):
             ip(
                 "link",
                 "add",
                 "uplink",
                 "netns",
-                slave.netns,
+                downstream.netns,
                 "type",
                 "veth",
                 "peer",
                 "name",
-                slave.name,
+                downstream.name,
                 "netns",
-                master.netns,
+                upstream.netns,
             )
-            ip("-n", slave.netns, "address", "add", f"{slave.address}/30", "dev", "uplink")
-            ip("-n", slave.netns, "link", "set", "uplink", "up")
-            ip("-n", master.netns, "address", "add", f"{there}/30", "dev", slave.name)
-            ip("-n", master.netns, "link", "set", slave.name, "up")
-            _slave_config(slave, there, tmp_path / slave.name)
-        _master_config(master, tmp_path / master.name)
+            ip("-n", downstream.netns, "address", "add", f"{downstream.address}/30", "dev", "uplink")
+            ip("-n", downstream.netns, "link", "set", "uplink", "up")
+            ip("-n", upstream.netns, "address", "add", f"{there}/30", "dev", downstream.name)
+            ip("-n", upstream.netns, "link", "set", downstream.name, "up")
+            _downstream_config(downstream, there, tmp_path / downstream.name)
+        _upstream_config(upstream, tmp_path / upstream.name)
 
         def begin(each: Place) -> None:
             each.start()
             each.ask("declare", "work", "private")
 
-        side_by_side(begin, [master, *slaves])
+        side_by_side(begin, [upstream, *downstreams])
         producers: list[Producer] = []
-        for slave in slaves:
-            producers.append(Producer(slave))
+        for downstream in downstreams:
+            producers.append(Producer(downstream))
             undo.callback(producers[-1].kill)
-        running = Star(master, slaves, producers)
+        running = Star(upstream, downstreams, producers)
         running.linked()
         running.go_on()
         yield running
 
 
 def test_after_a_partition_the_master_has_everything_that_either_slave_took(star: Star) -> None:
-    east, west = star.slaves
-    ip("-n", star.master.netns, "link", "set", east.name, "down")
+    east, west = star.downstreams
+    ip("-n", star.upstream.netns, "link", "set", east.name, "down")
     star.away(east)
-    west.ask("linked", star.master.name)
-    ip("-n", star.master.netns, "link", "set", east.name, "up")
+    west.ask("linked", star.upstream.name)
+    ip("-n", star.upstream.netns, "link", "set", east.name, "up")
     star.linked()
     star.go_on()
     star.everything_is_there()
 
 
-@pytest.mark.parametrize("lost", ["what the slave sends", "what the master answers"])
+@pytest.mark.parametrize("lost", ["what the downstream sends", "what the upstream answers"])
 def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing_came_twice(star: Star, lost: str) -> None:
-    east, _ = star.slaves
+    east, _ = star.downstreams
     end = (
         (east.netns, "uplink", "10.213.1.1")
-        if lost == "what the slave sends"
-        else (star.master.netns, east.name, east.address)
+        if lost == "what the downstream sends"
+        else (star.upstream.netns, east.name, east.address)
     )
     netns, device, peer = end
     ip("-n", netns, "neighbour", "replace", peer, "lladdr", NOBODY, "dev", device, "nud", "permanent")
@@ -306,7 +306,7 @@ def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing_came_
 
 @pytest.mark.parametrize("victim", ["top", "east"])
 def test_a_node_killed_under_load_and_started_again_costs_nothing_that_was_taken(star: Star, victim: str) -> None:
-    (killed,) = [each for each in (star.master, *star.slaves) if each.name == victim]
+    (killed,) = [each for each in (star.upstream, *star.downstreams) if each.name == victim]
     killed.end(signal.SIGKILL)
     for producer in star.producers:
         if producer.place is not killed:
@@ -318,7 +318,7 @@ def test_a_node_killed_under_load_and_started_again_costs_nothing_that_was_taken
 
 
 def test_a_rolling_restart_of_all_nodes_under_load_costs_nothing_that_was_taken(star: Star) -> None:
-    for each in (star.master, *star.slaves):
+    for each in (star.upstream, *star.downstreams):
         each.end(signal.SIGTERM)
         for producer in star.producers:
             if producer.place is not each:

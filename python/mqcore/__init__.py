@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ChannelOptions,
         Durability,
         Interaction,
-        MasterConfig,
         NodeConfig,
         NodeFilter,
         NodeRule,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         QueueStatus,
         RouteMethod,
         RouterOptions,
+        UpstreamConfig,
     )
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
@@ -54,7 +54,6 @@ __all__ = [
     "Interaction",
     "Listener",
     "ListenerTLS",
-    "MasterConfig",
     "Message",
     "MqcoreError",
     "NodeConfig",
@@ -70,6 +69,7 @@ __all__ = [
     "RouterOptions",
     "SendAck",
     "TLSConfig",
+    "UpstreamConfig",
     "__version__",
     "connect",
 ]
@@ -95,7 +95,7 @@ _MODULES = {
         "ChannelOptions",
         "Durability",
         "Interaction",
-        "MasterConfig",
+        "UpstreamConfig",
         "NodeConfig",
         "NodeFilter",
         "NodeRule",

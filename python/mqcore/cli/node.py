@@ -9,7 +9,7 @@ from mqcore.cli.group import CommandGroup
 
 __all__ = ["node"]
 
-_COLUMNS = ("id", "name", "host", "slave", "connected", "lifetime")
+_COLUMNS = ("id", "name", "host", "downstream", "connected", "lifetime")
 
 
 @click.group(cls=CommandGroup, short_help="Inspect linked brokers: ls.")

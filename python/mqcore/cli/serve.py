@@ -72,8 +72,8 @@ _PROGRAM_VARIABLES = frozenset(
 )
 @click.option("--node-name", metavar="NAME", help="Name of this broker among its nodes.")
 @click.option(
-    "--master",
-    "masters",
+    "--upstream",
+    "upstreams",
     multiple=True,
     metavar="URL",
     help="Forward messages from clients to this upstream broker, tmqp://HOST:PORT?token=TOKEN. Repeatable.",
@@ -119,7 +119,7 @@ def serve(
     memory_watermark: int | None,
     history: bool,
     node_name: str | None,
-    masters: tuple[str, ...],
+    upstreams: tuple[str, ...],
     keep_messages: bool,
     app: str | None,
     auto_create: bool,
@@ -145,7 +145,7 @@ def serve(
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,
     }
-    node: dict[str, Any] = {"name": node_name, "masters": masters or None, "keep_messages": keep_messages or None}
+    node: dict[str, Any] = {"name": node_name, "upstreams": upstreams or None, "keep_messages": keep_messages or None}
     flags["node"] = {name: value for name, value in node.items() if value is not None} or None
     given = {name: value for name, value in flags.items() if value is not None}
     broker = _broker(app, config_file, given)

@@ -216,7 +216,7 @@ class NodeInformation:
     id: str
     name: str = ""
     host: str = ""
-    slave: bool = False
+    downstream: bool = False
     """Whether it connected to this one."""
     connected: bool = False
     lifetime: float = 0.0

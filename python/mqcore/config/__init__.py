@@ -8,7 +8,7 @@ from the broker.
 from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
 from mqcore.config.broker import BrokerConfig
 from mqcore.config.duration import Duration, seconds
-from mqcore.config.nodes import MasterConfig, NodeConfig, NodeFilter, NodeRule
+from mqcore.config.nodes import NodeConfig, NodeFilter, NodeRule, UpstreamConfig
 from mqcore.config.queues import ChannelOptions, Durability, QueueOptions, QueueStatus
 from mqcore.config.routing import Binding, Interaction, RouteMethod, RouterOptions
 
@@ -20,7 +20,6 @@ __all__ = [
     "Durability",
     "Duration",
     "Interaction",
-    "MasterConfig",
     "NodeConfig",
     "NodeFilter",
     "NodeRule",
@@ -29,6 +28,7 @@ __all__ = [
     "RouteMethod",
     "RouterOptions",
     "TokenOptions",
+    "UpstreamConfig",
     "UserOptions",
     "seconds",
 ]

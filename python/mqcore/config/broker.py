@@ -177,10 +177,10 @@ class BrokerConfig:
             _merge(settings, _from_file(Path(file)))
         _merge(settings, _from_environ(os.environ if environ is None else environ))
         _merge(settings, {name: value for name, value in flags.items() if value is not None})
-        masters = settings.pop("master", None)
-        if masters is not None:
-            # A table of its own, as `[[master]]` reads better than `[[node.masters]]`.
-            _merge(settings, {"node": {"masters": masters}})
+        upstreams = settings.pop("upstream", None)
+        if upstreams is not None:
+            # A table of its own, as `[[upstream]]` reads better than `[[node.upstreams]]`.
+            _merge(settings, {"node": {"upstreams": upstreams}})
         loaded: Self = build(cls, settings, "")
         return loaded
 

@@ -17,7 +17,7 @@ else:
     # Annotations are read when options are made, and the extension module is not loaded for that.
     NodeFrame = Any
 
-__all__ = ["MasterConfig", "NodeConfig", "NodeFilter", "NodeRule"]
+__all__ = ["NodeConfig", "NodeFilter", "NodeRule", "UpstreamConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class NodeFilter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MasterConfig:
+class UpstreamConfig:
     """An upstream broker, to which this one forwards what its clients produce."""
 
     url: str
@@ -98,7 +98,7 @@ class MasterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Links to other brokers: upstream for those that connect to it, downstream of its masters, or both."""
+    """Links to other brokers: to upstream brokers, from downstream brokers, or both."""
 
     name: str = ""
     """Its name, unique among linked nodes. Default its id."""
@@ -108,7 +108,7 @@ class NodeConfig:
     """Token that they must send. Default none; if clients must log in, nodes without a token are rejected."""
     accept: NodeFilter = field(default_factory=NodeFilter)
     """Filter of frames from them. Default all."""
-    masters: tuple[MasterConfig, ...] = ()
+    upstreams: tuple[UpstreamConfig, ...] = ()
     """Upstream brokers, at most 32: configurations or URLs. Default none."""
     keep_messages: bool = False
     """Whether the data directory keeps messages for an unreachable upstream broker. Default no."""

@@ -32,9 +32,9 @@ _SOUTH = """
 name = "south"
 keep_messages = true
 reconnect_wait = "50ms"
-[[master]]
+[[upstream]]
 url = "tmqp://127.0.0.1:{north}"
-[[master]]
+[[upstream]]
 url = "tmqp://127.0.0.1:{archive}"
 send = {{allow = [{{header = "Path", value = "*/*"}}]}}
 """

@@ -1005,7 +1005,7 @@ fn removed_channel_reports_the_removal_of_its_queues() {
     assert_eq!(w.events(&s), ["QueueRemoved", "QueueRemoved", "ChannelRemoved"]);
 }
 
-fn master(connected_since: Option<Timestamp>) -> Upstream {
+fn upstream(connected_since: Option<Timestamp>) -> Upstream {
     let (id, name, host) = ("m-1".into(), "north".into(), "127.0.0.1:1".into());
     Upstream { index: 0, id, name, host, connected_since }
 }
@@ -1015,7 +1015,7 @@ fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
     let mut w = World::new();
     let p = w.client("p");
     let since = w.now;
-    w.broker.upstream(master(Some(since)), since, &mut w.effects);
+    w.broker.upstream(upstream(Some(since)), since, &mut w.effects);
     let provisional = Client { connection: ConnectionId(77), ..(*p).clone() };
     let introduction = Introduction {
         id: Some("s-1".into()),
@@ -1041,7 +1041,7 @@ fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
     w.command(&Arc::new(again), Command::Introduce(Box::new(introduction)));
     let closed = w.effects.iter().any(|effect| matches!(effect, Effect::Close(ConnectionId(77), _)));
     assert!(closed, "a node that comes anew replaces what was left of it");
-    w.broker.upstream(master(None), w.now, &mut w.effects);
+    w.broker.upstream(upstream(None), w.now, &mut w.effects);
     assert_eq!(nodes(&mut w), ["m-1 north 127.0.0.1:1 false false 0", "s-1 south 10.0.0.1 true true 0"]);
 }
 
@@ -1079,7 +1079,7 @@ fn events_come_while_subscribed_and_not_after() {
         w.request(&p, Request::RemoveChannel { channel }).unwrap();
         w.close(&c);
         for connected_since in [Some(w.now), None] {
-            w.broker.upstream(master(connected_since), w.now, &mut w.effects);
+            w.broker.upstream(upstream(connected_since), w.now, &mut w.effects);
         }
     };
     for on in [true, false] {

@@ -130,7 +130,8 @@ pub struct NodeInformation {
     /// The address of its listener.
     pub host: String,
     /// Whether it connected to this node.
-    pub slave: bool,
+    #[serde(rename = "Slave")]
+    pub downstream: bool,
     /// Whether the link is connected.
     pub connected: bool,
     /// Milliseconds since the link connected.

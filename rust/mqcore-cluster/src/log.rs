@@ -115,14 +115,14 @@ pub struct OutgoingLog<P> {
 }
 
 impl<P: Clone> OutgoingLog<P> {
-    /// Creates an empty log for `masters` brokers, all disconnected. The first message gets the number `next`.
+    /// Creates an empty log for `upstreams` brokers, all disconnected. The first message gets the number `next`.
     ///
     /// # Panics
     /// If there are more than [`UPSTREAMS_MAX`] brokers; the configuration is validated earlier.
     #[must_use]
-    pub fn new(options: LogOptions, masters: usize, next: u64) -> Self {
-        assert!(masters <= UPSTREAMS_MAX, "a configuration names at most {UPSTREAMS_MAX} upstream brokers");
-        let targets = (0..masters).map(|_| UpstreamBacklog::default()).collect();
+    pub fn new(options: LogOptions, upstreams: usize, next: u64) -> Self {
+        assert!(upstreams <= UPSTREAMS_MAX, "a configuration names at most {UPSTREAMS_MAX} upstream brokers");
+        let targets = (0..upstreams).map(|_| UpstreamBacklog::default()).collect();
         let next = next.max(1);
         let committed = if options.keep { next } else { u64::MAX };
         Self {
@@ -179,29 +179,29 @@ impl<P: Clone> OutgoingLog<P> {
     /// disconnected.
     pub fn take(
         &mut self,
-        mut masters: UpstreamSet,
+        mut upstreams: UpstreamSet,
         payload: P,
         bytes: u32,
         now_ms: u64,
     ) -> Option<(u64, UpstreamSet)> {
         if !self.options.keep {
             for (index, target) in self.targets.iter_mut().enumerate() {
-                if masters.contains(index) && !target.here {
+                if upstreams.contains(index) && !target.here {
                     target.dropped.away += 1;
-                    masters.remove(index);
+                    upstreams.remove(index);
                 }
             }
         }
-        if masters.is_empty() {
+        if upstreams.is_empty() {
             return None;
         }
         let number = self.next;
         self.next += 1;
         self.insert(
             number,
-            OutgoingMessage { waiting: masters, bytes, taken_ms: now_ms, payload: Some(payload) },
+            OutgoingMessage { waiting: upstreams, bytes, taken_ms: now_ms, payload: Some(payload) },
         );
-        Some((number, masters))
+        Some((number, upstreams))
     }
 
     /// Drops the oldest payloads that do not fit the cache. Only for owners that also store them elsewhere.
@@ -217,34 +217,35 @@ impl<P: Clone> OutgoingLog<P> {
 
     /// Returns the first message for a broker after the number `after` that may be sent.
     #[must_use]
-    pub fn next_for(&self, master: usize, after: u64) -> Option<(u64, &OutgoingMessage<P>)> {
+    pub fn next_for(&self, upstream: usize, after: u64) -> Option<(u64, &OutgoingMessage<P>)> {
         let mut rest = self.entries.range(after + 1..self.committed.max(after + 1));
-        rest.find(|(_, entry)| entry.waiting.contains(master)).map(|(number, entry)| (*number, entry))
+        rest.find(|(_, entry)| entry.waiting.contains(upstream)).map(|(number, entry)| (*number, entry))
     }
 
     /// Handles a confirmation up to and including `through`. Returns the numbers that all brokers have now confirmed.
-    pub fn confirm(&mut self, master: usize, through: u64) -> Vec<u64> {
-        let Some(target) = self.targets.get_mut(master) else { return Vec::new() };
+    pub fn confirm(&mut self, upstream: usize, through: u64) -> Vec<u64> {
+        let Some(target) = self.targets.get_mut(upstream) else { return Vec::new() };
         let from = target.confirmed + 1;
         target.confirmed = target.confirmed.max(through);
         if through < from {
             return Vec::new();
         }
-        let waits =
-            |(number, entry): (&u64, &OutgoingMessage<P>)| entry.waiting.contains(master).then_some(*number);
+        let waits = |(number, entry): (&u64, &OutgoingMessage<P>)| {
+            entry.waiting.contains(upstream).then_some(*number)
+        };
         let confirmed: Vec<_> = self.entries.range(from..=through).filter_map(waits).collect();
-        self.release(master, &confirmed)
+        self.release(upstream, &confirmed)
     }
 
     /// Removes a broker from these messages. Returns the numbers that no other broker waits for.
-    fn release(&mut self, master: usize, numbers: &[u64]) -> Vec<u64> {
+    fn release(&mut self, upstream: usize, numbers: &[u64]) -> Vec<u64> {
         let mut settled = Vec::new();
         for number in numbers {
             let Some(entry) = self.entries.get_mut(number) else { continue };
-            entry.waiting.remove(master);
+            entry.waiting.remove(upstream);
             let bytes = u64::from(entry.bytes);
-            self.targets[master].messages -= 1;
-            self.targets[master].bytes -= bytes;
+            self.targets[upstream].messages -= 1;
+            self.targets[upstream].bytes -= bytes;
             if entry.waiting.is_empty() {
                 self.bytes -= bytes;
                 if entry.payload.is_some() {
@@ -270,11 +271,11 @@ impl<P: Clone> OutgoingLog<P> {
                 break;
             }
             let (number, waiting) = (*number, entry.waiting);
-            for master in 0..self.targets.len() {
-                if waiting.contains(master) {
-                    let dropped = &mut self.targets[master].dropped;
+            for upstream in 0..self.targets.len() {
+                if waiting.contains(upstream) {
+                    let dropped = &mut self.targets[upstream].dropped;
                     *(if full { &mut dropped.full } else { &mut dropped.old }) += 1;
-                    gone.extend(self.release(master, &[number]));
+                    gone.extend(self.release(upstream, &[number]));
                 }
             }
         }
@@ -282,22 +283,22 @@ impl<P: Clone> OutgoingLog<P> {
     }
 
     /// Reports that a broker connected or disconnected. Messages already taken for it remain and are resent.
-    pub fn set_here(&mut self, master: usize, here: bool) {
-        if let Some(target) = self.targets.get_mut(master) {
+    pub fn set_here(&mut self, upstream: usize, here: bool) {
+        if let Some(target) = self.targets.get_mut(upstream) {
             target.here = here;
         }
     }
 
     /// Last number that a broker confirmed.
     #[must_use]
-    pub fn confirmed(&self, master: usize) -> u64 {
-        self.targets.get(master).map_or(0, |target| target.confirmed)
+    pub fn confirmed(&self, upstream: usize) -> u64 {
+        self.targets.get(upstream).map_or(0, |target| target.confirmed)
     }
 
     /// Returns the number of unconfirmed messages of a broker, their size in bytes, and what was dropped for it.
     #[must_use]
-    pub fn backlog(&self, master: usize) -> (u64, u64, DropCounts) {
-        let target = &self.targets[master];
+    pub fn backlog(&self, upstream: usize) -> (u64, u64, DropCounts) {
+        let target = &self.targets[upstream];
         (target.messages, target.bytes, target.dropped)
     }
 

@@ -1,4 +1,4 @@
-//! Nodes on a simulated network, disk and clock: what a slave took reaches each master that its filters allow, once and in order.
+//! Nodes on a simulated network, disk and clock: what a downstream took reaches each upstream that its filters allow, once and in order.
 //!
 //! Networks are cut, one way or both, delay and double; nodes are killed and lose what was not synced. Everything follows from a seed:
 //! Seeds: see the crate `mqcore-testkit`.
@@ -60,8 +60,8 @@ struct Process {
     log: OutgoingLog<Message>,
     links: Vec<(Link, Option<usize>)>,
     intake: Intake,
-    /// The connection of each slave.
-    slaves: BTreeMap<usize, (usize, Receipts)>,
+    /// The connection of each downstream.
+    downstreams: BTreeMap<usize, (usize, Receipts)>,
     next_put: u64,
     /// Taken from clients, and acknowledged once the log is synced.
     unacknowledged: Vec<Message>,
@@ -72,7 +72,7 @@ struct Process {
 
 struct Node {
     name: Arc<str>,
-    masters: Vec<usize>,
+    upstreams: Vec<usize>,
     /// What is sent to each of them.
     sends: Vec<LinkFilter>,
     accepts: LinkFilter,
@@ -93,12 +93,12 @@ enum Packet {
 }
 
 struct Connection {
-    slave: usize,
-    master: usize,
+    downstream: usize,
+    upstream: usize,
     link: usize,
     epoch: u64,
     open: bool,
-    /// To the master, and to the slave.
+    /// To the upstream, and to the downstream.
     ways: [VecDeque<(u64, Packet)>; 2],
 }
 
@@ -155,17 +155,17 @@ impl World {
         let keep = !chance.one_in(5);
         let mut nodes = Vec::new();
         for index in 0..count {
-            let masters: Vec<usize> = match shape {
-                // One leader that is the slave of all others; all to all; all others are slaves of one.
+            let upstreams: Vec<usize> = match shape {
+                // One leader that is the downstream of all others; all to all; all others are downstreams of one.
                 0 if index == 0 => (1..count).collect(),
                 1 => (0..count).filter(|other| *other != index).collect(),
                 2 if index > 0 => vec![0],
                 _ => Vec::new(),
             };
-            let sends = masters.iter().map(|_| some_filter(&mut chance)).collect();
+            let sends = upstreams.iter().map(|_| some_filter(&mut chance)).collect();
             nodes.push(Node {
                 name: format!("node-{index}").into(),
-                masters,
+                upstreams,
                 sends,
                 accepts: some_filter(&mut chance),
                 keep,
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// Messages that some master has not confirmed.
+    /// Messages that some upstream has not confirmed.
     fn backlog(&self) -> u64 {
         let processes = self.nodes.iter().filter_map(|node| node.process.as_ref());
         let left =
@@ -272,7 +272,7 @@ impl World {
             Event::Sync(node, start) if self.is_current(node, start) => self.sync(node),
             Event::Decide(node, start) if self.is_current(node, start) => self.decide(node),
             Event::Look(node, start) if self.is_current(node, start) => self.look(node),
-            Event::Dialled(node, link, start) if self.is_current(node, start) => self.dialled(node, link),
+            Event::Dialled(node, link, start) if self.is_current(node, start) => self.dialed(node, link),
             Event::Pump(connection, way) => self.pump(connection, way),
             Event::Kill(node) => self.kill(node),
             Event::Start(node) => self.start(node),
@@ -290,13 +290,13 @@ impl World {
         }
         node.starts += 1;
         let options = LogOptions { cache_bytes_max: 4, ..LogOptions::new(node.keep) };
-        let mut log = OutgoingLog::new(options, node.masters.len(), 1);
+        let mut log = OutgoingLog::new(options, node.upstreams.len(), 1);
         // A log that is kept goes on counting; one in memory begins anew, and its epoch says so.
         let epoch = if node.keep { 1 } else { node.starts };
         if node.keep {
             restore_log(&node.log.records, &mut log);
         }
-        let links = (0..node.masters.len())
+        let links = (0..node.upstreams.len())
             .map(|link| (Link::new(OPTIONS, 0, (index * 31 + link) as u64 + now, now), None));
         let (intake, next_put) = restore_intake(&node.queues.records);
         node.process = Some(Process {
@@ -304,7 +304,7 @@ impl World {
             log,
             links: links.collect(),
             intake,
-            slaves: BTreeMap::new(),
+            downstreams: BTreeMap::new(),
             next_put,
             unacknowledged: Vec::new(),
             unconfirmed: Vec::new(),
@@ -325,7 +325,7 @@ impl World {
         node.log.crash(&mut self.chance);
         node.queues.crash(&mut self.chance);
         for connection in &mut self.connections {
-            if connection.slave == index || connection.master == index {
+            if connection.downstream == index || connection.upstream == index {
                 connection.open = false;
             }
         }
@@ -337,11 +337,11 @@ impl World {
         }
     }
 
-    fn lose_links_to(&mut self, node: usize, master: usize) {
+    fn lose_links_to(&mut self, node: usize, upstream: usize) {
         let now = self.now;
-        let Node { process: Some(process), masters, starts, .. } = &mut self.nodes[node] else { return };
-        for (link, to) in masters.iter().enumerate() {
-            if *to == master {
+        let Node { process: Some(process), upstreams, starts, .. } = &mut self.nodes[node] else { return };
+        for (link, to) in upstreams.iter().enumerate() {
+            if *to == upstream {
                 process.links[link].0.lost(now);
                 process.links[link].1 = None;
                 process.log.set_here(link, false);
@@ -358,16 +358,16 @@ impl World {
         let Some(process) = &mut node.process else { return };
         node.serial += 1;
         let message = Message { born: index, serial: node.serial, channel };
-        let mut masters = UpstreamSet::default();
+        let mut upstreams = UpstreamSet::default();
         for (link, filter) in node.sends.iter().enumerate() {
             if passes(filter, &message, "") {
-                masters.insert(link);
+                upstreams.insert(link);
             }
         }
-        if let Some((number, masters)) = process.log.take(masters, message, 1, now)
+        if let Some((number, upstreams)) = process.log.take(upstreams, message, 1, now)
             && node.keep
         {
-            node.log.records.push(LogRecord::Put(number, masters, message));
+            node.log.records.push(LogRecord::Put(number, upstreams, message));
         }
         process.unacknowledged.push(message);
         let start = node.starts;
@@ -385,8 +385,9 @@ impl World {
         }
         let before = node.queues.synced;
         node.queues.synced = node.queues.records.len();
-        for (_, slave, numbers) in std::mem::take(&mut process.unconfirmed) {
-            let found = process.slaves.iter_mut().find(|(from, _)| *slave == *format!("node-{from}"));
+        for (_, downstream, numbers) in std::mem::take(&mut process.unconfirmed) {
+            let found =
+                process.downstreams.iter_mut().find(|(from, _)| *downstream == *format!("node-{from}"));
             if let Some((_, (connection, receipts))) = found {
                 numbers.iter().for_each(|number| receipts.done(*number));
                 if let Some(through) = receipts.confirm() {
@@ -429,9 +430,9 @@ impl World {
         if !process.intake.is_dirty() {
             return;
         }
-        for (slave, progress, numbers) in process.intake.flush() {
-            node.queues.records.push(QueueRecord::IntakeProgress(Arc::clone(&slave), progress));
-            process.unconfirmed.push((node.queues.records.len(), slave, numbers));
+        for (downstream, progress, numbers) in process.intake.flush() {
+            node.queues.records.push(QueueRecord::IntakeProgress(Arc::clone(&downstream), progress));
+            process.unconfirmed.push((node.queues.records.len(), downstream, numbers));
         }
         let start = node.starts;
         self.soon(6, Event::Sync(index, start));
@@ -488,11 +489,12 @@ impl World {
         }
     }
 
-    fn dialled(&mut self, index: usize, link: usize) {
+    fn dialed(&mut self, index: usize, link: usize) {
         let now = self.now;
-        let master = self.nodes[index].masters[link];
-        let reachable = !self.blocked.contains(&(index, master)) && !self.blocked.contains(&(master, index));
-        let listens = self.nodes[master].process.is_some();
+        let upstream = self.nodes[index].upstreams[link];
+        let reachable =
+            !self.blocked.contains(&(index, upstream)) && !self.blocked.contains(&(upstream, index));
+        let listens = self.nodes[upstream].process.is_some();
         let connection = self.connections.len();
         let node = &mut self.nodes[index];
         let Some(process) = &mut node.process else { return };
@@ -509,8 +511,8 @@ impl World {
         *current = Some(connection);
         let epoch = process.epoch;
         self.connections.push(Connection {
-            slave: index,
-            master,
+            downstream: index,
+            upstream,
             link,
             epoch,
             open: true,
@@ -531,8 +533,8 @@ impl World {
 
     /// Delivers what has come through one way of a connection.
     fn pump(&mut self, connection: usize, way: usize) {
-        let Connection { slave, master, .. } = self.connections[connection];
-        let route = if way == 0 { (slave, master) } else { (master, slave) };
+        let Connection { downstream, upstream, .. } = self.connections[connection];
+        let route = if way == 0 { (downstream, upstream) } else { (upstream, downstream) };
         if self.blocked.contains(&route) {
             return self.soon(20, Event::Pump(connection, way));
         }
@@ -570,8 +572,8 @@ impl World {
         connection: usize,
         act: impl FnOnce(&mut Link, &mut OutgoingLog<Message>, usize, u64) -> Vec<u64>,
     ) {
-        let Connection { slave, link, .. } = self.connections[connection];
-        let (now, node) = (self.now, &mut self.nodes[slave]);
+        let Connection { downstream, link, .. } = self.connections[connection];
+        let (now, node) = (self.now, &mut self.nodes[downstream]);
         let Some(process) = &mut node.process else { return };
         let (state, current) = &mut process.links[link];
         if *current != Some(connection) {
@@ -580,13 +582,13 @@ impl World {
         let settled = act(state, &mut process.log, link, now);
         node.log.records.extend(settled.into_iter().map(LogRecord::Settle));
         let start = node.starts;
-        self.at(now, Event::Look(slave, start));
+        self.at(now, Event::Look(downstream, start));
     }
 
     fn take_in(&mut self, connection: usize) {
-        let Connection { slave, master, .. } = self.connections[connection];
-        let Some(process) = &mut self.nodes[master].process else { return };
-        if let Some((older, _)) = process.slaves.insert(slave, (connection, Receipts::new())) {
+        let Connection { downstream, upstream, .. } = self.connections[connection];
+        let Some(process) = &mut self.nodes[upstream].process else { return };
+        if let Some((older, _)) = process.downstreams.insert(downstream, (connection, Receipts::new())) {
             self.connections[older].open = false;
         }
         send(
@@ -603,29 +605,29 @@ impl World {
     }
 
     fn receive(&mut self, connection: usize, number: u64, message: Message) {
-        let Connection { slave, master, epoch, .. } = self.connections[connection];
-        let from = Arc::clone(&self.nodes[slave].name);
-        let accepted = passes(&self.nodes[master].accepts, &message, &from);
-        let Some(process) = &mut self.nodes[master].process else { return };
-        let Some((current, receipts)) = process.slaves.get_mut(&slave) else { return };
+        let Connection { downstream, upstream, epoch, .. } = self.connections[connection];
+        let from = Arc::clone(&self.nodes[downstream].name);
+        let accepted = passes(&self.nodes[upstream].accepts, &message, &from);
+        let Some(process) = &mut self.nodes[upstream].process else { return };
+        let Some((current, receipts)) = process.downstreams.get_mut(&downstream) else { return };
         if *current != connection {
             return;
         }
-        receipts.arrived(number, 1).expect("a slave keeps within its window");
+        receipts.arrived(number, 1).expect("a downstream keeps within its window");
         let ticket = Ticket { node: from, epoch, number };
         match process.intake.arrive(&ticket) {
             Arrival::New if !accepted => process.intake.done(&ticket),
             Arrival::New if self.chance.one_in(4) || !process.undecided.is_empty() => {
                 // A handler decides later; one queue admits in order.
                 process.undecided.push_back((ticket, message));
-                let start = self.nodes[master].starts;
-                return self.soon(30, Event::Decide(master, start));
+                let start = self.nodes[upstream].starts;
+                return self.soon(30, Event::Decide(upstream, start));
             }
-            Arrival::New => store(&mut self.nodes[master], ticket, message),
+            Arrival::New => store(&mut self.nodes[upstream], ticket, message),
             Arrival::Done => process.intake.again(&ticket),
             Arrival::Pending | Arrival::Later => {}
         }
-        self.flush(master);
+        self.flush(upstream);
     }
 
     fn decide(&mut self, index: usize) {
@@ -638,11 +640,11 @@ impl World {
         self.flush(index);
     }
 
-    /// What every master has of every slave, against what the slave acknowledged.
+    /// What every upstream has of every downstream, against what the downstream acknowledged.
     fn check(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
-            for (link, master) in node.masters.iter().enumerate() {
-                let arrived: Vec<Message> = self.nodes[*master]
+            for (link, upstream) in node.upstreams.iter().enumerate() {
+                let arrived: Vec<Message> = self.nodes[*upstream]
                     .queues
                     .records
                     .iter()
@@ -657,7 +659,7 @@ impl World {
                 );
                 let allowed = |message: &Message| {
                     passes(&node.sends[link], message, "")
-                        && passes(&self.nodes[*master].accepts, message, &node.name)
+                        && passes(&self.nodes[*upstream].accepts, message, &node.name)
                 };
                 assert!(arrived.iter().all(allowed), "a filter was passed by: {arrived:?}");
                 if node.keep {
@@ -665,11 +667,11 @@ impl World {
                     let owed: BTreeSet<_> =
                         node.acknowledged.iter().filter(|m| allowed(m)).copied().collect();
                     let lost: Vec<_> = owed.difference(&arrived).collect();
-                    assert!(lost.is_empty(), "node {master} never got {lost:?} of node {index}");
+                    assert!(lost.is_empty(), "node {upstream} never got {lost:?} of node {index}");
                 }
             }
             let strangers = node.queues.records.iter().filter(|record| match record {
-                QueueRecord::Put(_, _, message) => !self.nodes[message.born].masters.contains(&index),
+                QueueRecord::Put(_, _, message) => !self.nodes[message.born].upstreams.contains(&index),
                 _ => false,
             });
             assert_eq!(strangers.count(), 0, "something was passed on a second time");
@@ -724,10 +726,10 @@ fn restore_log(records: &[LogRecord], log: &mut OutgoingLog<Message>) {
         .filter_map(|record| if let LogRecord::Settle(number) = record { Some(*number) } else { None })
         .collect();
     for record in records {
-        if let LogRecord::Put(number, masters, _) = record {
+        if let LogRecord::Put(number, upstreams, _) = record {
             log.skip_to(number + 1);
             if !settled.contains(number) {
-                log.restore(*number, *masters, 1, 0);
+                log.restore(*number, *upstreams, 1, 0);
             }
         }
     }
@@ -745,8 +747,8 @@ fn restore_intake(records: &[QueueRecord]) -> (Intake, u64) {
     let mut intake = Intake::new();
     let live: BTreeSet<u64> = live_puts(records).into_iter().collect();
     for record in records {
-        if let QueueRecord::IntakeProgress(slave, progress) = record {
-            intake.restore(Arc::clone(slave), progress.clone());
+        if let QueueRecord::IntakeProgress(downstream, progress) = record {
+            intake.restore(Arc::clone(downstream), progress.clone());
         }
     }
     for record in records {

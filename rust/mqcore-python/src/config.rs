@@ -14,7 +14,7 @@ use mqcore_server::config::{
 };
 use mqcore_server::net::guard::Limit;
 use mqcore_server::nodes::config::{
-    FilterRule, ForwardKind, LinkFilter, MasterConfig, NodeConfig, WildcardPattern,
+    FilterRule, ForwardKind, LinkFilter, NodeConfig, UpstreamConfig, WildcardPattern,
 };
 use mqcore_wire::codec::Limits;
 use pyo3::prelude::*;
@@ -79,10 +79,10 @@ fn node(config: &Bound<'_, PyAny>) -> PyResult<Option<NodeConfig>> {
         accepts: field(&node, "accepts")?,
         token: field(&node, "token")?,
         accept: node_filter(&node.getattr("accept")?)?,
-        masters: node
-            .getattr("masters")?
+        upstreams: node
+            .getattr("upstreams")?
             .try_iter()?
-            .map(|entry| master(&entry?))
+            .map(|entry| upstream(&entry?))
             .collect::<PyResult<_>>()?,
         keep_messages: field(&node, "keep_messages")?,
         keep_bytes_max: field(&node, "keep_bytes_max")?,
@@ -93,12 +93,12 @@ fn node(config: &Bound<'_, PyAny>) -> PyResult<Option<NodeConfig>> {
     }))
 }
 
-fn master(master: &Bound<'_, PyAny>) -> PyResult<MasterConfig> {
-    let url: String = field(master, "url")?;
-    let parsed: MasterConfig = url.parse().map_err(|broken| error::config(&broken))?;
-    let token: Option<String> = field(master, "token")?;
-    let send = node_filter(&master.getattr("send")?)?;
-    Ok(MasterConfig { token: token.or(parsed.token), send, ..parsed })
+fn upstream(upstream: &Bound<'_, PyAny>) -> PyResult<UpstreamConfig> {
+    let url: String = field(upstream, "url")?;
+    let parsed: UpstreamConfig = url.parse().map_err(|broken| error::config(&broken))?;
+    let token: Option<String> = field(upstream, "token")?;
+    let send = node_filter(&upstream.getattr("send")?)?;
+    Ok(UpstreamConfig { token: token.or(parsed.token), send, ..parsed })
 }
 
 fn node_filter(filter: &Bound<'_, PyAny>) -> PyResult<LinkFilter> {

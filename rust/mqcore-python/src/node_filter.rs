@@ -108,7 +108,7 @@ impl NodeFrame {
 
 /// A configured filter, from which each start creates a thread.
 pub(crate) struct Definition {
-    /// For the log: `master tmqp://...`, `accept`.
+    /// For the log: `upstream tmqp://...`, `accept`.
     name: Box<str>,
     decide: Py<PyAny>,
     timeout: Duration,
@@ -144,12 +144,12 @@ impl Definitions {
         }
         let accept = Definition::read(&node.getattr("accept")?, "accept")?;
         let mut send = Vec::new();
-        for master in node.getattr("masters")?.try_iter()? {
-            let master = master?;
-            let url: String = field(&master, "url")?;
+        for upstream in node.getattr("upstreams")?.try_iter()? {
+            let upstream = upstream?;
+            let url: String = field(&upstream, "url")?;
             // A URL may contain a token, which must not be logged.
             let url = url.split('?').next().unwrap_or_default();
-            send.push(Definition::read(&master.getattr("send")?, &format!("send to {url}"))?);
+            send.push(Definition::read(&upstream.getattr("send")?, &format!("send to {url}"))?);
         }
         if send.iter().all(Option::is_none) {
             send.clear();

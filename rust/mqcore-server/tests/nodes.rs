@@ -12,7 +12,7 @@ use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
 use mqcore_cluster::filter::{FilterRule, LinkFilter, WildcardPattern};
 use mqcore_server::config::{Config, ConfigError, Protocol};
 use mqcore_server::handler::NoHandlers;
-use mqcore_server::nodes::config::{MasterConfig, NodeConfig};
+use mqcore_server::nodes::config::{NodeConfig, UpstreamConfig};
 use mqcore_server::server::{Server, StartError};
 use mqcore_wire::tmqp::hello::{self, Hello};
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE, operation};
@@ -51,9 +51,10 @@ fn named(name: &str) -> NodeConfig {
     NodeConfig { name: name.into(), reconnect_wait: Duration::from_millis(20), ..NodeConfig::default() }
 }
 
-fn slave_of(name: &str, masters: &[String]) -> NodeConfig {
-    let url = |address: &String| format!("tmqp://{address}").parse::<MasterConfig>().expect("a master");
-    NodeConfig { masters: masters.iter().map(url).collect(), ..named(name) }
+fn downstream_of(name: &str, upstreams: &[String]) -> NodeConfig {
+    let url =
+        |address: &String| format!("tmqp://{address}").parse::<UpstreamConfig>().expect("an upstream broker");
+    NodeConfig { upstreams: upstreams.iter().map(url).collect(), ..named(name) }
 }
 
 /// Polls until `holds`, within a limit.
@@ -86,8 +87,8 @@ async fn client(server: &Server) -> Peer<tokio::io::DuplexStream> {
 async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_further() {
     let (top, middle_directory, bottom_directory) = (Directory::new(), Directory::new(), Directory::new());
     let top = start(config(Some(&top), named("top"))).await;
-    let middle = start(config(Some(&middle_directory), slave_of("middle", &[address(&top)]))).await;
-    let bottom = start(config(Some(&bottom_directory), slave_of("bottom", &[address(&middle)]))).await;
+    let middle = start(config(Some(&middle_directory), downstream_of("middle", &[address(&top)]))).await;
+    let bottom = start(config(Some(&bottom_directory), downstream_of("bottom", &[address(&middle)]))).await;
     until("links are up", async || connected(&top).await == 1 && connected(&middle).await == 2).await;
     client(&bottom).await.publish_confirmed("ch", "from-bottom").await;
     client(&middle).await.publish_confirmed("ch", "from-middle").await;
@@ -104,14 +105,14 @@ async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_fu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_that_comes_the_moment_a_link_falls_idle_is_sent_at_once() {
-    let master = start(config(None, named("up"))).await;
-    let slave = start(config(None, slave_of("down", &[address(&master)]))).await;
-    until("the link is up", async || connected(&slave).await == 1).await;
-    let mut producer = client(&slave).await;
+    let upstream = start(config(None, named("up"))).await;
+    let downstream = start(config(None, downstream_of("down", &[address(&upstream)]))).await;
+    until("the link is up", async || connected(&downstream).await == 1).await;
+    let mut producer = client(&downstream).await;
     for number in 0..300 {
         producer.publish_confirmed("ch", &number.to_string()).await;
         if number % 3 == 0 {
-            until("it is there", async || bodies(&master, "ch").await.len() == number + 1).await;
+            until("it is there", async || bodies(&upstream, "ch").await.len() == number + 1).await;
         }
     }
 }
@@ -128,7 +129,7 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
     let mut servers = Vec::new();
     for (index, own) in addresses.iter().enumerate() {
         let others: Vec<_> = addresses.iter().filter(|address| *address != own).cloned().collect();
-        let mut config = config(None, slave_of(&format!("n{index}"), &others));
+        let mut config = config(None, downstream_of(&format!("n{index}"), &others));
         config.listeners = vec![format!("tmqp://{own}").parse().expect("a listener")];
         servers.push(start(config).await);
     }
@@ -166,40 +167,41 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_kept_for_a_master_that_is_away_and_come_in_order_after_both_restarted() {
     let (up, down) = (Directory::new(), Directory::new());
-    let master = start(config(Some(&up), named("up"))).await;
-    let there = address(&master);
-    let keeping = || NodeConfig { keep_messages: true, ..slave_of("down", std::slice::from_ref(&there)) };
-    let slave = start(config(Some(&down), keeping())).await;
-    until("the link is up", async || connected(&slave).await == 1).await;
-    client(&slave).await.publish_confirmed("ch", "0").await;
-    until("the first is there", async || bodies(&master, "ch").await.len() == 1).await;
-    master.stop(Duration::ZERO).await;
-    drop(master);
-    let mut producer = client(&slave).await;
+    let upstream = start(config(Some(&up), named("up"))).await;
+    let there = address(&upstream);
+    let keeping =
+        || NodeConfig { keep_messages: true, ..downstream_of("down", std::slice::from_ref(&there)) };
+    let downstream = start(config(Some(&down), keeping())).await;
+    until("the link is up", async || connected(&downstream).await == 1).await;
+    client(&downstream).await.publish_confirmed("ch", "0").await;
+    until("the first is there", async || bodies(&upstream, "ch").await.len() == 1).await;
+    upstream.stop(Duration::ZERO).await;
+    drop(upstream);
+    let mut producer = client(&downstream).await;
     for number in 1..50 {
         producer.publish_confirmed("ch", &number.to_string()).await;
     }
     drop(producer);
-    slave.stop(Duration::ZERO).await;
-    drop(slave);
-    let slave = start(config(Some(&down), keeping())).await;
-    client(&slave).await.publish_confirmed("ch", "50").await;
+    downstream.stop(Duration::ZERO).await;
+    drop(downstream);
+    let downstream = start(config(Some(&down), keeping())).await;
+    client(&downstream).await.publish_confirmed("ch", "50").await;
     let mut again = config(Some(&up), named("up"));
     again.listeners = vec![format!("tmqp://{there}").parse().expect("a listener")];
-    let master = start(again).await;
-    until("all are there", async || bodies(&master, "ch").await.len() >= 51).await;
+    let upstream = start(again).await;
+    until("all are there", async || bodies(&upstream, "ch").await.len() >= 51).await;
     let expected: Vec<_> = (0..=50).map(|number: u32| number.to_string()).collect();
-    assert_eq!(bodies(&master, "ch").await, expected);
-    slave.stop(Duration::ZERO).await;
-    master.stop(Duration::ZERO).await;
+    assert_eq!(bodies(&upstream, "ch").await, expected);
+    downstream.stop(Duration::ZERO).await;
+    upstream.stop(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
-    let slave = start(config(None, slave_of("down", &["127.0.0.1:9".into()]))).await;
-    client(&slave).await.publish_confirmed("ch", "x").await;
-    assert_eq!(bodies(&slave, "ch").await, ["x"]);
-    let survey = slave.snapshot().await;
+    let downstream = start(config(None, downstream_of("down", &["127.0.0.1:9".into()]))).await;
+    client(&downstream).await.publish_confirmed("ch", "x").await;
+    assert_eq!(bodies(&downstream, "ch").await, ["x"]);
+    let survey = downstream.snapshot().await;
     assert_eq!(
         (survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].downstream),
         (1, false, false)
@@ -211,21 +213,21 @@ async fn filters_of_both_sides_and_the_token_are_kept() {
     let rule = |channel| FilterRule { channel: Some(WildcardPattern::new(channel)), ..FilterRule::default() };
     let accept = LinkFilter { allow: Vec::new(), deny: vec![rule("refused-there")] };
     let token = Some("secret".to_owned());
-    let master = start(config(None, NodeConfig { accept, token, ..named("up") })).await;
-    let mut node = slave_of("down", &[address(&master)]);
-    node.masters[0].send = LinkFilter { allow: Vec::new(), deny: vec![rule("kept-here")] };
+    let upstream = start(config(None, NodeConfig { accept, token, ..named("up") })).await;
+    let mut node = downstream_of("down", &[address(&upstream)]);
+    node.upstreams[0].send = LinkFilter { allow: Vec::new(), deny: vec![rule("kept-here")] };
     let stranger = start(config(None, node.clone())).await;
     until("it was tried", async || !stranger.snapshot().await.nodes.is_empty()).await;
-    node.masters[0].token = Some("secret".into());
-    let slave = start(config(None, node)).await;
-    until("the link is up", async || connected(&slave).await == 1).await;
-    let mut producer = client(&slave).await;
+    node.upstreams[0].token = Some("secret".into());
+    let downstream = start(config(None, node)).await;
+    until("the link is up", async || connected(&downstream).await == 1).await;
+    let mut producer = client(&downstream).await;
     for channel in ["kept-here", "refused-there", "ch"] {
         producer.publish_confirmed(channel, channel).await;
     }
-    until("the last is there", async || bodies(&master, "ch").await.len() == 1).await;
+    until("the last is there", async || bodies(&upstream, "ch").await.len() == 1).await;
     assert_eq!(
-        (bodies(&master, "kept-here").await.len(), bodies(&master, "refused-there").await.len()),
+        (bodies(&upstream, "kept-here").await.len(), bodies(&upstream, "refused-there").await.len()),
         (0, 0)
     );
     assert_eq!(connected(&stranger).await, 0, "a wrong token opens nothing");
@@ -233,8 +235,8 @@ async fn filters_of_both_sides_and_the_token_are_kept() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_of_the_originals_sort_may_pass_on_here() {
-    let master = start(config(None, named("up"))).await;
-    let stream = TcpStream::connect(address(&master)).await.expect("it listens");
+    let upstream = start(config(None, named("up"))).await;
+    let stream = TcpStream::connect(address(&upstream)).await.expect("it listens");
     let hello = Hello {
         client_id: Some("twino"),
         client_name: Some("old"),
@@ -245,15 +247,15 @@ async fn a_node_of_the_originals_sort_may_pass_on_here() {
     let frame =
         Frame { id: b"i", source: b"its-client", target: b"ch", payload: b"x", ..Frame::new(Kind::QUEUE) };
     node.send(&frame).await;
-    until("it is there", async || bodies(&master, "ch").await == ["x"]).await;
-    let nodes = master.snapshot().await.nodes;
+    until("it is there", async || bodies(&upstream, "ch").await == ["x"]).await;
+    let nodes = upstream.snapshot().await.nodes;
     assert_eq!(
         (&*nodes[0].id, &*nodes[0].name, nodes[0].downstream, nodes[0].connected),
         ("twino", "old", true, true)
     );
-    assert!(master.snapshot().await.clients.is_empty());
+    assert!(upstream.snapshot().await.clients.is_empty());
     drop(node);
-    until("it is gone", async || master.snapshot().await.nodes.is_empty()).await;
+    until("it is gone", async || upstream.snapshot().await.nodes.is_empty()).await;
 }
 
 /// Takes one node in as the original would, and answers its pings.
@@ -280,26 +282,26 @@ async fn a_master_of_the_originals_sort_gets_plain_frames_and_again_what_it_did_
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let down = Directory::new();
     let there = listener.local_addr().expect("bound").to_string();
-    let node = NodeConfig { keep_messages: true, ..slave_of("down", &[there]) };
-    let slave = start(config(Some(&down), node)).await;
-    let mut master = original_master(&listener).await;
-    let mut producer = client(&slave).await;
+    let node = NodeConfig { keep_messages: true, ..downstream_of("down", &[there]) };
+    let downstream = start(config(Some(&down), node)).await;
+    let mut upstream = original_master(&listener).await;
+    let mut producer = client(&downstream).await;
     producer.publish_confirmed("ch", "1").await;
-    let Received { kind, id, source, payload, .. } = master.frame().await;
+    let Received { kind, id, source, payload, .. } = upstream.frame().await;
     assert_eq!((kind, &*id, &*source, &*payload), (Kind::QUEUE, &b"1"[..], &b"c-1"[..], &b"1"[..]));
-    assert_eq!(master.frame().await.kind, Kind::PING, "whether it has read so far");
-    master.write(&tmqp::PONG).await;
+    assert_eq!(upstream.frame().await.kind, Kind::PING, "whether it has read so far");
+    upstream.write(&tmqp::PONG).await;
     producer.publish_confirmed("ch", "2").await;
-    assert_eq!(master.frame().await.id, b"2");
-    drop(master);
-    let mut master = original_master(&listener).await;
-    assert_eq!(master.frame().await.id, b"2", "nobody knows whether it was read");
-    slave.stop(Duration::ZERO).await;
+    assert_eq!(upstream.frame().await.id, b"2");
+    drop(upstream);
+    let mut upstream = original_master(&listener).await;
+    assert_eq!(upstream.frame().await.id, b"2", "nobody knows whether it was read");
+    downstream.stop(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_keeping_needs_is_said_at_the_start() {
-    let node = NodeConfig { keep_messages: true, ..slave_of("down", &["127.0.0.1:9".into()]) };
+    let node = NodeConfig { keep_messages: true, ..downstream_of("down", &["127.0.0.1:9".into()]) };
     let refused = Server::start(config(None, node), Vec::new(), Arc::new(NoHandlers)).await;
     let expected =
         matches!(refused, Err(StartError::Config(ConfigError::Node { what: "keep_messages", .. })));

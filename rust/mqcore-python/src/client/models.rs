@@ -125,7 +125,7 @@ impl Model for NodeInformation {
             id: &self.id,
             name: &self.name,
             host: &self.host,
-            slave: self.slave,
+            downstream: self.downstream,
             connected: self.connected,
             lifetime: seconds(self.lifetime),
         })

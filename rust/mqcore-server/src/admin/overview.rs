@@ -93,7 +93,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
                 "id": node.id,
                 "name": node.name,
                 "host": node.host,
-                "role": if node.downstream { "slave" } else { "master" },
+                "role": if node.downstream { "downstream" } else { "upstream" },
                 "connected": node.connected,
                 "lifetime_ms": node.lifetime_ms,
             })

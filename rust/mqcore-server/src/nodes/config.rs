@@ -27,7 +27,7 @@ pub struct NodeConfig {
     pub accept: LinkFilter,
     /// Upstream brokers, to which this broker forwards what its clients produce. Default none; at most
     /// [`UPSTREAMS_MAX`].
-    pub masters: Vec<MasterConfig>,
+    pub upstreams: Vec<UpstreamConfig>,
     /// Whether the journal stores messages for a disconnected upstream broker. Needs a data directory. Default no.
     pub keep_messages: bool,
     /// Maximum bytes stored; beyond it the oldest are dropped. Default 1 GiB.
@@ -52,7 +52,7 @@ impl Default for NodeConfig {
             accepts: true,
             token: None,
             accept: LinkFilter::default(),
-            masters: Vec::new(),
+            upstreams: Vec::new(),
             keep_messages: false,
             keep_bytes_max: LogOptions::new(true).bytes_max,
             keep_age_max: None,
@@ -66,8 +66,11 @@ impl Default for NodeConfig {
 impl NodeConfig {
     pub(crate) fn check(&self, has_data_dir: bool) -> Result<(), ConfigError> {
         let bad = |what: &'static str, why: String| Err(ConfigError::Node { what, why });
-        if self.masters.len() > UPSTREAMS_MAX {
-            return bad("masters", format!("at most {UPSTREAMS_MAX}, and {} are given", self.masters.len()));
+        if self.upstreams.len() > UPSTREAMS_MAX {
+            return bad(
+                "upstreams",
+                format!("at most {UPSTREAMS_MAX}, and {} are given", self.upstreams.len()),
+            );
         }
         if self.keep_messages && !has_data_dir {
             return bad("keep_messages", "messages are kept in the data directory, and there is none".into());
@@ -75,9 +78,9 @@ impl NodeConfig {
         if self.name.len() > 255 || self.name.chars().any(char::is_control) {
             return bad("name", "at most 255 bytes, without control characters".into());
         }
-        for (index, master) in self.masters.iter().enumerate() {
-            if self.masters[..index].iter().any(|earlier| earlier.address == master.address) {
-                return bad("masters", format!("{} is given twice", master.address));
+        for (index, upstream) in self.upstreams.iter().enumerate() {
+            if self.upstreams[..index].iter().any(|earlier| earlier.address == upstream.address) {
+                return bad("upstreams", format!("{} is given twice", upstream.address));
             }
         }
         Ok(())
@@ -103,7 +106,7 @@ impl NodeConfig {
 
 /// An upstream broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MasterConfig {
+pub struct UpstreamConfig {
     /// `host:port`.
     pub address: String,
     /// TLS settings; `None`: no TLS.
@@ -114,7 +117,7 @@ pub struct MasterConfig {
     pub send: LinkFilter,
 }
 
-impl FromStr for MasterConfig {
+impl FromStr for UpstreamConfig {
     type Err = ConfigError;
 
     /// Parses `tmqp://127.0.0.1:2622`, or `tmqps://` with `?ca=FILE&cert=FILE&key=FILE&server_name=NAME`, the fields
@@ -124,7 +127,7 @@ impl FromStr for MasterConfig {
         let encrypted = match parsed.scheme {
             "tmqp" => false,
             "tmqps" => true,
-            _ => return Err(parsed.bad("a master is dialled as tmqp://host:port or tmqps://host:port")),
+            _ => return Err(parsed.bad("write an upstream broker as tmqp://host:port or tmqps://host:port")),
         };
         let address = parsed.host_and_port(2622)?;
         let token = parsed.take("token");
@@ -146,21 +149,23 @@ mod tests {
 
     #[test]
     fn the_url_of_a_master_says_where_how_and_with_which_token() {
-        let master: MasterConfig = "tmqp://10.0.0.1?token=a%20b".parse().unwrap();
-        assert_eq!((&*master.address, master.token.as_deref()), ("10.0.0.1:2622", Some("a b")));
-        let master: MasterConfig = "tmqps://north:7?ca=/ca.pem&server_name=north.example".parse().unwrap();
-        let tls = master.tls.expect("it is encrypted");
+        let upstream: UpstreamConfig = "tmqp://10.0.0.1?token=a%20b".parse().unwrap();
+        assert_eq!((&*upstream.address, upstream.token.as_deref()), ("10.0.0.1:2622", Some("a b")));
+        let upstream: UpstreamConfig =
+            "tmqps://north:7?ca=/ca.pem&server_name=north.example".parse().unwrap();
+        let tls = upstream.tls.expect("it is encrypted");
         assert_eq!((tls.ca, tls.server_name.as_deref()), (Some("/ca.pem".into()), Some("north.example")));
         for url in ["http://x:1", "tmqp://x:1?ca=/x", "tmqp://", "tmqp://x/path"] {
-            assert!(url.parse::<MasterConfig>().is_err(), "{url}");
+            assert!(url.parse::<UpstreamConfig>().is_err(), "{url}");
         }
     }
 
     #[test]
     fn a_configuration_that_cannot_work_is_refused_by_name() {
-        let master: MasterConfig = "tmqp://x:1".parse().unwrap();
-        let twice = NodeConfig { masters: vec![master.clone(), master.clone()], ..NodeConfig::default() };
-        assert!(matches!(twice.check(true), Err(ConfigError::Node { what: "masters", .. })));
+        let upstream: UpstreamConfig = "tmqp://x:1".parse().unwrap();
+        let twice =
+            NodeConfig { upstreams: vec![upstream.clone(), upstream.clone()], ..NodeConfig::default() };
+        assert!(matches!(twice.check(true), Err(ConfigError::Node { what: "upstreams", .. })));
         let keeps = NodeConfig { keep_messages: true, ..NodeConfig::default() };
         assert!(matches!(keeps.check(false), Err(ConfigError::Node { what: "keep_messages", .. })));
         assert_eq!(keeps.check(true), Ok(()));

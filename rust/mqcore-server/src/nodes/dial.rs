@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::nodes::config::MasterConfig;
+use crate::nodes::config::UpstreamConfig;
 use crate::nodes::store::NodeIdentity;
 
 /// Maximum bytes of an answer to Hello.
@@ -44,14 +44,14 @@ pub(crate) struct Accepted {
 }
 
 /// Connects the transport.
-pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
-    let stream = TcpStream::connect(&*master.address).await.map_err(|error| error.to_string())?;
+pub(crate) async fn connect(upstream: &UpstreamConfig) -> Result<Stream, String> {
+    let stream = TcpStream::connect(&*upstream.address).await.map_err(|error| error.to_string())?;
     // Frames are already sent in batches; waiting for more would only add latency.
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
-    let Some(tls) = &master.tls else { return Ok(Box::new(stream)) };
+    let Some(tls) = &upstream.tls else { return Ok(Box::new(stream)) };
     // Read for each attempt, so that a renewed certificate is used.
     let loaded = tls.load().map_err(|error| error.to_string())?;
-    let host = master.address.rsplit_once(':').map_or(&*master.address, |(host, _)| host);
+    let host = upstream.address.rsplit_once(':').map_or(&*upstream.address, |(host, _)| host);
     let name = loaded.server_name(host.trim_matches(['[', ']'])).map_err(|error| error.to_string())?;
     let connector = TlsConnector::from(loaded.config);
     let stream = connector.connect(name, stream).await.map_err(|error| error.to_string())?;
@@ -61,10 +61,10 @@ pub(crate) async fn connect(master: &MasterConfig) -> Result<Stream, String> {
 /// Sends Hello and reads the answer.
 pub(crate) async fn greet(
     mut stream: Stream,
-    master: &MasterConfig,
+    upstream: &UpstreamConfig,
     me: &Introduced,
 ) -> Result<Accepted, String> {
-    let octets = hello_octets(master, me)?;
+    let octets = hello_octets(upstream, me)?;
     let broken = |error: io::Error| error.to_string();
     stream.write_all(&octets).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
@@ -82,14 +82,14 @@ pub(crate) async fn greet(
     }
 }
 
-fn hello_octets(master: &MasterConfig, me: &Introduced) -> Result<Vec<u8>, String> {
+fn hello_octets(upstream: &UpstreamConfig, me: &Introduced) -> Result<Vec<u8>, String> {
     let epoch = me.identity.epoch.to_string();
     let properties = vec![(VERSION_KEY, VERSION), (EPOCH_KEY, &*epoch)];
     let hello = Hello {
         client_id: Some(&me.identity.id),
         client_name: Some(&me.name),
         client_type: Some(CLIENT_TYPE),
-        client_token: master.token.as_deref(),
+        client_token: upstream.token.as_deref(),
         properties,
         ..Hello::default()
     };

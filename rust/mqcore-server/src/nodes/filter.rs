@@ -229,42 +229,42 @@ pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Sen
 #[derive(Debug, Default)]
 pub(crate) struct LinkFilter {
     /// For each upstream broker: indices of noted frames, and their content.
-    by_master: Vec<(usize, Vec<usize>, Vec<Passage>)>,
+    by_upstream: Vec<(usize, Vec<usize>, Vec<Passage>)>,
     noted: usize,
 }
 
 impl LinkFilter {
-    /// A command was noted for these masters.
+    /// A command was noted for these upstreams.
     pub(crate) fn add(
         &mut self,
         filters: &NodeFilters,
-        masters: UpstreamSet,
+        upstreams: UpstreamSet,
         command: &Command,
         client: &Arc<Client>,
     ) {
-        if masters.is_empty() {
+        if upstreams.is_empty() {
             return;
         }
         let frame = self.noted;
         self.noted += 1;
-        for (master, _) in filters.send.iter().enumerate().filter(|(_, port)| port.is_some()) {
-            if !masters.contains(master) {
+        for (upstream, _) in filters.send.iter().enumerate().filter(|(_, port)| port.is_some()) {
+            if !upstreams.contains(upstream) {
                 continue;
             }
             let Some(passage) = Passage::of(command, Some(client), None) else { continue };
-            match self.by_master.iter_mut().find(|(known, ..)| *known == master) {
+            match self.by_upstream.iter_mut().find(|(known, ..)| *known == upstream) {
                 Some((_, frames, passages)) => {
                     frames.push(frame);
                     passages.push(passage);
                 }
-                None => self.by_master.push((master, vec![frame], vec![passage])),
+                None => self.by_upstream.push((upstream, vec![frame], vec![passage])),
             }
         }
     }
 
     /// Whether no filter has to be asked.
     pub(crate) fn is_empty(&self) -> bool {
-        self.by_master.is_empty()
+        self.by_upstream.is_empty()
     }
 
     /// Asks all filters at once, and withdraws the frames that they reject.
@@ -275,17 +275,17 @@ impl LinkFilter {
         mut judged: FilteredBatch,
     ) -> PendingFilter {
         let mut asked = Vec::new();
-        for (master, frames, passages) in self.by_master {
-            if let Some(Some(port)) = filters.send.get(master) {
-                asked.push((master, frames, ask(port, passages, counter)));
+        for (upstream, frames, passages) in self.by_upstream {
+            if let Some(Some(port)) = filters.send.get(upstream) {
+                asked.push((upstream, frames, ask(port, passages, counter)));
             }
         }
         Box::pin(async move {
-            for (master, frames, verdicts) in asked {
+            for (upstream, frames, verdicts) in asked {
                 let verdicts = verdicts.await;
                 for (frame, _) in frames.into_iter().zip(verdicts).filter(|(_, passes)| !passes) {
                     if let Some(noted) = &mut judged.noted {
-                        noted.withdraw(frame, master);
+                        noted.withdraw(frame, upstream);
                     }
                 }
             }

@@ -37,11 +37,11 @@ enum Ask {
     /// Accept these frames; the answer comes once they are safe.
     Take(Noted, oneshot::Sender<()>),
     /// The frames for an upstream broker after a number, up to about this many bytes.
-    Next { master: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
+    Next { upstream: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
     /// An upstream broker confirmed all messages up to a number.
-    Confirm { master: usize, through: u64 },
+    Confirm { upstream: usize, through: u64 },
     /// An upstream broker is connected, or disconnected.
-    Here { master: usize, here: bool },
+    Here { upstream: usize, here: bool },
     /// The server has drained: the thread ends.
     End,
 }
@@ -81,7 +81,7 @@ pub(crate) struct Shared {
 /// The state that the thread starts with.
 pub(crate) struct ForwarderStart {
     pub(crate) options: LogOptions,
-    pub(crate) masters: usize,
+    pub(crate) upstreams: usize,
     pub(crate) next: u64,
     pub(crate) kept: Vec<SavedForward>,
     /// Where messages are stored; `None`: in memory only.
@@ -93,13 +93,13 @@ impl Forwarder {
     pub(crate) fn start<T: Send + 'static>(beginning: ForwarderStart, alive: T) -> std::io::Result<Self> {
         let (asks, receiver) = channel();
         let shared = Arc::new(Shared {
-            backlogs: (0..beginning.masters).map(|_| Backlog::default()).collect(),
-            news: (0..beginning.masters).map(|_| Notify::new()).collect(),
+            backlogs: (0..beginning.upstreams).map(|_| Backlog::default()).collect(),
+            news: (0..beginning.upstreams).map(|_| Notify::new()).collect(),
             save_failures: AtomicU64::new(0),
         });
-        let mut log = OutgoingLog::new(beginning.options, beginning.masters, beginning.next);
+        let mut log = OutgoingLog::new(beginning.options, beginning.upstreams, beginning.next);
         for kept in beginning.kept {
-            log.restore(kept.number, kept.masters, kept.bytes, kept.taken_ms);
+            log.restore(kept.number, kept.upstreams, kept.bytes, kept.taken_ms);
         }
         let thread = ForwarderThread {
             keeps: beginning.options.keep,
@@ -131,14 +131,14 @@ impl Forwarder {
     }
 
     /// The frames for an upstream broker after the number `after`.
-    pub(crate) fn next(&self, master: usize, after: u64, bytes: usize) -> oneshot::Receiver<Frames> {
+    pub(crate) fn next(&self, upstream: usize, after: u64, bytes: usize) -> oneshot::Receiver<Frames> {
         let (answer, receiver) = oneshot::channel();
-        self.ask(Ask::Next { master, after, bytes, answer });
+        self.ask(Ask::Next { upstream, after, bytes, answer });
         receiver
     }
 
-    pub(crate) fn confirm(&self, master: usize, through: u64) {
-        self.ask(Ask::Confirm { master, through });
+    pub(crate) fn confirm(&self, upstream: usize, through: u64) {
+        self.ask(Ask::Confirm { upstream, through });
     }
 
     /// The thread writes what is left and ends. Later requests get no answer.
@@ -146,8 +146,8 @@ impl Forwarder {
         self.ask(Ask::End);
     }
 
-    pub(crate) fn here(&self, master: usize, here: bool) {
-        self.ask(Ask::Here { master, here });
+    pub(crate) fn here(&self, upstream: usize, here: bool) {
+        self.ask(Ask::Here { upstream, here });
     }
 
     /// Without effect once the thread has ended: no caller waits then.
@@ -220,19 +220,19 @@ impl ForwarderThread {
     fn handle(&mut self, ask: Ask) {
         match ask {
             Ask::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
-            Ask::Next { master, after, bytes, answer } => {
-                let frames = self.next(master, after, bytes);
+            Ask::Next { upstream, after, bytes, answer } => {
+                let frames = self.next(upstream, after, bytes);
                 // If the link has disconnected, it asks again after it reconnects.
                 let _ = answer.send(frames);
             }
-            Ask::Confirm { master, through } => {
-                let before = self.log.backlog(master).0;
-                let done = self.log.confirm(master, through);
+            Ask::Confirm { upstream, through } => {
+                let before = self.log.backlog(upstream).0;
+                let done = self.log.confirm(upstream, through);
                 self.settled.extend(done);
-                let confirmed = before - self.log.backlog(master).0;
-                self.shared.backlogs[master].confirmed.fetch_add(confirmed, Ordering::Relaxed);
+                let confirmed = before - self.log.backlog(upstream).0;
+                self.shared.backlogs[upstream].confirmed.fetch_add(confirmed, Ordering::Relaxed);
             }
-            Ask::Here { master, here } => self.log.set_here(master, here),
+            Ask::Here { upstream, here } => self.log.set_here(upstream, here),
             Ask::End => {}
         }
     }
@@ -261,8 +261,8 @@ impl ForwarderThread {
     /// False: the rest of the offer must wait for room.
     fn take_offer(&mut self, offer: &mut Offer) -> bool {
         let now_ms = self.clock.now().0;
-        for (masters, frame) in offer.noted.iter().skip(offer.taken) {
-            if !self.log.has_room() || !self.put(masters, frame, now_ms) {
+        for (upstreams, frame) in offer.noted.iter().skip(offer.taken) {
+            if !self.log.has_room() || !self.put(upstreams, frame, now_ms) {
                 return false;
             }
             offer.taken += 1;
@@ -271,14 +271,14 @@ impl ForwarderThread {
     }
 
     /// False: the disk is full; retry later.
-    fn put(&mut self, masters: UpstreamSet, frame: &[u8], now_ms: u64) -> bool {
+    fn put(&mut self, upstreams: UpstreamSet, frame: &[u8], now_ms: u64) -> bool {
         let number = self.log.next_number();
         if self.keeps && !self.failed {
             if self.full_until.is_some_and(|until| Instant::now() < until) {
                 return false;
             }
             let Some(store) = &mut self.store else { return true };
-            match store.put(number, masters, now_ms, frame) {
+            match store.put(number, upstreams, now_ms, frame) {
                 Ok(()) => self.full_until = None,
                 Err(JournalError::Full { .. }) => {
                     if self.full_until.is_none() {
@@ -296,7 +296,7 @@ impl ForwarderThread {
             self.shared.save_failures.fetch_add(1, Ordering::Relaxed);
             return true;
         }
-        self.log.take(masters, Bytes::copy_from_slice(frame), frame.len() as u32, now_ms);
+        self.log.take(upstreams, Bytes::copy_from_slice(frame), frame.len() as u32, now_ms);
         true
     }
 
@@ -372,10 +372,10 @@ impl ForwarderThread {
         }
     }
 
-    fn next(&self, master: usize, mut after: u64, bytes: usize) -> Frames {
+    fn next(&self, upstream: usize, mut after: u64, bytes: usize) -> Frames {
         let (mut frames, mut size) = (Vec::new(), 0);
         while size < bytes
-            && let Some((number, entry)) = self.log.next_for(master, after)
+            && let Some((number, entry)) = self.log.next_for(upstream, after)
         {
             after = number;
             let frame = match (&entry.payload, &self.store) {
@@ -396,8 +396,8 @@ impl ForwarderThread {
     }
 
     fn show(&self) {
-        for (master, backlog) in self.shared.backlogs.iter().enumerate() {
-            let (messages, bytes, DropCounts { away, full, old }) = self.log.backlog(master);
+        for (upstream, backlog) in self.shared.backlogs.iter().enumerate() {
+            let (messages, bytes, DropCounts { away, full, old }) = self.log.backlog(upstream);
             backlog.messages.store(messages, Ordering::Relaxed);
             backlog.bytes.store(bytes, Ordering::Relaxed);
             for (shown, dropped) in backlog.dropped.iter().zip([away, full, old]) {

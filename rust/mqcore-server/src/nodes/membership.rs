@@ -14,7 +14,7 @@ pub(crate) struct Nodes {
     /// Settings for sessions.
     pub(crate) terms: Arc<NodeTerms>,
     /// Addresses of the upstream brokers, in the order of the configuration.
-    pub(crate) masters: Vec<String>,
+    pub(crate) upstreams: Vec<String>,
     /// `None`: nothing is forwarded.
     pub(crate) forwarder: Option<Forwarder>,
     /// The program's filters.

@@ -49,7 +49,7 @@ impl OpenedNodes {
         };
         let path = path.join(DIRECTORY);
         let OpenedStore { store, identity, kept, next } =
-            Store::open(&path, &config.masters, config.keep_messages, &random, now_ms)?;
+            Store::open(&path, &config.upstreams, config.keep_messages, &random, now_ms)?;
         if !kept.is_empty() {
             tracing::info!(messages = kept.len(), "restored messages for upstream brokers");
         }
@@ -76,18 +76,18 @@ impl OpenedNodes {
             accepts: config.accepts,
             token: config.token.clone(),
             accept: config.accept.clone(),
-            sends: config.masters.iter().map(|master| master.send.clone()).collect(),
+            sends: config.upstreams.iter().map(|upstream| upstream.send.clone()).collect(),
         };
-        let masters = config.masters.iter().map(|master| master.address.clone()).collect();
-        let forwarder = if config.masters.is_empty() {
+        let upstreams = config.upstreams.iter().map(|upstream| upstream.address.clone()).collect();
+        let forwarder = if config.upstreams.is_empty() {
             None
         } else {
             let options = config.log_options();
-            let start = ForwarderStart { options, masters: config.masters.len(), next, kept, store };
+            let start = ForwarderStart { options, upstreams: config.upstreams.len(), next, kept, store };
             Some(Forwarder::start(start, (directory, shutdown.enter()))?)
         };
         let nodes =
-            Nodes { terms: Arc::new(terms), masters, forwarder, filters, fallen_back: Arc::default() };
+            Nodes { terms: Arc::new(terms), upstreams, forwarder, filters, fallen_back: Arc::default() };
         Ok((nodes, Links { config, me: Introduced { identity, name } }))
     }
 }
@@ -104,7 +104,7 @@ impl Links {
         let Some(forwarder) = hub.nodes.as_ref().and_then(|nodes| nodes.forwarder.clone()) else { return };
         let options = self.config.link_options();
         let seeds = RandomState::new();
-        for (index, config) in self.config.masters.into_iter().enumerate() {
+        for (index, config) in self.config.upstreams.into_iter().enumerate() {
             let seed = seeds.hash_one(index);
             let task = UpstreamTask {
                 index,

@@ -10,7 +10,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
-use crate::nodes::config::MasterConfig;
+use crate::nodes::config::UpstreamConfig;
 use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX};
 
 /// The shard number of this journal; no real shard has it.
@@ -29,7 +29,7 @@ pub(crate) struct NodeIdentity {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SavedForward {
     pub(crate) number: u64,
-    pub(crate) masters: UpstreamSet,
+    pub(crate) upstreams: UpstreamSet,
     pub(crate) bytes: u32,
     pub(crate) taken_ms: u64,
 }
@@ -55,7 +55,7 @@ impl Store {
     /// epoch. `fresh_id` becomes the node's ID if it has none yet.
     pub(crate) fn open(
         path: &Path,
-        masters: &[MasterConfig],
+        upstreams: &[UpstreamConfig],
         keeps: bool,
         fresh_id: &str,
         now_ms: u64,
@@ -82,11 +82,13 @@ impl Store {
             before => now_ms.max(before.unwrap_or(0) + 1),
         };
         let known = (0..UPSTREAMS_MAX).map(|slot| text(&format!("master {slot}"))).collect();
-        let slots = allot(known, masters);
+        let slots = allot(known, upstreams);
         journal.define(b"id", id.as_bytes()).map_err(failed)?;
         journal.define(b"epoch", epoch.to_string().as_bytes()).map_err(failed)?;
-        for (slot, master) in slots.iter().zip(masters) {
-            journal.define(format!("master {slot}").as_bytes(), master.address.as_bytes()).map_err(failed)?;
+        for (slot, upstream) in slots.iter().zip(upstreams) {
+            journal
+                .define(format!("master {slot}").as_bytes(), upstream.address.as_bytes())
+                .map_err(failed)?;
         }
         let store = Self { journal, slots };
         let (kept, gone) = store.read_kept(keeps);
@@ -106,14 +108,14 @@ impl Store {
                 payload.and_then(|payload| Some((payload.len(), payload.first_chunk::<HEAD_BYTES>()?)));
             match head {
                 Some((length, head)) if keeps => {
-                    let masters = self.configured(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+                    let upstreams = self.configured(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
                     let mut taken = [0; 8];
                     taken.copy_from_slice(&head[4..]);
                     let (bytes, taken_ms) = ((length - HEAD_BYTES) as u32, u64::from_le_bytes(taken));
-                    if masters.is_empty() {
+                    if upstreams.is_empty() {
                         gone.push(number);
                     } else {
-                        kept.push(SavedForward { number, masters, bytes, taken_ms });
+                        kept.push(SavedForward { number, upstreams, bytes, taken_ms });
                     }
                 }
                 _ => gone.push(number),
@@ -124,24 +126,24 @@ impl Store {
 
     /// The configured upstream brokers with these slots.
     fn configured(&self, slots: u32) -> UpstreamSet {
-        let mut masters = UpstreamSet::default();
+        let mut upstreams = UpstreamSet::default();
         for (index, slot) in self.slots.iter().enumerate() {
             if slots & (1 << slot) != 0 {
-                masters.insert(index);
+                upstreams.insert(index);
             }
         }
-        masters
+        upstreams
     }
 
     /// Buffers a message.
     pub(crate) fn put(
         &mut self,
         number: u64,
-        masters: UpstreamSet,
+        upstreams: UpstreamSet,
         taken_ms: u64,
         frame: &[u8],
     ) -> Result<(), JournalError> {
-        let slots = self.slots.iter().enumerate().filter(|(index, _)| masters.contains(*index));
+        let slots = self.slots.iter().enumerate().filter(|(index, _)| upstreams.contains(*index));
         let slots = slots.fold(0_u32, |bits, (_, slot)| bits | (1 << slot));
         self.journal.put(number, 0, &[&slots.to_le_bytes(), &taken_ms.to_le_bytes(), frame])
     }
@@ -177,9 +179,9 @@ impl Store {
 
 /// Assigns each upstream broker its previous slot, an unused one, or the slot of a broker that is no longer
 /// configured.
-fn allot(known: Vec<Option<String>>, masters: &[MasterConfig]) -> Vec<usize> {
+fn allot(known: Vec<Option<String>>, upstreams: &[UpstreamConfig]) -> Vec<usize> {
     let had = |address: &str| known.iter().position(|known| known.as_deref() == Some(address));
-    let mut slots: Vec<Option<usize>> = masters.iter().map(|master| had(&master.address)).collect();
+    let mut slots: Vec<Option<usize>> = upstreams.iter().map(|upstream| had(&upstream.address)).collect();
     for index in 0..slots.len() {
         if slots[index].is_some() {
             continue;
@@ -195,8 +197,8 @@ fn allot(known: Vec<Option<String>>, masters: &[MasterConfig]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn masters(addresses: &[&str]) -> Vec<MasterConfig> {
-        let url = |address| format!("tmqp://{address}").parse().expect("a master");
+    fn upstreams(addresses: &[&str]) -> Vec<UpstreamConfig> {
+        let url = |address| format!("tmqp://{address}").parse().expect("an upstream broker");
         addresses.iter().map(url).collect()
     }
 
@@ -205,8 +207,8 @@ mod tests {
         let mut known = vec![None; UPSTREAMS_MAX];
         known[0] = Some("a:1".to_owned());
         known[2] = Some("b:1".to_owned());
-        assert_eq!(allot(known.clone(), &masters(&["new:1", "b:1", "a:1"])), [1, 2, 0]);
+        assert_eq!(allot(known.clone(), &upstreams(&["new:1", "b:1", "a:1"])), [1, 2, 0]);
         known.fill(Some("gone:1".to_owned()));
-        assert_eq!(allot(known, &masters(&["new:1", "newer:1"])), [0, 1]);
+        assert_eq!(allot(known, &upstreams(&["new:1", "newer:1"])), [0, 1]);
     }
 }

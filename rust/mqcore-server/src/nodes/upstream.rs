@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use crate::hub::Hub;
-use crate::nodes::config::MasterConfig;
+use crate::nodes::config::UpstreamConfig;
 use crate::nodes::dial::{self, Accepted, Introduced, Stream};
 use crate::nodes::forwarder::{Forwarder, Frames};
 use crate::runtime::shutdown::TaskGuard;
@@ -29,7 +29,7 @@ const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 
 /// The task of one upstream broker.
 pub(crate) struct UpstreamTask {
     pub(crate) index: usize,
-    pub(crate) config: MasterConfig,
+    pub(crate) config: UpstreamConfig,
     pub(crate) me: Introduced,
     pub(crate) link: Link,
     pub(crate) forwarder: Forwarder,
@@ -99,7 +99,7 @@ impl UpstreamTask {
                     // Logged once each time it disconnects, however long that lasts.
                     if !std::mem::replace(&mut quiet, true) {
                         tracing::warn!(
-                            master = self.config.address,
+                            upstream = self.config.address,
                             why,
                             "cannot connect to an upstream broker; the broker tries again"
                         );
@@ -129,7 +129,7 @@ impl UpstreamTask {
     /// Reports the state of this upstream broker to the home shard.
     fn notify_home(&self, accepted: Option<(&str, &str)>) {
         let (id, name) = accepted.unwrap_or_default();
-        let master = Upstream {
+        let upstream = Upstream {
             index: self.index,
             id: id.to_owned(),
             name: if name.is_empty() { self.config.address.clone() } else { name.to_owned() },
@@ -137,7 +137,7 @@ impl UpstreamTask {
             connected_since: accepted.map(|_| self.hub.clock.now()),
         };
         self.hub.moved();
-        self.hub.shards[0].send_urgent(Urgent::Upstream(Box::new(master)));
+        self.hub.shards[0].send_urgent(Urgent::Upstream(Box::new(upstream)));
     }
 
     /// Runs until the connection ends. False: the server stops.
@@ -146,7 +146,7 @@ impl UpstreamTask {
         self.link.accepted(numbered, self.now());
         self.forwarder.here(self.index, true);
         self.notify_home(Some((&id, &name)));
-        tracing::info!(master = self.config.address, name, numbered, "connected to an upstream broker");
+        tracing::info!(upstream = self.config.address, name, numbered, "connected to an upstream broker");
         let (reader, writer) = split(stream);
         let output = BytesMut::new();
         let mut talk = Conversation {
@@ -175,7 +175,7 @@ impl UpstreamTask {
             Some(why) => {
                 self.link.lost(self.now());
                 tracing::warn!(
-                    master = self.config.address,
+                    upstream = self.config.address,
                     why,
                     "lost the connection to an upstream broker; the broker reconnects"
                 );

@@ -254,7 +254,7 @@ impl Engine {
                     self.broker.command(&self.hub.scheduling, command, now, &mut self.effects);
                 }
             }
-            Urgent::Upstream(master) => self.broker.upstream(*master, now, &mut self.effects),
+            Urgent::Upstream(upstream) => self.broker.upstream(*upstream, now, &mut self.effects),
             Urgent::Ping(reply) => {
                 let _ = reply.send(());
             }

@@ -101,14 +101,14 @@ impl Forwards {
     /// Names of other protocols may be too long for a frame; such a message is not forwarded.
     fn push(&mut self, terms: &NodeTerms, client: &Client, frame: &Frame<'_>) -> UpstreamSet {
         let (id, name) = (&*client.id, client.name.as_deref());
-        let masters =
-            masters(terms, frame, &FrameProducer { id, name, kind: client.kind.as_deref(), node: None });
-        if frame.hops == 0 || masters.is_empty() || frame.check().is_err() {
+        let upstreams =
+            upstreams(terms, frame, &FrameProducer { id, name, kind: client.kind.as_deref(), node: None });
+        if frame.hops == 0 || upstreams.is_empty() || frame.check().is_err() {
             return UpstreamSet::default();
         }
         tmqp::encode(frame, &mut self.bytes);
-        self.frames.push((masters, self.bytes.len()));
-        masters
+        self.frames.push((upstreams, self.bytes.len()));
+        upstreams
     }
 }
 
@@ -125,27 +125,27 @@ impl Noted {
         let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));
         let frames = begins.zip(&self.frames);
         frames
-            .map(|(begin, (masters, end))| (*masters, &self.bytes[begin..*end]))
-            .filter(|(masters, _)| !masters.is_empty())
+            .map(|(begin, (upstreams, end))| (*upstreams, &self.bytes[begin..*end]))
+            .filter(|(upstreams, _)| !upstreams.is_empty())
     }
 
     /// Removes an upstream broker from frame number `frame`, counted from 0.
-    pub fn withdraw(&mut self, frame: usize, master: usize) {
-        if let Some((masters, _)) = self.frames.get_mut(frame) {
-            masters.remove(master);
+    pub fn withdraw(&mut self, frame: usize, upstream: usize) {
+        if let Some((upstreams, _)) = self.frames.get_mut(frame) {
+            upstreams.remove(upstream);
         }
     }
 
     /// Number of frames that have an upstream broker.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.frames.iter().filter(|(masters, _)| !masters.is_empty()).count()
+        self.frames.iter().filter(|(upstreams, _)| !upstreams.is_empty()).count()
     }
 
     /// Whether no frame has an upstream broker.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.frames.iter().all(|(masters, _)| masters.is_empty())
+        self.frames.iter().all(|(upstreams, _)| upstreams.is_empty())
     }
 }
 
@@ -176,14 +176,14 @@ fn without_copies(headers: &[u8]) -> Cow<'_, [u8]> {
 }
 
 /// The upstream brokers whose filters let a frame pass.
-fn masters(terms: &NodeTerms, frame: &Frame<'_>, sender: &FrameProducer<'_>) -> UpstreamSet {
-    let mut masters = UpstreamSet::default();
+fn upstreams(terms: &NodeTerms, frame: &Frame<'_>, sender: &FrameProducer<'_>) -> UpstreamSet {
+    let mut upstreams = UpstreamSet::default();
     if let Some(kind) = ForwardKind::of(frame.kind) {
         for (index, filter) in terms.sends.iter().enumerate() {
             if filter.passes(kind, frame, sender) {
-                masters.insert(index);
+                upstreams.insert(index);
             }
         }
     }
-    masters
+    upstreams
 }

@@ -21,7 +21,7 @@ use super::talk::{Talk, client, config, encoded, introduction, is_generated, onl
 fn terms() -> NodeTerms {
     NodeTerms {
         id: "m-1".into(),
-        name: "master".into(),
+        name: "upstream".into(),
         accepts: true,
         token: Some("secret".into()),
         ..NodeTerms::default()
@@ -197,7 +197,7 @@ fn noted(
         forwards.note(terms, &client("cli"), command);
     }
     let noted = forwards.take().map_or_else(Vec::new, |noted| {
-        noted.iter().map(|(masters, bytes)| (masters, bytes.to_vec())).collect()
+        noted.iter().map(|(upstreams, bytes)| (upstreams, bytes.to_vec())).collect()
     });
     assert!(forwards.take().is_none());
     (commands, noted)
@@ -227,10 +227,10 @@ fn client_commands_go_to_upstreams_selected_by_filters_with_their_source() {
     let (_, noted) = noted(&mut Talk::open(), &terms, &frames);
     let seen: Vec<_> = noted
         .iter()
-        .map(|(masters, bytes)| {
+        .map(|(upstreams, bytes)| {
             let frame = only_frame(bytes);
             assert_eq!((frame.source, frame.hops), (&b"cli"[..], 15));
-            (masters.0, frame.kind, str::from_utf8(frame.target).expect("text"))
+            (upstreams.0, frame.kind, str::from_utf8(frame.target).expect("text"))
         })
         .collect();
     let expected = [
@@ -261,7 +261,7 @@ fn message_has_one_id_on_all_brokers_and_its_copies_are_forwarded_once() {
     assert_eq!(
         (message.headers(), frame.headers),
         (&headers[..], &b"A:b\r\n"[..]),
-        "a master makes no copies again"
+        "an upstream makes no copies again"
     );
     assert_eq!((copy.id(), copied.id, copied.target), (&b"copy"[..], &b"copy"[..], &b"other"[..]));
     assert_eq!((copied.content_type, copied.hops, copied.headers), (5, 16, &b"A:b\r\n"[..]));

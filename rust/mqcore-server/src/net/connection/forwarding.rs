@@ -83,9 +83,9 @@ impl Forwarding {
             return (None, shown);
         };
         for command in commands {
-            let masters = forwards.note(&nodes.terms, client, command);
+            let upstreams = forwards.note(&nodes.terms, client, command);
             if !nodes.filters.send.is_empty() {
-                shown.add(&nodes.filters, masters, command, client);
+                shown.add(&nodes.filters, upstreams, command, client);
             }
         }
         (forwards.take(), shown)

@@ -77,7 +77,7 @@ pub(super) fn forwarder<'a>(source: &Source<'a>) -> Option<&'a Forwarder> {
 }
 
 fn backlogs<'a>(source: &Source<'a>) -> impl Iterator<Item = (&'a String, &'a Backlog)> {
-    let addresses = source.hub.nodes.iter().flat_map(|nodes| &nodes.masters);
+    let addresses = source.hub.nodes.iter().flat_map(|nodes| &nodes.upstreams);
     addresses.zip(forwarder(source).into_iter().flat_map(|forwarder| &forwarder.shared.backlogs))
 }
 
