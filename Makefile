@@ -155,7 +155,7 @@ test-python: $(EXTENSION) ## the tests written in Python
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadscope
 
 .PHONY: generate
-generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of queue options
+generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of options
 	@$(PY) tools/generate_sync.py
 	@$(PY) tools/generate_options.py
 

@@ -1,17 +1,16 @@
-"""Generated files are what `make generate` makes: the blocking clients, and what the table of queue options says."""
+"""Generated files are what `make generate` makes: the blocking clients, and what the table of options says."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
-import re
 import shutil
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from mqcore._queue_options import QUEUE_OPTIONS
+from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS
 from served import ROOT
 
 PACKAGE = ROOT / "python" / "mqcore"
@@ -76,21 +75,14 @@ def test_both_clients_have_the_same_methods_but_for_those_of_asyncio() -> None:
     assert asyncio_only == {"Client.serve", "ExtensionFrames.serve"}
 
 
-def test_queue_options_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     options = tool("generate_options")
     assert options.stale() == [], "run `make generate`"
+    everywhere = {ROOT / name for name in (*options.TARGETS, options.PAGE)}
     monkeypatch.setattr(options, "QUEUE_OPTIONS", QUEUE_OPTIONS[:-1])
-    assert {path.name for path in options.stale()} == {"queues.py", "configuration.md"}
-
-
-def test_queue_options_are_those_of_the_broker_and_of_the_wire() -> None:
-    def fields(path: str) -> set[str]:
-        text = (ROOT / "rust" / path).read_text()
-        (body,) = re.findall(r"^(?:pub )?struct QueueOptions \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE)
-        return set(re.findall(r"^    (?:pub )?(\w+):", body, re.MULTILINE))
-
-    wire = {re.sub(r"(?<!^)(?=[A-Z])", "_", option.wire).lower() for option in QUEUE_OPTIONS}
-    assert fields("mqcore-broker/src/model/options.rs") == {option.name for option in QUEUE_OPTIONS}
-    assert fields("mqcore-client/src/models.rs") == wire
-    # The session also accepts other spellings.
-    assert fields("mqcore-session/src/tmqp/options.rs") >= wire
+    assert set(options.stale()) == everywhere
+    monkeypatch.setattr(options, "QUEUE_OPTIONS", QUEUE_OPTIONS)
+    monkeypatch.setattr(options, "CHANNEL_OPTIONS", CHANNEL_OPTIONS[:-1])
+    # Information about channels and snapshots of queues have no generated part for channels.
+    informing = {"models.rs", "models.py", "information.rs", "snapshot.rs"}
+    assert {path.name for path in everywhere} - {path.name for path in options.stale()} <= informing

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
+from mqcore._option_table import CHANNEL_OPTIONS
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
+from mqcore.cli.declared import declared
 from mqcore.cli.group import CommandGroup
 
 __all__ = ["channel"]
@@ -44,37 +46,16 @@ def show(name: str, url: str | None, timeout: float, as_json: bool) -> None:
 
 @channel.command(short_help="Create a channel.")
 @click.argument("name")
-@click.option("--client-limit", type=click.IntRange(min=0), help="Maximum number of joined clients. [0: unlimited]")
-@click.option("--queue-limit", type=click.IntRange(min=0), help="Maximum number of queues. [0: unlimited]")
-@click.option("--single-queue", is_flag=True, help="Allow only one queue.")
-@click.option(
-    "--destroy-when-empty",
-    is_flag=True,
-    help="Delete the channel when its last client leaves and all queues are empty.",
-)
+@declared(CHANNEL_OPTIONS)
 @options.connection
 @options.as_json
-def create(
-    name: str,
-    client_limit: int | None,
-    queue_limit: int | None,
-    single_queue: bool,
-    destroy_when_empty: bool,
-    url: str | None,
-    timeout: float,
-    as_json: bool,
-) -> None:
-    """Create the channel NAME."""
+def create(name: str, url: str | None, timeout: float, as_json: bool, **given: Any) -> None:
+    """Create the channel NAME. Options that are not given are inherited from the broker."""
     from mqcore.config import ChannelOptions
 
-    wanted: dict[str, Any] = {
-        "client_limit": client_limit,
-        "queue_limit": queue_limit,
-        "allow_multiple_queues": False if single_queue else None,
-        "destroy_when_empty": destroy_when_empty or None,
-    }
+    wanted = ChannelOptions(**given)
     with options.connect(url, timeout) as client:
-        client.create_channel(name, ChannelOptions(**wanted))
+        client.create_channel(name, wanted)
     output.done("mqcore.channel.create/1", f"created {name}", {"channel": name}, as_json=as_json)
 
 

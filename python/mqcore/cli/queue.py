@@ -2,62 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from mqcore._queue_options import QUEUE_OPTIONS
+from mqcore._option_table import QUEUE_OPTIONS
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
+from mqcore.cli.declared import STATUS, declared
 from mqcore.cli.group import CommandGroup
 
 __all__ = ["queue"]
 
 _COLUMNS = ("queue", "status", "messages", "priority_messages", "received_messages", "deliveries", "acks", "tag_name")
-_STATUSES = ("broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped")
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-class _Status(click.ParamType[str]):
-    name = "status"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from mqcore.config import QueueStatus
-
-        try:
-            return QueueStatus(value).value
-        except ValueError:
-            self.fail(f"unknown status {value!r}; use one of {', '.join(_STATUSES)}", param, ctx)
-
-
-_STATUS = _Status()
-
-
-def _queue_options(command: _F) -> _F:
-    """Add the options of a queue, from their table. Options that are not given are inherited, or stay unchanged."""
-    types: dict[str, click.ParamType[Any] | None] = {
-        "status": _STATUS,
-        "duration": options.DURATION,
-        "count": click.IntRange(min=0),
-        "number": click.IntRange(0, 65535),
-        "durability": click.Choice(["none", "os", "fsync"]),
-    }
-    metavars = {"queue": "QUEUE", "key": "KEY", "rate": "RATE"}
-    for option in reversed(QUEUE_OPTIONS):
-        if option.command is None:
-            continue
-        choices = f": {', '.join(_STATUSES)}" if option.kind == "status" else ""
-        command = click.option(
-            option.command,
-            option.name,
-            type=types.get(option.kind),
-            metavar=metavars.get(option.kind),
-            default=None,
-            help=f"{option.meaning[0].upper()}{option.meaning[1:]}{choices}.",
-        )(command)
-    return command
 
 
 @click.group(cls=CommandGroup, short_help="Manage queues: ls, show, create, set, status, clear, rm.")
@@ -90,7 +47,7 @@ def show(address: tuple[str, int], url: str | None, timeout: float, as_json: boo
 
 @queue.command(short_help="Create a queue, and its channel if that is missing.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
-@_queue_options
+@declared(QUEUE_OPTIONS)
 @options.connection
 @options.as_json
 def create(address: tuple[str, int], url: str | None, timeout: float, as_json: bool, **changes: Any) -> None:
@@ -106,7 +63,7 @@ def create(address: tuple[str, int], url: str | None, timeout: float, as_json: b
 
 @queue.command("set", short_help="Change options of a queue.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
-@_queue_options
+@declared(QUEUE_OPTIONS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation when status 'stopped' deletes the messages.")
 @options.connection
 @options.as_json
@@ -120,7 +77,7 @@ def set_(address: tuple[str, int], yes: bool, url: str | None, timeout: float, a
 
 @queue.command(short_help="Change the delivery mode of a queue.")
 @click.argument("address", metavar="QUEUE", type=options.QUEUE)
-@click.argument("status", type=_STATUS)
+@click.argument("status", type=STATUS)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation when 'stopped' deletes the messages.")
 @options.connection
 @options.as_json

@@ -429,7 +429,7 @@ impl Client {
         channel: String,
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let options = options::channel(options)?;
+        let options = options::channel_options(options)?;
         self.run(py, move |core| async move { core.create_channel(&channel, &options).await })
     }
 
@@ -457,7 +457,7 @@ impl Client {
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
-        let options = options::queue(options)?;
+        let options = options::queue_options(options)?;
         self.run(py, move |core| async move { core.create_queue(&queue, &options).await })
     }
 
@@ -468,7 +468,7 @@ impl Client {
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
-        let options = options::queue(options)?;
+        let options = options::queue_options(options)?;
         self.run(py, move |core| async move { core.update_queue(&queue, &options).await })
     }
 
