@@ -25,9 +25,9 @@ PY := $(BIN)/python
 
 FUZZ_SECONDS ?= 60
 
-# Processes that run the Python tests: one more than cores, because most tests wait for a broker in a process of its own.
-# More than five are not quicker, since the tests of Spark share one.
-TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n > 4 ? 5 : n + 1)))
+# Processes that run the Python tests: twice as many as cores and one more, because most tests wait for a broker in a
+# process of its own. More than five are not quicker, since the tests of Spark share one.
+TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n > 1 ? 5 : 3)))
 
 # How many cases tests try (`quick` or `full`), and where random choices begin; `make test MQCORE_SEED=...` repeats a run.
 export MQCORE_TEST_DEPTH ?= quick

@@ -21,8 +21,16 @@ from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
 # Tests that must not run beside each other, by what they share: a Spark session (one serves all tests of a worker),
-# environments that are installed once, and interfaces of the machine. Folders and files, relative to this one.
+# memory for programs that start a Spark of their own, environments that are installed once, and interfaces of the
+# machine. Folders, files and tests, relative to this folder; the first match decides.
 GROUPS = {
+    "spark programs": (
+        "spark/test_cluster.py",
+        "spark/test_connect.py",
+        "spark/test_jvm.py",
+        "spark/test_kills.py",
+        "spark/test_program.py",
+    ),
     "spark": ("spark/",),
     "eventmq original": (
         "jobs/test_original_router.py",

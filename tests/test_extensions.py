@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 import mqcore
 from mm2_peer import MM2Peer, extension, message, subscribe
+from mqcore._answering import LoopRunner
 from mqcore.errors import InvalidArgument
 from mqcore.extensions import Extension, ExtensionRefused
 
@@ -189,3 +191,30 @@ def test_a_broker_that_stops_does_not_wait_for_a_handler_for_ever() -> None:
         peer.send(extension(1, b"sleep"))
         assert peer.ask("ping;id=p") == "ok"
     assert time.monotonic() - began < 30
+
+
+def test_an_answer_that_is_canceled_before_it_begins_is_settled_and_closed() -> None:
+    class Replied:
+        failed = False
+
+        def settle(self, _result: object) -> None:
+            raise AssertionError("the handler never ran")
+
+        def fail(self) -> None:
+            self.failed = True
+
+    async def received() -> bytes:
+        return b"never"
+
+    loop, handling, reply = asyncio.new_event_loop(), received(), Replied()
+    runner: LoopRunner[Replied] = LoopRunner(
+        1.0, lambda: loop, raised=lambda _reply, error: pytest.fail(str(error)), closed=lambda _reply, error: None
+    )
+    runner.submit([(handling, reply)])
+    loop.call_soon(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+    for _ in range(3):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    assert reply.failed
+    assert inspect.getcoroutinestate(handling) == inspect.CORO_CLOSED

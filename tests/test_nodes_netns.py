@@ -287,6 +287,7 @@ def test_after_a_partition_the_master_has_everything_that_either_slave_took(star
     star.everything_is_there()
 
 
+@pytest.mark.full("test_nodes_faults.py loses one direction in a proxy")
 @pytest.mark.parametrize("lost", ["what the downstream sends", "what the upstream answers"])
 def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing_came_twice(star: Star, lost: str) -> None:
     east, _ = star.downstreams
@@ -304,6 +305,7 @@ def test_after_a_loss_in_one_direction_only_nothing_is_missing_and_nothing_came_
     star.everything_is_there()
 
 
+@pytest.mark.full("test_nodes.py kills and restarts nodes under load")
 @pytest.mark.parametrize("victim", ["top", "east"])
 def test_a_node_killed_under_load_and_started_again_costs_nothing_that_was_taken(star: Star, victim: str) -> None:
     (killed,) = [each for each in (star.upstream, *star.downstreams) if each.name == victim]
@@ -317,6 +319,7 @@ def test_a_node_killed_under_load_and_started_again_costs_nothing_that_was_taken
     star.everything_is_there()
 
 
+@pytest.mark.full("test_nodes.py kills and restarts nodes under load")
 def test_a_rolling_restart_of_all_nodes_under_load_costs_nothing_that_was_taken(star: Star) -> None:
     for each in (star.upstream, *star.downstreams):
         each.end(signal.SIGTERM)

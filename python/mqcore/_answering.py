@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 
@@ -57,7 +58,14 @@ class LoopRunner(Generic[R]):
         for awaitable, reply in burst:
             task = loop.create_task(self._answer(awaitable, reply))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._done, awaitable, reply))
+
+    def _done(self, awaitable: Awaitable[object], reply: R, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # A task that is canceled before its first step neither awaits nor replies.
+        reply.fail()
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()
 
     async def _answer(self, awaitable: Awaitable[object], reply: R) -> None:
         try:
@@ -66,5 +74,3 @@ class LoopRunner(Generic[R]):
             reply.settle(result)
         except Exception as exception:
             self._raised(reply, exception)
-        finally:
-            reply.fail()

@@ -460,6 +460,8 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
+        # Starts the calls that were submitted before the stop, so that canceling them sends an answer.
+        loop.run_until_complete(asyncio.sleep(0))
         tasks = asyncio.all_tasks(loop)
         for task in tasks:
             task.cancel()

@@ -23,6 +23,7 @@ from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
 from ports import free_port
 from served import clean_environment, wait_until
+from spark.bundled import executors_python
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [
     *LENIENT[1:],
     pytest.mark.timeout(900),
+    pytest.mark.full("starts a cluster; test_bundle.py reads with the bundle only, test_ledger.py kills in a write"),
     pytest.mark.skipif(sys.platform != "linux", reason="starts and kills groups of processes"),
 ]
 
@@ -91,27 +93,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     yield running
     for process in running.processes:
         running.kill(process)
-
-
-def executors_python(place: Path) -> tuple[Path, Path]:
-    """A Python that finds no site-packages, and a directory with what executors need besides the bundle."""
-    import numpy
-    import pandas
-    import pyarrow
-
-    links = place / "links"
-    links.mkdir()
-    for module in (pyarrow, numpy, pandas):
-        origin = Path(module.__file__ or "").parent
-        for path in (origin, *origin.parent.glob(f"{origin.name}.libs")):
-            (links / path.name).symlink_to(path)
-    for name in ("pytz", "dateutil", "six.py", "tzdata"):
-        if (found := Path(pyarrow.__file__).parents[1] / name).exists():
-            (links / name).symlink_to(found)
-    python = place / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
-    python.chmod(0o755)
-    return python, links
 
 
 def kinds(living: Told) -> Counter[str]:

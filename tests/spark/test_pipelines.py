@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +15,10 @@ from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import catalogue
 from mqcore.spark.pipelines.lifecycle import COUNTED
-from served import clean_environment
 from spark.lived import Lived
 from spark.made import archive_of
 from spark.made import step as made
-from spark.told import LENIENT, java_or_skip
+from spark.told import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -257,32 +253,3 @@ def test_options_that_there_are_not_are_named(spark: SparkSession, tmp_path: Pat
     with pytest.raises(errors.DataDirMissing):
         pipelines.run("lifecycle", spark, tmp_path / "nowhere", tmp_path)
     assert catalogue.parsed(["lifecycle"], {"interval": "3"}) == {"lifecycle": {"interval": 3}}
-
-
-def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(lived: Lived, tmp_path: Path) -> None:
-    java_or_skip()
-    arguments = (
-        "reconcile",
-        "--journal",
-        str(lived.data_dir),
-        "--out",
-        str(tmp_path),
-        "--master",
-        "local[2]",
-        "--json",
-    )
-    result = subprocess.run(
-        [sys.executable, "-m", "mqcore", "pipeline", "run", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=clean_environment(),
-    )
-    assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout)
-    assert (told["schema"], told["ok"]) == ("mqcore.pipeline.run/1", True)
-    assert told["figures"]["difference"] == 0
-    assert f"report: {tmp_path / 'reconcile.html'}" in result.stderr
-    assert "reconcile: lives" in result.stderr, "progress is shown while it runs"
-    assert Path(told["report"]).is_file()

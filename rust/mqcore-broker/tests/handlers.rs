@@ -177,13 +177,20 @@ impl Chaos {
         self.world.broker.stats(self.world.now).questions_open
     }
 
-    /// All timeouts have passed: nothing may be stuck.
+    /// The handler and the consumers are silent from here on: timeouts alone must finish everything. How long that takes
+    /// depends on the number of messages that wait for each other, so each stretch of time needs progress.
     fn finish(&mut self) {
-        for _ in 0..2_000 {
+        const ROUNDS_WITHOUT_PROGRESS: u32 = 100;
+        let (mut progress, mut idle) = (None, 0);
+        loop {
             let now = self.world.information(QUEUE);
             if now.undecided + now.unsettled + self.questions_open() == 0 {
                 break;
             }
+            let stats = (now.stats.sent, now.stats.removed, now.stats.requeued, now.stats.errors);
+            idle = if progress == Some(stats) { idle + 1 } else { 0 };
+            progress = Some(stats);
+            assert!(idle < ROUNDS_WITHOUT_PROGRESS, "something is stuck: {now:?}");
             self.world.questions.clear();
             self.world.advance(Duration::from_secs(5));
             self.check();
