@@ -4,6 +4,7 @@ mod durability;
 mod handlers;
 mod history;
 mod model;
+mod prefetch;
 mod routers;
 mod scenarios;
 mod shards;

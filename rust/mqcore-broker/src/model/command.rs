@@ -9,7 +9,7 @@ use crate::model::intake::Ticket;
 use crate::model::message::Message;
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::router::{Binding, RouterMethod};
-use crate::model::subscription::{QueueSubscription, Remote};
+use crate::model::subscription::{QueueJoin, QueueSubscription, Remote};
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
 
@@ -69,6 +69,16 @@ pub enum Command {
         tag: Tag,
         /// `None`: acknowledge. `Some`: acknowledge negatively, with this reason.
         negative: Option<Box<str>>,
+    },
+    /// A consumer still has a delivery and needs more time: its acknowledge timeout starts again. Ignored if the
+    /// delivery is settled. Never answered.
+    Extend {
+        /// The queue.
+        queue: QueueAddress,
+        /// The subscription; [`Tag::CHANNEL`] if the consumer joined the channel.
+        tag: Tag,
+        /// The message.
+        message_id: MessageId,
     },
     /// Slots of a consumer are free again, so this queue may have a message for it. Never answered.
     RoomFor {
@@ -177,6 +187,9 @@ pub enum Retry {
     /// Never: the message has failed for good and goes to the dead-letter queue. Only a handler of the
     /// queue may still requeue it.
     Never,
+    /// At once, at its old position: the consumer returns a message that no program has seen. It does not count
+    /// as an attempt, and the broker notifies neither the producer nor a handler.
+    Unstarted,
 }
 
 /// The receivers of a direct message.
@@ -325,8 +338,13 @@ pub struct EventSubscription {
 pub enum Request {
     /// Consume all queues of a channel. Joining twice has no effect.
     Join { channel: ChannelName },
+    /// Join a channel and consume only some of its queues. Joining again adds queues or changes their terms; a
+    /// client that had joined the whole channel consumes only these queues from now on.
+    JoinQueues(Box<QueueJoin>),
     /// Leave a channel.
     Leave { channel: ChannelName },
+    /// Consume these queues of a channel no longer. Leaves the channel if no queue is left.
+    LeaveQueues { channel: ChannelName, queues: Vec<u16> },
     /// Check whether the client may publish to a queue; `NotFound` if the queue does not exist and
     /// publishing would not create it.
     MayPublish { queue: QueueAddress },
@@ -448,7 +466,9 @@ impl Command {
             Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
             Self::Route { router, .. } => Destination::Shard(router.shard(shards)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
-            Self::AcknowledgeAll { queue, .. } | Self::RoomFor { queue } => of(&queue.channel),
+            Self::AcknowledgeAll { queue, .. } | Self::Extend { queue, .. } | Self::RoomFor { queue } => {
+                of(&queue.channel)
+            }
             Self::Pull(pull) => of(&pull.queue.channel),
             Self::Introduce(_)
             | Self::Direct { .. }
@@ -467,6 +487,7 @@ impl Request {
         match self {
             Self::Join { channel }
             | Self::Leave { channel }
+            | Self::LeaveQueues { channel, .. }
             | Self::CreateChannel { channel, .. }
             | Self::RemoveChannel { channel }
             | Self::ChannelInformation { channel }
@@ -483,6 +504,7 @@ impl Request {
             | Self::DropQueue { queue } => of(&queue.channel),
             Self::ToSubscriptions { .. } | Self::ObjectCounts => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
+            Self::JoinQueues(join) => of(&join.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. } | Self::ListNodes => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {

@@ -20,6 +20,7 @@ use crate::model::stats::{
     ChannelInformation, ClientInformation, ObjectCounts, QueueInformation, SubscriberInformation,
     TopicInformation,
 };
+use crate::model::subscription::JoinedQueues;
 use crate::model::topic::TopicPattern;
 
 /// One thing to do. The caller carries out effects in their order.
@@ -343,6 +344,7 @@ pub enum Reply {
     RouteTest(Box<RouteTest>),
     /// Subscribers and queues that received the message.
     Published(u32),
+    JoinedQueues(Box<JoinedQueues>),
     ObjectCounts(ObjectCounts),
 }
 

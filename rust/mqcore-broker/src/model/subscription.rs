@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::model::bindings::QueueBinding;
 use crate::model::command::MessageId;
-use crate::model::id::{QueueAddress, Tag};
+use crate::model::id::{ChannelName, QueueAddress, Tag};
 use crate::model::options::QueueChanges;
 
 /// How deliveries to a consumer are settled.
@@ -139,6 +139,30 @@ pub struct QueueSubscription {
     pub binding: Option<Box<QueueBinding>>,
     /// Whether this subscription is notified of that change too, like all others.
     pub notify_self: bool,
+}
+
+/// A request to join a channel for some of its queues. The client counts as a client of the channel and may
+/// pull from all of its queues, but consumes only those that it named.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueJoin {
+    /// The channel.
+    pub channel: ChannelName,
+    /// The queues to consume, added to those of earlier joins. A missing queue is created if the configuration
+    /// allows it. Empty: the client joins in order to pull, and stays when it consumes no queue any more.
+    pub queues: Vec<u16>,
+    /// Maximum number of unsettled deliveries of each of these queues; 0: no limit. Replaces the limit of earlier
+    /// joins, for later deliveries.
+    pub prefetch: u32,
+}
+
+/// The result of a [`QueueJoin`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JoinedQueues {
+    /// The request.
+    pub join: QueueJoin,
+    /// For each of its queues, the time to acknowledge a delivery; `None` if the queue requests no
+    /// acknowledgement.
+    pub acknowledge_timeouts: Vec<Option<Duration>>,
 }
 
 /// A request of any connection about the subscriptions with a name.

@@ -75,6 +75,28 @@ impl Queue {
         self.schedule(context);
     }
 
+    /// A client joined the channel for some of its queues.
+    pub(crate) fn joined_partly(&mut self, member: &Member, context: &mut Context<'_>) {
+        if let Some(own) = &mut self.own {
+            Arc::make_mut(own).join_partly(member.clone());
+        }
+        self.schedule(context);
+    }
+
+    /// A client that joined the channel for some of its queues left this queue. Its deliveries stay in flight.
+    pub(crate) fn left_queue(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        self.leave_own((connection, Tag::CHANNEL));
+        self.schedule(context);
+    }
+
+    /// A client that joined the channel for some of its queues left the channel.
+    pub(crate) fn left_partly(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        if let Some(own) = &mut self.own {
+            Arc::make_mut(own).leave_partly(connection);
+        }
+        self.left_queue(connection, context);
+    }
+
     /// A client left the channel, in whose list it was at `position`.
     pub(crate) fn left(&mut self, connection: ConnectionId, position: usize, context: &mut Context<'_>) {
         if self.own.is_some() {
@@ -92,7 +114,7 @@ impl Queue {
         if position < self.cursor {
             self.cursor -= 1;
         }
-        if !own.has_tagged() {
+        if !own.are_of_queue() {
             // From here on the channel's list has the same members in the same order.
             self.own = None;
         }

@@ -78,9 +78,13 @@ pub(crate) struct Deliveries {
     deadlines: VecDeque<(Timestamp, usize, u64)>,
     /// Messages of `outstanding` that a consumer wants redelivered only after a time; usually few.
     postponed: HashMap<usize, Timestamp>,
+    /// Later deadlines of deliveries whose consumers asked for more time, by serial. Their entries in `deadlines`
+    /// are replaced when they come due.
+    extended: HashMap<u64, Timestamp>,
     serial: u64,
     hasher: FixedState,
-    /// Unsettled deliveries of each consumer whose number is limited.
+    /// Unsettled deliveries of each consumer whose number is limited, and places reserved for it by deliveries
+    /// that a handler still decides about.
     windows: HashMap<ConsumerKey, u32>,
 }
 
@@ -93,6 +97,7 @@ impl Deliveries {
             by_message: HashTable::new(),
             deadlines: VecDeque::new(),
             postponed: HashMap::default(),
+            extended: HashMap::default(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
             windows: HashMap::default(),
@@ -172,9 +177,7 @@ impl Deliveries {
         consumer: &Arc<Consumer>,
         deadline: Timestamp,
     ) -> usize {
-        if consumer.terms.window > 0 {
-            *self.windows.entry(consumer.key()).or_default() += 1;
-        }
+        self.reserve(consumer);
         let held = &mut self.outstanding[outstanding];
         held.holders += 1;
         let hash = self.hasher.hash_one(held.entry.message.id());
@@ -191,13 +194,39 @@ impl Deliveries {
         key
     }
 
+    /// Takes a place in the window of a consumer, if its number of deliveries is limited.
+    pub(crate) fn reserve(&mut self, consumer: &Consumer) {
+        if consumer.terms.window > 0 {
+            *self.windows.entry(consumer.key()).or_default() += 1;
+        }
+    }
+
+    /// Gives a place in the window of a consumer back.
+    pub(crate) fn unreserve(&mut self, consumer: &Consumer) {
+        if consumer.terms.window == 0 {
+            return;
+        }
+        if let Some(open) = self.windows.get_mut(&consumer.key()) {
+            *open -= 1;
+            if *open == 0 {
+                self.windows.remove(&consumer.key());
+            }
+        }
+    }
+
+    /// How many more deliveries `consumer` may have.
+    pub(crate) fn room(&self, consumer: &Consumer) -> u32 {
+        let slots = consumer.terms.slots.as_ref().map_or(u32::MAX, |slots| slots.free());
+        let window = match consumer.terms.window {
+            0 => u32::MAX,
+            window => window.saturating_sub(self.windows.get(&consumer.key()).copied().unwrap_or(0)),
+        };
+        slots.min(window)
+    }
+
     /// Whether `consumer` may have one more delivery.
     pub(crate) fn has_room(&self, consumer: &Consumer) -> bool {
-        if consumer.terms.slots.as_ref().is_some_and(|slots| slots.free() == 0) {
-            return false;
-        }
-        let window = consumer.terms.window;
-        window == 0 || self.windows.get(&consumer.key()).is_none_or(|open| *open < window)
+        self.room(consumer) > 0
     }
 
     /// Reads what settling this delivery will read, so that it is in the cache by then. Does nothing if
@@ -206,6 +235,24 @@ impl Deliveries {
         if self.deliveries.len() > CACHED {
             let Self { by_message, outstanding, deliveries, hasher, .. } = self;
             black_box(by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)));
+        }
+    }
+
+    /// The delivery of the message `id` to `consumer`.
+    pub(crate) fn find(&self, id: &[u8], consumer: ConsumerKey) -> Option<usize> {
+        let Self { by_message, outstanding, deliveries, hasher, .. } = self;
+        by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)).copied()
+    }
+
+    /// The consumer of a delivery.
+    pub(crate) fn consumer(&self, key: usize) -> &Consumer {
+        &self.deliveries[key].consumer
+    }
+
+    /// Gives a delivery that has a deadline a later one.
+    pub(crate) fn extend(&mut self, key: usize, deadline: Timestamp) {
+        if deadline < Timestamp::NEVER {
+            self.extended.insert(self.deliveries[key].serial, deadline);
         }
     }
 
@@ -232,12 +279,9 @@ impl Deliveries {
     /// Removes a delivery that is no longer in the table of ids.
     fn unlisted(&mut self, key: usize) -> Delivery {
         let delivery = self.deliveries.remove(key);
-        let consumer = delivery.consumer.key();
-        if let Some(open) = self.windows.get_mut(&consumer) {
-            *open -= 1;
-            if *open == 0 {
-                self.windows.remove(&consumer);
-            }
+        self.unreserve(&delivery.consumer);
+        if !self.extended.is_empty() {
+            self.extended.remove(&delivery.serial);
         }
         self.forget_stale_deadlines();
         delivery
@@ -245,8 +289,13 @@ impl Deliveries {
 
     /// A delivery whose deadline has passed.
     pub(crate) fn due(&mut self, now: Timestamp) -> Option<usize> {
-        self.forget_stale_deadlines();
-        self.deadlines.front().filter(|(deadline, ..)| *deadline <= now).map(|(_, key, _)| *key)
+        loop {
+            self.forget_stale_deadlines();
+            let (_, key, serial) = *self.deadlines.front().filter(|(deadline, ..)| *deadline <= now)?;
+            let Some(extended) = self.extended.remove(&serial) else { return Some(key) };
+            self.deadlines.pop_front();
+            self.schedule(extended, key, serial);
+        }
     }
 
     /// The earliest deadline.
@@ -273,6 +322,7 @@ impl Deliveries {
         self.deliveries.clear();
         self.windows.clear();
         self.postponed.clear();
+        self.extended.clear();
         self.by_message.clear();
         self.deadlines.clear();
         self.outstanding.drain().collect()

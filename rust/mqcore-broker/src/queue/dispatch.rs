@@ -70,9 +70,7 @@ impl Queue {
         if waits && (self.deliveries.messages() > 0 || !self.settling.is_empty()) {
             return false;
         }
-        // A message about which a handler still decides is in no window yet. So with windows, messages
-        // are delivered one at a time.
-        if members.has_windows() && (!self.has_room(members) || !self.flows.is_empty()) {
+        if members.has_windows() && !self.has_room(members) {
             return false;
         }
         let congested = &context.state.congestion.since;
@@ -93,6 +91,16 @@ impl Queue {
     /// message.
     fn has_room(&self, members: &Members) -> bool {
         let mut consumers = members.list().iter().map(|member| &member.consumer);
+        if !self.flows.is_empty() {
+            // A message about which a handler decides may be in no window yet, so each takes a place.
+            let room = consumers.map(|consumer| self.deliveries.room(consumer) as usize);
+            let room = if self.gives_to_one() {
+                room.fold(0, usize::saturating_add)
+            } else {
+                room.min().unwrap_or(0)
+            };
+            return room > self.flows.len();
+        }
         if self.gives_to_one() {
             consumers.any(|consumer| self.deliveries.has_room(consumer))
         } else {
@@ -245,18 +253,23 @@ impl Queue {
 
     /// Opens the delivery of the message `held` to `consumer`.
     pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
+        let deadline = self.acknowledge_deadline(consumer, context.now);
+        let key = self.deliveries.deliver(held, consumer, deadline);
+        if consumer.terms.settling == Settling::AtOnce {
+            self.auto_acknowledged(key, context);
+        } else {
+            self.arm(deadline, context);
+        }
+    }
+
+    /// When a delivery to this consumer, made or extended now, times out.
+    pub(crate) fn acknowledge_deadline(&self, consumer: &Consumer, now: Timestamp) -> Timestamp {
         let terms = &consumer.terms;
         let timeout = match terms.settling {
             Settling::Explicit if !self.metadata.options.request_acknowledge => terms.timeout,
             _ => Some(terms.timeout.unwrap_or(self.metadata.options.acknowledge_timeout)),
         };
-        let deadline = timeout.map_or(Timestamp::NEVER, |timeout| context.now.after(timeout));
-        let key = self.deliveries.deliver(held, consumer, deadline);
-        if terms.settling == Settling::AtOnce {
-            self.auto_acknowledged(key, context);
-        } else {
-            self.arm(deadline, context);
-        }
+        timeout.map_or(Timestamp::NEVER, |timeout| now.after(timeout))
     }
 
     /// Delivers to one consumer and counts it.

@@ -51,6 +51,8 @@ pub(crate) struct Flow {
     pub(crate) joined: Option<StepDecision>,
     /// The slot of the consumer that was chosen; free again when dropped.
     pub(crate) slot: Option<TakenSlot>,
+    /// Consumers whose windows have a place for the message that it does not take yet.
+    pub(crate) reserved: SmallVec<[Arc<Consumer>; 1]>,
     /// Whether the flow writes no more, so that the next one may.
     pub(crate) written: bool,
 }

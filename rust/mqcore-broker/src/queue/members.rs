@@ -17,12 +17,20 @@ pub(crate) struct Consumer {
     pub(crate) terms: Terms,
     /// The name by which other connections refer to it.
     pub(crate) name: Option<Arc<[u8]>>,
+    /// Whether it joined the channel for this queue, and not for all queues.
+    pub(crate) by_queue: bool,
 }
 
 impl Consumer {
     /// A client that joined the channel.
     pub(crate) fn of_channel(client: Arc<Client>) -> Arc<Self> {
-        Arc::new(Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None })
+        Arc::new(Self { client, tag: Tag::CHANNEL, terms: Terms::default(), name: None, by_queue: false })
+    }
+
+    /// A client that joined the channel for this queue.
+    pub(crate) fn of_queue(client: Arc<Client>, prefetch: u32) -> Arc<Self> {
+        let terms = Terms { window: prefetch, ..Terms::default() };
+        Arc::new(Self { client, tag: Tag::CHANNEL, terms, name: None, by_queue: true })
     }
 
     /// Identifies the consumer in its queue.
@@ -41,6 +49,16 @@ pub(crate) struct Member {
     pub(crate) joined_at: Timestamp,
 }
 
+/// A client that joined a channel for some of its queues.
+#[derive(Debug, Clone)]
+pub(crate) struct PartialMember {
+    pub(crate) member: Member,
+    /// The queues that it consumes, with its prefetch. They may be removed and created again.
+    pub(crate) queues: Vec<(u16, u32)>,
+    /// Whether it stays when it consumes no queue any more.
+    pub(crate) stays: bool,
+}
+
 /// The consumers of a channel, or of a queue that has subscriptions, in the order in which they joined.
 #[derive(Debug, Clone)]
 pub(crate) struct Members {
@@ -50,6 +68,8 @@ pub(crate) struct Members {
     /// The connections of those without a tag, shared by all deliveries to all consumers. The same as
     /// `connections` if no consumer has a tag.
     untagged: Arc<[ConnectionId]>,
+    /// Clients that joined the channel for some of its queues. They may pull from all of them.
+    partial: Vec<PartialMember>,
     /// Whether some consumer's window is limited.
     windowed: bool,
     /// Whether some consumer shares slots with other queues.
@@ -63,6 +83,7 @@ impl Default for Members {
             list: Vec::new(),
             connections: nobody.clone(),
             untagged: nobody,
+            partial: Vec::new(),
             windowed: false,
             slotted: false,
         }
@@ -112,9 +133,41 @@ impl Members {
         self.list.len()
     }
 
-    /// Whether the connection joined the channel.
+    /// Whether some consumer has a tag, or joined for a queue: these consumers are not the channel's.
+    pub(crate) fn are_of_queue(&self) -> bool {
+        self.list.iter().any(|member| member.consumer.tag != Tag::CHANNEL || member.consumer.by_queue)
+    }
+
+    /// Whether the connection joined the channel, for all or for some of its queues.
     pub(crate) fn has_joined(&self, connection: ConnectionId) -> bool {
-        self.untagged.contains(&connection)
+        self.untagged.contains(&connection) || self.has_joined_partly(connection)
+    }
+
+    /// Whether the connection joined the channel for some of its queues.
+    pub(crate) fn has_joined_partly(&self, connection: ConnectionId) -> bool {
+        self.partial.iter().any(|partial| partial.member.consumer.client.connection == connection)
+    }
+
+    /// Clients that joined the channel for some of its queues.
+    pub(crate) fn partial(&self) -> &[PartialMember] {
+        &self.partial
+    }
+
+    /// The client of this connection, if it joined the channel for some of its queues.
+    pub(crate) fn partial_mut(&mut self, connection: ConnectionId) -> Option<&mut PartialMember> {
+        self.partial.iter_mut().find(|partial| partial.member.consumer.client.connection == connection)
+    }
+
+    /// Adds a client that joined the channel for some of its queues.
+    pub(crate) fn join_partly(&mut self, member: Member) {
+        self.partial.push(PartialMember { member, queues: Vec::new(), stays: false });
+    }
+
+    /// Removes such a client. `false` if there is none.
+    pub(crate) fn leave_partly(&mut self, connection: ConnectionId) -> bool {
+        let before = self.partial.len();
+        self.partial.retain(|partial| partial.member.consumer.client.connection != connection);
+        self.partial.len() < before
     }
 
     pub(crate) fn position(&self, key: ConsumerKey) -> Option<usize> {
@@ -131,7 +184,8 @@ impl Members {
         let known = self.position(consumer.key());
         match known {
             Some(place) => {
-                Arc::make_mut(&mut self.list[place].consumer).terms = consumer.terms.clone();
+                let known = Arc::make_mut(&mut self.list[place].consumer);
+                (known.terms, known.by_queue) = (consumer.terms.clone(), consumer.by_queue);
             }
             None => self.list.push(Member { consumer, joined_at: now }),
         }

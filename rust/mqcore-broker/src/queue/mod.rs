@@ -15,6 +15,7 @@ pub(crate) mod loads;
 pub(crate) mod members;
 pub(crate) mod outcome;
 pub(crate) mod paging;
+pub(crate) mod prefetched;
 pub(crate) mod pulling;
 pub(crate) mod pulls;
 pub(crate) mod ready;

@@ -90,6 +90,17 @@ impl Queue {
             self.dead_letter(entry, DropReason::Limit, context);
             return;
         }
+        self.put_back(entry, position, not_before, context);
+    }
+
+    /// Requeues a message whose attempts are counted. It is not delivered before `not_before`.
+    pub(crate) fn put_back(
+        &mut self,
+        entry: Entry,
+        position: PutBack,
+        not_before: Timestamp,
+        context: &mut Context<'_>,
+    ) {
         if entry.deadline <= context.now {
             // Its timeout passed while it was in flight.
             self.expired(entry, context);

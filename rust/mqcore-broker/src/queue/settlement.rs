@@ -29,6 +29,10 @@ impl Queue {
     ) -> bool {
         let key = (consumer, acknowledgement.tag);
         let Some(delivery) = self.deliveries.take_of(&acknowledgement.message_id, key) else { return false };
+        if acknowledgement.refusal.as_deref().is_some_and(|nack| nack.retry == Retry::Unstarted) {
+            self.returned(&delivery, context);
+            return true;
+        }
         self.settle_by(delivery, acknowledgement, context);
         true
     }

@@ -57,6 +57,7 @@ impl Queue {
             sent: 0,
             joined: None,
             slot: None,
+            reserved: SmallVec::new(),
             written: false,
         };
         self.flows.slots.push_back(FlowSlot::Parked(Box::new(flow)));
@@ -172,7 +173,11 @@ impl Queue {
         }
         match &flow.mode {
             FlowTarget::All => {
-                flow.untried = members.list().iter().rev().map(|member| member.consumer.clone()).collect();
+                // The first free consumer, or all of them: then all have room.
+                let one = self.metadata.options.only_first_acquirer;
+                let consumers = members.list().iter().rev().map(|member| &member.consumer);
+                let free = consumers.filter(|consumer| !one || self.deliveries.has_room(consumer));
+                flow.untried = free.cloned().collect();
             }
             FlowTarget::One => {
                 if let Some((position, slot)) = self.choose(members, context) {
@@ -184,6 +189,10 @@ impl Queue {
         }
         if flow.untried.is_empty() {
             return Some(StepResult::Over(FlowEnd::NoConsumer));
+        }
+        for consumer in flow.untried.iter().filter(|consumer| consumer.terms.window > 0) {
+            self.deliveries.reserve(consumer);
+            flow.reserved.push(consumer.clone());
         }
         Some(StepResult::Next(FlowStep::Choose))
     }
@@ -240,7 +249,11 @@ impl Queue {
             return None;
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
-        if members.position(consumer.key()).is_none() {
+        let gone = match &flow.mode {
+            FlowTarget::Pulled(..) => !members.has_joined(consumer.client.connection),
+            FlowTarget::All | FlowTarget::One => members.position(consumer.key()).is_none(),
+        };
+        if gone {
             return Some(StepResult::Next(FlowStep::Received));
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
@@ -260,6 +273,9 @@ impl Queue {
         }
         flow.sent += 1;
         self.deliveries.get_mut(flow.held).entry.attempts = entry.attempts;
+        if let Some(place) = flow.reserved.iter().position(|reserved| reserved.key() == consumer.key()) {
+            self.deliveries.unreserve(&flow.reserved.swap_remove(place));
+        }
         if self.stays_open(&consumer) {
             self.open(flow.held, &consumer, context);
         }
@@ -315,6 +331,9 @@ impl Queue {
 
     /// Releases the message.
     fn finish(&mut self, flow: Flow, end: FlowEnd, context: &mut Context<'_>) {
+        for consumer in &flow.reserved {
+            self.deliveries.unreserve(consumer);
+        }
         let released = self.deliveries.release(flow.held);
         if let Some(released) = released {
             match end {
@@ -341,6 +360,9 @@ impl Queue {
                 continue;
             }
             let held = flow.held;
+            for consumer in &flow.reserved {
+                self.deliveries.unreserve(consumer);
+            }
             self.flows.set(number, FlowSlot::Done);
             if let Some(released) = self.deliveries.release(held) {
                 self.handle_no_consumer(released.held.entry, context);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::context::Context;
 use crate::context::state::ShardState;
@@ -38,7 +39,7 @@ impl Channel {
             channel: self.name.clone(),
             options: self.options.clone(),
             queues: self.queues.keys().copied().collect(),
-            active_clients: self.members.len() as u32,
+            active_clients: self.client_count() as u32,
         }
     }
 
@@ -49,24 +50,26 @@ impl Channel {
             client: member.consumer.client.clone(),
             online_ms: online(member.joined_at),
         };
-        self.members.list().iter().chain(subscriptions).map(information).collect()
+        let partial = self.members.partial().iter().map(|partial| &partial.member);
+        let members = self.members.list().iter().chain(partial);
+        members.chain(subscriptions).map(information).collect()
+    }
+
+    /// Number of clients that joined the channel, for all or for some of its queues.
+    pub(crate) fn client_count(&self) -> usize {
+        self.members.len() + self.members.partial().len()
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {
         let idle = |queue: &Queue| queue.is_empty() && queue.subscriptions().next().is_none();
-        self.members.is_empty() && self.queues.values().all(idle)
+        self.client_count() == 0 && self.queues.values().all(idle)
     }
 
     pub(crate) fn join(&mut self, client: &Arc<Client>, context: &mut Context<'_>) -> Result<(), Rejection> {
         if self.members.has_joined(client.connection) {
             return Ok(());
         }
-        let limit = self.options.client_limit as usize;
-        if limit > 0 && self.members.len() >= limit {
-            let name = &self.name;
-            let reason = format!("channel {name} has reached its limit of {limit} clients");
-            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
-        }
+        self.may_join()?;
         self.members.join(Consumer::of_channel(client.clone()), context.now);
         self.notify_subscription(EventKind::ClientJoined, client, context);
         for queue in self.queues.values_mut() {
@@ -75,11 +78,104 @@ impl Channel {
         Ok(())
     }
 
+    fn may_join(&self) -> Result<(), Rejection> {
+        let limit = self.options.client_limit as usize;
+        if limit > 0 && self.client_count() >= limit {
+            let name = &self.name;
+            let reason = format!("channel {name} has reached its limit of {limit} clients");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+        }
+        Ok(())
+    }
+
+    /// A client joins for some queues of the channel; see [`Channel::consume`].
+    pub(crate) fn join_partly(
+        &mut self,
+        client: &Arc<Client>,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
+        if self.members.has_joined_partly(client.connection) {
+            return Ok(());
+        }
+        let whole = self.members.position((client.connection, Tag::CHANNEL));
+        let joined_at = match whole {
+            None => {
+                self.may_join()?;
+                context.now
+            }
+            Some(position) => {
+                let joined_at = self.members.list()[position].joined_at;
+                self.leave_whole(client.connection, context);
+                joined_at
+            }
+        };
+        let member = Member { consumer: Consumer::of_channel(client.clone()), joined_at };
+        for queue in self.queues.values_mut() {
+            queue.joined_partly(&member, context);
+        }
+        self.members.join_partly(member);
+        if whole.is_none() {
+            self.notify_subscription(EventKind::ClientJoined, client, context);
+        }
+        Ok(())
+    }
+
+    /// A client that joined partly consumes a queue, or changes its prefetch. Returns the time to acknowledge a
+    /// delivery, if the queue requests acknowledgements.
+    pub(crate) fn consume(
+        &mut self,
+        client: &Arc<Client>,
+        id: u16,
+        prefetch: u32,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Duration>, Rejection> {
+        let Self { name, members, queues, .. } = self;
+        let queue = queues.get_mut(&id).ok_or_else(|| no_queue(name, id))?;
+        if let Some(partial) = members.partial_mut(client.connection) {
+            partial.queues.retain(|(known, _)| *known != id);
+            partial.queues.push((id, prefetch));
+        }
+        queue.subscribe(Consumer::of_queue(client.clone(), prefetch), members, context);
+        let options = &queue.metadata.options;
+        Ok(options.request_acknowledge.then_some(options.acknowledge_timeout))
+    }
+
+    /// A client consumes these queues no longer. Returns whether it stays in the channel.
+    pub(crate) fn leave_queues(
+        &mut self,
+        connection: ConnectionId,
+        ids: &[u16],
+        context: &mut Context<'_>,
+    ) -> bool {
+        for id in ids {
+            if let Some(queue) = self.queues.get_mut(id) {
+                queue.left_queue(connection, context);
+            }
+        }
+        self.members.partial_mut(connection).is_some_and(|partial| {
+            partial.queues.retain(|(id, _)| !ids.contains(id));
+            partial.stays || !partial.queues.is_empty()
+        })
+    }
+
+    /// A client leaves all queues without an event. `false` if it had not joined for all queues.
+    fn leave_whole(&mut self, connection: ConnectionId, context: &mut Context<'_>) -> bool {
+        let Some(position) = self.members.leave((connection, Tag::CHANNEL)) else { return false };
+        for queue in self.queues.values_mut() {
+            queue.left(connection, position, context);
+        }
+        true
+    }
+
     /// `false` if the client had not joined.
     pub(crate) fn leave(&mut self, client: &Client, context: &mut Context<'_>) -> bool {
-        let Some(position) = self.members.leave((client.connection, Tag::CHANNEL)) else { return false };
-        for queue in self.queues.values_mut() {
-            queue.left(client.connection, position, context);
+        let connection = client.connection;
+        if self.members.leave_partly(connection) {
+            for queue in self.queues.values_mut() {
+                queue.left_partly(connection, context);
+            }
+        } else if !self.leave_whole(connection, context) {
+            return false;
         }
         self.notify_subscription(EventKind::ClientLeft, client, context);
         true
@@ -98,7 +194,13 @@ impl Channel {
         changes.apply_to(&mut options);
         let address = QueueAddress { channel: self.name.clone(), id };
         context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
-        let queue = Queue::new(address, channel, options, context.state);
+        let mut queue = Queue::new(address, channel, options, context.state);
+        for partial in self.members.partial() {
+            for (_, prefetch) in partial.queues.iter().filter(|(consumed, _)| *consumed == id) {
+                let client = partial.member.consumer.client.clone();
+                queue.subscribe(Consumer::of_queue(client, *prefetch), &self.members, context);
+            }
+        }
         self.queues.insert(id, queue);
         self.notify_queue(EventKind::QueueCreated, id, context);
         Ok(())

@@ -10,6 +10,7 @@ use crate::model::id::{ChannelName, ConnectionId, QueueAddress};
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::subscription::{JoinedQueues, QueueJoin};
 use crate::shard::channel::{Channel, check_handler, no_queue};
 use crate::shard::entities::{Entities, find, folded, no_channel};
 
@@ -76,19 +77,81 @@ impl Entities {
         channel: &ChannelName,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        let key = match self.lookup(channel) {
-            Some(key) => key,
-            None if context.state.config.auto_create_channels => {
-                self.create_channel(channel, &ChannelChanges::default(), context)?
-            }
-            None => return Err(no_channel(channel)),
-        };
+        let key = self.channel_for_joining(channel, context)?;
         self.channels[key].join(client, context)?;
+        self.note_joined(client, key);
+        Ok(Reply::Done)
+    }
+
+    /// The channel with this name. Creates it if the configuration allows it.
+    fn channel_for_joining(
+        &mut self,
+        channel: &ChannelName,
+        context: &mut Context<'_>,
+    ) -> Result<usize, Rejection> {
+        match self.lookup(channel) {
+            Some(key) => Ok(key),
+            None if context.state.config.auto_create_channels => {
+                self.create_channel(channel, &ChannelChanges::default(), context)
+            }
+            None => Err(no_channel(channel)),
+        }
+    }
+
+    fn note_joined(&mut self, client: &Arc<Client>, key: usize) {
         let peer = self.peer(client);
         if !peer.joined.contains(&key) {
             peer.joined.push(key);
         }
-        Ok(Reply::Done)
+    }
+
+    /// A client joins a channel for some of its queues, all or none of them.
+    pub(crate) fn join_queues(
+        &mut self,
+        client: &Arc<Client>,
+        join: QueueJoin,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let address = |id: &u16| QueueAddress { channel: join.channel.clone(), id: *id };
+        let missing = |id: &&u16| !self.takes(&address(id), &context.state.config);
+        if let Some(id) = join.queues.iter().find(missing) {
+            return Err(no_queue(&join.channel, *id));
+        }
+        for id in &join.queues {
+            self.channel_for_publishing(&address(id), context)?;
+        }
+        let key = self.channel_for_joining(&join.channel, context)?;
+        self.channels[key].join_partly(client, context)?;
+        self.note_joined(client, key);
+        if join.queues.is_empty()
+            && let Some(partial) = self.channels[key].members.partial_mut(client.connection)
+        {
+            partial.stays = true;
+        }
+        let mut acknowledge_timeouts = Vec::with_capacity(join.queues.len());
+        for id in &join.queues {
+            acknowledge_timeouts.push(self.channels[key].consume(client, *id, join.prefetch, context)?);
+        }
+        Ok(Reply::JoinedQueues(Box::new(JoinedQueues { join, acknowledge_timeouts })))
+    }
+
+    pub(crate) fn leave_queues(
+        &mut self,
+        client: &Arc<Client>,
+        channel: &ChannelName,
+        queues: &[u16],
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
+        let Channel { members, .. } = &self.channels[key];
+        if members.has_joined(client.connection) && !members.has_joined_partly(client.connection) {
+            let reason = format!("the client joined all queues of channel {channel}; leave the channel");
+            return Err(Rejection::new(RejectionKind::Unacceptable, reason));
+        }
+        if self.channels[key].leave_queues(client.connection, queues, context) {
+            return Ok(Reply::Done);
+        }
+        self.leave(client, channel, context)
     }
 
     pub(crate) fn leave(
@@ -212,7 +275,7 @@ impl Entities {
     pub(crate) fn notify(&self, kind: EventKind, key: usize, context: &mut Context<'_>) {
         let channel = &self.channels[key];
         let subject = Subject::Channel {
-            active_clients: channel.members.len() as u32,
+            active_clients: channel.client_count() as u32,
             client_limit: channel.options.client_limit,
         };
         let name = Some(channel.name.clone());

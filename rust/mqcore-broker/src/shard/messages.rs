@@ -73,6 +73,9 @@ impl Entities {
             Command::AcknowledgeAll { queue, tag, negative } => {
                 self.acknowledge_all(client, &queue, tag, negative.as_deref(), context);
             }
+            Command::Extend { queue, tag, message_id } => {
+                self.extend(client, &queue, tag, &message_id, context);
+            }
             Command::RoomFor { queue } => self.room_for(&queue, context),
             Command::Pull(pull) => self.pull(client, &pull, context),
             Command::Introduce(introduction) => self.introduce(client, *introduction, context),
@@ -246,6 +249,20 @@ impl Entities {
         if !known {
             // The acknowledgement is late or repeated: the delivery was settled before.
             context.state.counters.unknown_acks += 1;
+        }
+    }
+
+    pub(crate) fn extend(
+        &mut self,
+        client: &Arc<Client>,
+        queue: &QueueAddress,
+        tag: Tag,
+        message_id: &[u8],
+        context: &mut Context<'_>,
+    ) {
+        let Some(key) = self.lookup(&queue.channel) else { return };
+        if let Some(queue) = self.channels[key].queues.get_mut(&queue.id) {
+            queue.extended(client.connection, tag, message_id, context);
         }
     }
 

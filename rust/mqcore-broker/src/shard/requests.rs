@@ -57,7 +57,9 @@ impl Entities {
     ) -> Result<Reply, Rejection> {
         match request {
             Request::Join { channel } => self.join(client, &channel, context),
+            Request::JoinQueues(join) => self.join_queues(client, *join, context),
             Request::Leave { channel } => self.leave(client, &channel, context),
+            Request::LeaveQueues { channel, queues } => self.leave_queues(client, &channel, &queues, context),
             Request::MayPublish { queue } => self.may_publish(&queue, context),
             Request::CreateChannel { channel, changes } => {
                 self.create_new_channel(&channel, &changes, context)

@@ -44,7 +44,7 @@ impl Entities {
             ..ObjectCounts::default()
         };
         for (_, channel) in &self.channels {
-            object_counts.consumers += channel.members.len() as u64;
+            object_counts.consumers += channel.client_count() as u64;
             for queue in channel.queues.values() {
                 object_counts.queues += 1;
                 object_counts.consumers += queue.subscriptions().count() as u64;

@@ -28,7 +28,8 @@ impl Entities {
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
         let name: Option<Arc<[u8]>> = name.map(Into::into);
-        let consumer = Arc::new(Consumer { client: client.clone(), tag, terms, name: name.clone() });
+        let consumer =
+            Arc::new(Consumer { client: client.clone(), tag, terms, name: name.clone(), by_queue: false });
         let (queue_ref, own) = (queue.metadata.queue_ref, consumer.key());
         queue.subscribe(consumer, members, context);
         self.bindings.used(&address);

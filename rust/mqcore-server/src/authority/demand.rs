@@ -31,7 +31,10 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
         // there.
         Command::PassedOn(_) => {}
         // Only the consumer of a delivery can settle it.
-        Command::Acknowledge(_) | Command::AcknowledgeAll { .. } | Command::RoomFor { .. } => {}
+        Command::Acknowledge(_)
+        | Command::AcknowledgeAll { .. }
+        | Command::Extend { .. }
+        | Command::RoomFor { .. } => {}
         // Arrives before the client is identified.
         Command::Introduce(_) => {}
         Command::Request(_, request) => of_request(request, visit),
@@ -45,6 +48,13 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             visit(Action::Join, Resource::Channel(channel.as_str()));
             visit(Action::Receive, all_queues(channel));
         }
+        // The client receives the messages of these queues only.
+        Request::JoinQueues(join) => {
+            visit(Action::Join, Resource::Channel(join.channel.as_str()));
+            for id in &join.queues {
+                visit(Action::Receive, Resource::Queue(join.channel.as_str(), *id));
+            }
+        }
         // Protocols that create the consumed queues themselves need no permission for this.
         Request::SubscribeQueue(subscription) => {
             visit(Action::Receive, queue(&subscription.queue));
@@ -57,7 +67,10 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         }
         Request::SubscribeTopic { pattern, .. } => visit(Action::Subscribe, topics(pattern)),
         // Reducing a subscription is always allowed.
-        Request::Leave { .. } | Request::UnsubscribeQueue { .. } | Request::UnsubscribeTopic { .. } => {}
+        Request::Leave { .. }
+        | Request::LeaveQueues { .. }
+        | Request::UnsubscribeQueue { .. }
+        | Request::UnsubscribeTopic { .. } => {}
         // The queue receives the topic on behalf of the client that binds it.
         Request::BindTopic { pattern, queue: address } => {
             visit(Action::Subscribe, topics(pattern));
@@ -217,6 +230,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, emit
         }
         Command::Acknowledge(_)
         | Command::AcknowledgeAll { .. }
+        | Command::Extend { .. }
         | Command::RoomFor { .. }
         | Command::AcknowledgeDirect { .. }
         | Command::PassedOn(_)

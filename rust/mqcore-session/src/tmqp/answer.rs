@@ -1,9 +1,13 @@
 //! Frames that answer a frame: responses and acknowledgements.
 
+use std::time::Duration;
+
 use mqcore_broker::model::command::Acknowledgement;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::Rejection;
+use mqcore_broker::model::subscription::JoinedQueues;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
+use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
 /// Maximum bytes of a reason in a header.
@@ -47,6 +51,34 @@ pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8],
         ..Frame::new(Kind::RESPONSE)
     };
     tmqp::encode(&frame, output);
+}
+
+/// Writes the response to a join by queues: the terms as the broker applies them.
+pub(super) fn joined_queues(asked: &Asked<'_>, target: &[u8], joined: &JoinedQueues, output: &mut Vec<u8>) {
+    let timeout = |timeout: &Option<Duration>| timeout.map_or(0, |timeout| timeout.as_millis());
+    let mut headers = Vec::new();
+    for (name, value) in [
+        (key::QUEUE_IDS, listed(&joined.join.queues)),
+        (key::PREFETCH, joined.join.prefetch.to_string()),
+        (key::ACKNOWLEDGE_TIMEOUTS, listed(joined.acknowledge_timeouts.iter().map(timeout))),
+    ] {
+        let pushed = header::push_header(&mut headers, name, value.as_bytes());
+        debug_assert_eq!(pushed, Ok(()), "a limited number of digits and commas");
+    }
+    let frame = Frame {
+        first_acquirer: asked.first_acquirer,
+        high_priority: asked.high_priority,
+        content_type: status::OK,
+        id: asked.id,
+        target: name(target),
+        headers: &headers,
+        ..Frame::new(Kind::RESPONSE)
+    };
+    tmqp::encode(&frame, output);
+}
+
+fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
+    numbers.into_iter().map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// Writes a response that rejects the request, with the reason.

@@ -175,11 +175,15 @@ impl Exchange {
             }
         };
         let reason = header::header_value(frame.headers, key::NACK_REASON);
+        let retry = || {
+            let unstarted = header::header_value(frame.headers, key::UNSTARTED);
+            unstarted.map_or(Retry::AsDecided, |_| Retry::Unstarted)
+        };
         commands.push(Command::Acknowledge(Acknowledgement {
             tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
-            refusal: reason.map(|reason| Nack::new(&String::from_utf8_lossy(reason), Retry::AsDecided)),
+            refusal: reason.map(|reason| Nack::new(&String::from_utf8_lossy(reason), retry())),
             headers: frame.headers.into(),
             hops: frame.hops,
             first_acquirer: frame.first_acquirer,
@@ -270,6 +274,13 @@ impl Exchange {
         let asked = Asked::by_frame(frame);
         let form = answer_form(frame);
         let request = match Operation::from_code(frame.content_type) {
+            Some(Operation::ExtendDelivery) => {
+                match operation::extension(frame, &mut self.channels) {
+                    Some(command) => commands.push(command),
+                    None => self.ignored += 1,
+                }
+                return;
+            }
             Some(operation) => operation::request(operation, client, frame),
             None => {
                 self.ignored += 1;
@@ -433,6 +444,9 @@ fn answer_request(
 ) {
     let to = client.id.as_bytes();
     match (form, answer) {
+        (Form::Response, Ok(Reply::JoinedQueues(joined))) => {
+            answer::joined_queues(asked, to, &joined, output);
+        }
         (Form::Response, Ok(reply)) => {
             answer::response(asked, to, status::OK, &information::body(&reply), output);
         }

@@ -26,6 +26,7 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::TopicBindings(_)
         | Reply::Subscribers(_)
         | Reply::Published(_)
+        | Reply::JoinedQueues(_)
         | Reply::ObjectCounts(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Clear, Request};
-use mqcore_broker::model::id::{ChannelName, QueueAddress};
+use mqcore_broker::model::command::{Clear, Command, MessageId, Request};
+use mqcore_broker::model::id::{ChannelName, QueueAddress, Tag};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::subscription::QueueJoin;
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::Operation;
 
-use super::publish::{channel_name, queue_id};
+use super::publish::{ChannelNames, channel_name, queue_id};
 use super::{options, routers, topic};
+
+/// Maximum number of queues in one join.
+const JOINED_QUEUES_MAX: usize = 1_000;
 
 /// Reads what an operation asks for.
 pub(super) fn request(
@@ -30,8 +34,18 @@ pub(super) fn request(
         });
     }
     Ok(match operation {
-        O::JoinChannel => Request::Join { channel: channel(frame)? },
-        O::LeaveChannel => Request::Leave { channel: channel(frame)? },
+        O::JoinChannel => match queue_ids(frame.headers)? {
+            Some(queues) => Request::JoinQueues(Box::new(QueueJoin {
+                channel: channel(frame)?,
+                queues,
+                prefetch: prefetch(frame.headers)?,
+            })),
+            None => Request::Join { channel: channel(frame)? },
+        },
+        O::LeaveChannel => match queue_ids(frame.headers)? {
+            Some(queues) => Request::LeaveQueues { channel: channel(frame)?, queues },
+            None => Request::Leave { channel: channel(frame)? },
+        },
         O::CreateChannel => Request::CreateChannel {
             channel: channel(frame)?,
             changes: options::channel_changes(frame.payload)?,
@@ -70,6 +84,39 @@ pub(super) fn request(
             return Err(Rejection::new(RejectionKind::Unacceptable, reason));
         }
     })
+}
+
+/// Reads a request for more time for a delivery: the channel is the target, the message the frame's id. `None` if it
+/// names no delivery.
+pub(super) fn extension(frame: &Frame<'_>, channels: &mut ChannelNames) -> Option<Command> {
+    let id = queue_id(header::header_value(frame.headers, key::QUEUE_ID)?).ok()?;
+    let channel = channels.name(frame.target).ok().filter(|_| !frame.id.is_empty())?;
+    let message_id = MessageId::from_slice(frame.id);
+    Some(Command::Extend { queue: QueueAddress { channel, id }, tag: Tag::CHANNEL, message_id })
+}
+
+/// The queues that a client wants to consume or leave; `None`: all queues of the channel.
+fn queue_ids(headers: &[u8]) -> Result<Option<Vec<u16>>, Rejection> {
+    let Some(value) = header::header_value(headers, key::QUEUE_IDS) else { return Ok(None) };
+    let mut ids = Vec::new();
+    for digits in value.split(|byte| *byte == b',').filter(|_| !value.trim_ascii().is_empty()) {
+        let id = queue_id(digits)?;
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+        if ids.len() > JOINED_QUEUES_MAX {
+            let limit = format!("one join names at most {JOINED_QUEUES_MAX} queues; join several times");
+            return Err(Rejection::new(RejectionKind::LimitExceeded, limit));
+        }
+    }
+    Ok(Some(ids))
+}
+
+/// The maximum number of unsettled messages. Default: 0, no limit.
+fn prefetch(headers: &[u8]) -> Result<u32, Rejection> {
+    let Some(value) = header::header_value(headers, key::PREFETCH) else { return Ok(0) };
+    let count = str::from_utf8(value.trim_ascii()).ok().and_then(|text| text.parse().ok());
+    count.ok_or_else(|| bad(format!("the header {} must be a decimal number", key::PREFETCH)))
 }
 
 /// The channel is the target. Clients repeat it in a header, which replaces a missing target.

@@ -10,6 +10,7 @@ use mqcore_broker::model::node::NodeInformation;
 use mqcore_broker::model::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_broker::model::subscription::{JoinedQueues, QueueJoin};
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::{Frame, Kind};
 
@@ -441,4 +442,71 @@ fn rejection_reason_may_have_any_length() {
     let reason = "r".repeat(100_000);
     let output = talk.reply(request, Err(Rejection::new(RejectionKind::Failed, reason.clone())));
     assert_eq!(only_frame(&output).payload, reason.as_bytes());
+}
+
+#[test]
+fn a_join_may_name_queues_and_a_prefetch() {
+    let mut talk = Talk::open();
+    let joined = |queues: &[u16], prefetch| {
+        Request::JoinQueues(Box::new(QueueJoin { channel: channel("ch"), queues: queues.to_vec(), prefetch }))
+    };
+    for (headers, expected) in [
+        (&b"Queue-Ids:1,2\r\nPrefetch:100\r\n"[..], joined(&[1, 2], 100)),
+        (b"queue-ids: 7 , 7,8\r\n", joined(&[7, 8], 0)),
+        (b"Queue-Ids:\r\n", joined(&[], 0)),
+    ] {
+        expect(&mut talk, &encoded(&Frame { headers, ..operation(601, "ch") }), &expected);
+    }
+    let left = Request::LeaveQueues { channel: channel("ch"), queues: vec![1] };
+    expect(&mut talk, &encoded(&Frame { headers: b"Queue-Ids:1\r\n", ..operation(602, "ch") }), &left);
+}
+
+#[test]
+fn wrong_terms_of_a_join_are_refused_with_the_reason() {
+    let mut talk = Talk::open();
+    let many = format!("Queue-Ids:{}\r\n", (0..2000).map(|id| id.to_string()).collect::<Vec<_>>().join(","));
+    for (headers, code, reason) in [
+        (&b"Queue-Ids:1,x\r\n"[..], 400, "queue id"),
+        (b"Queue-Ids:1,\r\n", 400, "queue id"),
+        (b"Queue-Ids:65536\r\n", 400, "queue id"),
+        (b"Queue-Ids:1\r\nPrefetch:-1\r\n", 400, "Prefetch"),
+        (many.as_bytes(), 482, "1000"),
+    ] {
+        let answer = talk.answer(&encoded(&Frame { headers, ..operation(601, "ch") }));
+        let frame = only_frame(&answer);
+        assert_eq!(frame.content_type, code, "{headers:?}");
+        assert!(String::from_utf8_lossy(frame.payload).contains(reason), "{frame:?}");
+    }
+}
+
+#[test]
+fn the_answer_to_a_join_by_queues_repeats_the_terms() {
+    let mut talk = Talk::open();
+    let bytes = encoded(&Frame { headers: b"Queue-Ids:1,2\r\nPrefetch:9\r\n", ..operation(601, "ch") });
+    let (id, _) = talk.request(&bytes);
+    let joined = JoinedQueues {
+        join: QueueJoin { channel: channel("ch"), queues: vec![1, 2], prefetch: 9 },
+        acknowledge_timeouts: vec![Some(Duration::from_secs(15)), None],
+    };
+    let answer = talk.reply(id, Ok(Reply::JoinedQueues(Box::new(joined))));
+    let frame = only_frame(&answer);
+    assert_eq!((frame.kind, frame.content_type, frame.id), (Kind::RESPONSE, 0, &b"q"[..]));
+    assert_eq!(frame.headers, b"Queue-Ids:1,2\r\nPrefetch:9\r\nAcknowledge-Timeouts:15000,0\r\n");
+    assert_eq!(frame.payload, b"");
+}
+
+#[test]
+fn an_extension_is_a_command_without_an_answer() {
+    let mut talk = Talk::open();
+    let frame = Frame { headers: b"Queue-Id:7\r\n", id: b"m-1", ..operation(670, "ch") };
+    match talk.command(&encoded(&frame)) {
+        Command::Extend { queue: to, message_id, .. } => {
+            assert_eq!((to, &message_id[..]), (queue("ch/7"), &b"m-1"[..]));
+        }
+        other => panic!("{other:?}"),
+    }
+    for frame in [Frame { headers: b"", ..frame }, Frame { id: b"", ..frame }, Frame { target: b"", ..frame }]
+    {
+        assert_eq!(talk.answer(&encoded(&frame)), b"", "it names no delivery");
+    }
 }

@@ -316,6 +316,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
         Command::AcknowledgeAll { .. } | Command::RoomFor { .. } => {
             unreachable!("consumers of this protocol settle one by one and share no slots")
         }
+        Command::Extend { .. } => (Vec::new(), true),
         Command::Pull(pull) => pulled(pull.request, how),
         Command::Direct { to, message } => {
             let (to, message) = (to.clone(), message.clone());
@@ -535,6 +536,7 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
         Command::Pull(_)
         | Command::Introduce(_)
         | Command::AcknowledgeAll { .. }
+        | Command::Extend { .. }
         | Command::RoomFor { .. } => {
             write!(text, "{command:?}")
         }

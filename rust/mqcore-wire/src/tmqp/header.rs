@@ -163,6 +163,16 @@ pub mod key {
     pub const QUEUE_TAG: &str = "Queue-Tag";
     /// mqcore extension: publish rate limit of a new queue, for example `100/s`.
     pub const PUBLISH_LIMIT: &str = "Publish-Limit";
+    /// mqcore extension: ids of the queues to consume when joining a channel, decimal, separated by commas.
+    pub const QUEUE_IDS: &str = "Queue-Ids";
+    /// mqcore extension: maximum number of unsettled messages of each joined queue, decimal; 0: no limit.
+    pub const PREFETCH: &str = "Prefetch";
+    /// mqcore extension: time to acknowledge a message of each joined queue, in milliseconds, separated by commas; 0: the
+    /// queue requests no acknowledgement.
+    pub const ACKNOWLEDGE_TIMEOUTS: &str = "Acknowledge-Timeouts";
+    /// mqcore extension: in a negative acknowledgement, [`super::YES`] returns a message that the consumer's program did
+    /// not get.
+    pub const UNSTARTED: &str = "Unstarted";
     /// 3.7: numeric code of the method by which a new router selects bindings.
     pub const ROUTE_METHOD: &str = "Route-Method";
     /// 3.7: name of the binding to remove.

@@ -89,6 +89,8 @@ pub enum Operation {
     AddBinding = 662,
     /// 3.7: delete a binding of a router.
     RemoveBinding = 663,
+    /// mqcore extension: restart the acknowledge timeout of a delivered message. Never answered.
+    ExtendDelivery = 670,
 }
 
 impl Operation {
@@ -119,6 +121,7 @@ impl Operation {
             661 => Self::BindingList,
             662 => Self::AddBinding,
             663 => Self::RemoveBinding,
+            670 => Self::ExtendDelivery,
             _ => return None,
         })
     }
@@ -138,7 +141,7 @@ mod tests {
     fn every_operation_is_found_by_the_code_it_is_sent_with() {
         let known: Vec<_> =
             (0..=u16::MAX).filter_map(|code| Some((code, Operation::from_code(code)?))).collect();
-        assert_eq!(known.len(), 23 + 13);
+        assert_eq!(known.len(), 24 + 13);
         for (code, operation) in known {
             assert_eq!(Operation::from_code(operation.code()), Some(operation));
             assert!(operation.code() == code || code < 600);

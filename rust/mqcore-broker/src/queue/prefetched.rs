@@ -1,0 +1,47 @@
+//! Prefetched messages: consumers return those that no program has seen, and need more time for others.
+
+use crate::context::Context;
+use crate::model::decision::PutBack;
+use crate::model::entry::Entry;
+use crate::model::id::{ConnectionId, Tag};
+use crate::queue::Queue;
+use crate::queue::delivery::{Delivery, Disposition, Released};
+
+impl Queue {
+    /// A consumer needs more time for a delivery: its timeout starts again. No effect if the consumer does not
+    /// have such a delivery.
+    pub(crate) fn extended(
+        &mut self,
+        connection: ConnectionId,
+        tag: Tag,
+        message_id: &[u8],
+        context: &mut Context<'_>,
+    ) {
+        let Some(key) = self.deliveries.find(message_id, (connection, tag)) else { return };
+        let deadline = self.acknowledge_deadline(self.deliveries.consumer(key), context.now);
+        self.deliveries.extend(key, deadline);
+    }
+
+    /// A consumer returns a message that no program has seen. It is requeued at its old position, and the attempt
+    /// does not count. If other consumers have the message too, they decide what happens to it.
+    pub(crate) fn returned(&mut self, delivery: &Delivery, context: &mut Context<'_>) {
+        if delivery.consumer.terms.window > 0 {
+            self.schedule(context);
+        }
+        let Some(released) = self.deliveries.release(delivery.outstanding) else { return };
+        let held = &released.held;
+        let undecided = held.requeue == PutBack::No && held.disposition == Disposition::Done;
+        if held.acked || !undecided {
+            return self.close(released, context);
+        }
+        let Released { held, .. } = released;
+        self.requeue_unstarted(held.entry, context);
+        self.schedule(context);
+    }
+
+    /// Requeues a message at its old position as if it had not been delivered.
+    fn requeue_unstarted(&mut self, mut entry: Entry, context: &mut Context<'_>) {
+        entry.attempts = entry.attempts.saturating_sub(1);
+        self.put_back(entry, PutBack::Start, context.now, context);
+    }
+}
