@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import mqcore
-from mqcore.throttr import SyncClient
+from mqcore.throttr import Rule, SyncClient, Unit
 from served import clean_environment, wait_until
 
 WIDTH = "?value=uint32&protocol=7.3"
@@ -54,6 +54,16 @@ def test_counters_are_made_looked_at_changed_and_forgotten(url: str) -> None:
     gone = limit("reset", "user:7", url=url)
     assert gone.returncode == 3
     assert "key user:7 does not exist" in gone.stderr
+
+
+def test_remaining_time_is_exact_for_a_limit_in_hours(url: str) -> None:
+    with SyncClient(url) as client:
+        client.consume(Rule("window", 10, 1, Unit.HOURS))
+        client.insert("rest", 5, 2, unit=Unit.MINUTES)
+    rows = {row["key"]: row for row in json.loads(limit("ls", "--json", url=url).stdout)["limits"]}
+    for key, most in (("window", 3600), ("rest", 120)):
+        assert most - 30 < rows[key]["expires_in"] <= most
+        assert most - 30 < json.loads(limit("get", key, "--json", url=url).stdout)["expires_in"] <= most
 
 
 def test_watching_prints_what_changes(url: str) -> None:

@@ -37,6 +37,20 @@ def test_everything_that_is_exported_is_there_and_nothing_else() -> None:
         mqcore.brokr()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["admin", "errors", "jobs", "journal", "ratelimit", "sync", "testing", "throttr"])
+def test_submodule_needs_no_import_of_its_own(name: str) -> None:
+    text = f"import mqcore; print(mqcore.{name}.__name__)"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, f"mqcore.{name}"), done.stderr
+
+
+def test_type_checkers_see_the_submodules_that_programs_get() -> None:
+    tree = ast.parse(Path(mqcore.__file__).read_text(encoding="utf-8"))
+    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = [alias.name for node in checked.body if isinstance(node, ast.Import) for alias in node.names]
+    assert seen == [f"mqcore.{name}" for name in mqcore._SUBMODULES]  # type: ignore[attr-defined]
+
+
 def test_type_checkers_see_the_names_that_programs_get() -> None:
     tree = ast.parse(Path(mqcore.__file__).read_text(encoding="utf-8"))
     (checked,) = [node for node in tree.body if isinstance(node, ast.If)]

@@ -5,6 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import mqcore.admin
+    import mqcore.authority
+    import mqcore.backup
+    import mqcore.errors
+    import mqcore.extensions
+    import mqcore.jobs
+    import mqcore.journal
+    import mqcore.micromessage
+    import mqcore.ratelimit
+    import mqcore.replay
+    import mqcore.spark
+    import mqcore.sync
+    import mqcore.testing
+    import mqcore.throttr  # noqa: F401 (all of these bind the name `mqcore`)
     from mqcore._core import (
         Acknowledgement,
         ClientView,
@@ -109,12 +123,30 @@ _MODULES = {
     "mqcore.routing": ("BindingHandler", "Router"),
     "mqcore.tls": ("Listener", "ListenerTLS", "TLSConfig"),
 }
+_SUBMODULES = (
+    "admin",
+    "authority",
+    "backup",
+    "errors",
+    "extensions",
+    "jobs",
+    "journal",
+    "micromessage",
+    "ratelimit",
+    "replay",
+    "spark",
+    "sync",
+    "testing",
+    "throttr",
+)
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -124,4 +156,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -64,6 +64,7 @@ __all__ = [
     "ZstdReader",
     "ZstdWriter",
     "__version__",
+    "cron_mistake",
     "end_delivering",
     "hash_password",
     "history_columns",
@@ -72,6 +73,7 @@ __all__ = [
     "journal_inspect",
     "policies",
     "policy_decision",
+    "time_zones",
     "tmqp_decode",
     "tmqp_encode",
 ]
@@ -457,6 +459,11 @@ def tmqp_decode(
 def tmqp_encode(frame: Frame) -> bytes: ...
 def policy_decision(policy: str, step: str, *, positive: bool = True) -> Decision: ...
 def policies() -> list[str]: ...
+def cron_mistake(expression: str, zone: str) -> str | None:
+    """Why a broker would reject a schedule with this cron expression and zone; an empty zone is UTC."""
+
+def time_zones() -> list[str]:
+    """The names of all time zones that a broker knows."""
 
 # journal
 

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,16 @@ def test_a_worker_that_cannot_work_says_why_in_one_line(url: str, tmp_path: Path
         result = mqcore("worker", *arguments)
         assert result.returncode == 2
         assert said in result.stderr.splitlines()[-1]
-    nobody = mqcore("jobs", "status", "--timeout", "300ms", "--broker", "emqp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("command", ["status", "workers", "watch"])
+def test_without_a_broker_a_command_reports_the_refused_connection_at_once(command: str) -> None:
+    began = time.monotonic()
+    nobody = mqcore("jobs", command, "--broker", "emqp://127.0.0.1:1")
     assert nobody.returncode == 5
-    assert "no answer at" in nobody.stderr
+    assert "cannot connect to the job broker at tcp://127.0.0.1:" in nobody.stderr
+    assert "refused" in nobody.stderr
+    assert time.monotonic() - began < 10, "half of the time that a slow broker has to answer"
 
 
 def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(url: str, tmp_path: Path) -> None:
@@ -127,6 +135,7 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
             end.touch()
             assert job.result(20) is None
             assert list(sender.watch("no such job", "200ms")) == []
+            assert list(sender.watch(job)) == [], "it is done"
         finally:
             watching.kill()
             watching.communicate()

@@ -14,7 +14,7 @@ from mqcore.cli import options, output
 from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
-    from mqcore.throttr import SyncClient
+    from mqcore.throttr import Counter, SyncClient, Unit
 
 __all__ = ["limit"]
 
@@ -22,6 +22,7 @@ _DEFAULT_URL = "throttr://127.0.0.1:9000"
 _COLUMNS = ("key", "kind", "left", "expires_in")
 _BATCH = 1000
 """Counters queried in one round trip."""
+_SECOND_NS = 10**9
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -67,12 +68,17 @@ def ls(pattern: str, url: str | None, timeout: float, as_json: bool) -> None:
 @options.as_json
 def get(key: str, url: str | None, timeout: float, as_json: bool) -> None:
     """Show the value of KEY and its remaining time to live in seconds."""
-    with _connect(url, timeout) as client, client.pipeline() as pipe:
-        pipe.query(key).get(key).stat(key)
-    counter, buffer, uses = pipe.results
-    if counter is None:
-        raise _missing(key)
-    shown: dict[str, object] = {"key": key, "left": counter.quota, "expires_in": _seconds(counter)}
+    with _connect(url, timeout) as client:
+        with client.pipeline() as pipe:
+            pipe.query(key).get(key).stat(key)
+        counter, buffer, uses = pipe.results
+        if counter is None:
+            raise _missing(key)
+        expires = None
+        if _unit(counter).nanoseconds > _SECOND_NS:
+            # QUERY rounds down to whole minutes or hours.
+            expires = next((found.expires for found in client.list() if _text(found.key) == key), None)
+    shown: dict[str, object] = {"key": key, "left": counter.quota, "expires_in": _expires_in(counter, expires)}
     if buffer is not None and buffer.value:
         shown.update(output.readable_body(buffer.value))
     if uses is not None:
@@ -158,7 +164,9 @@ def _rows(client: SyncClient, pattern: str) -> list[dict[str, Any]]:
             if counter is not None:
                 kind = "buffer" if key.is_buffer else "counter"
                 left = None if key.is_buffer else counter.quota
-                rows.append({"key": _text(key.key), "kind": kind, "left": left, "expires_in": _seconds(counter)})
+                rows.append(
+                    {"key": _text(key.key), "kind": kind, "left": left, "expires_in": _expires_in(counter, key.expires)}
+                )
     return rows
 
 
@@ -166,15 +174,26 @@ def _text(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-def _seconds(counter: Any) -> float:
+def _unit(counter: Counter) -> Unit:
     from mqcore.throttr import Unit
 
     try:
-        unit = Unit(counter.unit)
+        return Unit(counter.unit)
     except ValueError:
         # Servers treat unknown units as seconds.
-        unit = Unit.SECONDS
-    return float(counter.ttl * unit.nanoseconds / 1e9)
+        return Unit.SECONDS
+
+
+def _expires_in(counter: Counter, expires: int | None) -> float:
+    """The remaining time to live in seconds.
+
+    QUERY rounds it down to the unit of the counter. The Unix time of LIST is exact, but the clocks of the two hosts may
+    differ, so it counts only within this unit.
+    """
+    unit = _unit(counter).nanoseconds
+    rounded = counter.ttl * unit
+    exact = rounded if expires is None else min(max(expires - time.time_ns(), rounded), rounded + unit)
+    return round(exact / _SECOND_NS, 3)
 
 
 def _expressed(ttl: float, value_max: int) -> tuple[int, int]:

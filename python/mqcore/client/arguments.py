@@ -46,8 +46,12 @@ def optional_seconds(duration: Duration | None) -> float | None:
 
 
 def pairs(headers: Headers) -> list[tuple[str, str]]:
-    """Return headers as pairs."""
-    return list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    """Return headers as pairs. Raises `TypeError` for a name or value that is not a string."""
+    found = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
+    for pair in found:
+        if len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(pair[1], str):
+            raise TypeError(f"headers must contain pairs of strings, not {pair!r}; convert the value with str()")
+    return found
 
 
 def copies(cc: Copies) -> list[tuple[str, str | None]]:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mqcore.demo import analysed, durable, jobs, limits, micromessage, mqks, nodes, tmqp
@@ -58,7 +59,7 @@ def main() -> int:
                 data.print(f"  {line}", highlight=False, markup=False)
         for outcome in outcomes:
             for broken in outcome.broken:
-                talk.print(f"[red]failed[/red] {outcome.queue}: {broken}", highlight=False)
+                talk.print(f"[red]failed[/red] {escape(f'{outcome.queue}: {broken}')}", highlight=False)
         left += [outcome.data_dir for outcome in outcomes if outcome.data_dir is not None]
     try:
         for data_dir in left if arguments.pipelines else ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -13,24 +14,28 @@ from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
 from mqcore import credentials
 from mqcore.config import Duration, seconds
-from mqcore.errors import BodyError, ConfigError, InvalidArgument
+from mqcore.errors import BodyError, ConfigError, ConnectionLost, InvalidArgument
 from mqcore.jobs import address, wire
 from mqcore.jobs.backoff import Backoff
-from mqcore.jobs.client import JobClient, ask
+from mqcore.jobs.client import JobClient, ask, unreachable
 from mqcore.jobs.dealer import Subscriber
 from mqcore.jobs.job import Job
 from mqcore.jobs.naming import full_name
+from mqcore.jobs.recurrence import check_cron, check_interval
 from mqcore.jobs.signature import encode_arguments
 from mqcore.jobs.task import BoundCall, Task, TaskOptions
 
-__all__ = ["CatchUp", "Jobs", "Schedule", "TaskDecorator"]
+__all__ = ["CatchUp", "Jobs", "Schedule", "TaskDecorator", "patterns"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CRON_FIELDS: Final = range(5, 7)
 # A broker reads at most 512 bytes of a handshake, which also contains the socket type and the identity.
 _CREDENTIALS_BYTES_MAX: Final = 256
+
+
+# Time between two checks whether a watched job is done.
+_WATCH_POLL_SECONDS: Final = 0.1
 
 
 class CatchUp(StrEnum):
@@ -76,6 +81,7 @@ class Schedule:
             interval_ms=_odd_milliseconds(self.interval),
             timezone=self.timezone,
             catch_up=self.catch_up,
+            create_queue=True,
         )
         interval = "-1" if self.interval is None else f"{self.interval:g}"
         queue = self.call.options.queue.encode()
@@ -122,7 +128,7 @@ class Jobs:
         user: str | None = None,
         password: str | None = None,
         timeout: Duration = 5.0,
-        allow_import: Iterable[str] = (),
+        allow_import: str | Iterable[str] = (),
     ) -> None:
         chosen = url or os.environ.get("MQCORE_JOBS_URL") or address.DEFAULT_URL
         self.url, found = _split_credentials(chosen, credentials.of(token, user, password))
@@ -131,7 +137,7 @@ class Jobs:
         """Sockets of the broker."""
         self.credentials = found or os.environ.get("MQCORE_TOKEN") or None
         """Token, or user and password separated by a colon; `None`: no credentials."""
-        self.allow_import = tuple(allow_import)
+        self.allow_import = patterns(allow_import)
         """Name patterns of functions that workers may run although they are not tasks."""
         self._timeout = seconds(timeout)
         self._tasks: dict[str, Task[..., Any, Any]] = {}
@@ -226,8 +232,10 @@ class Jobs:
     ) -> Job[Any]:
         """Send a job of the task called `name`, which need not be defined here, with options of `TaskOptions`.
 
-        Raises like `Task.enqueue`, and `InvalidArgument` for an invalid name.
+        Raises like `Task.enqueue`, and `InvalidArgument` for an invalid name, or for a string as `args`.
         """
+        if isinstance(args, (str, bytes)):
+            raise InvalidArgument(f"args must be a list of arguments, not {args!r}; use [{args!r}]")
         chosen = TaskOptions(**options)
         if not name or name.startswith(".") or name.endswith("."):
             raise InvalidArgument(f"invalid task name {name!r}; it must not be empty, nor start or end with a dot")
@@ -255,11 +263,11 @@ class Jobs:
 
         Workers register schedules with the broker when they start; `send_schedules` registers them immediately. A new
         schedule for the same call replaces the previous one; an unchanged one continues. `catch_up` and intervals with
-        fractions of a second require mqcore's broker. Raises `ConfigError` for an invalid value.
+        fractions of a second require mqcore's broker. Raises `ConfigError` for an invalid value, such as an interval
+        under 10 ms.
         """
         period = seconds(interval)
-        if period <= 0:
-            raise ConfigError(f"the interval must be longer than 0 s, not {interval!r}")
+        check_interval(period, interval)
         return self._plan(Schedule(_bound(call), period, "", nohaste, _runs(runs), "", _catch_up(catch_up)))
 
     def cron(
@@ -273,18 +281,16 @@ class Jobs:
     ) -> Schedule:
         """Declare a schedule that runs `call` at the times of a cron expression, such as ``"0 3 * * *"``.
 
-        - `expression`: five fields, or six with seconds first.
+        - `expression`: five fields, or six with seconds first, or ``@hourly``, ``@daily``, ``@weekly``, ``@monthly`` or
+          ``@yearly``.
         - `timezone`: a name such as ``"Europe/Berlin"`` (default: UTC).
         - `runs` and `catch_up`: as for `every`.
 
-        Six fields, `timezone` and `catch_up` require mqcore's broker. The broker parses the expression, and logs an
-        error if it is invalid. Raises `ConfigError` for a wrong number of fields or an invalid value.
+        Six fields, words such as ``@daily``, `timezone` and `catch_up` require mqcore's broker. Raises `ConfigError`
+        for an invalid or never matching expression, an unknown time zone, or another invalid value.
         """
-        if len(expression.split()) not in _CRON_FIELDS:
-            raise ConfigError(f"invalid cron expression {expression!r}; it must have five or six fields")
-        if timezone is not None and (not timezone or set(timezone) & set(", :")):
-            raise ConfigError(f"invalid time zone {timezone!r}; use a name such as Europe/Berlin")
         fields = " ".join(expression.split())
+        check_cron(fields, timezone)
         return self._plan(Schedule(_bound(call), None, fields, True, _runs(runs), timezone or "", _catch_up(catch_up)))
 
     def _plan(self, schedule: Schedule) -> Schedule:
@@ -318,25 +324,48 @@ class Jobs:
         """Yield progress reports of `job`, or of all jobs, as they arrive.
 
         Jobs report progress with `JobContext.progress`. Reports from before this call are not repeated. The iteration
-        ends after `timeout` without a report (default: never). It requires a broker with topics, such as mqcore's.
-        Raises `AuthFailed` for rejected credentials.
+        ends when the result of a `Job` has arrived, and after `timeout` without a report (default: never). It requires
+        a broker with topics, such as mqcore's. Raises `AuthFailed` for rejected credentials, `ConnectFailed` if nothing
+        accepts the connection, and `ConnectionLost` if it is lost for longer than the timeout of the `Jobs`.
         """
+        watched = None if isinstance(job, str) else job
         topic = wire.PROGRESS_TOPIC + (job if isinstance(job, str) else job.id)
-        pause = None if timeout is None else seconds(timeout)
+        pause = math.inf if timeout is None else seconds(timeout)
         subscriber = Subscriber(self.addresses.subscribe, topic, token=self.credentials)
         try:
-            until = None if pause is None else time.monotonic() + pause
-            while until is None or time.monotonic() < until:
-                subscriber.poll(0.5 if until is None else min(0.5, max(0.0, until - time.monotonic())))
+            until = time.monotonic() + pause
+            lost_at: float | None = None
+            while True:
+                # Checked before reports are read, so that the last ones are not missed.
+                is_over = time.monotonic() >= until or (watched is not None and watched.is_done)
+                left = max(0.0, until - time.monotonic())
+                subscriber.poll(0.0 if is_over else min(_WATCH_POLL_SECONDS, left))
                 if (refusal := subscriber.take_refusal()) is not None:
                     raise refusal
                 for frames in subscriber.receive(1000):
                     progress = wire.parse_progress(frames)
                     if progress is not None:
-                        until = None if pause is None else time.monotonic() + pause
+                        until = time.monotonic() + pause
                         yield progress
+                if is_over:
+                    return
+                lost_at = self._check_watching(subscriber, lost_at)
         finally:
             subscriber.close()
+
+    def _check_watching(self, subscriber: Subscriber, lost_at: float | None) -> float | None:
+        """When the connection was lost, `None` before the first one. Raises if there is none, or not any more."""
+        now = time.monotonic()
+        if subscriber.is_connected:
+            return now
+        if lost_at is None and subscriber.unreachable is not None:
+            raise unreachable(subscriber.endpoint, subscriber.unreachable)
+        if lost_at is not None and now - lost_at > self._timeout:
+            raise ConnectionLost(
+                f"{subscriber.endpoint}: no connection to the job broker for {self._timeout:g} s: "
+                f"{subscriber.unreachable or 'no answer'}"
+            )
+        return lost_at
 
     def _ask(self, command: bytes, timeout: Duration) -> dict[str, Any]:
         import msgspec
@@ -370,6 +399,11 @@ def _split_credentials(url: str, given: str | None) -> tuple[str, str | None]:
     if found is not None and (len(found.encode()) > _CREDENTIALS_BYTES_MAX or not found.isprintable()):
         raise ConfigError(f"credentials must be printable and at most {_CREDENTIALS_BYTES_MAX} bytes long")
     return plain, found
+
+
+def patterns(allow_import: str | Iterable[str]) -> tuple[str, ...]:
+    """The patterns of `allow_import`, which may be a single one."""
+    return (allow_import,) if isinstance(allow_import, str) else tuple(allow_import)
 
 
 def _bound(call: BoundCall | Task[[], Any, Any]) -> BoundCall:

@@ -18,7 +18,7 @@ from mqcore.jobs.dealer import Dealer, Waker
 if TYPE_CHECKING:
     from mqcore.jobs.job import Job
 
-__all__ = ["JobClient", "ask"]
+__all__ = ["JobClient", "ask", "unreachable"]
 
 # Jobs that may wait to be sent. `send` blocks while the buffer is full.
 _WAITING_JOBS_MAX: Final = 10_000
@@ -202,10 +202,19 @@ class JobClient:
         self._jobs.clear()
 
 
+def unreachable(endpoint: str, why: str) -> ConnectFailed:
+    """The error for an endpoint to which no connection is possible."""
+    return ConnectFailed(
+        f"cannot connect to the job broker at {endpoint}: {why}; start `mqcore serve` with an emqp:// listener there, "
+        "or correct the URL"
+    )
+
+
 def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None) -> bytes:
     """Send a command to a broker's admin socket and return the answer.
 
-    Raises `ConnectFailed` if no answer arrives within `timeout` seconds, and `AuthFailed` for rejected credentials.
+    Raises `ConnectFailed` if nothing accepts the connection, or no answer arrives within `timeout` seconds, and
+    `AuthFailed` for rejected credentials.
     """
     dealer = Dealer(endpoint, f"admin-{os.getpid()}", token=token)
     deadline = time.monotonic() + timeout
@@ -220,6 +229,8 @@ def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None)
                     return message.body[0]
             if (refusal := dealer.take_refusal()) is not None:
                 raise refusal
+            if dealer.unreachable is not None:
+                raise unreachable(endpoint, dealer.unreachable)
     finally:
         dealer.close()
     raise ConnectFailed(

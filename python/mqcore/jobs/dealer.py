@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
@@ -61,6 +60,7 @@ class Dealer:
         self._endpoint = endpoint
         self._token = (token or "").encode()
         self._refused: str | None = None
+        self._unreachable: str | None = None
         self._first = zmtp.encode(first) if first else b""
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._address = (host.strip("[]"), int(port))
@@ -88,6 +88,11 @@ class Dealer:
     def is_connected(self) -> bool:
         """Whether the handshake is complete."""
         return self._stage is _Stage.OPEN
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint that it connects to."""
+        return self._endpoint
 
     def also_poll(self, descriptor: int) -> None:
         """Make `poll` also wait for this file descriptor."""
@@ -130,6 +135,11 @@ class Dealer:
         why, self._refused = self._refused, None
         return None if why is None else AuthFailed(f"{self._endpoint}: {why}")
 
+    @property
+    def unreachable(self) -> str | None:
+        """Why the last connection attempt reached no address; `None` during the first attempt and while connected."""
+        return self._unreachable
+
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send a message with the next `poll`. Returns false if 256 KiB are already waiting."""
         if self._outbox_size >= _WAITING_BYTES_MAX:
@@ -166,10 +176,13 @@ class Dealer:
 
     def _connect(self) -> None:
         self._give_up_at = time.monotonic() + _HANDSHAKE_MAX_SECONDS
+        why = ""
         if not self._candidates:
-            with contextlib.suppress(OSError):
+            try:
                 found = socket.getaddrinfo(*self._address, type=socket.SOCK_STREAM)
                 self._candidates = [(family, address) for family, _, _, _, address in found]
+            except OSError as error:
+                why = error.strerror or str(error)
         while self._candidates:
             family, address = self._candidates.pop(0)
             try:
@@ -177,21 +190,27 @@ class Dealer:
                 self._socket.setblocking(False)
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 code = self._socket.connect_ex(address)
-            except OSError:
+            except OSError as error:
+                why = error.strerror or str(error)
                 self._hang_up()
                 continue
             if code in {0, errno.EINPROGRESS, errno.EWOULDBLOCK}:
                 self._stage = _Stage.CONNECTING
                 return
+            why = os.strerror(code)
             self._hang_up()
+        self._unreachable = why or "no address"
         self._retry_later()
 
     def _retry_later(self) -> None:
         self._retry_at = time.monotonic() + self._retry_after
         self._retry_after = min(_RETRY_LAST_SECONDS, self._retry_after * 2)
 
-    def _broke(self) -> None:
-        """Handle a lost connection: drop its unwritten messages. Messages from before the first connection stay."""
+    def _broke(self, why: str = "the peer does not complete the handshake") -> None:
+        """Handle a lost connection: drop its unwritten messages. Messages from before the first connection stay.
+
+        `why` is the reason if there was no connection yet.
+        """
         was_open = self._stage is _Stage.OPEN
         self._hang_up()
         if was_open:
@@ -207,6 +226,7 @@ class Dealer:
             # The host name has further addresses; try the next one immediately.
             self._retry_at = 0.0
         else:
+            self._unreachable = why
             self._retry_later()
 
     def _hang_up(self) -> None:
@@ -253,8 +273,10 @@ class Dealer:
                 self._flush()
         except BlockingIOError:
             return
-        except (OSError, zmtp.ZmtpError):
-            self._broke()
+        except OSError as error:
+            self._broke(error.strerror or "the peer closed the connection during the handshake")
+        except zmtp.ZmtpError as error:
+            self._broke(str(error))
 
     def _read(self, connection: socket.socket) -> None:
         data = connection.recv(_READ_BYTES)
@@ -277,6 +299,7 @@ class Dealer:
         for name, argument in commands:
             if name == "READY":
                 self._stage = _Stage.OPEN
+                self._unreachable = None
                 connection.sendall(self._first)
                 self._retry_after = _RETRY_FIRST_SECONDS
                 self._candidates.clear()
@@ -321,6 +344,10 @@ class Waker:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+
+    def __del__(self) -> None:
+        # A worker that never runs has no other end.
+        self.close()
 
     def fileno(self) -> int:
         """The descriptor for `Dealer.also_poll`."""

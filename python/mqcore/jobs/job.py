@@ -30,6 +30,9 @@ _ENDS: Final[dict[str, type[JobError]]] = {
     # Reported by the broker.
     "Duplicate": JobDuplicate,
     "Denied": JobRefused,
+    "Rejected": JobRefused,
+    "Lost": JobLost,
+    "Timeout": JobTimeout,
 }
 
 # One lock for all jobs. A future is created only for a job that is waited for, because it costs more than sending one.

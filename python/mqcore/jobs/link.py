@@ -40,6 +40,7 @@ class Link:
         self._has_warned = False
         self._ever_joined = False
         self._left = False
+        self._is_dismissed = False
         self.is_joined = False
         """Whether the broker has acknowledged the worker."""
         self.announced = 0
@@ -69,6 +70,7 @@ class Link:
         self._has_warned = True
         self._dealer.close()
         self.is_joined = False
+        self._is_dismissed = False
         self.announced = 0
         self._waiting.clear()
         self._dealer = self._open()
@@ -103,10 +105,7 @@ class Link:
                 self.is_joined = self._ever_joined = True
                 self._has_warned = False
             elif message.command in {b"KBYE", b"KBAI"}:
-                # The broker stops. After a restart it does not know this worker, so join again.
-                if not self._left:
-                    self._reopen("the broker is shutting down")
-                    return
+                self._dismissed()
             elif message.command not in {b"ACK", b"HEARTBEAT"}:
                 yield message
 
@@ -137,9 +136,23 @@ class Link:
             self.send(wire.heartbeat())
             self._sent_heartbeat_at = now
 
+    def _dismissed(self) -> None:
+        """Handle the broker's announcement that it stops.
+
+        It still accepts results of running jobs, until it closes the connection. After a restart it does not know this
+        worker, so the lost connection leads to a new join.
+        """
+        if not self._has_warned and not self._left:
+            _LOG.warning(
+                "%s: the broker is shutting down; sending results until it closes the connection", self._endpoint
+            )
+        self._has_warned = True
+        self._is_dismissed = True
+        self.announced = 0
+
     def announce(self, jobs: int) -> None:
         """Request `jobs` more jobs from the broker."""
-        if self.is_joined and not self._left:
+        if self.is_joined and not self._left and not self._is_dismissed:
             for _ in range(jobs):
                 self.send(wire.message(b"READY"))
                 self.announced += 1

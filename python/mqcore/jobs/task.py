@@ -71,6 +71,9 @@ class TaskOptions:
             raise ConfigError(
                 f"invalid unique key {self.unique!r}; it must have 1 to {_NAME_BYTES_MAX} bytes when URL-quoted"
             )
+        if not isinstance(self.raises, tuple):
+            name = getattr(self.raises, "__name__", "OutOfStock")
+            raise ConfigError(f"raises must be a tuple of exceptions, such as raises=({name},); not {self.raises!r}")
         if isinstance(self.run_after, datetime) and self.run_after.tzinfo is None:
             raise ConfigError("run_after must be a datetime with a time zone, such as datetime.now().astimezone()")
         for name, limit in (("soft_timeout", self.soft_timeout), ("timeout", self.timeout)):
@@ -91,6 +94,7 @@ class TaskOptions:
             timeout=math.ceil(timeout),
             priority=self.priority,
             unique=self._unique_key(name, args, kwargs),
+            create_queue=True,
         )
 
     def _unique_key(self, name: str, args: bytes, kwargs: bytes) -> str:

@@ -120,6 +120,8 @@ class Headers(msgspec.Struct, frozen=True):
     """Interval in milliseconds, if it is not a whole number of seconds. For mqcore's broker."""
     timezone: str = ""
     catch_up: str = ""
+    create_queue: bool = False
+    """Create the queue if it does not exist, instead of sending the job to ``default``. For mqcore's broker."""
 
     @classmethod
     def parse(cls, text: bytes) -> Headers:
@@ -146,7 +148,7 @@ def _read_headers(text: bytes) -> Headers:
 @lru_cache(maxsize=256)
 def _encode_headers(headers: Headers) -> bytes:
     words = ["reply-requested"] * headers.reply_requested + ["guarantee"] * headers.guarantee
-    words += ["nohaste"] * headers.nohaste
+    words += ["nohaste"] * headers.nohaste + ["create-queue"] * headers.create_queue
     texts = (("timezone", headers.timezone), ("catch-up", headers.catch_up))
     words += [f"{name}:{text}" for name, text in texts if text]
     numbers = (

@@ -16,7 +16,7 @@ from typing import Final
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeout, MqcoreError
 from mqcore.jobs import wire
-from mqcore.jobs.app import Jobs
+from mqcore.jobs.app import Jobs, patterns
 from mqcore.jobs.backoff import Backoff
 from mqcore.jobs.dealer import Waker
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of
@@ -38,7 +38,9 @@ _MAX_PENDING_PROGRESS: Final = 1000
 # Interval for checks that no event triggers, such as deadlines of new jobs.
 _MAX_POLL_SECONDS: Final = 1.0
 
-Queues = Sequence[str | tuple[str, int]]
+Queues = str | Sequence[str | tuple[str, int]]
+_WEIGHT: Final = 10
+_WEIGHT_MAX: Final = 10**9
 
 
 @dataclass(slots=True)
@@ -104,8 +106,8 @@ class _Parked:
 class Worker:
     """Runs the jobs of a broker until it is stopped.
 
-    - `queues`: names, or names with weights such as ``("email", 40)``. The broker prefers workers with a larger weight
-      for a queue. Defaults: the queue ``default``, weight 10.
+    - `queues`: a name, or a list of names and of names with weights such as ``[("email", 40), "reports"]``. The broker
+      prefers workers with a larger weight for a queue. Defaults: the queue ``default``, weight 10.
     - `concurrency`: maximum number of jobs that run at a time. Default: the number of processors.
     - `prefetch`: jobs fetched in addition, so that slots do not wait for the broker (default 0). Increase it for many
       short jobs; prefetched jobs cannot go to other workers that are free.
@@ -127,7 +129,7 @@ class Worker:
         pool: PoolKind | str = PoolKind.PROCESS,
         prefetch: int = 0,
         drain_timeout: Duration = 30.0,
-        allow_import: Iterable[str] = (),
+        allow_import: str | Iterable[str] = (),
         schedules: bool = True,
         home: tuple[str, str] | None = None,
         on_joined: Callable[[Worker], None] | None = None,
@@ -135,14 +137,12 @@ class Worker:
     ) -> None:
         self.jobs = jobs
         """The tasks, and the address of the broker."""
-        self.queues = tuple(queue if isinstance(queue, tuple) else (queue, 10) for queue in queues)
+        self.queues = _weighted(queues)
         """Names and weights of the queues."""
         self.concurrency = concurrency if concurrency is not None else os.cpu_count() or 1
         """Maximum number of jobs that run at a time."""
         self.counts = JobCounts()
         """Numbers of jobs since the worker started."""
-        if not self.queues:
-            raise ConfigError("queues must contain at least one queue")
         if self.concurrency < 1:
             raise ConfigError(f"concurrency must be at least 1, not {self.concurrency}")
         if prefetch < 0:
@@ -151,7 +151,7 @@ class Worker:
             self.pool_kind = PoolKind(pool)
         except ValueError:
             raise ConfigError(f"unknown pool {pool!r}; use one of {', '.join(PoolKind)}") from None
-        self._allow_import = (*jobs.allow_import, *allow_import)
+        self._allow_import = (*jobs.allow_import, *patterns(allow_import))
         self._registry = Registry(jobs.tasks, self._allow_import)
         self._prefetch = prefetch
         self._drain_timeout = seconds(drain_timeout)
@@ -501,6 +501,27 @@ class Worker:
                     work.id, work.headers, fault_of(JobLost(f"the worker ended before {work.name} did")), b"null"
                 )
         return len(self._by_id)
+
+
+def _weighted(queues: Queues) -> tuple[tuple[str, int], ...]:
+    """The queues of a worker with their weights. Raises `ConfigError`."""
+    listed = [queues] if isinstance(queues, str) else list(queues)
+    if not listed:
+        raise ConfigError("queues must contain at least one queue")
+    weighted: dict[str, int] = {}
+    for queue in listed:
+        name, weight = queue if isinstance(queue, tuple) and len(queue) == 2 else (queue, _WEIGHT)
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"invalid queue {queue!r}; use a name or a name with a weight, such as "
+                f'queues=["reports", ("email", 40)]'
+            )
+        if not isinstance(weight, int) or not 0 <= weight <= _WEIGHT_MAX:
+            raise ConfigError(f"invalid weight {weight!r} of queue {name!r}; use an integer from 0 to {_WEIGHT_MAX:,}")
+        if name in weighted:
+            raise ConfigError(f"queue {name!r} is listed twice; list it once")
+        weighted[name] = weight
+    return tuple(weighted.items())
 
 
 def _find(jobs: Jobs) -> tuple[str, str]:

@@ -10,7 +10,7 @@ use mqcore_server::storage::backup::BackupError;
 use mqcore_server::storage::data_dir::{DataDirError, JournalError};
 use mqcore_server::storage::export::FileError;
 use mqcore_wire::error::WireError;
-use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
 pyo3::import_exception!(mqcore.errors, AuthorityError);
@@ -27,6 +27,7 @@ pyo3::import_exception!(mqcore.errors, Forked);
 pyo3::import_exception!(mqcore.errors, HistoryLost);
 pyo3::import_exception!(mqcore.errors, InvalidArgument);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
+pyo3::import_exception!(mqcore.errors, MqcoreError);
 pyo3::import_exception!(mqcore.errors, Nacked);
 pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, NotRunning);
@@ -49,7 +50,8 @@ pub(crate) fn start(error: &StartError) -> PyErr {
             ConfigError::new_err(error.to_string())
         }
         StartError::Bind { .. } => ListenFailed::new_err(error.to_string()),
-        _ => PyRuntimeError::new_err(error.to_string()),
+        StartError::Data(broken) => data_dir(broken),
+        _ => MqcoreError::new_err(error.to_string()),
     }
 }
 
@@ -98,7 +100,7 @@ pub(crate) fn table_file(error: &FileError) -> PyErr {
         },
         FileError::Directory(error) => data_dir(error),
         FileError::History { .. } => DataDirUnreadable::new_err(error.to_string()),
-        _ => PyRuntimeError::new_err(error.to_string()),
+        _ => MqcoreError::new_err(error.to_string()),
     }
 }
 

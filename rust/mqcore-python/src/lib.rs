@@ -27,6 +27,7 @@ mod node_filter;
 mod pending_answers;
 mod ratelimit;
 mod routing;
+mod schedule;
 mod selection;
 mod signal;
 mod snapshot;
@@ -69,6 +70,8 @@ mod _core {
     use crate::pending_answers::PendingAnswers;
     #[pymodule_export]
     use crate::ratelimit::{LimitRule, LimitStore, Verdict};
+    #[pymodule_export]
+    use crate::schedule::{cron_mistake, time_zones};
     #[pymodule_export]
     use crate::selection::JournalSelection;
     #[pymodule_export]

@@ -383,8 +383,16 @@ impl Session for AnySession {
         each!(self, session => session.shutdown(output));
     }
 
-    fn leave(&mut self) {
-        each!(self, session => session.leave());
+    fn drain(&mut self, output: &mut Vec<u8>) -> bool {
+        each!(self, session => session.drain(output))
+    }
+
+    fn has_unfinished_work(&self) -> bool {
+        each!(self, session => session.has_unfinished_work())
+    }
+
+    fn leave(&mut self, commands: &mut Vec<Command>) {
+        each!(self, session => session.leave(commands));
     }
 
     fn client(&self) -> Option<&Arc<Client>> {

@@ -207,11 +207,24 @@ pub trait Session: Send {
     /// Handles a timeout: sends a ping, or gives up.
     fn timeout(&mut self, now: Timestamp, output: &mut Vec<u8>) -> Result<(), SessionError>;
 
+    /// Called when the server is about to stop, before [`Session::shutdown`]: gives the peer no new work, in the protocol's
+    /// form. True if the peer's input is still read, because its results are accepted until [`Session::shutdown`].
+    /// Default false.
+    fn drain(&mut self, _output: &mut Vec<u8>) -> bool {
+        false
+    }
+
+    /// Whether the server waits for results of this peer before it stops. Used after [`Session::drain`]. Default false.
+    fn has_unfinished_work(&self) -> bool {
+        false
+    }
+
     /// Ends the conversation because the server closes the connection, in the protocol's form if it has one.
     fn shutdown(&mut self, output: &mut Vec<u8>);
 
-    /// Called when the connection is closed: leaves the state that sessions share. May be called twice.
-    fn leave(&mut self) {}
+    /// Called when the connection is closed: leaves the state that sessions share, and appends to `commands` what the broker
+    /// still has to tell others. May be called twice.
+    fn leave(&mut self, _commands: &mut Vec<Command>) {}
 
     /// The client of this connection. `Some` after `Event::Welcomed`; until then [`provisional_client`] replaces it.
     fn client(&self) -> Option<&Arc<Client>>;

@@ -941,7 +941,7 @@ fn schedules_go_to_the_broker_if_it_runs_them() {
     world.say(client, &["SCHEDULE", "s", "q", "nohaste,run_count:2", "-1", "job", "* * * * *"]);
     world.say(client, &["UNSCHEDULE", "u", "q", "", "job"]);
     world.say(client, &["SCHEDULE", "v", "q", "", "job"]);
-    assert_eq!(world.request_errors(client), ["when?"]);
+    assert_eq!(world.request_errors(client), ["schedule in queue q: when?"]);
     let kept = kept.0.lock().unwrap();
     let [(true, first), (false, second)] = kept.as_slice() else { panic!("{kept:?}") };
     assert_eq!((&*first.queue, first.cron.as_deref()), (&b"q"[..], Some(&b"* * * * *"[..])));
@@ -1020,7 +1020,7 @@ fn client_without_permission_cannot_schedule_for_a_queue() {
     let refusal = Rejection::new(RejectionKind::Unauthorized, "no");
     peer.session.event(Event::Answered(*number, Err(refusal)), now, &mut Vec::new()).unwrap();
     assert!(kept.0.lock().unwrap().is_empty());
-    assert_eq!(world.request_errors(client), ["no"]);
+    assert_eq!(world.request_errors(client), ["schedule in queue secret: no"]);
 }
 
 #[test]

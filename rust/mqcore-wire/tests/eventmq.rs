@@ -107,7 +107,7 @@ fn a_heartbeat_tells_the_time_as_the_original_does() {
 #[test]
 fn headers_are_words_between_commas_and_numbers_behind_colons() {
     let all = Headers::parse(
-        b"reply-requested,guarantee, nohaste ,retry-count:3,timeout:7,priority:5,run_count:2,other:x",
+        b"reply-requested,guarantee, nohaste ,retry-count:3,timeout:7,priority:5,run_count:2,other:x,create-queue",
     );
     let wanted = Headers {
         reply_requested: true,
@@ -117,6 +117,7 @@ fn headers_are_words_between_commas_and_numbers_behind_colons() {
         timeout: 7,
         priority: 5,
         run_count: 2,
+        create_queue: true,
     };
     assert_eq!(all, wanted);
     assert_eq!(unique_key(b"guarantee, unique:a:b ,timeout:7"), Some(&b"a:b"[..]));
@@ -127,6 +128,27 @@ fn headers_are_words_between_commas_and_numbers_behind_colons() {
     {
         assert_eq!(Headers::parse(unsaid), Headers::default(), "{}", unsaid.escape_ascii());
     }
+}
+
+#[test]
+fn check_refuses_values_that_a_header_cannot_have_and_names_them() {
+    for (text, named) in [
+        (&b"run_count:abc"[..], "run_count:abc"),
+        (b"guarantee,retry-count:-1", "retry-count:-1"),
+        (b"timeout:abc", "timeout:abc"),
+        (b"timeout:-0.5", "timeout:-0.5"),
+        (b"timeout:nan", "timeout:nan"),
+        (b"priority:x", "priority:x"),
+        (b"priority:1.5", "priority:1.5"),
+        (b"retry-count", "retry-count:"),
+        (b"run-count:4294967296", "run_count:4294967296"),
+        (b"priority:\xff", "priority:\\xff"),
+    ] {
+        let mistake = Headers::check(text).expect_err("not a value of this header").to_string();
+        assert!(mistake.contains(&format!("`{named}`")), "{mistake}");
+    }
+    let checked = Headers::check(b"timeout:0.2, retry-count: 3 ,other:x").expect("all values are valid");
+    assert_eq!((checked.timeout, checked.retry_count), (1, 3));
 }
 
 fn queue(weight: i32, name: &str) -> WeightedQueue {

@@ -88,6 +88,8 @@ pub(crate) struct Connection<S> {
     vendor_frames: Option<Box<OpenFrames>>,
     alarm: Alarm,
     stage: Stage,
+    /// The server is about to stop, and the peer's results are still accepted.
+    is_draining: bool,
     probe: Option<mpsc::Sender<()>>,
     outbox: Arc<Outbox>,
     hub: Arc<Hub>,
@@ -140,6 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             vendor_frames: None,
             alarm: Alarm::new(),
             stage: Stage::Open,
+            is_draining: false,
             probe: None,
             outbox,
             hub: Arc::clone(hub),
@@ -237,9 +240,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn handle_order(&mut self, order: Order) -> bool {
         match order {
             Order::PauseReads => {
-                if self.input.source == Source::Open {
+                let is_open = matches!(self.stage, Stage::Open);
+                let reads_on = is_open && self.output.append(|output| self.session.drain(output));
+                if !reads_on && self.input.source == Source::Open {
                     self.input.source = Source::Paused;
                 }
+                self.is_draining = reads_on;
                 return false;
             }
             Order::Goodbye => {
@@ -504,6 +510,11 @@ impl<S> Connection<S> {
         !self.commands.is_empty() || self.admission.gate.is_holding() || !self.forwarding.is_empty()
     }
 
+    /// Whether the server stops and waits for results of this peer's work.
+    fn awaits_results(&self) -> bool {
+        self.is_draining && matches!(self.stage, Stage::Open) && self.session.has_unfinished_work()
+    }
+
     fn counters(&self) -> &ProtocolCounters {
         self.hub.counters.of(self.outbox.protocol)
     }
@@ -523,7 +534,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Connection<S
                 Round::Moved => {}
                 Round::Over => return Poll::Ready(()),
                 Round::Idle => {
-                    if !this.has_commands() && this.admission.asking.is_none() {
+                    if !this.has_commands() && this.admission.asking.is_none() && !this.awaits_results() {
                         this.probe = None;
                     }
                     return Poll::Pending;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use crate::hub::Hub;
-use crate::net::outbox::Order;
+use crate::net::outbox::{Order, Outbox};
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
 
@@ -19,6 +19,19 @@ pub(super) async fn fence(hub: &Hub) {
     quiet.recv().await;
 }
 
+/// Returns when peers have sent the results of the work that they had, and all results are where they belong.
+async fn finish_work(hub: &Hub, open: &[Arc<Outbox>]) {
+    // Behind this fence each connection has all work that shards have given to it.
+    fence(hub).await;
+    let (probe, mut finished) = mpsc::channel(1);
+    for outbox in open {
+        outbox.probe(probe.clone());
+    }
+    drop(probe);
+    finished.recv().await;
+    fence(hub).await;
+}
+
 /// Stops everything in order after a stop was requested.
 pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
     hub.shutdown.begun().await;
@@ -27,7 +40,7 @@ pub(super) async fn supervise(hub: Arc<Hub>, _alive: TaskGuard) {
         outbox.order(Order::PauseReads);
     }
     tokio::select! {
-        () = fence(&hub) => {}
+        () = finish_work(&hub, &open) => {}
         () = hub.shutdown.drained_long_enough() => {}
     }
     for outbox in open {

@@ -1,7 +1,8 @@
 //! Jobs on their way into queues: to the queue that they name, or to `default` if that queue does not exist.
 //!
-//! The broker decides whether a queue exists. It returns a job for an unknown queue; the session then sends the job to
-//! `default`, which it creates if necessary.
+//! The broker decides whether a queue exists. It returns a job for an unknown queue. If the job has the header
+//! `create-queue`, the session creates the queue and sends the job again; otherwise it sends the job to `default`, which it
+//! creates if necessary.
 
 use std::sync::Arc;
 
@@ -24,20 +25,20 @@ pub(super) struct Intake {
     known: [Option<(Box<[u8]>, QueueAddress)>; ADDRESSES],
     /// Index that the next unknown name overwrites.
     oldest: usize,
-    /// Jobs that wait until the queue `default` exists.
-    waiting: Vec<Message>,
-    /// The queue `default` is being created.
-    making: bool,
+    /// Jobs that wait until their queue exists.
+    waiting: Vec<(QueueAddress, Message)>,
+    /// Queues that are being created.
+    creating: Vec<QueueAddress>,
 }
 
 /// The next step for a job that a queue rejected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Refused {
     /// The job was sent to `default`.
     FellBack,
-    /// The job waits, and the caller has to create `default`.
-    NeedsDefault,
-    /// The job waits for `default`.
+    /// The job waits, and the caller has to create this queue.
+    Needs(QueueAddress),
+    /// The job waits for a queue that is being created.
     Waits,
     /// The job is lost.
     Lost,
@@ -55,7 +56,7 @@ fn is_default(queue: &QueueAddress) -> bool {
 impl Intake {
     /// Whether the session has to stop reading for now.
     pub(super) fn holds(&self) -> bool {
-        self.making
+        !self.creating.is_empty()
     }
 
     /// Queues that recent jobs were sent to and that may still reject them.
@@ -100,34 +101,46 @@ impl Intake {
         if rejection.kind != RejectionKind::NotFound {
             return Refused::Lost;
         }
-        if !is_default(queue) {
+        let mut queue = queue.clone();
+        let mut message = message.clone();
+        if !is_default(&queue) && !job::creates_queue(&message) {
             let default = default_queue();
-            let message = job::redirected(message, queue, &default);
-            if self.making {
-                self.waiting.push(message);
-                return Refused::Waits;
+            message = job::redirected(&message, &queue, &default);
+            if !self.creating.contains(&default) {
+                commands.push(Command::Publish { queue: default, message });
+                return Refused::FellBack;
             }
-            commands.push(Command::Publish { queue: default, message });
-            return Refused::FellBack;
+            queue = default;
         }
-        self.waiting.push(message.clone());
-        if std::mem::replace(&mut self.making, true) { Refused::Waits } else { Refused::NeedsDefault }
+        self.waiting.push((queue.clone(), message));
+        if self.needs(&queue) { Refused::Needs(queue) } else { Refused::Waits }
     }
 
-    /// The queue `default` was created, or cannot be. Returns the jobs that are lost.
-    pub(super) fn default_made(
+    /// Notes that a queue has to exist. True if the caller has to create it, false if it is being created.
+    pub(super) fn needs(&mut self, queue: &QueueAddress) -> bool {
+        let is_new = !self.creating.contains(queue);
+        if is_new {
+            self.creating.push(queue.clone());
+        }
+        is_new
+    }
+
+    /// A queue was created, or cannot be. Returns the jobs that are lost.
+    pub(super) fn created(
         &mut self,
+        queue: &QueueAddress,
         answer: Result<Reply, Rejection>,
         commands: &mut Vec<Command>,
     ) -> Vec<Message> {
-        self.making = false;
-        let waiting = std::mem::take(&mut self.waiting);
+        self.creating.retain(|creating| creating != queue);
+        let all = std::mem::take(&mut self.waiting);
+        let (ready, waiting): (Vec<_>, Vec<_>) = all.into_iter().partition(|(wanted, _)| wanted == queue);
+        self.waiting = waiting;
+        let ready = ready.into_iter().map(|(_, message)| message);
         match answer {
-            Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => waiting,
+            Err(rejection) if rejection.kind != RejectionKind::AlreadyExists => ready.collect(),
             _ => {
-                let queue = default_queue();
-                let jobs = waiting.into_iter();
-                commands.extend(jobs.map(|message| Command::Publish { queue: queue.clone(), message }));
+                commands.extend(ready.map(|message| Command::Publish { queue: queue.clone(), message }));
                 Vec::new()
             }
         }

@@ -1,5 +1,6 @@
 //! One conversation: input from the peer, events from the broker.
 
+mod rejections;
 mod requests;
 mod schedules;
 mod topics;
@@ -28,7 +29,6 @@ use super::listener::{EventmqTerms, Role};
 use super::pending::{Asked, Pending};
 use super::shared::{EventmqShared, Registration, Scheduler};
 use super::worker::Work;
-use super::{client, job};
 use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
 
@@ -89,6 +89,8 @@ pub struct EventmqSession {
     topics: BTreeMap<Box<[u8]>, u32>,
     /// Commands that do not come from the peer's input.
     wanted: Vec<Command>,
+    /// Commands for when the connection is closed.
+    farewells: Vec<Command>,
     /// Deadline of the handshake.
     deadline: Timestamp,
     heartbeat_at: Timestamp,
@@ -123,6 +125,7 @@ impl EventmqSession {
             pending: Pending::default(),
             topics: BTreeMap::new(),
             wanted: Vec::new(),
+            farewells: Vec::new(),
             deadline: now.after(config.handshake_timeout),
             heartbeat_at: Timestamp::NEVER,
             heard_at: now,
@@ -208,9 +211,9 @@ impl EventmqSession {
         match self.pending.answered(number) {
             None => {}
             Some((Asked::Subscription, _)) => return self.subscribed(answer, now, output),
-            Some((Asked::DefaultQueue, _)) => {
+            Some((Asked::Creation(queue), _)) => {
                 let refused = answer.as_ref().err().cloned();
-                for message in self.intake.default_made(answer, &mut self.wanted) {
+                for message in self.intake.created(&queue, answer, &mut self.wanted) {
                     if let Some(rejection) = &refused {
                         self.lost(&message, rejection, now, output);
                     }
@@ -267,50 +270,6 @@ impl EventmqSession {
         work.result_kept(message, now, &mut self.wanted)
     }
 
-    /// Handles a message that the broker rejected.
-    fn refused(
-        &mut self,
-        queue: &QueueAddress,
-        message: &Message,
-        rejection: &Rejection,
-        now: Timestamp,
-        output: &mut Vec<u8>,
-    ) {
-        if message.properties().unique && rejection.kind == RejectionKind::AlreadyExists {
-            return self.duplicate(message, rejection, output);
-        }
-        let asks = self.intake.refused(queue, message, rejection, &mut self.wanted);
-        match asks {
-            client::Refused::FellBack => self.exchange.count(|counters| &counters.fallen_back),
-            client::Refused::NeedsDefault => {
-                let number = self.pending.expect(Asked::DefaultQueue, 1);
-                let changes = self.exchange.made_for_jobs();
-                let request = Request::CreateQueue { queue: client::default_queue(), changes };
-                self.wanted.push(Command::Request(number, Box::new(request)));
-            }
-            client::Refused::Waits => {}
-            client::Refused::Lost => self.lost(message, rejection, now, output),
-        }
-    }
-
-    /// No queue accepts a job. Its client is notified if it asked for the result.
-    fn lost(&mut self, message: &Message, rejection: &Rejection, now: Timestamp, output: &mut Vec<u8>) {
-        if rejection.kind == RejectionKind::Unauthorized && job::wants_result(message) {
-            let result = job::failure("Denied", &rejection.reason);
-            self.reply(result.as_bytes(), Some(message.id()), output);
-        }
-        self.fail(message.id(), rejection.to_string(), now);
-    }
-
-    /// Another job with the same key waits or runs already. The client asked to be notified of that.
-    fn duplicate(&mut self, message: &Message, rejection: &Rejection, output: &mut Vec<u8>) {
-        self.exchange.count(|counters| &counters.duplicates);
-        if job::wants_result(message) {
-            let result = job::failure("Duplicate", &rejection.reason);
-            self.reply(result.as_bytes(), Some(message.id()), output);
-        }
-    }
-
     /// Records that input arrived, so the peer is alive.
     fn heard(&mut self, now: Timestamp) {
         self.heard_at = now;
@@ -318,6 +277,14 @@ impl EventmqSession {
             Part::Worker(work) => work.worker().heard(now),
             Part::Scheduler(registration) => registration.heard(now),
             Part::None | Part::Joining { .. } => {}
+        }
+    }
+
+    /// Ends the peer's role because its connection ends. Clients hear that their jobs are lost, if no other worker gets them.
+    fn resign(&mut self) {
+        if let Part::Worker(work) | Part::Joining { work, .. } = std::mem::replace(&mut self.part, Part::None)
+        {
+            work.abandon(&mut self.farewells);
         }
     }
 
@@ -406,7 +373,7 @@ impl Session for EventmqSession {
         }
         if result.is_err() {
             self.stage = Stage::Over;
-            self.part = Part::None;
+            self.resign();
         }
         result
     }
@@ -544,7 +511,7 @@ impl Session for EventmqSession {
                 work.announce_room(&mut self.wanted);
                 if work.worker().is_displaced() {
                     self.stage = Stage::Over;
-                    self.part = Part::None;
+                    self.resign();
                     let why = "a new connection has joined under its identity";
                     return Err(SessionError::Misbehaved(why.into()));
                 }
@@ -552,7 +519,7 @@ impl Session for EventmqSession {
         }
         if now >= self.heard_at.after(SILENCE_MAX) {
             self.stage = Stage::Over;
-            self.part = Part::None;
+            self.resign();
             return Err(SessionError::PingTimeout(SILENCE_MAX));
         }
         if reminders || now >= self.heartbeat_at {
@@ -571,7 +538,25 @@ impl Session for EventmqSession {
             eventmq::Message { id: self.ids.next(), command: Said::Kbye }.encode(output);
         }
         self.stage = Stage::Over;
-        self.part = Part::None;
+        self.resign();
+    }
+
+    fn drain(&mut self, output: &mut Vec<u8>) -> bool {
+        let Part::Worker(work) = &mut self.part else { return false };
+        if !work.leaving {
+            eventmq::Message { id: self.ids.next(), command: Said::Kbye }.encode(output);
+            work.leave();
+        }
+        true
+    }
+
+    fn has_unfinished_work(&self) -> bool {
+        matches!(&self.part, Part::Worker(work) if work.is_running())
+    }
+
+    fn leave(&mut self, commands: &mut Vec<Command>) {
+        self.resign();
+        commands.append(&mut self.farewells);
     }
 
     fn client(&self) -> Option<&Arc<Client>> {

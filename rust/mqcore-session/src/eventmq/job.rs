@@ -19,7 +19,8 @@ use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::unique::{KEY_BYTES_MAX, header_line};
-use mqcore_wire::eventmq::headers::{Headers, unique_key};
+use mqcore_wire::error::Shown;
+use mqcore_wire::eventmq::headers::{self, Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
 use serde_json::json;
 
@@ -33,8 +34,8 @@ const LINE_END: &[u8] = b"\r\n";
 
 /// The header that asks a worker for a result.
 const REPLY_REQUESTED: &[u8] = b"reply-requested";
-/// Prefix of the header that names the queue for a job's result.
-const RESULT_QUEUE: &[u8] = b"result-queue:";
+/// Name of the header that names the queue for a job's result.
+const RESULT_QUEUE: &[u8] = b"result-queue";
 
 /// Maximum bytes of a message's header text; everything in a request besides the job has to fit.
 const TEXT_BYTES_MAX: usize = 60_000;
@@ -47,18 +48,27 @@ pub(super) fn message(
     notify: bool,
     client: &Arc<Client>,
 ) -> Result<Message, String> {
+    let headers = Headers::check(job.headers).map_err(|mistake| mistake.to_string())?;
+    if let Some(name) = result_queue_name(job.headers)
+        && let Err(error) = result_queue(name)
+    {
+        let name = Shown::new(name);
+        return Err(format!(
+            "invalid header `result-queue:{name}`: {error}; use the name of a queue, such as results"
+        ));
+    }
     let text = header_text(job, queue)?;
-    let properties = Properties { pending_acknowledge: notify, ..properties(job, queue) };
+    let properties = Properties { pending_acknowledge: notify, ..properties(job, queue, headers) };
     Ok(Message::from_parts(id, &text, job.body, properties, Some(Arc::clone(client))))
 }
 
 /// The properties of a job's message.
-pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress) -> Properties {
+pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress, headers: Headers) -> Properties {
     Properties {
         hops: 16,
         content_type: queue.id,
         unique: unique_key(job.headers).is_some(),
-        high_priority: Headers::parse(job.headers).priority > 0,
+        high_priority: headers.priority > 0,
         ..Properties::default()
     }
 }
@@ -116,6 +126,11 @@ pub(super) fn redirected(message: &Message, from: &QueueAddress, to: &QueueAddre
     Message::from_parts(message.id(), &text, message.body(), properties, message.producer().cloned())
 }
 
+/// Whether the queue of a job is created if it does not exist.
+pub(super) fn creates_queue(message: &Message) -> bool {
+    find(message.headers(), HEADERS).is_some_and(|text| Headers::parse(text).create_queue)
+}
+
 /// Whether the client of a job wants its result.
 pub(super) fn wants_result(message: &Message) -> bool {
     find(message.headers(), HEADERS).is_some_and(|text| Headers::parse(text).reply_requested)
@@ -157,6 +172,16 @@ fn find<'a>(text: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     })
 }
 
+/// The value of `result-queue:NAME`, if there is one.
+fn result_queue_name(headers: &[u8]) -> Option<&[u8]> {
+    headers::value(headers, RESULT_QUEUE)
+}
+
+fn result_queue(name: &[u8]) -> Result<QueueAddress, String> {
+    let name = str::from_utf8(name).map_err(|_| "it is not UTF-8".to_owned())?;
+    QueueAddress::parse(name).map_err(|error| error.to_string())
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -193,9 +218,7 @@ impl<'a> Handed<'a> {
 
     /// The queue for its result, if its client named one.
     pub(super) fn result_queue(&self) -> Option<QueueAddress> {
-        let mut words = self.text.split(|byte| *byte == b',');
-        let name = words.find_map(|word| word.trim_ascii().strip_prefix(RESULT_QUEUE))?;
-        QueueAddress::parse(str::from_utf8(name).ok()?).ok()
+        result_queue(result_queue_name(self.text)?).ok()
     }
 
     /// Whether the delivery stays unsettled until the job's result arrives, instead of being settled at once.

@@ -14,8 +14,8 @@ const OPEN_MAX: usize = 4_096;
 pub(super) enum Asked {
     /// A worker's subscription to one of its queues.
     Subscription,
-    /// The queue `default`.
-    DefaultQueue,
+    /// The creation of a queue for a job.
+    Creation(QueueAddress),
     /// A subscription to topics.
     Topic,
     /// Whether the client may begin (or end) a schedule whose runs go to its queue.

@@ -18,6 +18,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message};
 use mqcore_broker::model::rejection::Rejection;
+use mqcore_wire::error::Shown;
 use mqcore_wire::eventmq::Job;
 use mqcore_wire::eventmq::headers::{self, Headers};
 use serde_json::value::RawValue;
@@ -113,6 +114,24 @@ impl ScheduleRequest {
     }
 }
 
+/// How the log names a schedule: its task and its queue.
+pub(super) fn title(queue: &[u8], job: &[u8]) -> String {
+    let queue = Shown::new(queue);
+    match called(job) {
+        Some(task) => format!("schedule of {} in queue {queue}", Shown::new(task.as_bytes())),
+        None => format!("schedule in queue {queue}"),
+    }
+}
+
+/// The name of the task that a job calls. `None` if it is not a job in the original's form.
+fn called(job: &[u8]) -> Option<String> {
+    let parts: Vec<&RawValue> = serde_json::from_slice(job).ok()?;
+    let call: BTreeMap<String, &RawValue> = serde_json::from_str(parts.get(1)?.get()).ok()?;
+    let text = |name| serde_json::from_str::<String>(call.get(name)?.get()).ok();
+    let (path, function) = (text("path")?, text("callable")?);
+    Some(if path.is_empty() { function } else { format!("{path}.{function}") })
+}
+
 /// One run of a schedule.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'a> {
@@ -150,7 +169,7 @@ impl Run<'_> {
         let headers = id.len()..id.len() + headers.len();
         let layout =
             Layout { id: 0..id.len(), source: id.len()..id.len(), body: headers.end..block.len(), headers };
-        Ok(Message::passed_on(&block, &layout, job::properties(&job, to), ticket))
+        Ok(Message::passed_on(&block, &layout, job::properties(&job, to, Headers::parse(&words)), ticket))
     }
 
     /// A UUID, like the ids of other jobs.

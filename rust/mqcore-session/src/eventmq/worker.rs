@@ -19,7 +19,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use serde_json::Value;
 
-use super::job::Handed;
+use super::job::{self, Handed};
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -138,7 +138,7 @@ impl Work {
     fn serve(&mut self, addresses: Vec<QueueAddress>) {
         for address in addresses {
             let number = u32::try_from(self.served.len()).unwrap_or(u32::MAX - 1);
-            let tally = self.exchange.tally(&super::job::shown(&address));
+            let tally = self.exchange.tally(&job::shown(&address));
             self.served.push(Served { address, tag: Tag(number + 1), tally });
         }
     }
@@ -170,6 +170,17 @@ impl Work {
             }
             None => self.exchange.count(|counters| &counters.ignored),
         }
+    }
+
+    /// Whether the worker has jobs whose results are awaited.
+    pub(super) fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// The worker's connection has ended: notifies the clients of jobs that no other worker gets.
+    pub(super) fn abandon(&self, commands: &mut Vec<Command>) {
+        let lost = self.running.iter().filter(|(_, running)| !running.kept);
+        commands.extend(lost.filter_map(|(id, running)| Some(lost_job(running.client.as_ref()?, id))));
     }
 
     fn is_busy(&self) -> bool {
@@ -207,6 +218,7 @@ impl Work {
         if handed.is_kept() && !wishes.guarantee && too_often {
             // Its last attempt was lost with its worker.
             self.exchange.count(|counters| &counters.failed);
+            commands.extend(client_of(deliver, wishes).map(|client| lost_job(client, &id)));
             commands.push(settlement(&deliver.queue, deliver.tag, id, Some(("worker-lost", Retry::Never))));
             self.has_room |= self.slots().give(SLOTS_MAX).is_some();
             return;
@@ -218,8 +230,7 @@ impl Work {
         if !handed.is_kept() {
             commands.push(settlement(&deliver.queue, deliver.tag, id.clone(), None));
         }
-        let client = deliver.message.producer().filter(|client| client.protocol == super::job::PROTOCOL);
-        let client = client.filter(|_| wishes.reply_requested).map(|client| client.id.clone());
+        let client = client_of(deliver, wishes).map(Box::from);
         if handed.is_kept() || wishes.reply_requested {
             let results = match handed.result_queue() {
                 Some(queue) if handed.is_kept() => Results::To(Box::new(queue)),
@@ -294,6 +305,26 @@ impl Work {
         Some(running)
     }
 
+    /// The request that a REPLY without the id of its request answers: the one with the id of the REPLY itself, or the only
+    /// running job.
+    ///
+    /// # Errors
+    /// The reason why the REPLY cannot be assigned to a job.
+    pub(super) fn request_of(&self, reply: &[u8]) -> Result<MessageId, String> {
+        if let Some((id, _)) = self.running.get_key_value(&MessageId::from_slice(reply)) {
+            return Ok(id.clone());
+        }
+        let mut running = self.running.keys();
+        match (running.next(), running.next()) {
+            (Some(id), None) => Ok(id.clone()),
+            (None, _) => Err("a REPLY without the id of its request arrived, and the worker has no job whose result is awaited".to_owned()),
+            (Some(_), Some(_)) => Err(format!(
+                "a REPLY without the id of its request arrived, and the worker has {} jobs; add a sixth frame with the id of the REQUEST",
+                self.running.len()
+            )),
+        }
+    }
+
     /// Handles a result. False if it belongs to no running job.
     pub(super) fn result(
         &mut self,
@@ -347,7 +378,7 @@ impl Work {
             self.due.remove(&(at, id.clone()));
         }
         let Some(served) = self.queue(tag) else { return false };
-        let message = super::job::result(id, body, &served.address, &queue, me);
+        let message = job::result(id, body, &served.address, &queue, me);
         commands.push(Command::Publish { queue: *queue, message });
         true
     }
@@ -420,6 +451,11 @@ impl Work {
             return;
         }
         let again = running.wishes.guarantee;
+        if let Some(client) = running.client.as_ref().filter(|_| !again) {
+            let limit = running.wishes.timeout;
+            let why = format!("the worker sent no result within the time limit of {limit} s and 5 s more");
+            commands.push(failed_job(client, id, "Timeout", &why));
+        }
         self.exchange.count(if again { |c| &c.lost } else { |c| &c.failed });
         let retry = if again { Retry::AsDecided } else { Retry::Never };
         self.settle(running.tag, id.clone(), Some(("timeout", retry)), commands);
@@ -469,6 +505,24 @@ impl Drop for Work {
             }
         }
     }
+}
+
+/// The id of the client that waits for the result of a job.
+fn client_of(deliver: &Deliver, wishes: Headers) -> Option<&str> {
+    let client = deliver.message.producer().filter(|client| client.protocol == job::PROTOCOL)?;
+    wishes.reply_requested.then_some(&*client.id)
+}
+
+/// Notifies the client of a job that its worker was lost and no other worker gets the job.
+fn lost_job(client: &str, id: &MessageId) -> Command {
+    let why = "the connection to the worker was lost before the job ended; the job may have run";
+    failed_job(client, id, "Lost", why)
+}
+
+fn failed_job(client: &str, id: &MessageId, kind: &str, why: &str) -> Command {
+    let result = job::failure(kind, why);
+    let message = Message::from_parts(id, b"", result.as_bytes(), Properties::default(), None);
+    Command::Respond { to: client.into(), message }
 }
 
 fn settlement(

@@ -525,12 +525,8 @@ impl Session for ThrottrSession {
 
     fn shutdown(&mut self, _output: &mut Vec<u8>) {}
 
-    fn leave(&mut self) {
-        self.flush_tallies();
-        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
-            self.directory.unsubscribe(topic.as_bytes(), &subscription);
-        }
-        self.directory.leave(self.connection);
+    fn leave(&mut self, _commands: &mut Vec<Command>) {
+        self.unregister();
     }
 
     fn client(&self) -> Option<&Arc<Client>> {
@@ -544,7 +540,7 @@ impl Session for ThrottrSession {
 
 impl Drop for ThrottrSession {
     fn drop(&mut self) {
-        self.leave();
+        self.unregister();
     }
 }
 

@@ -161,7 +161,7 @@ impl Play {
         }
         assert!(self.whole.session.is_closing(), "everything was said and answered");
         for side in [&mut self.whole, &mut self.bytes] {
-            side.session.leave();
+            side.session.leave(&mut Vec::new());
         }
     }
 }

@@ -1,6 +1,33 @@
 //! Job headers ("Headers"): comma-separated words, some with a number after a colon.
 
-/// Options of a job or schedule. Unknown words are ignored, and an invalid number counts as 0.
+use crate::error::Shown;
+
+const TIMEOUT: &str = "timeout";
+
+/// Why a header is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderMistake {
+    /// The value is not a number in the range of its header.
+    #[error(
+        "invalid header `{name}:{value}`: the value must be a whole number from 0 to {max}; without the header it is 0"
+    )]
+    Number {
+        /// Name of the header.
+        name: &'static str,
+        /// Value that was sent.
+        value: Shown,
+        /// Largest valid value.
+        max: u32,
+    },
+    /// The time limit is not a number of seconds.
+    #[error(
+        "invalid header `timeout:{0}`: the value must be a number of seconds from 0 to 4294967295; without the header, or with 0, there is no limit"
+    )]
+    Timeout(Shown),
+}
+
+/// Options of a job or schedule. Unknown words are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Headers {
     /// `reply-requested`: the client wants the result.
@@ -17,12 +44,38 @@ pub struct Headers {
     pub priority: u32,
     /// `run_count:N`: total number of runs of a schedule. Default 0: no limit.
     pub run_count: u32,
+    /// `create-queue`: the broker creates the queue of the job if it does not exist. Without it, the job goes to the queue
+    /// `default`. Not in the original.
+    pub create_queue: bool,
 }
 
 impl Headers {
-    /// Parses header text.
+    /// Parses header text that [`Headers::check`] has accepted, or that a worker's message carries: an invalid number
+    /// counts as 0.
     pub fn parse(text: &[u8]) -> Self {
+        Self::read(text).0
+    }
+
+    /// Parses the header text of a request.
+    ///
+    /// # Errors
+    /// [`HeaderMistake`] for the first value that its header cannot have.
+    pub fn check(text: &[u8]) -> Result<Self, HeaderMistake> {
+        match Self::read(text) {
+            (headers, None) => Ok(headers),
+            (_, Some(mistake)) => Err(mistake),
+        }
+    }
+
+    fn read(text: &[u8]) -> (Self, Option<HeaderMistake>) {
         let mut headers = Self::default();
+        let mut first = None;
+        let mut number = |name, value: Option<&[u8]>| {
+            read_number(name, value.unwrap_or_default().trim_ascii()).unwrap_or_else(|mistake| {
+                first.get_or_insert(mistake);
+                0
+            })
+        };
         for word in text.split(|byte| *byte == b',') {
             let colon = memchr::memchr(b':', word).unwrap_or(word.len());
             let (name, value) = (word[..colon].trim_ascii(), word.get(colon + 1..));
@@ -30,14 +83,15 @@ impl Headers {
                 b"reply-requested" => headers.reply_requested = said(value),
                 b"guarantee" => headers.guarantee = said(value),
                 b"nohaste" => headers.nohaste = said(value),
-                b"retry-count" => headers.retry_count = number(value),
-                b"timeout" => headers.timeout = number(value),
-                b"priority" => headers.priority = number(value),
-                b"run_count" | b"run-count" => headers.run_count = number(value),
+                b"retry-count" => headers.retry_count = number("retry-count", value),
+                b"timeout" => headers.timeout = number(TIMEOUT, value),
+                b"priority" => headers.priority = number("priority", value),
+                b"run_count" | b"run-count" => headers.run_count = number("run_count", value),
+                b"create-queue" => headers.create_queue = said(value),
                 _ => {}
             }
         }
-        headers
+        (headers, first)
     }
 
     /// Appends the header text.
@@ -47,6 +101,7 @@ impl Headers {
             (self.reply_requested, "reply-requested"),
             (self.guarantee, "guarantee"),
             (self.nohaste, "nohaste"),
+            (self.create_queue, "create-queue"),
         ] {
             if said {
                 words.push(word.to_owned());
@@ -93,7 +148,15 @@ fn said(value: Option<&[u8]>) -> bool {
     })
 }
 
-fn number(value: Option<&[u8]>) -> u32 {
-    let text = value.and_then(|value| std::str::from_utf8(value.trim_ascii()).ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+fn read_number(name: &'static str, value: &[u8]) -> Result<u32, HeaderMistake> {
+    let text = str::from_utf8(value).unwrap_or_default();
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    if name != TIMEOUT {
+        return Err(HeaderMistake::Number { name, value: Shown::new(value), max: u32::MAX });
+    }
+    // Workers accept fractions of a second; the broker waits for the next whole one.
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=f64::from(u32::MAX)).contains(seconds));
+    seconds.map(|seconds| seconds.ceil() as u32).ok_or_else(|| HeaderMistake::Timeout(Shown::new(value)))
 }

@@ -92,7 +92,8 @@ impl<S> Connection<S> {
     pub(super) fn notify_shards_closed(&mut self) {
         self.outbox.end();
         self.hub.moved();
-        self.session.leave();
-        self.commands.close(&self.outbox, &self.hub);
+        let mut farewells = Vec::new();
+        self.session.leave(&mut farewells);
+        self.commands.close((&self.outbox, &self.client), farewells, &self.hub);
     }
 }

@@ -45,12 +45,27 @@ impl CommandQueue {
         self.known_to_shards
     }
 
-    /// Notifies all shards that may know the connection that it is closed.
-    pub(super) fn close(&mut self, outbox: &Outbox, hub: &Hub) {
-        if std::mem::take(&mut self.known_to_shards) {
-            for handle in &hub.shards {
-                handle.send(Input::Closed(outbox.connection));
+    /// Notifies all shards that may know the connection that it is closed. Before that, sends `farewells`, which need no
+    /// room: their number is limited by what the session holds.
+    pub(super) fn close(
+        &mut self,
+        (outbox, client): (&Arc<Outbox>, &Arc<Client>),
+        farewells: Vec<Command>,
+        hub: &Hub,
+    ) {
+        if !std::mem::take(&mut self.known_to_shards) {
+            return;
+        }
+        if !farewells.is_empty() {
+            self.unsent.clear();
+            self.add(farewells, 0, (outbox, client), hub.shards.len());
+            for Unsent { shard, batch, .. } in self.unsent.drain(..) {
+                hub.shards[shard].send(Input::Batch(batch));
             }
+            self.known_to_shards = false;
+        }
+        for handle in &hub.shards {
+            handle.send(Input::Closed(outbox.connection));
         }
     }
 

@@ -101,8 +101,13 @@ impl EventmqSession {
                     self.ignore();
                 }
             }
-            (Said::Reply { request: None, .. }, _) => {
-                return Err("a REPLY needs the id of its request after the result".to_owned());
+            // The document's REPLY has no place for the id of its request.
+            (Said::Reply { body, request: None }, Part::Worker(work)) => {
+                let Some(client) = &self.client else { return Ok(()) };
+                let request = work.request_of(message.id)?;
+                if !work.result(&request, body, client, now, commands) {
+                    self.ignore();
+                }
             }
             // Like any message, it shows that the worker is alive. Queues that have not been notified of free slots are
             // notified now.

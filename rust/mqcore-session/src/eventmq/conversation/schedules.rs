@@ -25,12 +25,20 @@ impl EventmqSession {
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
         let schedulers = self.exchange.schedulers();
+        let wishes = match Headers::check(schedule.headers) {
+            Ok(wishes) => wishes,
+            Err(mistake) if begins => {
+                return Err(format!("{}: {mistake}", schedules::title(schedule.queue, schedule.body)));
+            }
+            // Only the call identifies the schedule to end.
+            Err(_) => Headers::parse(schedule.headers),
+        };
         if self.exchange.schedules().is_some() {
             let request = ScheduleRequest {
                 id: id.into(),
                 queue: schedule.queue.into(),
                 headers: schedule.headers.into(),
-                wishes: Headers::parse(schedule.headers),
+                wishes,
                 interval: schedule.interval.map(Into::into),
                 job: schedule.body.into(),
                 cron: schedule.cron.map(Into::into),
@@ -88,16 +96,25 @@ impl EventmqSession {
         answer: Result<Reply, Rejection>,
         now: Timestamp,
     ) {
-        let Some(keeper) = self.exchange.schedules() else { return };
+        let Some(keeper) = self.exchange.schedules().cloned() else { return };
         let id = request.id.clone();
+        let title = schedules::title(&request.queue, &request.job);
+        let is_missing = matches!(&answer, Err(rejection) if rejection.kind == RejectionKind::NotFound);
+        if begins && is_missing && request.wishes.create_queue {
+            let queue = self.intake.address(&request.queue);
+            if self.intake.needs(&queue) {
+                self.create_queue(queue);
+            }
+        }
         let done = match answer {
             Err(rejection) if rejection.kind != RejectionKind::NotFound => Err(rejection),
-            // Its runs go to the queue `default`, as jobs for unknown queues do, or to a queue that is created by then.
+            // Without `create-queue` its runs go to the queue `default`, as jobs for unknown queues do, or to a queue that is
+            // created by then.
             _ if begins => keeper.schedule(request),
             _ => keeper.unschedule(request),
         };
         if let Err(rejection) = done {
-            self.fail(&id, rejection.to_string(), now);
+            self.fail(&id, format!("{title}: {rejection}"), now);
         }
     }
 

@@ -18,6 +18,15 @@ use crate::throttr::peer::Counted;
 use crate::throttr::shared::SUBSCRIPTIONS_MAX;
 
 impl ThrottrSession {
+    /// Ends all subscriptions, and the entry of the connection in the directory.
+    pub(super) fn unregister(&mut self) {
+        self.flush_tallies();
+        for (topic, subscription) in std::mem::take(&mut self.subscriptions) {
+            self.directory.unsubscribe(topic.as_bytes(), &subscription);
+        }
+        self.directory.leave(self.connection);
+    }
+
     /// The topic of a channel's name, which has at most 255 bytes.
     pub(super) fn topic(&mut self, channel: &[u8]) -> Option<TopicName> {
         match &self.topic {
