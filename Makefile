@@ -154,6 +154,13 @@ test-python: $(EXTENSION) ## the tests written in Python
 	$(call step,pytest)
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadscope
 
+MUTANTS ?= 40
+MUTANTS_SEED ?= $(MQCORE_SEED)
+
+.PHONY: mutants
+mutants: $(EXTENSION) ## run MUTANTS (40) random defects of each of TARGETS (Python modules and crates) against the tests
+	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(TARGETS)
+
 .PHONY: generate
 generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of options
 	@$(PY) tools/generate_sync.py

@@ -1,0 +1,276 @@
+"""Measures how many random defects the tests find: `make mutants`, `make mutants TARGETS="client broker" MUTANTS=40`.
+
+A mutant is the program with one small defect: another comparison, a constant off by one, a statement less. The sample
+of a target depends only on `--seed`, so a run can be repeated. Python mutants run in a copy of the project against the
+tests that belong to their module; mutants that survive there can run against all Python tests with `--whole`. Rust
+mutants are made and run by cargo-mutants, with a sample of the same kind.
+
+A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each
+survivor with its file, line and change, and exits with 1 if a target's share of caught mutants is below `--least`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGE: Final = ROOT / "python" / "mqcore"
+
+# The modules of each target, and the tests that run first. Generated modules are mutated in their source.
+PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "client": (
+        ("client/*.py", "bodies.py"),
+        ("test_client*.py", "test_mqks_client.py", "test_mm2_client.py", "protocols/test_tmqp_client.py"),
+    ),
+    "broker": (("broker.py", "_answering.py", "handlers.py"), ("test_broker.py", "test_handlers.py", "test_guards.py")),
+    "config": (("config/*.py",), ("test_broker.py", "test_options.py", "test_public_api.py")),
+    "routing": (("routing.py",), ("test_router_cli.py", "protocols/test_tmqp_python_routers.py")),
+    "throttr": (("throttr/client.py", "throttr/models.py", "throttr/requests.py"), ("test_throttr_client.py",)),
+    "ratelimit": (("ratelimit/*.py",), ("test_ratelimit*.py",)),
+    "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_jobs*.py", "jobs/test_parts.py", "jobs/test_zmtp.py")),
+    "spark": (("spark/*.py",), ("spark/test_ledger.py", "spark/test_sink.py", "spark/test_source.py")),
+    "cli": (("cli/*.py",), ("test_cli*.py", "test_router_cli.py", "test_limit_cli.py")),
+}
+GENERATED: Final = ("throttr/sync_client.py",)
+
+COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One defect in one module: `source` is the whole module with it."""
+
+    module: Path
+    line: int
+    change: str
+    source: str
+
+
+def changed(node: ast.AST) -> ast.AST | None:
+    """`node` with a defect; `None` if no defect of ours fits."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.Compare(ops=[operator, *_]) if type(operator) in COMPARISONS:
+            new.ops[0] = COMPARISONS[type(operator)]()
+        case ast.BoolOp():
+            new.op = ast.Or() if isinstance(new.op, ast.And) else ast.And()
+        case ast.UnaryOp(op=ast.Not()):
+            return new.operand
+        case ast.BinOp(op=operator) | ast.AugAssign(op=operator) if type(operator) in OPERATORS:
+            new.op = OPERATORS[type(operator)]()
+        case ast.Constant(value=bool(value)):
+            new.value = not value
+        case ast.Constant(value=int(number) | float(number)):
+            new.value = number + 1
+        case ast.If() | ast.While() | ast.IfExp():
+            new.test = ast.UnaryOp(ast.Not(), new.test)
+        case ast.Return(value=ast.expr()) if not isinstance(new.value, ast.Constant):
+            new.value = ast.Constant(None)
+        case ast.Expr(value=ast.Call() | ast.Await()) | ast.Raise():
+            return ast.Pass()
+        case _:
+            return None
+    return new
+
+
+def is_left_out(node: ast.AST) -> bool:
+    """Code whose defects no test could see: types, logs, overloads, names that a module exports."""
+    match node:
+        case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+            return True
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))):
+            return name in {"_LOG", "LOG", "warnings"}
+        case ast.Assign(targets=[ast.Name(id="__all__")]):
+            return True
+    return False
+
+
+def places(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
+    """Parent, field and index of each node that can run."""
+    for name, value in ast.iter_fields(node):
+        if name in {"annotation", "returns", "decorator_list", "type_params"}:
+            continue
+        for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
+            if isinstance(child, ast.AST) and not is_left_out(child):
+                yield node, name, index
+                yield from places(child)
+
+
+def mutants_of(module: Path) -> list[Mutant]:
+    """Every mutant of a module."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    found = []
+    for parent, name, index in list(places(tree)):
+        field = getattr(parent, name)
+        old = field if index is None else field[index]
+        new = changed(old)
+        if new is None:
+            continue
+        put(parent, name, index, new)
+        source = ast.unparse(ast.fix_missing_locations(tree))
+        put(parent, name, index, old)
+        line = getattr(old, "lineno", getattr(parent, "lineno", 1))
+        found.append(Mutant(module, line, f"{first_line(old)}  ->  {first_line(new)}", source))
+    return found
+
+
+def put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
+    """Replaces a child of `parent`."""
+    if index is None:
+        setattr(parent, name, node)
+    else:
+        getattr(parent, name)[index] = node
+
+
+def first_line(node: ast.AST) -> str:
+    """The text of a node in a report."""
+    return ast.unparse(node).partition("\n")[0][:70]
+
+
+class Copy:
+    """The project in a directory of its own, whose modules can be replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+        extension = [path.relative_to(ROOT) for path in PACKAGE.glob("_core*")]
+        for path in {*map(Path, filter(None, listed.decode().split("\0"))), *extension}:
+            if (ROOT / path).is_file():
+                (directory / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / path, directory / path)
+
+    def run(self, tests: list[str], processes: int, limit: float | None) -> tuple[bool, float]:
+        """Whether the tests pass, and how many seconds they took."""
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", str(processes)]
+        environment = {**os.environ, "PYTHONPATH": str(self.directory / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+        begin = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*command, "--dist", "loadscope", *tests],
+                cwd=self.directory,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired:
+            return False, time.monotonic() - begin
+        if done.returncode > 1:
+            # No test failed: the mutant stops the tests from being collected, or the run itself is broken.
+            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr) if limit is None else None
+        return done.returncode == 0, time.monotonic() - begin
+
+    def replace(self, module: Path, source: str) -> None:
+        """Overwrites a module of the copy."""
+        (self.directory / module.relative_to(ROOT)).write_text(source, encoding="utf-8")
+
+
+def run_python(target: str, count: int, seed: int, *, whole: bool, processes: int) -> tuple[int, list[Mutant]]:
+    """Runs a sample of a target; returns its size and the survivors."""
+    modules, patterns = PYTHON[target]
+    files = sorted({path for pattern in modules for path in PACKAGE.glob(pattern)})
+    everything = [
+        mutant for path in files if str(path.relative_to(PACKAGE)) not in GENERATED for mutant in mutants_of(path)
+    ]
+    sample = random.Random(f"{seed} {target}").sample(everything, min(count, len(everything)))
+    tests = sorted(
+        f"tests/{path.relative_to(ROOT / 'tests')}" for pattern in patterns for path in (ROOT / "tests").glob(pattern)
+    )
+    survivors = []
+    with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
+        project = Copy(Path(directory))
+        passed, seconds = project.run(tests, processes, None)
+        if not passed:
+            sys.exit(f"{target}: the tests fail without a mutant; repair them first")
+        print(f"{target}: {len(sample)} of {len(everything)} mutants, {seconds:.0f} s a run", flush=True)
+        for number, mutant in enumerate(sample, 1):
+            project.replace(mutant.module, mutant.source)
+            survived, _ = project.run(tests, processes, 3 * seconds + 30)
+            if survived and whole:
+                survived, _ = project.run(["tests"], processes, 3600)
+            project.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
+            where = f"{mutant.module.relative_to(ROOT)}:{mutant.line}"
+            verdict = "SURVIVED" if survived else "caught"
+            print(f"  {number:3}/{len(sample)} {verdict:8} {where}: {mutant.change}", flush=True)
+            if survived:
+                survivors.append(mutant)
+    return len(sample), survivors
+
+
+def run_rust(crate: str, count: int, seed: int) -> tuple[int, list[str]] | None:
+    """The same for a crate; `None` without cargo-mutants."""
+    if subprocess.run(["cargo", "mutants", "--version"], capture_output=True, check=False).returncode != 0:
+        print(f"{crate}: skipped: needs cargo-mutants (cargo install cargo-mutants)")
+        return None
+    listing = ["cargo", "mutants", "--list", "--json", "--package", crate]
+    found = json.loads(subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout)
+    names = sorted(each["name"] for each in found)
+    sample = random.Random(f"{seed} {crate}").sample(names, min(count, len(names)))
+    wanted = [argument for name in sample for argument in ("--re", f"^{re.escape(name)}$")]
+    with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
+        command = ["cargo", "mutants", "--package", crate, "--output", directory, "--no-shuffle", *wanted]
+        subprocess.run(command, cwd=ROOT, check=False)
+        report = Path(directory) / "mutants.out"
+        missed = (report / "missed.txt").read_text(encoding="utf-8").splitlines()
+        unviable = (report / "unviable.txt").read_text(encoding="utf-8").splitlines()
+    return len(sample) - len(unviable), missed
+
+
+def main() -> int:
+    """Prints a score for each target; 1 if one is below the least."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("targets", nargs="*", help=f"of {', '.join(PYTHON)}, or crates; default: all of Python")
+    parser.add_argument("--count", type=int, default=40, help="mutants of each target (default 40)")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32), help="repeats a sample")
+    parser.add_argument("--whole", action="store_true", help="run survivors against all Python tests, which takes long")
+    parser.add_argument("--processes", type=int, default=3, help="processes that run tests (default 3)")
+    parser.add_argument("--least", type=int, default=90, help="percentage that must be caught (default 90)")
+    given = parser.parse_args()
+    print(f"sample: --seed {given.seed} --count {given.count}", flush=True)
+    scores = []
+    for target in given.targets or PYTHON:
+        if target in PYTHON:
+            size, survivors = run_python(target, given.count, given.seed, whole=given.whole, processes=given.processes)
+            scores.append((target, size, len(survivors)))
+        elif target.startswith("mqcore-"):
+            if (outcome := run_rust(target, given.count, given.seed)) is not None:
+                scores.append((target, outcome[0], len(outcome[1])))
+        else:
+            parser.error(f"unknown target {target!r}; use {', '.join(PYTHON)} or the name of a crate")
+    for target, size, survived in scores:
+        print(f"{target:20} {size - survived:3}/{size:3} caught {100 * (size - survived) / max(size, 1):5.1f} %")
+    return int(any(100 * (size - survived) < given.least * size for _, size, survived in scores))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
