@@ -33,3 +33,4 @@ pub mod schedules;
 pub mod session;
 pub mod throttr;
 pub mod tmqp;
+pub mod uplink;

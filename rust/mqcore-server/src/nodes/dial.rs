@@ -1,21 +1,15 @@
-//! A connection to an upstream broker: the transport, the preamble, Hello and its answer.
+//! A connection to an upstream broker: the transport, the introduction and its answer.
 
 use std::io;
 
 use bytes::{Buf, BytesMut};
-use mqcore_cluster::message::{CLIENT_TYPE, EPOCH_KEY, ID_KEY, NAME_KEY, VERSION, VERSION_KEY};
-use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::{Frame, Kind, header, operation};
+use mqcore_session::uplink::{Acceptance, Introduction, read_acceptance};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::nodes::config::UpstreamConfig;
 use crate::nodes::store::NodeIdentity;
-
-/// Maximum bytes of an answer to Hello.
-const ANSWER_BYTES_MAX: u64 = 64 * 1024;
 
 /// A byte stream, plain or through TLS.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -37,10 +31,7 @@ pub(crate) struct Accepted {
     pub(crate) stream: Stream,
     /// Bytes that arrived after its answer.
     pub(crate) input: BytesMut,
-    /// Whether it confirms by number.
-    pub(crate) numbered: bool,
-    pub(crate) id: String,
-    pub(crate) name: String,
+    pub(crate) acceptance: Acceptance,
 }
 
 /// Connects the transport.
@@ -58,55 +49,30 @@ pub(crate) async fn connect(upstream: &UpstreamConfig) -> Result<Stream, String>
     Ok(Box::new(stream))
 }
 
-/// Sends Hello and reads the answer.
+/// Introduces this node and reads the answer.
 pub(crate) async fn greet(
     mut stream: Stream,
     upstream: &UpstreamConfig,
     me: &Introduced,
 ) -> Result<Accepted, String> {
-    let octets = hello_octets(upstream, me)?;
+    let introduction = Introduction {
+        id: &me.identity.id,
+        name: &me.name,
+        epoch: me.identity.epoch,
+        token: upstream.token.as_deref(),
+    };
+    let bytes = introduction.encode().map_err(|error| error.to_string())?;
     let broken = |error: io::Error| error.to_string();
-    stream.write_all(&octets).await.map_err(broken)?;
+    stream.write_all(&bytes).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
     let mut input = BytesMut::with_capacity(4096);
-    let limits = Limits { frame_bytes_max: ANSWER_BYTES_MAX, ..Limits::default() };
     loop {
         if stream.read_buf(&mut input).await.map_err(broken)? == 0 {
             return Err("it closed the connection without an answer; does it take nodes in?".into());
         }
-        let answer = hello::answer(&input, &limits).map_err(|error| error.to_string())?;
-        let Some((frame, size)) = answer else { continue };
-        let (numbered, id, name) = read_answer(&frame)?;
+        let answer = read_acceptance(&input).map_err(|error| error.to_string())?;
+        let Some((acceptance, size)) = answer else { continue };
         input.advance(size);
-        return Ok(Accepted { stream, input, numbered, id, name });
+        return Ok(Accepted { stream, input, acceptance });
     }
-}
-
-fn hello_octets(upstream: &UpstreamConfig, me: &Introduced) -> Result<Vec<u8>, String> {
-    let epoch = me.identity.epoch.to_string();
-    let properties = vec![(VERSION_KEY, VERSION), (EPOCH_KEY, &*epoch)];
-    let hello = Hello {
-        client_id: Some(&me.identity.id),
-        client_name: Some(&me.name),
-        client_type: Some(CLIENT_TYPE),
-        client_token: upstream.token.as_deref(),
-        properties,
-        ..Hello::default()
-    };
-    hello::opening(&hello, b"node-hello").map_err(|error| error.to_string())
-}
-
-fn read_answer(frame: &Frame<'_>) -> Result<(bool, String, String), String> {
-    if frame.kind != Kind::SERVER || frame.content_type != operation::ACCEPTED {
-        let why = String::from_utf8_lossy(frame.payload);
-        return Err(match frame.content_type {
-            operation::status::UNAUTHORIZED => "it refused this node's token".into(),
-            code => format!("it refused this node with {code}: {why}"),
-        });
-    }
-    let text = |key| {
-        let value = header::header_value(frame.headers, key).unwrap_or_default();
-        String::from_utf8_lossy(value).trim().to_owned()
-    };
-    Ok((text(VERSION_KEY) == VERSION, text(ID_KEY), text(NAME_KEY)))
 }

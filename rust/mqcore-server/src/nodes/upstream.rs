@@ -7,9 +7,7 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use mqcore_broker::model::node::Upstream;
 use mqcore_cluster::link::{Link, LinkAction};
-use mqcore_cluster::message::LinkMessage;
-use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::{self, Kind};
+use mqcore_session::uplink::{self, LinkInput};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
@@ -23,8 +21,6 @@ use crate::shard::inbox::Urgent;
 
 /// Bytes fetched and written at a time.
 const CHUNK_BYTES: usize = 256 * 1024;
-/// Limits on frames from an upstream broker. Confirmations and all other frames to a node are small.
-const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 65_535 };
 
 /// The task of one upstream broker.
 pub(crate) struct UpstreamTask {
@@ -142,7 +138,7 @@ impl UpstreamTask {
 
     /// Runs until the connection ends. False: the server stops.
     async fn converse(&mut self, accepted: Accepted) -> bool {
-        let Accepted { stream, input, numbered, id, name } = accepted;
+        let Accepted { stream, input, acceptance: uplink::Acceptance { numbered, id, name } } = accepted;
         self.link.accepted(numbered, self.now());
         self.forwarder.here(self.index, true);
         self.notify_home(Some((&id, &name)));
@@ -166,9 +162,9 @@ impl UpstreamTask {
             None => {
                 // Sends a last message if that is possible at once. A stopping server does not wait for upstream
                 // brokers.
-                let mut octets = Vec::new();
-                tmqp::encode(&tmqp::Frame::new(Kind::TERMINATE), &mut octets);
-                let last = talk.writer.write_all(&octets);
+                let mut bytes = Vec::new();
+                uplink::encode_terminate(&mut bytes);
+                let last = talk.writer.write_all(&bytes);
                 let _ = tokio::time::timeout(Duration::from_millis(100), last).await;
                 false
             }
@@ -195,7 +191,7 @@ impl UpstreamTask {
             }
             while let Some(action) = self.link.poll(self.now()) {
                 match action {
-                    LinkAction::Ping => talk.output.extend_from_slice(&tmqp::PING),
+                    LinkAction::Ping => talk.output.extend_from_slice(&uplink::PING),
                     LinkAction::Close(reason) => return Some(format!("given up: {reason:?}")),
                     LinkAction::Dial => {}
                 }
@@ -252,7 +248,7 @@ impl UpstreamTask {
             }
             if self.link.is_numbered() && talk.expects != Some(number) {
                 let mut position = Vec::new();
-                LinkMessage::Position(number).encode(&mut position);
+                uplink::encode_position(number, &mut position);
                 talk.output.extend_from_slice(&position);
             }
             talk.expects = Some(number + 1);
@@ -264,26 +260,21 @@ impl UpstreamTask {
     /// Handles the frames that the upstream broker sent.
     fn read_frames(&mut self, talk: &mut Conversation) -> Result<(), String> {
         loop {
-            let (kind, message, size) = match tmqp::decode(&talk.input, &LIMITS) {
-                Ok(None) => return Ok(()),
-                Ok(Some((frame, size))) => (frame.kind, LinkMessage::read(&frame), size),
-                Err(error) => return Err(error.to_string()),
-            };
+            let read = uplink::read_input(&talk.input).map_err(|error| error.to_string())?;
+            let Some((input, size)) = read else { return Ok(()) };
             talk.input.advance(size);
             let now = self.now();
-            let through = match (kind, message) {
-                (Kind::PING, _) => {
-                    talk.output.extend_from_slice(&tmqp::PONG);
+            let through = match input {
+                LinkInput::Ping => {
+                    talk.output.extend_from_slice(&uplink::PONG);
                     None
                 }
-                (Kind::PONG, _) => self.link.pong(now),
-                (Kind::TERMINATE, _) => return Err("the upstream broker is stopping".into()),
-                (_, Some(LinkMessage::Confirm(through))) => {
-                    self.link.confirm(through, now).then_some(through)
-                }
+                LinkInput::Pong => self.link.pong(now),
+                LinkInput::Terminate => return Err("the upstream broker is stopping".into()),
+                LinkInput::Confirm(through) => self.link.confirm(through, now).then_some(through),
                 // An original broker may answer messages; the answers are for its own clients, which this broker does
                 // not have.
-                _ => None,
+                LinkInput::Other => None,
             };
             if through.is_some() {
                 // The confirmed messages may have filled the window.

@@ -9,6 +9,7 @@
 //! | `publish`, `topic`, `routers`, `pull`, `operation`, `subscription` | frames of one kind, as commands |
 //! | `passing` | a peer that is another broker |
 //! | [`forwards`] | commands of clients as frames for other brokers |
+//! | [`uplink`] | the connection of this broker to another one that it forwards to |
 //! | `options` | the JSON that clients send |
 //! | `pending` | requests that are not answered yet |
 //! | `answer`, `delivery` | frames that answer, frames that deliver |
@@ -33,6 +34,7 @@ mod pull;
 mod routers;
 mod subscription;
 mod topic;
+pub mod uplink;
 
 use mqcore_broker::model::time::Timestamp;
 
