@@ -252,7 +252,7 @@ fn topic_takes_a_message_if_it_has_subscribers() {
     assert_eq!(route(&mut shards, "r", "m", 0).direct.len(), 1);
     let name = mqcore_broker::model::id::TopicName::new(b"news").expect("a short name");
     let pattern = mqcore_broker::model::topic::TopicPattern::Exact(name);
-    shards.request(1, Request::SubscribeTopic { pattern, as_events: false }).expect("fine");
+    shards.request(1, Request::SubscribeTopic { pattern }).expect("fine");
     assert_eq!(route(&mut shards, "r", "m", 0).direct, ["c1 by topic"]);
 }
 

@@ -22,14 +22,8 @@ use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 
 const Q: &str = "jobs/0";
 
-const EXPLICIT: Terms = Terms {
-    settling: Settling::Explicit,
-    window: 0,
-    timeout: None,
-    as_events: false,
-    weight: 0,
-    slots: None,
-};
+const EXPLICIT: Terms =
+    Terms { settling: Settling::Explicit, window: 0, timeout: None, weight: 0, slots: None };
 const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, ..EXPLICIT };
 
 fn window(window: u32) -> Terms {
@@ -587,19 +581,6 @@ fn a_slot_is_free_again_if_a_handler_keeps_the_message() {
     world.publish(&producer, Q, "b");
     world.answer(Step::CanConsumerReceive, ALLOW);
     assert_eq!((world.tagged(), slots.free()), (vec!["2.1:b".to_owned()], 0));
-}
-
-#[test]
-fn sessions_can_get_each_delivery_as_an_event() {
-    let (mut world, producer, one, _) = workers();
-    world.consume(&one, 1, Terms { as_events: true, ..EXPLICIT });
-    world.publish(&producer, Q, "a");
-    assert!(world.tagged().is_empty());
-    let told = world.notifications(one.connection);
-    let [.., Event::Delivered(deliver)] = told.as_slice() else { panic!("{told:?}") };
-    assert_eq!((id_of(&deliver.message).as_str(), deliver.tag, deliver.first), ("a", Tag(1), true));
-    world.settle(&one, 1, "a", None);
-    assert_eq!(world.information(Q).unsettled, 0);
 }
 
 // ---- Random runs -----------------------------------------------------------------------------------------

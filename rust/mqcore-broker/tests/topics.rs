@@ -30,9 +30,7 @@ fn prefix(name: &str) -> TopicPattern {
 }
 
 fn subscribe(shards: &mut Shards, who: usize, pattern: TopicPattern) {
-    shards
-        .request(who, Request::SubscribeTopic { pattern, as_events: false })
-        .expect("nothing is in the way");
+    shards.request(who, Request::SubscribeTopic { pattern }).expect("nothing is in the way");
 }
 
 /// Publishes a message; returns its receivers in the order of the effects, and the number of receivers in the answer.
@@ -49,7 +47,6 @@ fn publish(shards: &mut Shards, who: usize, name: &str, to_producer: bool) -> (V
                 assert_eq!(publication.topic, topic(name));
                 got.extend(publication.to.as_slice().iter().map(|to| shards.name(*to)));
             }
-            Effect::Notify(to, Event::Published { .. }) => got.push(format!("{} told", shards.name(to))),
             Effect::Notify(_, Event::Answered(_, Ok(Reply::Published(count)))) => receivers = count,
             other => panic!("publishing to a topic does not cause {other:?}"),
         }
@@ -102,18 +99,6 @@ fn a_producer_gets_its_own_message_only_if_it_wants_that() {
     assert_eq!(publish(&mut shards, 0, "t", false).0, ["c1"]);
     assert_eq!(publish(&mut shards, 1, "t", false).0, ["c0"]);
     assert_eq!(publish(&mut shards, 1, "t", true).0, ["c0", "c1"]);
-}
-
-#[test]
-fn session_can_get_each_message_as_an_event() {
-    let mut shards = Shards::new(1, 3);
-    subscribe(&mut shards, 1, exact("t"));
-    shards.request(2, Request::SubscribeTopic { pattern: exact("t"), as_events: true }).expect("fine");
-    assert_eq!(publish(&mut shards, 0, "t", true), (vec!["c1".to_owned(), "c2 told".to_owned()], 2));
-    shards
-        .request(1, Request::SubscribeTopic { pattern: exact("t"), as_events: true })
-        .expect("twice is fine");
-    assert_eq!(publish(&mut shards, 0, "t", true).0, ["c1 told", "c2 told"]);
 }
 
 #[test]
@@ -191,12 +176,12 @@ fn connection_has_a_maximum_of_topics_and_patterns() {
     for number in 0..SUBSCRIPTIONS_MAX {
         subscribe(&mut shards, 0, exact(&format!("t{number}")));
     }
-    let one_more = Request::SubscribeTopic { pattern: exact("more"), as_events: false };
+    let one_more = Request::SubscribeTopic { pattern: exact("more") };
     assert_eq!(shards.request(0, one_more.clone()).unwrap_err().kind, RejectionKind::LimitExceeded);
     for number in 0..PATTERNS_MAX {
         subscribe(&mut shards, 0, mask(&format!("t{number}.*")));
     }
-    let refused = shards.request(0, Request::SubscribeTopic { pattern: mask("more.*"), as_events: false });
+    let refused = shards.request(0, Request::SubscribeTopic { pattern: mask("more.*") });
     assert_eq!(refused.unwrap_err().kind, RejectionKind::LimitExceeded);
     subscribe(&mut shards, 0, exact("t0"));
     shards.request(1, one_more).expect("the limit is each connection's own");

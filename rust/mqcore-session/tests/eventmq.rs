@@ -210,13 +210,21 @@ impl World {
         }
     }
 
+    fn tell(&mut self, to: ConnectionId, event: Event) {
+        if let Some(peer) = self.peers.get_mut(&to)
+            && let Err(error) = peer.session.event(event, self.now, &mut peer.written)
+        {
+            peer.error = Some(error);
+        }
+    }
+
     fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
-            Effect::Notify(to, event) => {
-                if let Some(peer) = self.peers.get_mut(&to)
-                    && let Err(error) = peer.session.event(event, self.now, &mut peer.written)
-                {
-                    peer.error = Some(error);
+            Effect::Notify(to, event) => self.tell(to, event),
+            // As the server does for protocols whose sessions encode messages.
+            Effect::Deliver(deliver) => {
+                for to in deliver.to.as_slice() {
+                    self.tell(*to, Event::Delivered(deliver.clone()));
                 }
             }
             Effect::Publication(publication) => {

@@ -393,10 +393,8 @@ pub enum Request {
     /// subscriptions are notified of their bindings one last time.
     DropQueue { queue: QueueAddress },
     /// Subscribe to topics. The client gets each message once, however many of its subscriptions match.
-    /// Subscribing twice has no effect. `as_events`: each message is an `Event::Published` of its own, for
-    /// sessions that number, filter or acknowledge messages; otherwise a message is encoded a single time for
-    /// all subscribers. Patterns are sent to every shard.
-    SubscribeTopic { pattern: TopicPattern, as_events: bool },
+    /// Subscribing twice has no effect. Patterns are sent to every shard.
+    SubscribeTopic { pattern: TopicPattern },
     /// End a subscription to topics; `NotFound` if there is none. Patterns are sent to every shard.
     UnsubscribeTopic { pattern: TopicPattern },
     /// Bind a queue to topics: it gets copies of their messages from now on, once it exists. Binding
@@ -512,7 +510,7 @@ impl Request {
                 (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,
                 _ => Destination::Home,
             },
-            Self::SubscribeTopic { pattern, .. }
+            Self::SubscribeTopic { pattern }
             | Self::UnsubscribeTopic { pattern }
             | Self::BindTopic { pattern, .. }
             | Self::UnbindTopic { pattern, .. } => match pattern {

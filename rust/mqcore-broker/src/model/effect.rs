@@ -28,10 +28,11 @@ use crate::model::topic::TopicPattern;
 pub enum Effect {
     /// Send an event to a connection's session.
     Notify(ConnectionId, Event),
-    /// Deliver a message to consumers. Separate from `Notify`, so that the message can be encoded once
-    /// for many consumers.
+    /// Deliver a message to consumers. The caller chooses by the protocol of each consumer: it encodes
+    /// the message once for many consumers, or sends [`Event::Delivered`] to the session.
     Deliver(Deliver),
-    /// Deliver a topic's message to subscribers, encoded once for many as with `Deliver`.
+    /// Deliver a topic's message to subscribers. The caller chooses as with `Deliver`; the event is
+    /// [`Event::Published`].
     Publication(Publication),
     /// Ask a delivery handler. The caller answers with `Broker::answer`, in any order, or never.
     Ask(Question),
@@ -225,7 +226,8 @@ pub enum Event {
         /// The subscription.
         tag: Tag,
     },
-    /// A message for a subscription whose terms want an event for each delivery.
+    /// A message for a session that encodes deliveries itself. Made of [`Effect::Deliver`]; the broker
+    /// emits no such event.
     Delivered(Deliver),
     /// One message of a pull.
     Pulled {
@@ -288,7 +290,8 @@ pub enum Event {
     /// For a downstream broker: the message with this number cannot be taken now and must be sent again
     /// later.
     Deferred(u64, Rejection),
-    /// A message of a topic, for a subscriber that wants an event for each.
+    /// A message of a topic, for a session that encodes such messages itself. Made of
+    /// [`Effect::Publication`]; the broker emits no such event.
     Published {
         /// The topic.
         topic: TopicName,

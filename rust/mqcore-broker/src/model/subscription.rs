@@ -31,9 +31,6 @@ pub struct Terms {
     pub window: u32,
     /// Time to settle a delivery with [`Settling::Explicit`]; `None`, the default: no limit.
     pub timeout: Option<Duration>,
-    /// Whether each delivery is an `Event::Delivered`, for sessions that number or count deliveries,
-    /// instead of being encoded for the connection. Default: false.
-    pub as_events: bool,
     /// For queues that deliver each message to one consumer: a free consumer with a larger weight comes
     /// first. Used only if some consumer has `slots`. Default: 0.
     pub weight: i32,

@@ -278,9 +278,6 @@ impl Queue {
         let subscription = (consumer.tag, consumer.name.clone());
         let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
         let deliver = self.delivery_of(entry, to, subscription, acknowledge, context);
-        if consumer.terms.as_events {
-            return context.notify(consumer.client.connection, Event::Delivered(deliver));
-        }
         context.effects.push(Effect::Deliver(deliver));
     }
 

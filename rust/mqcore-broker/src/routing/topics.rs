@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::context::Context;
 use crate::model::client::Client;
-use crate::model::effect::{Effect, Event, Publication, Recipients};
+use crate::model::effect::{Effect, Publication, Recipients};
 use crate::model::id::{ConnectionId, QueueAddress, TopicName};
 use crate::model::message::Message;
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -27,18 +27,13 @@ struct Subscriber {
     since: Timestamp,
     /// The counters of the topic when it subscribed; meaningless for patterns.
     before: TopicStats,
-    /// Whether each message is an event of its own.
-    individual: bool,
 }
 
 /// The receivers of a topic's messages, valid until something changes.
 #[derive(Debug)]
 struct Fanout {
     key: FanoutKey,
-    /// Subscribers that get the same bytes.
-    shared: Option<Recipients>,
-    /// Subscribers that get an event for each message.
-    individual: Vec<ConnectionId>,
+    subscribers: Option<Recipients>,
     /// Number of subscribers that are too slow.
     slow: u64,
     queues: Arc<[QueueAddress]>,
@@ -116,25 +111,19 @@ pub(crate) struct Published {
 }
 
 impl Topics {
-    /// Subscribes a connection to topics. Subscribing twice has no effect, except that `as_events` changes.
+    /// Subscribes a connection to topics. Subscribing twice has no effect.
     pub(crate) fn subscribe(
         &mut self,
         client: &Arc<Client>,
         pattern: TopicPattern,
-        individual: bool,
         now: Timestamp,
     ) -> Result<(), Rejection> {
         let connection = client.connection;
-        let subscriber =
-            Subscriber { client: client.clone(), since: now, before: TopicStats::default(), individual };
+        let subscriber = Subscriber { client: client.clone(), since: now, before: TopicStats::default() };
         if let TopicPattern::Exact(name) = pattern {
             let key = self.entry(&name);
             let held = self.held.entry(connection).or_default();
             if held.topics.contains(&key) {
-                self.entries[key].fanout = None;
-                if let Some(known) = find(&mut self.entries[key].subscribers, connection) {
-                    known.individual = individual;
-                }
                 return Ok(());
             }
             if held.topics.len() >= SUBSCRIPTIONS_MAX {
@@ -148,10 +137,8 @@ impl Topics {
             return Ok(());
         }
         let held = self.held.entry(connection).or_default();
-        let entry = self.patterns.iter_mut().find(|entry| entry.pattern == pattern);
-        if let Some(known) = entry.and_then(|entry| find(&mut entry.subscribers, connection)) {
-            known.individual = individual;
-            self.changes += 1;
+        let entry = self.patterns.iter().find(|entry| entry.pattern == pattern);
+        if entry.is_some_and(|entry| is_subscribed(&entry.subscribers, connection)) {
             return Ok(());
         }
         if held.patterns >= PATTERNS_MAX {
@@ -301,21 +288,17 @@ impl Topics {
         }
         let Topic { name, fanout, stats, .. } = &mut self.entries[key];
         let Some(fanout) = fanout else { unreachable!("it was made above") };
-        let shared = fanout.shared.as_ref().map_or(0, |to| to.as_slice().len());
-        let receivers = shared + fanout.individual.len() + fanout.queues.len();
+        let subscribers = fanout.subscribers.as_ref().map_or(0, |to| to.as_slice().len());
+        let receivers = subscribers + fanout.queues.len();
         stats.published += 1;
         stats.published_bytes += message.body().len() as u64;
-        stats.delivered += (shared + fanout.individual.len()) as u64;
+        stats.delivered += subscribers as u64;
         stats.copied += fanout.queues.len() as u64;
         stats.dropped_slow += fanout.slow;
         stats.dropped_no_consumer += u64::from(receivers == 0 && fanout.slow == 0);
-        if let Some(to) = &fanout.shared {
+        if let Some(to) = &fanout.subscribers {
             let publication = Publication { topic: name.clone(), message: message.clone(), to: to.clone() };
             context.effects.push(Effect::Publication(publication));
-        }
-        for to in &fanout.individual {
-            let event = Event::Published { topic: name.clone(), message: message.clone() };
-            context.effects.push(Effect::Notify(*to, event));
         }
         Published { receivers: receivers as u32, queues: fanout.queues.clone() }
     }
@@ -342,7 +325,7 @@ impl Topics {
     fn fanout(&self, key: usize, wanted: FanoutKey, context: &Context<'_>) -> Fanout {
         let topic = &self.entries[key];
         let everyone = self.subscribers(topic);
-        let (mut shared, mut individual, mut slow) = (Vec::new(), Vec::new(), 0);
+        let (mut receivers, mut slow) = (Vec::new(), 0);
         for subscriber in everyone {
             let connection = subscriber.client.connection;
             if wanted.except == Some(connection) {
@@ -350,38 +333,27 @@ impl Topics {
             }
             if context.state.congestion.since.contains_key(&connection) {
                 slow += 1;
-            } else if subscriber.individual {
-                individual.push(connection);
             } else {
-                shared.push(connection);
+                receivers.push(connection);
             }
         }
-        let shared = match shared[..] {
+        let subscribers = match receivers[..] {
             [] => None,
             [only] => Some(Recipients::One(only)),
-            _ => Some(Recipients::Many(shared.into())),
+            _ => Some(Recipients::Many(receivers.into())),
         };
-        Fanout { key: wanted, shared, individual, slow, queues: self.queues(topic).into() }
+        Fanout { key: wanted, subscribers, slow, queues: self.queues(topic).into() }
     }
 
     /// Each connection once, however many of its subscriptions match: first by name, then by patterns
     /// in their order.
     fn subscribers<'a>(&'a self, topic: &'a Topic) -> Vec<&'a Subscriber> {
-        let mut seen: HashMap<ConnectionId, usize> = HashMap::default();
+        let mut seen: HashSet<ConnectionId> = HashSet::default();
         let mut all: Vec<&Subscriber> = Vec::new();
         let by_pattern = self.matching(topic).flat_map(|entry| &entry.subscribers);
         for subscriber in topic.subscribers.iter().chain(by_pattern) {
-            match seen.entry(subscriber.client.connection) {
-                std::collections::hash_map::Entry::Vacant(vacant) => {
-                    vacant.insert(all.len());
-                    all.push(subscriber);
-                }
-                // A connection that wants an event for each message gets it, even if another of its
-                // subscriptions does not need it.
-                std::collections::hash_map::Entry::Occupied(place) if subscriber.individual => {
-                    all[*place.get()] = subscriber;
-                }
-                std::collections::hash_map::Entry::Occupied(_) => {}
+            if seen.insert(subscriber.client.connection) {
+                all.push(subscriber);
             }
         }
         all
@@ -513,8 +485,8 @@ impl Topics {
     }
 }
 
-fn find(subscribers: &mut [Subscriber], connection: ConnectionId) -> Option<&mut Subscriber> {
-    subscribers.iter_mut().find(|subscriber| subscriber.client.connection == connection)
+fn is_subscribed(subscribers: &[Subscriber], connection: ConnectionId) -> bool {
+    subscribers.iter().any(|subscriber| subscriber.client.connection == connection)
 }
 
 fn remove(subscribers: &mut Vec<Subscriber>, connection: ConnectionId) -> bool {

@@ -77,9 +77,7 @@ impl Entities {
                 self.drop_queue(&queue, context);
                 Ok(Reply::Done)
             }
-            Request::SubscribeTopic { pattern, as_events } => {
-                done(self.topics.subscribe(client, pattern, as_events, context.now))
-            }
+            Request::SubscribeTopic { pattern } => done(self.topics.subscribe(client, pattern, context.now)),
             Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
             Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),
             Request::UnbindTopic { pattern, queue } => self.unbind_bound_topic(&pattern, &queue, context),

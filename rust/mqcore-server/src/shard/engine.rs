@@ -300,7 +300,7 @@ impl Engine {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
             match effect {
-                Effect::Deliver(deliver) => self.staging.deliver(&deliver, &self.hub),
+                Effect::Deliver(deliver) => self.staging.deliver(deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
                 Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.shard_event(event),
                 Effect::Notify(connection, event) => {

@@ -199,19 +199,19 @@ impl Staging {
     }
 
     /// Adds a message for one or many consumers.
-    pub(crate) fn deliver(&mut self, deliver: &Deliver, hub: &Hub) {
+    pub(crate) fn deliver(&mut self, deliver: Deliver, hub: &Hub) {
         match &deliver.to {
             Recipients::One(connection) => self.deliver_one(*connection, deliver, hub),
             Recipients::Many(to) if to.len() == 1 => self.deliver_one(to[0], deliver, hub),
-            Recipients::Many(to) => self.deliver_many(to, deliver, hub),
+            Recipients::Many(to) => self.deliver_many(to, &deliver, hub),
         }
     }
 
-    fn deliver_one(&mut self, connection: ConnectionId, deliver: &Deliver, hub: &Hub) {
+    fn deliver_one(&mut self, connection: ConnectionId, deliver: Deliver, hub: &Hub) {
         let Some(staged) = self.place(connection, hub) else { return };
         match staged.outbox.protocol.deliveries() {
-            Encoding::Shared(encode) => staged.append_own(hub, |own| encode(deliver, deliver.first, own)),
-            Encoding::BySession => staged.push_event(Event::Delivered(deliver.clone())),
+            Encoding::Shared(encode) => staged.append_own(hub, |own| encode(&deliver, deliver.first, own)),
+            Encoding::BySession => staged.push_event(Event::Delivered(deliver)),
         }
     }
 

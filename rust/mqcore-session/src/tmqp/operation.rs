@@ -29,7 +29,7 @@ pub(super) fn request(
     {
         let pattern = pattern?;
         return Ok(match operation {
-            O::JoinChannel => Request::SubscribeTopic { pattern, as_events: false },
+            O::JoinChannel => Request::SubscribeTopic { pattern },
             _ => Request::UnsubscribeTopic { pattern },
         });
     }

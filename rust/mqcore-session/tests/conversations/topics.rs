@@ -76,9 +76,7 @@ fn joining_a_topic_subscribes_to_it_and_a_star_makes_it_a_mask() {
         ("@topic:", TopicPattern::Exact(topic(""))),
     ] {
         let (request, asked) = talk.request(&encoded(&operation(Operation::JoinChannel.code(), target)));
-        let Request::SubscribeTopic { pattern: wanted, as_events: false } = asked else {
-            panic!("{asked:?}")
-        };
+        let Request::SubscribeTopic { pattern: wanted } = asked else { panic!("{asked:?}") };
         assert_eq!(wanted, pattern);
         let parts = if matches!(pattern, TopicPattern::Exact(_)) { 1 } else { 4 };
         let mut output = Vec::new();

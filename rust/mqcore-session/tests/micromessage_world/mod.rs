@@ -7,7 +7,7 @@ use std::time::Duration;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Command, Destination, Request};
 use mqcore_broker::model::config::BrokerConfig;
-use mqcore_broker::model::effect::{Effect, Event, Forwarded};
+use mqcore_broker::model::effect::{Effect, Event, Forwarded, Publication};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
@@ -253,6 +253,17 @@ impl World {
     fn effect(&mut self, effect: Effect, effects: &mut VecDeque<(usize, Effect)>) {
         match effect {
             Effect::Notify(to, event) => self.tell(to, event),
+            // As the server does for protocols whose sessions encode messages.
+            Effect::Deliver(deliver) => {
+                for to in deliver.to.as_slice() {
+                    self.tell(*to, Event::Delivered(deliver.clone()));
+                }
+            }
+            Effect::Publication(Publication { topic, message, to }) => {
+                for to in to.as_slice() {
+                    self.tell(*to, Event::Published { topic: topic.clone(), message: message.clone() });
+                }
+            }
             Effect::Forward(to, forwarded) => self.forward(to, forwarded, effects),
             other => panic!("nothing here leads to {other:?}"),
         }

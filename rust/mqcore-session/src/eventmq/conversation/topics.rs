@@ -6,10 +6,8 @@ use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::topic::TopicPattern;
 
 use super::{EventmqSession, TOPICS_MAX};
-use crate::eventmq::EventmqProtocol;
 use crate::eventmq::listener::Role;
 use crate::eventmq::pending::Asked;
-use crate::protocol::ProtocolFactory;
 
 impl EventmqSession {
     pub(super) fn publish(
@@ -42,8 +40,7 @@ impl EventmqSession {
         *wanted = wanted.saturating_add(1);
         if *wanted == 1 {
             let pattern = TopicPattern::Prefix(prefix);
-            let as_events = EventmqProtocol::PUBLICATIONS.is_by_session();
-            self.ask_every_shard(Request::SubscribeTopic { pattern, as_events }, commands);
+            self.ask_every_shard(Request::SubscribeTopic { pattern }, commands);
         }
     }
 

@@ -11,10 +11,8 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::{self, Command as Said, encode_heartbeat, queues};
 
 use super::{EventmqSession, HEARTBEAT_INTERVAL, Part, deny};
-use crate::eventmq::EventmqProtocol;
 use crate::eventmq::pending::Asked;
 use crate::eventmq::worker::Work;
-use crate::protocol::ProtocolFactory;
 use crate::session::SessionError;
 
 impl EventmqSession {
@@ -50,7 +48,6 @@ impl EventmqSession {
         for (served, weight) in work.served().iter().zip(weights) {
             let terms = SubscriptionTerms {
                 settling: Settling::Explicit,
-                as_events: EventmqProtocol::DELIVERIES.is_by_session(),
                 weight,
                 slots: Some(Arc::clone(work.slots())),
                 ..SubscriptionTerms::default()

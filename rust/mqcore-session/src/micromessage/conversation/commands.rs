@@ -11,10 +11,8 @@ use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::filter::Filter;
 
 use super::{About, Asked, MicroMessageSession, made_by_receivers, write_fail, write_ok};
-use crate::micromessage::MicroMessageProtocol;
 use crate::micromessage::destination::Place;
 use crate::micromessage::subscriptions::{Key, Subscription};
-use crate::protocol::ProtocolFactory;
 
 impl MicroMessageSession {
     pub(super) fn answers_commands(&self) -> bool {
@@ -83,27 +81,20 @@ impl MicroMessageSession {
         let tag = self.subscriptions.add(subscription, filter)?;
         let request = match place {
             Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
-            Place::Topic(topic) => Request::SubscribeTopic {
-                pattern: TopicPattern::Exact(topic),
-                as_events: MicroMessageProtocol::PUBLICATIONS.is_by_session(),
-            },
+            Place::Topic(topic) => Request::SubscribeTopic { pattern: TopicPattern::Exact(topic) },
         };
         self.ask(About::Subscribing(tag), id, request, commands);
         Ok(())
     }
 
     pub(super) fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
-        let as_events = MicroMessageProtocol::DELIVERIES.is_by_session();
         let terms = match self.agreement.acknowledging() {
             Some(acknowledging) => SubscriptionTerms {
                 settling: Settling::Explicit,
                 window: acknowledging.window.into(),
-                as_events,
                 ..SubscriptionTerms::default()
             },
-            None => {
-                SubscriptionTerms { settling: Settling::AtOnce, as_events, ..SubscriptionTerms::default() }
-            }
+            None => SubscriptionTerms { settling: Settling::AtOnce, ..SubscriptionTerms::default() },
         };
         let create = Some(Box::new(made_by_receivers()));
         QueueSubscription { queue, tag, terms, create, name: None, binding: None, notify_self: false }

@@ -11,8 +11,6 @@ use mqcore_wire::throttr::Family;
 use mqcore_wire::throttr::answer;
 
 use super::ThrottrSession;
-use crate::protocol::ProtocolFactory;
-use crate::throttr::ThrottrProtocol;
 use crate::throttr::held::Then;
 use crate::throttr::peer::Counted;
 use crate::throttr::shared::SUBSCRIPTIONS_MAX;
@@ -53,8 +51,7 @@ impl ThrottrSession {
         let subscription = self.directory.subscribe(channel, self.peer.id, self.now);
         self.subscriptions.insert(topic.clone(), subscription);
         let request = self.held.ask(then(topic.clone()));
-        let as_events = ThrottrProtocol::PUBLICATIONS.is_by_session();
-        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic), as_events };
+        let subscribe = BrokerRequest::SubscribeTopic { pattern: TopicPattern::Exact(topic) };
         commands.push(Command::Request(request, Box::new(subscribe)));
         true
     }
