@@ -49,6 +49,21 @@ struct AmongNodes {
     passing: Option<Passing>,
 }
 
+/// Takes a frame of one kind.
+type Handler = fn(&mut Exchange, &Arc<Client>, &Frame<'_>, &mut Vec<Command>, &mut Vec<u8>);
+
+/// The handlers of all kinds that [`Exchange::frame`] does not handle itself because they are frequent.
+const HANDLERS: [(Kind, Handler); 8] = [
+    (Kind::PULL, Exchange::pull),
+    (Kind::DIRECT, Exchange::direct),
+    (Kind::RESPONSE, Exchange::respond),
+    (Kind::SERVER, Exchange::operate),
+    (Kind::EVENT, Exchange::subscribe),
+    (Kind::ROUTER, Exchange::route),
+    (Kind::PING, |_, _, _, _, output| output.extend_from_slice(&tmqp::PONG)),
+    (Kind::PONG, |_, _, _, _, _| {}),
+];
+
 /// Whether the conversation continues after a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
@@ -130,18 +145,12 @@ impl Exchange {
                 topic::publish(client, &frame, bytes, topics, pending, commands, output);
             }
             Kind::QUEUE => self.publisher(client).publish(&frame, bytes, commands, output),
-            Kind::ACKNOWLEDGE if frame.high_priority => self.acknowledge_direct(client, &frame, commands),
-            Kind::ACKNOWLEDGE => self.acknowledge(&frame, commands),
-            Kind::PING => output.extend_from_slice(&tmqp::PONG),
-            Kind::PONG => {}
-            Kind::PULL => self.pull(&frame, commands, output),
-            Kind::DIRECT => self.direct(client, &frame, commands, output),
-            Kind::RESPONSE => self.respond(client, &frame, commands),
-            Kind::SERVER => self.operate(client, &frame, commands, output),
-            Kind::EVENT => self.subscribe(client, &frame, commands, output),
-            Kind::ROUTER => self.route(client, &frame, commands, output),
+            Kind::ACKNOWLEDGE => self.acknowledge(client, &frame, commands),
             Kind::TERMINATE => return Ok(Next::Close),
-            _ => self.ignored += 1,
+            kind => match HANDLERS.iter().find(|(handled, _)| *handled == kind) {
+                Some((_, handle)) => handle(self, client, &frame, commands, output),
+                None => self.ignored += 1,
+            },
         }
         Ok(Next::Continue)
     }
@@ -166,7 +175,11 @@ impl Exchange {
     }
 
     /// A consumer's acknowledgement. One without a channel or an id is ignored, because it has no answer.
-    fn acknowledge(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+    #[inline]
+    fn acknowledge(&mut self, client: &Arc<Client>, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+        if frame.high_priority {
+            return self.acknowledge_direct(client, frame, commands);
+        }
         let channel = match self.channels.name(frame.target) {
             Ok(channel) if !frame.id.is_empty() => channel,
             _ => {
@@ -200,7 +213,13 @@ impl Exchange {
         }
     }
 
-    fn respond(&mut self, client: &Arc<Client>, frame: &Frame<'_>, commands: &mut Vec<Command>) {
+    fn respond(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        _output: &mut Vec<u8>,
+    ) {
         match addressee(frame) {
             Some(to) => {
                 commands.push(Command::Respond { to: to.into(), message: message(client, frame, frame.id) });
@@ -255,7 +274,13 @@ impl Exchange {
         }
     }
 
-    fn pull(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
+    fn pull(
+        &mut self,
+        _client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
         match pull::read(frame, &mut self.channels, &mut self.pending) {
             Ok(pull) => commands.push(Command::Pull(Box::new(pull))),
             Err(why) => {
