@@ -105,7 +105,8 @@ async def test_publishing_waits_for_the_connection_and_says_if_nothing_was_sent(
         await mq.publish("orders/1", b"x", timeout="100ms")
     assert not caught.value.sent
     waiting = asyncio.ensure_future(mq.publish("orders/1", b"x"))
-    await asyncio.sleep(0)
+    done, _ = await asyncio.wait({waiting}, timeout=0.05)
+    assert not done
     await proxy.listen()
     assert (await waiting).by == "server"
 
@@ -146,10 +147,20 @@ async def test_a_client_may_give_up(proxy: TcpProxy) -> None:
 
 async def test_connect_waits_for_a_broker_that_has_not_started(proxy: TcpProxy) -> None:
     await proxy.refuse()
-    connecting = asyncio.ensure_future(mqcore.connect(proxy.url, patience="20s", backoff_first="10ms").__aenter__())
-    await asyncio.sleep(0.05)
-    await proxy.listen()
-    await (await connecting).close()
+    attempts = 0
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as other:
+        urls = [f"tmqp://127.0.0.1:{other.sockets[0].getsockname()[1]}", proxy.url]
+        connecting = asyncio.ensure_future(mqcore.connect(urls, patience="20s", backoff_first="10ms").__aenter__())
+        # The client tries the addresses in turn, so the second one refused it before it tries the first one again.
+        await until(lambda: attempts >= 2)
+        await proxy.listen()
+        await (await connecting).close()
 
 
 async def test_nothing_is_lost_or_invented_while_the_link_is_cut_again_and_again(
@@ -169,8 +180,8 @@ async def test_nothing_is_lost_or_invented_while_the_link_is_cut_again_and_again
         for round_ in range(8):
             await producer.publish_many("orders/1", [f"{round_}-{n}" for n in range(200)])
             await proxy.cut()
-            await asyncio.sleep(0.02)
             assert not consuming.done()
+            await reaches(mq, round_ + 2)
         expected = {f"{round_}-{n}".encode() for round_ in range(8) for n in range(200)}
         await until(lambda: seen == expected)
         # Settled on the broker's side too: nothing is in flight for ever.

@@ -178,14 +178,19 @@ def test_threads_share_a_client_and_do_not_wait_for_each_other(client: Client, b
 )
 def test_ctrl_c_interrupts_a_blocking_call(broker: mqcore.Broker, blocking: str) -> None:
     program = textwrap.dedent(f"""
-        import sys, time
+        import sys, threading, time
         import mqcore, mqcore.sync
+
+        def announce(main=threading.get_ident()):
+            while "mqcore" not in sys._current_frames()[main].f_code.co_filename:
+                time.sleep(0.001)
+            print("waiting", flush=True)
 
         client = mqcore.sync.connect(sys.argv[1])
         mute = mqcore.sync.connect(sys.argv[1], name="mute")
         client.declare("a", 1)
         client.declare("slow", 1, mqcore.QueueOptions(status="pull", delivery_handler="ack-on-consume"))
-        print("waiting", flush=True)
+        threading.Thread(target=announce, daemon=True).start()
         try:
             {blocking}
         except KeyboardInterrupt:
@@ -199,8 +204,6 @@ def test_ctrl_c_interrupts_a_blocking_call(broker: mqcore.Broker, blocking: str)
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
-    # The call has to have begun; when exactly cannot be seen from outside, and either way it must be interrupted.
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
     assert stdout == "interrupted\n", stderr
