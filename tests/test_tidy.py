@@ -313,6 +313,22 @@ def test_locks_name_versions_and_hashes_and_no_address_to_download_from() -> Non
         assert sources == {"registry+https://github.com/rust-lang/crates.io-index"}
 
 
+def test_the_lock_of_the_fuzz_targets_names_every_dependency_of_our_crates() -> None:
+    packages = tomllib.loads((ROOT / "fuzz" / "Cargo.lock").read_text())["package"]
+    locked = {package["name"]: set(package["dependencies"]) for package in packages if "dependencies" in package}
+    missing = {}
+    for crate in CRATES:
+        manifest = tomllib.loads((crate / "Cargo.toml").read_text())
+        needed = {
+            name
+            for name, terms in manifest.get("dependencies", {}).items()
+            if not (isinstance(terms, dict) and terms.get("optional"))
+        }
+        if crate.name in locked and not locked[crate.name] >= needed:
+            missing[crate.name] = needed - locked[crate.name]
+    assert not missing, "run `cargo +nightly check` in fuzz"
+
+
 def test_every_place_that_names_the_oldest_rust_names_the_same_one() -> None:
     oldest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["rust-version"]
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
