@@ -8,7 +8,7 @@ use mqcore_limiter::limiter::{Adjust, Limiter, LimiterConfig};
 use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::throttr::request::{DECREASE, QUOTA, Request, decode, encode};
+use mqcore_wire::throttr::request::{DECREASE, QUOTA, ThrottrRequest, decode, encode};
 use mqcore_wire::throttr::{Dialect, answer};
 
 /// Requests in one buffer: what a pipeline of 64 brings.
@@ -17,7 +17,8 @@ const REQUESTS: usize = 64;
 fn codec(criterion: &mut Criterion) {
     let dialect = Dialect::default();
     let limits = Limits::default();
-    let request = Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key: b"user:00000012345" };
+    let request =
+        ThrottrRequest::Update { attribute: QUOTA, change: DECREASE, value: 1, key: b"user:00000012345" };
     let mut bytes = Vec::new();
     for _ in 0..REQUESTS {
         encode(&request, dialect, &mut bytes).expect("a short key");

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::eventmq::{self, Command, Job, Message, PeerKind, encode_request};
-use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
-use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
+use mqcore_wire::eventmq::{self, EmqpCommand, EmqpMessage, Job, PeerKind, encode_request};
+use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
+use mqcore_wire::zmtp::{GREETING_BYTES, Greeting, Item, ZmtpDecoder, encode_message};
 
 use crate::latency::{Latency, summary};
 use crate::wire::{Outbox, connect};
@@ -98,7 +98,7 @@ pub fn dealer(address: SocketAddr, identity: &str) -> io::Result<std::net::TcpSt
     stream.write_all(&bytes)?;
     stream.read_exact(&mut [0; GREETING_BYTES])?;
     bytes.clear();
-    Control::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
+    ZmtpCommand::Ready(Ready { socket: SocketType::Dealer, identity: identity.as_bytes(), token: b"" })
         .encode(&mut bytes);
     stream.write_all(&bytes)?;
     let mut head = [0; 2];
@@ -141,8 +141,8 @@ impl Peer {
     fn worker(address: SocketAddr, number: usize) -> io::Result<Self> {
         let mut worker = Self::connect(address, &format!("bench-worker-{number}"))?;
         let queues = br#"[[10, "default"]]"#;
-        let inform = Command::Inform { queues, kind: PeerKind::Worker, counts: false };
-        Message { id: &id_of(0), command: inform }.encode(&mut worker.output.bytes);
+        let inform = EmqpCommand::Inform { queues, kind: PeerKind::Worker, counts: false };
+        EmqpMessage { id: &id_of(0), command: inform }.encode(&mut worker.output.bytes);
         let start = Instant::now();
         while worker.turn(b"", |_, _| {})?.acks == 0 {
             if start.elapsed() > PATIENCE {
@@ -200,8 +200,8 @@ impl Peer {
                 at += request.len();
                 continue;
             }
-            let mut cutter = Cutter::new();
-            match cutter.next(rest, &Limits::default()).map_err(io::Error::other)? {
+            let mut decoder = ZmtpDecoder::new();
+            match decoder.next(rest, &Limits::default()).map_err(io::Error::other)? {
                 Some((Item::Message(parts), size)) => {
                     match parts.get(2) {
                         Some(b"REPLY") if parts.count() == 5 => came.notices += 1,
@@ -236,7 +236,8 @@ fn ready(output: &mut Vec<u8>) {
 /// Appends the message of a worker after a job.
 fn answer(jobs: Jobs, id: &[u8], output: &mut Vec<u8>) {
     if jobs == Jobs::Kept {
-        Message { id: &NO_ID, command: Command::Reply { body: RESULT, request: Some(id) } }.encode(output);
+        EmqpMessage { id: &NO_ID, command: EmqpCommand::Reply { body: RESULT, request: Some(id) } }
+            .encode(output);
     }
     ready(output);
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
-use mqcore_wire::throttr::request::{DECREASE, QUOTA, Request, Rule, TAKE, encode};
+use mqcore_wire::throttr::request::{DECREASE, QUOTA, Rule, TAKE, ThrottrRequest, encode};
 use mqcore_wire::throttr::{Dialect, Family, Ttl, Width};
 
 use crate::process::Process;
@@ -19,12 +19,12 @@ pub struct Ask {
     /// One request, or several that connections take turns with.
     pub requests: Vec<Vec<u8>>,
     /// Form of the answer to each request.
-    pub answer: Answer,
+    pub answer: ThrottrAnswer,
 }
 
 /// How much an answer is.
 #[derive(Debug, Clone, Copy)]
-pub enum Answer {
+pub enum ThrottrAnswer {
     /// So many bytes.
     Bytes(usize),
     /// So many lines.
@@ -39,7 +39,7 @@ pub const DIALECT: Dialect = Dialect { width: Width::U64, family: Family::V71 };
 
 const HOUR: Ttl = Ttl { unit: 6, amount: 1 };
 
-fn encoded(request: &Request<'_>) -> Vec<u8> {
+fn encoded(request: &ThrottrRequest<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(request, DIALECT, &mut bytes).expect("the key is short");
     bytes
@@ -61,34 +61,34 @@ fn resp(words: &[&[u8]]) -> Vec<u8> {
 }
 
 fn decrease_of(key: &[u8]) -> Vec<u8> {
-    encoded(&Request::Update { attribute: QUOTA, change: DECREASE, value: 1, key })
+    encoded(&ThrottrRequest::Update { attribute: QUOTA, change: DECREASE, value: 1, key })
 }
 
 /// Takes one from a counter: Throttr's own idiom.
 #[must_use]
 pub fn decrease() -> Ask {
-    Ask { requests: vec![decrease_of(KEY)], answer: Answer::Bytes(1) }
+    Ask { requests: vec![decrease_of(KEY)], answer: ThrottrAnswer::Bytes(1) }
 }
 
 /// The same from each of the counters of [`create_many`].
 #[must_use]
 pub fn decrease_each(count: u64) -> Ask {
     let requests = (0..count).map(|number| decrease_of(key(number).as_bytes())).collect();
-    Ask { requests, answer: Answer::Bytes(1) }
+    Ask { requests, answer: ThrottrAnswer::Bytes(1) }
 }
 
 /// The command that Redis users count with.
 #[must_use]
 pub fn incr() -> Ask {
-    Ask { requests: vec![resp(&[b"INCR", KEY])], answer: Answer::Lines(1) }
+    Ask { requests: vec![resp(&[b"INCR", KEY])], answer: ThrottrAnswer::Lines(1) }
 }
 
 /// Create, check and subtract in one request.
 #[must_use]
 pub fn consume() -> Ask {
     let rule = Rule { algorithm: 0, limit: 1 << 50, cost: 1, period: HOUR, key: KEY };
-    let requests = vec![encoded(&Request::Consume { mode: TAKE, rule })];
-    Ask { requests, answer: Answer::Bytes(1 + 2 * 8 + 16) }
+    let requests = vec![encoded(&ThrottrRequest::Consume { mode: TAKE, rule })];
+    Ask { requests, answer: ThrottrAnswer::Bytes(1 + 2 * 8 + 16) }
 }
 
 /// The same logic and the same five answers in Redis.
@@ -113,7 +113,7 @@ pub fn script(redis: &Process) -> io::Result<Ask> {
     let digest = answer[5..45].to_vec();
     let key = [KEY, &b":script"[..]].concat();
     let requests = vec![resp(&[b"EVALSHA", &digest, b"1", &key, b"1000000000000", b"1", b"3600000"])];
-    Ok(Ask { requests, answer: Answer::Lines(6) })
+    Ok(Ask { requests, answer: ThrottrAnswer::Lines(6) })
 }
 
 /// Makes the counter that [`decrease`] takes from.
@@ -121,7 +121,7 @@ pub fn script(redis: &Process) -> io::Result<Ask> {
 /// # Errors
 /// If the server does not answer.
 pub fn create(address: SocketAddr) -> io::Result<()> {
-    let request = encoded(&Request::Insert { quota: u64::MAX, ttl: HOUR, key: KEY });
+    let request = encoded(&ThrottrRequest::Insert { quota: u64::MAX, ttl: HOUR, key: KEY });
     let mut stream = connect(address)?;
     stream.write_all(&request)?;
     stream.read_exact(&mut [0])
@@ -160,7 +160,7 @@ pub fn ask(
     duration: Duration,
 ) -> io::Result<Asked> {
     let whole = match ask.answer {
-        Answer::Bytes(each) | Answer::Lines(each) => each * pipeline,
+        ThrottrAnswer::Bytes(each) | ThrottrAnswer::Lines(each) => each * pipeline,
     };
     let mut poll = Poll::new()?;
     let mut clients = Vec::new();
@@ -206,7 +206,7 @@ fn batches(requests: &[Vec<u8>], connections: usize, pipeline: usize, number: us
 
 impl Client {
     /// Sends and receives what can be, and answers how many batches came to their end.
-    fn go_on(&mut self, whole: usize, answer: Answer, scratch: &mut [u8]) -> io::Result<u64> {
+    fn go_on(&mut self, whole: usize, answer: ThrottrAnswer, scratch: &mut [u8]) -> io::Result<u64> {
         let mut done = 0;
         self.send()?;
         loop {
@@ -217,8 +217,8 @@ impl Client {
                 Err(error) => return Err(error),
             };
             self.missing -= match answer {
-                Answer::Bytes(_) => read,
-                Answer::Lines(_) => scratch[..read].iter().filter(|byte| **byte == b'\n').count(),
+                ThrottrAnswer::Bytes(_) => read,
+                ThrottrAnswer::Lines(_) => scratch[..read].iter().filter(|byte| **byte == b'\n').count(),
             };
             if self.missing == 0 {
                 done += 1;
@@ -272,7 +272,7 @@ pub fn create_many(process: &Process, address: SocketAddr, count: u64, ttl: Ttl)
         let mut bytes = Vec::new();
         for number in batch * BATCH..(batch + 1) * BATCH {
             let key = key(number);
-            bytes.extend(encoded(&Request::Insert { quota: u64::MAX, ttl, key: key.as_bytes() }));
+            bytes.extend(encoded(&ThrottrRequest::Insert { quota: u64::MAX, ttl, key: key.as_bytes() }));
         }
         stream.write_all(&bytes)?;
         stream.read_exact(&mut answers)?;

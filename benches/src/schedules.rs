@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::eventmq::headers;
-use mqcore_wire::eventmq::{Command, Message, PeerKind, Schedule, encode_heartbeat};
-use mqcore_wire::zmtp::{Cutter, Item};
+use mqcore_wire::eventmq::{EmqpCommand, EmqpMessage, PeerKind, Schedule, encode_heartbeat};
+use mqcore_wire::zmtp::{Item, ZmtpDecoder};
 
 use crate::eventmq::{Sockets, dealer};
 use crate::process::Process;
@@ -43,8 +43,8 @@ const SLOTS: usize = 4_096;
 const BEAT: Duration = Duration::from_secs(2);
 const KEPT: &str = "mqcore_schedules";
 
-fn say(command: Command<'_>, bytes: &mut Vec<u8>) {
-    Message { id: b"00000000-0000-4000-8000-000000000000", command }.encode(bytes);
+fn say(command: EmqpCommand<'_>, bytes: &mut Vec<u8>) {
+    EmqpMessage { id: b"00000000-0000-4000-8000-000000000000", command }.encode(bytes);
 }
 
 fn heartbeat() -> Vec<u8> {
@@ -61,14 +61,14 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
     let mut worker = dealer(sockets.backend, "bench-worker")?;
     let mut bytes = Vec::new();
     say(
-        Command::Inform { queues: br#"[[10, "default"]]"#, kind: PeerKind::Worker, counts: false },
+        EmqpCommand::Inform { queues: br#"[[10, "default"]]"#, kind: PeerKind::Worker, counts: false },
         &mut bytes,
     );
     worker.write_all(&bytes)?;
     // The broker ignores messages of a worker that has not joined.
     let _acknowledgement = worker.read(&mut [0; 1024])?;
     bytes.clear();
-    (0..SLOTS).for_each(|_| say(Command::Ready, &mut bytes));
+    (0..SLOTS).for_each(|_| say(EmqpCommand::Ready, &mut bytes));
     worker.write_all(&bytes)?;
     let mut client = dealer(sockets.frontend, "bench-client")?;
     let start = Instant::now();
@@ -88,7 +88,7 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
                 body: job.as_bytes(),
                 cron: Some(b""),
             };
-            say(Command::Schedule(schedule), &mut bytes);
+            say(EmqpCommand::Schedule(schedule), &mut bytes);
         }
         client.write_all(&bytes)?;
         worker.write_all(&heartbeat())?;
@@ -136,7 +136,7 @@ fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>>
         let mut answers = Vec::new();
         let mut at = 0;
         while let Some((item, size)) =
-            Cutter::new().next(&input[at..], &Limits::default()).map_err(io::Error::other)?
+            ZmtpDecoder::new().next(&input[at..], &Limits::default()).map_err(io::Error::other)?
         {
             if let Item::Message(parts) = item
                 && parts.get(2) == Some(b"REQUEST")
@@ -144,7 +144,7 @@ fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>>
                 let due = headers::value(parts.get(5).unwrap_or_default(), b"due");
                 let due = due.and_then(|due| str::from_utf8(due).ok()?.parse::<f64>().ok());
                 late.push(now - due.ok_or_else(|| io::Error::other("a run does not say when it was due"))?);
-                say(Command::Ready, &mut answers);
+                say(EmqpCommand::Ready, &mut answers);
                 end = end.or_else(|| Some(Instant::now() + duration));
             }
             at += size;

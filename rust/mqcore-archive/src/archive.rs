@@ -88,7 +88,7 @@ pub struct Archive<S: Storage> {
 
 /// The result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Round {
+pub struct RunSummary {
     /// Notes below this number are durably archived, so the journal may remove them.
     pub archived: u64,
     /// Number of files written.
@@ -170,10 +170,10 @@ impl<S: Storage> Archive<S> {
         journal: &J,
         inventory: &NoteInventory,
         now_ms: u64,
-    ) -> Result<Round, ArchiveError> {
+    ) -> Result<RunSummary, ArchiveError> {
         let from = self.archived(shard, inventory.journal);
         let plan = Plan::new(inventory, from);
-        let mut round = Round { archived: from, ..Round::default() };
+        let mut round = RunSummary { archived: from, ..RunSummary::default() };
         if plan.below <= from {
             return Ok(round);
         }
@@ -434,7 +434,7 @@ impl Growing {
 }
 
 /// The notes that a round archives.
-struct Taken {
+struct CollectedNotes {
     files: BTreeMap<(Table, Partition), Growing>,
     /// Number of distinct notes read.
     notes: u64,
@@ -447,7 +447,7 @@ fn take(
     read: &[(SealedNotes, Vec<u8>)],
     from: u64,
     below: u64,
-) -> Result<Taken, ArchiveError> {
+) -> Result<CollectedNotes, ArchiveError> {
     let mut found: Vec<(u64, &[u8])> = Vec::new();
     for (sealed, bytes) in read {
         notes::each(journal, sealed, bytes, &mut |note| {
@@ -491,7 +491,7 @@ fn take(
             Err(later) => return Err(ArchiveError::Record(later)),
         }
     }
-    Ok(Taken { files: files.growing.into_iter().collect(), notes, below: reached })
+    Ok(CollectedNotes { files: files.growing.into_iter().collect(), notes, below: reached })
 }
 
 /// The files of a round, and the name of each queue, shared by all its rows.

@@ -30,9 +30,9 @@ use mqcore_journal::error::JournalError;
 use serde::{Deserialize, Serialize};
 
 use columns::{note_of, sequence};
-use request::Request;
-use rows::Reading;
-use segments::{Known, Segments, failed, found};
+use request::HistoryRequest;
+use rows::PieceReader;
+use segments::{KnownFiles, Segments, failed, found};
 
 use crate::manifest::{self, Manifest};
 
@@ -166,7 +166,7 @@ impl ShardHistory {
     /// [`ReadError`] if the journal or the manifest cannot be read.
     pub fn pieces(
         &self,
-        request: &Request,
+        request: &HistoryRequest,
         range: Range<u64>,
         target_bytes: u64,
     ) -> Result<Vec<Piece>, ReadError> {
@@ -217,11 +217,11 @@ impl ShardHistory {
     /// [`ReadError`], immediately or from the iterator; [`ReadError::Lost`] only with `fail_on_loss`.
     pub fn read(
         self: &Arc<Self>,
-        request: &Arc<Request>,
+        request: &Arc<HistoryRequest>,
         piece: &Piece,
         fail_on_loss: bool,
-    ) -> Result<Reading, ReadError> {
-        Reading::new(Arc::clone(self), Arc::clone(request), piece, fail_on_loss)
+    ) -> Result<PieceReader, ReadError> {
+        PieceReader::new(Arc::clone(self), Arc::clone(request), piece, fail_on_loss)
     }
 
     /// Returns the sequence after the first `rows` matching rows of a range, and their number. If there are fewer rows, the
@@ -231,7 +231,7 @@ impl ShardHistory {
     /// [`ReadError`] if the history cannot be read.
     pub fn advance(
         self: &Arc<Self>,
-        request: &Arc<Request>,
+        request: &Arc<HistoryRequest>,
         range: Range<u64>,
         rows: u64,
         fail_on_loss: bool,
@@ -280,7 +280,7 @@ impl ShardHistory {
     fn archived_stretches(
         &self,
         manifest: &Manifest,
-        request: &Request,
+        request: &HistoryRequest,
         range: &Range<u64>,
         reach: u64,
     ) -> Vec<(Range<u64>, u64, Option<u32>)> {
@@ -307,7 +307,7 @@ impl ShardHistory {
     }
 }
 
-impl Known {
+impl KnownFiles {
     fn first_note(&self) -> Option<u64> {
         self.segments.values().filter_map(|segment| segment.notes).map(|(first, _)| first).min()
     }
@@ -323,7 +323,7 @@ impl Known {
     /// Returns the notes of the journal from `reach` on, by segment.
     fn stretches(
         &self,
-        request: &Request,
+        request: &HistoryRequest,
         range: &Range<u64>,
         reach: u64,
     ) -> Vec<(Range<u64>, u64, Option<u32>)> {

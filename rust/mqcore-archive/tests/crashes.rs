@@ -31,7 +31,7 @@ struct Run {
     /// Notes that were taken since, in order, and how many of them were written.
     since: Vec<(u64, u64)>,
     written: usize,
-    /// What the next note says; never the same twice.
+    /// Content of the next note; unique.
     tag: u64,
     faults: bool,
     rounds: u64,
@@ -114,7 +114,7 @@ impl Run {
         let mut all = noted.clone();
         all.retain(|number, _| *number >= archived);
         all.extend(&found);
-        // What was durable, and a beginning of what came after.
+        // The durable notes, and a prefix of the later ones.
         let mut expected = std::mem::take(&mut self.base);
         let mut since = std::mem::take(&mut self.since).into_iter();
         while expected != all {

@@ -1,5 +1,5 @@
-//! Random work on a journal and its archive, on real files, with somebody who reads beside it: every note that was written is
-//! read once, whatever was carried over, moved, released or begun anew between planning and reading.
+//! Random work on a journal and its archive, on real files, with a concurrent reader. The reader sees every written note
+//! once, whatever was archived, moved, released or recreated between planning and reading.
 //!
 //! Seeds: see the crate `mqcore-testkit`.
 
@@ -13,7 +13,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use mqcore_archive::archive::{Archive, Retention};
 use mqcore_archive::reading::columns::{note_of, sequence};
-use mqcore_archive::reading::request::Request;
+use mqcore_archive::reading::request::HistoryRequest;
 use mqcore_archive::reading::{Piece, ReadError, ShardHistory};
 use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::history::Block;
@@ -33,9 +33,9 @@ struct Run {
     root: TempDir,
     journal: Option<Journal<FileStorage>>,
     reader: Arc<ShardHistory>,
-    /// What each note says, once it was written.
+    /// Content of each written note.
     written: BTreeMap<u64, u64>,
-    /// What is buffered.
+    /// Buffered notes.
     pending: Vec<(u64, u64)>,
 }
 
@@ -52,8 +52,10 @@ fn archive(root: &Path) -> Archive<TreeStorage> {
     Archive::open(TreeStorage::open(root.join("archive")).expect("a sound disk")).expect("a sound disk")
 }
 
-fn request() -> Arc<Request> {
-    Arc::new(Request::parse(r#"{"view":"steps","columns":["sequence","missing"]}"#).expect("it is one"))
+fn request() -> Arc<HistoryRequest> {
+    Arc::new(
+        HistoryRequest::parse(r#"{"view":"steps","columns":["sequence","missing"]}"#).expect("it is one"),
+    )
 }
 
 fn longs(batch: &RecordBatch, name: &str) -> Vec<u64> {
@@ -180,7 +182,7 @@ impl Run {
         let mut expected = known;
         expected.retain(|note, _| range.contains(&sequence(*note, 0)));
         let mut found = read(&self.reader, &pieces).expect("nothing is lost");
-        // What was buffered when the plan was made may be there by now.
+        // Notes that were buffered at the time of the plan may be written by now.
         found.retain(|note, _| expected.contains_key(note) || !self.written.contains_key(note));
         assert_eq!(found, expected);
     }
@@ -222,7 +224,7 @@ fn every_note_is_read_once_whatever_happens_between_planning_and_reading() {
 }
 
 #[test]
-fn what_retention_removed_is_lost_to_whoever_wanted_it_and_to_nobody_else() {
+fn removed_history_is_an_error_only_for_queries_that_need_it() {
     let mut run = Run::new(9000);
     for tag in 1..=9 {
         let block = Block::gap(Timestamp(tag * DAY_MS), tag);

@@ -1,4 +1,4 @@
-//! What retention removes: the oldest first, by a manifest and then from the disk, and nothing else over any crash.
+//! Retention removes the oldest files first, from the manifest and then from the disk, and nothing else across any crash.
 
 use crate::reader;
 

@@ -15,7 +15,7 @@
 use crate::action::Action;
 use crate::pattern::Pattern;
 use crate::resource::Resource;
-use crate::rule::Rule;
+use crate::rule::PermissionRule;
 
 /// Permissions by action. Everything that no rule allows is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +28,7 @@ impl Grants {
     /// Permits every action on every resource.
     #[must_use]
     pub fn everything() -> Self {
-        Self::new(&[Rule::everything()])
+        Self::new(&[PermissionRule::everything()])
     }
 
     /// Permits nothing.
@@ -39,7 +39,7 @@ impl Grants {
 
     /// Combines the permissions of these rules.
     #[must_use]
-    pub fn new(rules: &[Rule]) -> Self {
+    pub fn new(rules: &[PermissionRule]) -> Self {
         let by_action = Action::ALL.map(|action| {
             let naming = rules.iter().filter(|rule| rule.actions().contains(&action));
             let patterns: Vec<_> = naming.map(|rule| rule.pattern().clone()).collect();

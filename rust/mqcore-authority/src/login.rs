@@ -8,7 +8,7 @@ use crate::credentials::{Credentials, Secret};
 use crate::grants::Grants;
 use crate::password::PasswordHash;
 use crate::record::{Records, Token, User};
-use crate::rule::Rule;
+use crate::rule::PermissionRule;
 use crate::token;
 
 /// A peer that logs in: everything known about it besides its credentials.
@@ -35,7 +35,7 @@ pub enum IdentitySource {
     /// A connection within the process that owns the broker.
     Local,
     /// The peer has no credentials; these rules apply to such peers.
-    Anonymous(Vec<Rule>),
+    Anonymous(Vec<PermissionRule>),
     /// A user.
     User(Box<User>),
     /// The holder of a token.
@@ -82,20 +82,20 @@ impl Identity {
 
     /// The rules that grant the permissions.
     #[must_use]
-    pub fn rules(&self) -> Vec<Rule> {
+    pub fn rules(&self) -> Vec<PermissionRule> {
         match &self.holder {
             IdentitySource::User(user) => user.allow.clone(),
             IdentitySource::Token(token) => token.allow.clone(),
             IdentitySource::Anonymous(rules) => rules.clone(),
             IdentitySource::Open | IdentitySource::Local | IdentitySource::Authenticator => {
-                vec![Rule::everything()]
+                vec![PermissionRule::everything()]
             }
         }
     }
 
     /// Creates the identity of a peer that an authenticator accepted.
     #[must_use]
-    pub fn named(name: &str, rules: &[Rule]) -> Self {
+    pub fn named(name: &str, rules: &[PermissionRule]) -> Self {
         let grants = Arc::new(Grants::new(rules));
         Self { name: name.into(), holder: IdentitySource::Authenticator, grants, expires_ms: None }
     }
@@ -325,7 +325,7 @@ mod tests {
             name: "ann".into(),
             password: Some(PasswordHash::of("correct horse", [5; 16]).unwrap()),
             certificate: Some("cn:ann".parse().unwrap()),
-            allow: vec![Rule::everything()],
+            allow: vec![PermissionRule::everything()],
             restrict: Restrictions::default(),
         };
         (Records { users: vec![user], tokens: vec![token], anonymous: Vec::new() }, minted.text)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::address::AddressRange;
 use crate::password::PasswordHash;
 use crate::pattern::Pattern;
-use crate::rule::Rule;
+use crate::rule::PermissionRule;
 use crate::token::TokenHash;
 
 /// Maximum number of users, and of tokens.
@@ -48,7 +48,7 @@ pub struct User {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<Pattern>,
     /// Permissions.
-    pub allow: Vec<Rule>,
+    pub allow: Vec<PermissionRule>,
     /// Conditions.
     #[serde(default)]
     pub restrict: Restrictions,
@@ -65,7 +65,7 @@ pub struct Token {
     /// Hash of the secret.
     pub hash: TokenHash,
     /// Permissions.
-    pub allow: Vec<Rule>,
+    pub allow: Vec<PermissionRule>,
     /// Time of expiry in milliseconds since the Unix epoch; `None`: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_ms: Option<u64>,
@@ -84,13 +84,13 @@ pub struct Records {
     pub tokens: Vec<Token>,
     /// Permissions of peers without credentials. Empty: such peers are rejected.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub anonymous: Vec<Rule>,
+    pub anonymous: Vec<PermissionRule>,
 }
 
 /// Why records are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RecordError {
+pub enum AuthorityRecordError {
     /// Invalid name.
     #[error(
         "{name:?} is not a valid name of a user or token: expected 1 to {NAME_BYTES_MAX} bytes without ':' and control characters"
@@ -154,7 +154,7 @@ impl Restrictions {
         }
     }
 
-    fn check(&self) -> Result<(), RecordError> {
+    fn check(&self) -> Result<(), AuthorityRecordError> {
         let lists =
             [self.client_ids.len(), self.client_names.len(), self.client_types.len(), self.addresses.len()];
         at_most("restrictions of one kind", lists.into_iter().max().unwrap_or(0), LIST_MAX)
@@ -171,8 +171,8 @@ impl Records {
     /// Validates all records.
     ///
     /// # Errors
-    /// [`RecordError`] for the first problem.
-    pub fn check(&self) -> Result<(), RecordError> {
+    /// [`AuthorityRecordError`] for the first problem.
+    pub fn check(&self) -> Result<(), AuthorityRecordError> {
         at_most("users", self.users.len(), RECORDS_MAX)?;
         at_most("tokens", self.tokens.len(), RECORDS_MAX)?;
         at_most("rules of anonymous peers", self.anonymous.len(), LIST_MAX)?;
@@ -182,7 +182,7 @@ impl Records {
             at_most("rules of one user", user.allow.len(), LIST_MAX)?;
             user.restrict.check()?;
             if !names.insert(&user.name) {
-                return Err(RecordError::Exists { what: format!("a user {:?}", user.name) });
+                return Err(AuthorityRecordError::Exists { what: format!("a user {:?}", user.name) });
             }
         }
         let mut ids = std::collections::HashSet::new();
@@ -192,7 +192,9 @@ impl Records {
             at_most("rules of one token", token.allow.len(), LIST_MAX)?;
             token.restrict.check()?;
             if !ids.insert(&token.id) {
-                return Err(RecordError::Exists { what: format!("a token with the id {:?}", token.id) });
+                return Err(AuthorityRecordError::Exists {
+                    what: format!("a token with the id {:?}", token.id),
+                });
             }
         }
         Ok(())
@@ -201,8 +203,8 @@ impl Records {
     /// Combines the records of the configuration with those of a store.
     ///
     /// # Errors
-    /// [`RecordError`] if both contain the same user or token, or a limit is exceeded.
-    pub fn joined(mut self, other: Self) -> Result<Self, RecordError> {
+    /// [`AuthorityRecordError`] if both contain the same user or token, or a limit is exceeded.
+    pub fn joined(mut self, other: Self) -> Result<Self, AuthorityRecordError> {
         self.users.extend(other.users);
         self.tokens.extend(other.tokens);
         self.anonymous.extend(other.anonymous);
@@ -213,8 +215,8 @@ impl Records {
     /// Adds a user.
     ///
     /// # Errors
-    /// [`RecordError`] if the name exists, or the record is invalid.
-    pub fn add_user(&mut self, user: User) -> Result<(), RecordError> {
+    /// [`AuthorityRecordError`] if the name exists, or the record is invalid.
+    pub fn add_user(&mut self, user: User) -> Result<(), AuthorityRecordError> {
         self.users.push(user);
         self.check().inspect_err(|_| drop(self.users.pop()))
     }
@@ -222,8 +224,8 @@ impl Records {
     /// Sets the password of a user.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if the user does not exist.
-    pub fn set_password(&mut self, name: &str, password: PasswordHash) -> Result<(), RecordError> {
+    /// [`AuthorityRecordError::Missing`] if the user does not exist.
+    pub fn set_password(&mut self, name: &str, password: PasswordHash) -> Result<(), AuthorityRecordError> {
         let user = self.users.iter_mut().find(|user| user.name == name);
         user.ok_or_else(|| no_user(name))?.password = Some(password);
         Ok(())
@@ -232,8 +234,8 @@ impl Records {
     /// Removes a user.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if the user does not exist.
-    pub fn remove_user(&mut self, name: &str) -> Result<(), RecordError> {
+    /// [`AuthorityRecordError::Missing`] if the user does not exist.
+    pub fn remove_user(&mut self, name: &str) -> Result<(), AuthorityRecordError> {
         let at = self.users.iter().position(|user| user.name == name).ok_or_else(|| no_user(name))?;
         self.users.remove(at);
         Ok(())
@@ -242,8 +244,8 @@ impl Records {
     /// Adds a token.
     ///
     /// # Errors
-    /// [`RecordError`] if the id exists, or the record is invalid.
-    pub fn add_token(&mut self, token: Token) -> Result<(), RecordError> {
+    /// [`AuthorityRecordError`] if the id exists, or the record is invalid.
+    pub fn add_token(&mut self, token: Token) -> Result<(), AuthorityRecordError> {
         self.tokens.push(token);
         self.check().inspect_err(|_| drop(self.tokens.pop()))
     }
@@ -251,39 +253,39 @@ impl Records {
     /// Removes the token with this id.
     ///
     /// # Errors
-    /// [`RecordError::Missing`] if the token does not exist.
-    pub fn remove_token(&mut self, id: &str) -> Result<(), RecordError> {
-        let missing = || RecordError::Missing { what: format!("token with the id {id:?}") };
+    /// [`AuthorityRecordError::Missing`] if the token does not exist.
+    pub fn remove_token(&mut self, id: &str) -> Result<(), AuthorityRecordError> {
+        let missing = || AuthorityRecordError::Missing { what: format!("token with the id {id:?}") };
         let at = self.tokens.iter().position(|token| token.id == id).ok_or_else(missing)?;
         self.tokens.remove(at);
         Ok(())
     }
 }
 
-fn no_user(name: &str) -> RecordError {
-    RecordError::Missing { what: format!("user {name:?}") }
+fn no_user(name: &str) -> AuthorityRecordError {
+    AuthorityRecordError::Missing { what: format!("user {name:?}") }
 }
 
-fn at_most(what: &'static str, given: usize, most: usize) -> Result<(), RecordError> {
-    if given > most { Err(RecordError::TooMany { what, most }) } else { Ok(()) }
+fn at_most(what: &'static str, given: usize, most: usize) -> Result<(), AuthorityRecordError> {
+    if given > most { Err(AuthorityRecordError::TooMany { what, most }) } else { Ok(()) }
 }
 
 /// A name must not contain a colon, which separates it from the password in credentials.
-fn check_name(name: &str) -> Result<(), RecordError> {
+fn check_name(name: &str) -> Result<(), AuthorityRecordError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len());
     if fits && !name.contains(|character: char| character == ':' || character.is_control()) {
         Ok(())
     } else {
-        Err(RecordError::Name { name: name.to_owned() })
+        Err(AuthorityRecordError::Name { name: name.to_owned() })
     }
 }
 
-fn check_id(id: &str) -> Result<(), RecordError> {
+fn check_id(id: &str) -> Result<(), AuthorityRecordError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&id.len());
     if fits && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         Ok(())
     } else {
-        Err(RecordError::Id { id: id.to_owned() })
+        Err(AuthorityRecordError::Id { id: id.to_owned() })
     }
 }
 
@@ -306,22 +308,22 @@ mod tests {
         let mut records = Records::default();
         assert!(records.is_empty());
         records.add_user(user("ann")).unwrap();
-        assert!(matches!(records.add_user(user("ann")), Err(RecordError::Exists { .. })));
+        assert!(matches!(records.add_user(user("ann")), Err(AuthorityRecordError::Exists { .. })));
         for name in ["", "a:b", "a\tb", &"x".repeat(65)] {
-            assert!(matches!(records.add_user(user(name)), Err(RecordError::Name { .. })), "{name}");
+            assert!(matches!(records.add_user(user(name)), Err(AuthorityRecordError::Name { .. })), "{name}");
         }
         assert_eq!(records.users.len(), 1);
         assert!(!records.is_empty());
         records.remove_user("ann").unwrap();
-        assert!(matches!(records.remove_user("ann"), Err(RecordError::Missing { .. })));
+        assert!(matches!(records.remove_user("ann"), Err(AuthorityRecordError::Missing { .. })));
     }
 
     #[test]
     fn lists_are_bounded() {
         let mut records = Records::default();
         let mut greedy = user("ann");
-        greedy.allow = vec![Rule::everything(); LIST_MAX + 1];
-        assert!(matches!(records.add_user(greedy), Err(RecordError::TooMany { .. })));
+        greedy.allow = vec![PermissionRule::everything(); LIST_MAX + 1];
+        assert!(matches!(records.add_user(greedy), Err(AuthorityRecordError::TooMany { .. })));
     }
 
     #[test]

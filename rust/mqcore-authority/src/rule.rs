@@ -12,7 +12,7 @@ use crate::pattern::{Pattern, PatternError};
 /// or `*`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Rule {
+pub struct PermissionRule {
     actions: Vec<Action>,
     pattern: Pattern,
 }
@@ -20,7 +20,7 @@ pub struct Rule {
 /// Why a text is not a valid rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum RuleError {
+pub enum PermissionRuleError {
     /// An unknown action.
     #[error("{word:?} is not an action; expected one of {}, or * for all of them", words())]
     Action {
@@ -41,7 +41,7 @@ fn words() -> String {
     Action::ALL.map(Action::as_str).join(", ")
 }
 
-impl Rule {
+impl PermissionRule {
     /// Permits every action on every resource.
     #[must_use]
     pub fn everything() -> Self {
@@ -61,19 +61,21 @@ impl Rule {
     }
 }
 
-impl FromStr for Rule {
-    type Err = RuleError;
+impl FromStr for PermissionRule {
+    type Err = PermissionRuleError;
 
-    fn from_str(text: &str) -> Result<Self, RuleError> {
+    fn from_str(text: &str) -> Result<Self, PermissionRuleError> {
         let (words, pattern) = text.split_once(':').unwrap_or((text, "*"));
-        let pattern =
-            pattern.trim().parse().map_err(|source| RuleError::Pattern { rule: text.to_owned(), source })?;
+        let pattern = pattern
+            .trim()
+            .parse()
+            .map_err(|source| PermissionRuleError::Pattern { rule: text.to_owned(), source })?;
         let mut actions = Vec::new();
         for word in words.split(',').map(str::trim) {
             let named: &[Action] = match (word, Action::from_word(word)) {
                 ("*", _) => &Action::ALL,
                 (_, Some(action)) => &Action::ALL[action as usize..=action as usize],
-                (_, None) => return Err(RuleError::Action { word: word.to_owned() }),
+                (_, None) => return Err(PermissionRuleError::Action { word: word.to_owned() }),
             };
             actions.extend_from_slice(named);
         }
@@ -83,21 +85,21 @@ impl FromStr for Rule {
     }
 }
 
-impl TryFrom<String> for Rule {
-    type Error = RuleError;
+impl TryFrom<String> for PermissionRule {
+    type Error = PermissionRuleError;
 
-    fn try_from(text: String) -> Result<Self, RuleError> {
+    fn try_from(text: String) -> Result<Self, PermissionRuleError> {
         text.parse()
     }
 }
 
-impl From<Rule> for String {
-    fn from(rule: Rule) -> Self {
+impl From<PermissionRule> for String {
+    fn from(rule: PermissionRule) -> Self {
         rule.to_string()
     }
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for PermissionRule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.actions.len() == Action::COUNT {
             formatter.write_str("*")?;
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     fn written(text: &str) -> String {
-        text.parse::<Rule>().unwrap().to_string()
+        text.parse::<PermissionRule>().unwrap().to_string()
     }
 
     #[test]
@@ -129,10 +131,10 @@ mod tests {
 
     #[test]
     fn invalid_rule_names_the_problem() {
-        assert!(matches!("dance".parse::<Rule>(), Err(RuleError::Action { .. })));
-        assert!(matches!("push,:a".parse::<Rule>(), Err(RuleError::Action { .. })));
-        assert!(matches!("".parse::<Rule>(), Err(RuleError::Action { .. })));
-        assert!(matches!("push:".parse::<Rule>(), Err(RuleError::Pattern { .. })));
-        assert!("orders/*".parse::<Rule>().unwrap_err().to_string().contains("push"));
+        assert!(matches!("dance".parse::<PermissionRule>(), Err(PermissionRuleError::Action { .. })));
+        assert!(matches!("push,:a".parse::<PermissionRule>(), Err(PermissionRuleError::Action { .. })));
+        assert!(matches!("".parse::<PermissionRule>(), Err(PermissionRuleError::Action { .. })));
+        assert!(matches!("push:".parse::<PermissionRule>(), Err(PermissionRuleError::Pattern { .. })));
+        assert!("orders/*".parse::<PermissionRule>().unwrap_err().to_string().contains("push"));
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
 use crate::config::Transport;
-use crate::conversation::{Answer, Arrival, PullAnswer};
+use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::Counters;
 use crate::dial::{Endpoint, Link, Stream, dial};
 use crate::error::ClientError;
@@ -254,7 +254,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
                 }
                 timers.spoke = Instant::now();
             }
-            () = shared.gauge.bell.notified() => {}
+            () = shared.gauge.wake.notified() => {}
             () = tokio::time::sleep_until(next) => {
                 if let Some(cause) = shared.keep_alive(&mut timers, reading) {
                     return End::Lost(cause);
@@ -346,7 +346,7 @@ impl Shared {
             if lock(&self.core).closing.is_some() {
                 return;
             }
-            self.gauge.bell.notified().await;
+            self.gauge.wake.notified().await;
         }
     }
 
@@ -436,34 +436,34 @@ impl Shared {
     fn arrived(
         &self,
         core: &mut Core,
-        arrival: Arrival<Waiter>,
+        arrival: FrameEvent<Waiter>,
         now: Instant,
         timers: &mut Timers,
         post: &mut Post,
     ) -> Result<(), Arc<str>> {
         match arrival {
-            Arrival::Nothing => {}
-            Arrival::Settled(waiter, result) => waiter.settle(result, now),
-            Arrival::SettledMany(all) => {
+            FrameEvent::Nothing => {}
+            FrameEvent::Settled(waiter, result) => waiter.settle(result, now),
+            FrameEvent::SettledMany(all) => {
                 for (waiter, result) in all {
                     waiter.settle(result, now);
                 }
             }
-            Arrival::Delivery(message) => match core.taker(message.target(), message.content_type()) {
+            FrameEvent::Delivery(message) => match core.taker(message.target(), message.content_type()) {
                 Some(mailbox) => post.put(mailbox, core, message),
                 None => self.unclaimed(core, &message),
             },
-            Arrival::Direct(message) => match core.direct().clone() {
+            FrameEvent::Direct(message) => match core.direct().clone() {
                 Some(mailbox) => post.put(mailbox, core, message),
                 None => Counters::add(&self.counters.unclaimed_direct, 1),
             },
-            Arrival::Event(event) => {
+            FrameEvent::Event(event) => {
                 let streams: Vec<Arc<Mailbox>> = core.event_streams(&event).cloned().collect();
                 for mailbox in streams {
                     post.put(mailbox, core, event.clone());
                 }
             }
-            Arrival::Extension(frame) => {
+            FrameEvent::Extension(frame) => {
                 let streams: Vec<Arc<Mailbox>> = core.extension_streams(frame.target()).cloned().collect();
                 if streams.is_empty() {
                     Counters::add(&self.counters.unclaimed, 1);
@@ -472,12 +472,14 @@ impl Shared {
                     post.put(mailbox, core, frame.clone());
                 }
             }
-            Arrival::NotRestored(target, error) => {
+            FrameEvent::NotRestored(target, error) => {
                 tracing::warn!(%target, %error, "the broker refused to restore this subscription; retrying soon");
                 timers.restore_at = Some(now + RESTORE_AFTER);
             }
-            Arrival::Terminated => return Err("the broker ended the conversation".into()),
-            Arrival::Refused(why) => return Err(format!("the broker ended the conversation: {why}").into()),
+            FrameEvent::Terminated => return Err("the broker ended the conversation".into()),
+            FrameEvent::Refused(why) => {
+                return Err(format!("the broker ended the conversation: {why}").into());
+            }
         }
         Ok(())
     }
@@ -521,11 +523,11 @@ impl Post {
 }
 
 /// Returns the messages of a pull that the broker will not redeliver; every other request fails.
-fn outcome_of_loss(partial: Option<PullAnswer>, cause: &Arc<str>) -> Result<Answer, ClientError> {
+fn outcome_of_loss(partial: Option<PullAnswer>, cause: &Arc<str>) -> Result<RequestAnswer, ClientError> {
     match partial {
         Some(mut pull) => {
             pull.messages.retain(|message| !message.wants_acknowledge());
-            if pull.messages.is_empty() { Err(lost(cause)) } else { Ok(Answer::Pulled(pull)) }
+            if pull.messages.is_empty() { Err(lost(cause)) } else { Ok(RequestAnswer::Pulled(pull)) }
         }
         None => Err(lost(cause)),
     }
@@ -552,7 +554,7 @@ impl Shared {
         let until = Instant::now() + drain;
         core.closing = Some(core.closing.map_or(until, |before| before.min(until)));
         drop(core);
-        self.gauge.bell.notify_one();
+        self.gauge.wake.notify_one();
         self.room.notify_waiters();
     }
 

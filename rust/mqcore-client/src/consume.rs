@@ -11,7 +11,7 @@ pub use crate::consumption::{ConsumeTerms, UnusedQueue};
 use crate::counters::Counters;
 use crate::dialogue::Part;
 use crate::error::ClientError;
-use crate::mailbox::{Bound, Letter, Mailbox};
+use crate::mailbox::{Bound, Mailbox, QueuedMessage};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::Intent;
@@ -58,7 +58,7 @@ impl Client {
         let part = self.part(queue, terms)?;
         let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
         // Before joining, because stored messages may arrive before the answer.
-        shared.say_now(|core| core.add_taker(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
+        shared.with_core(|core| core.add_mailbox(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
         let mut consumer = Consumer { client: self.clone(), queue: queue.clone(), mailbox, membership: None };
         consumer.membership = Some(shared.take_part(part, None).await?);
         Ok(consumer)
@@ -144,8 +144,8 @@ impl Consumer {
         &self.queue
     }
 
-    fn hand_out(&self, letters: Vec<Letter>) -> Vec<Delivered> {
-        let of_mailbox = |letter: Letter| {
+    fn hand_out(&self, letters: Vec<QueuedMessage>) -> Vec<Delivered> {
+        let of_mailbox = |letter: QueuedMessage| {
             let held = letter.message.wants_acknowledge().then(|| Held::Mailbox(self.mailbox.clone()));
             Delivered::new(self.client.shared.clone(), letter, held)
         };
@@ -158,14 +158,14 @@ impl Drop for Consumer {
         let shared = self.client.shared.clone();
         // The consumer leaves the channel in the same step, so that no message arrives in between without an owner. It
         // leaves before the nacks, because the broker would otherwise redeliver those messages here.
-        shared.say_now(|core| {
+        shared.with_core(|core| {
             core.remove_taker(self.queue.channel().as_bytes(), self.queue.id(), &self.mailbox);
             if let Some(membership) = &mut self.membership {
                 membership.end(core);
             }
         });
         self.mailbox.close();
-        drop(self.take(usize::MAX).into_iter().map(Delivered::hand_back).collect::<Vec<_>>());
+        drop(self.take(usize::MAX).into_iter().map(Delivered::requeue_unsettled).collect::<Vec<_>>());
     }
 }
 
@@ -188,7 +188,7 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    pub(crate) fn new(shared: Arc<Shared>, letter: Letter, held: Option<Held>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, letter: QueuedMessage, held: Option<Held>) -> Self {
         Self { message: letter.message, shared, epoch: letter.epoch, settled: AtomicBool::new(false), held }
     }
 
@@ -212,7 +212,7 @@ impl Delivered {
     /// the protocol has no nack. The message stays unsettled then.
     pub fn nack(&self, reason: &str) -> Result<Settlement, ClientError> {
         if self.message.wants_acknowledge() {
-            self.shared.say_now(|core| core.conversation.check_refusal())?;
+            self.shared.with_core(|core| core.conversation.check_refusal())?;
         }
         crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)?;
         Ok(self.settle(Some(reason)))
@@ -234,7 +234,7 @@ impl Delivered {
         if !self.message.wants_acknowledge() {
             return Settlement::NotAsked;
         }
-        self.shared.say_now(|core| {
+        self.shared.with_core(|core| {
             if core.epoch != self.epoch || !core.conversation.is_open() {
                 Counters::add(&self.shared.counters.stale_settlements, 1);
                 return Settlement::Stale;
@@ -246,7 +246,7 @@ impl Delivered {
     }
 
     /// Requeues it with a nack; without nacks the broker requeues it when the connection ends.
-    fn hand_back(self) {
+    fn requeue_unsettled(self) {
         let refused = self.nack(REASON_CONSUMER_CLOSED);
         tracing::trace!(?refused, "requeued a message that the program did not take");
     }
@@ -261,7 +261,7 @@ impl Drop for Delivered {
             mailbox.settled();
         }
         if self.message.wants_acknowledge() {
-            self.shared.say_now(|core| {
+            self.shared.with_core(|core| {
                 if core.epoch == self.epoch && core.conversation.is_open() {
                     core.conversation.dropped(&self.message);
                 }

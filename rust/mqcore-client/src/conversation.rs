@@ -13,7 +13,8 @@ use mqcore_wire::tmqp::header::{key, nack_reason};
 use mqcore_wire::tmqp::{Frame, Kind, PING, encode};
 
 pub use self::exchange::{
-    Answer, Arrival, By, DirectMessage, Publication, PullAnswer, PullEnd, TakenUp, Tally, Wait,
+    By, ConversationCounts, DirectMessage, FrameEvent, PullAnswer, PullEnd, QueueMessage, RequestAnswer,
+    TakenUp, Wait,
 };
 use crate::error::ClientError;
 pub use crate::message_id::MessageId;
@@ -66,7 +67,7 @@ pub struct Conversation<W> {
     pulls: usize,
     intents: HashMap<Intent, Standing, RandomState>,
     output: Vec<u8>,
-    tally: Tally,
+    tally: ConversationCounts,
 }
 
 impl<W> Conversation<W> {
@@ -82,7 +83,7 @@ impl<W> Conversation<W> {
             pulls: 0,
             intents: HashMap::default(),
             output: Vec::new(),
-            tally: Tally::default(),
+            tally: ConversationCounts::default(),
         }
     }
 
@@ -145,7 +146,7 @@ impl<W> Conversation<W> {
 
     /// Counters of events that are not the result of a call.
     #[must_use]
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> ConversationCounts {
         self.tally
     }
 
@@ -161,7 +162,7 @@ impl<W> Conversation<W> {
     /// [`ClientError::InvalidArgument`] for an id in use, [`ClientError::TooLarge`] for a message that exceeds a frame.
     pub fn publish(
         &mut self,
-        publication: &Publication<'_>,
+        publication: &QueueMessage<'_>,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
         let id = self.id_for(publication.id)?;

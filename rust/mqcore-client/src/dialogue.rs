@@ -12,7 +12,7 @@ use crate::address::Protocol;
 use crate::config::ClientConfig;
 use crate::consumption::Consumption;
 use crate::conversation::{
-    Arrival, Conversation, DirectMessage, MessageId, Publication, PullAnswer, TakenUp, Tally,
+    Conversation, ConversationCounts, DirectMessage, FrameEvent, MessageId, PullAnswer, QueueMessage, TakenUp,
 };
 use crate::dial::Greeted;
 use crate::error::ClientError;
@@ -120,7 +120,7 @@ impl Dialogue {
         whichever!(self, conversation => conversation.outstanding())
     }
 
-    pub(crate) fn tally(&self) -> Tally {
+    pub(crate) fn tally(&self) -> ConversationCounts {
         whichever!(self, conversation => conversation.tally())
     }
 
@@ -151,7 +151,7 @@ impl Dialogue {
     /// Publishes a message. With a waiter, requests an acknowledgement.
     pub(crate) fn publish(
         &mut self,
-        publication: &Publication<'_>,
+        publication: &QueueMessage<'_>,
         waiter: Option<Waiter>,
     ) -> Result<MessageId, ClientError> {
         whichever!(self, conversation => conversation.publish(publication, waiter))
@@ -255,7 +255,7 @@ impl Dialogue {
         &mut self,
         input: &[u8],
         limits: &Limits,
-    ) -> Result<Option<(Arrival<Waiter>, usize)>, Arc<str>> {
+    ) -> Result<Option<(FrameEvent<Waiter>, usize)>, Arc<str>> {
         let broken =
             |error: &dyn std::fmt::Display| format!("the broker sent a malformed frame: {error}").into();
         match self {

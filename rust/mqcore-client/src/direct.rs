@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::client::Client;
-use crate::conversation::{Answer, DirectMessage, Wait};
+use crate::conversation::{DirectMessage, RequestAnswer, Wait};
 use crate::counters::Counters;
 use crate::dialogue::DIRECT;
 use crate::error::ClientError;
@@ -70,7 +70,9 @@ impl Client {
         let waited =
             self.shared.answer(deadline, |conversation, waiter| conversation.send(&message, Some(waiter)));
         match waited.await? {
-            Waited::Answered((result, at)) => result.map(|_: Answer| at.saturating_duration_since(started)),
+            Waited::Answered((result, at)) => {
+                result.map(|_: RequestAnswer| at.saturating_duration_since(started))
+            }
             Waited::TooLong(_) => {
                 Err(ClientError::ConfirmTimeout { target: target.into(), waited: started.elapsed() })
             }
@@ -96,7 +98,7 @@ impl Client {
         let waited =
             self.shared.answer(deadline, |conversation, waiter| conversation.send(&message, Some(waiter)));
         match waited.await? {
-            Waited::Answered((Ok(Answer::Response(response)), _)) => Ok(response),
+            Waited::Answered((Ok(RequestAnswer::Response(response)), _)) => Ok(response),
             Waited::Answered((Err(error), _)) => Err(error),
             Waited::Answered((Ok(other), _)) => Err(ClientError::BadAnswer {
                 operation: "request of",
@@ -119,7 +121,7 @@ impl Client {
     /// [`ClientError::NotSupported`] if the protocol has no direct messages.
     pub fn incoming(&self) -> Result<Incoming, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::None);
-        let before = self.shared.say_now(|core| {
+        let before = self.shared.with_core(|core| {
             core.conversation.tmqp(DIRECT)?;
             Ok::<_, ClientError>(core.direct().replace(mailbox.clone()))
         })?;
@@ -216,7 +218,7 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         let waiting = self.mailbox.waiting() as u64;
         Counters::add(&self.client.shared.counters.unclaimed_direct, waiting);
-        self.client.shared.say_now(|core| {
+        self.client.shared.with_core(|core| {
             if core.direct().as_ref().is_some_and(|current| Arc::ptr_eq(current, &self.mailbox)) {
                 *core.direct() = None;
             }

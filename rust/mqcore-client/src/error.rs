@@ -155,7 +155,7 @@ pub enum ClientError {
 /// The families of [`ClientError`], which are the branches of Python's exception tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "the names are clear")]
-pub enum Family {
+pub enum ErrorFamily {
     Transport,
     Handshake,
     Protocol,
@@ -168,19 +168,19 @@ pub enum Family {
 impl ClientError {
     /// The family of this error.
     #[must_use]
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> ErrorFamily {
         match self {
-            Self::ConnectFailed { .. } | Self::ConnectionLost { .. } | Self::Closed => Family::Transport,
+            Self::ConnectFailed { .. } | Self::ConnectionLost { .. } | Self::Closed => ErrorFamily::Transport,
             Self::Tls { .. }
             | Self::VersionMismatch { .. }
             | Self::AuthFailed { .. }
             | Self::NoAgreement { .. }
-            | Self::HandshakeRefused { .. } => Family::Handshake,
-            Self::BadFrame(_) | Self::TooLarge { .. } | Self::BadAnswer { .. } => Family::Protocol,
-            Self::Refused(_) => Family::Operation,
-            Self::Nacked { .. } => Family::Nacked,
-            Self::ConfirmTimeout { .. } | Self::RequestTimeout { .. } => Family::Timeout,
-            Self::InvalidArgument { .. } | Self::NotSupported { .. } => Family::Argument,
+            | Self::HandshakeRefused { .. } => ErrorFamily::Handshake,
+            Self::BadFrame(_) | Self::TooLarge { .. } | Self::BadAnswer { .. } => ErrorFamily::Protocol,
+            Self::Refused(_) => ErrorFamily::Operation,
+            Self::Nacked { .. } => ErrorFamily::Nacked,
+            Self::ConfirmTimeout { .. } | Self::RequestTimeout { .. } => ErrorFamily::Timeout,
+            Self::InvalidArgument { .. } | Self::NotSupported { .. } => ErrorFamily::Argument,
         }
     }
 
@@ -217,8 +217,8 @@ pub struct Refusal {
 impl Refusal {
     /// The meaning of the number.
     #[must_use]
-    pub fn status(&self) -> Status {
-        Status::from_code(self.code)
+    pub fn status(&self) -> StatusMeaning {
+        StatusMeaning::from_code(self.code)
     }
 }
 
@@ -244,7 +244,7 @@ impl From<Refusal> for ClientError {
 /// The meaning of a status number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "`meaning` describes them")]
-pub enum Status {
+pub enum StatusMeaning {
     BadRequest,
     Unauthorized,
     NotFound,
@@ -257,7 +257,7 @@ pub enum Status {
     Failed,
 }
 
-impl Status {
+impl StatusMeaning {
     /// The meaning of this number.
     #[must_use]
     pub fn from_code(code: u16) -> Self {
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn a_refusal_says_what_was_asked_of_whom() {
         let refusal = Refusal { code: 404, operation: "publish to", target: "a/1".into(), reason: "".into() };
-        assert_eq!(refusal.status(), Status::NotFound);
+        assert_eq!(refusal.status(), StatusMeaning::NotFound);
         assert_eq!(refusal.to_string(), "cannot publish to a/1: not found; create it first (status 404)");
         let refusal = Refusal { code: 1000, operation: "list", target: "".into(), reason: "no".into() };
         assert_eq!(refusal.to_string(), "cannot list: no (status 1000)");

@@ -219,7 +219,7 @@ impl Client {
         let subscriptions: Vec<Subscription> =
             scopes.iter().map(EventScope::subscription).collect::<Result<_, _>>()?;
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::Waiting(EVENTS_WAITING_MAX));
-        self.shared.say_now(|core| core.add_event_stream(subscriptions.clone(), mailbox.clone()));
+        self.shared.with_core(|core| core.add_event_stream(subscriptions.clone(), mailbox.clone()));
         let mut stream = EventStream { client: self.clone(), mailbox, memberships: Vec::new() };
         for subscription in subscriptions {
             stream
@@ -283,7 +283,7 @@ impl EventStream {
 impl Drop for EventStream {
     fn drop(&mut self) {
         self.memberships.clear();
-        self.client.shared.say_now(|core| core.remove_event_stream(&self.mailbox));
+        self.client.shared.with_core(|core| core.remove_event_stream(&self.mailbox));
         Counters::add(&self.client.shared.counters.dropped_events, self.mailbox.dropped() as u64);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) struct Gauge {
     bytes: AtomicUsize,
     bytes_max: usize,
     /// Notified when there is output, or reads can resume.
-    pub(crate) bell: Notify,
+    pub(crate) wake: Notify,
 }
 
 impl Gauge {
@@ -47,21 +47,21 @@ impl Gauge {
     fn remove(&self, bytes: usize) {
         let before = self.bytes.fetch_sub(bytes, Relaxed);
         if before > self.bytes_max && before - bytes <= self.bytes_max {
-            self.bell.notify_one();
+            self.wake.notify_one();
         }
     }
 }
 
 /// A message and the connection it came over.
 #[derive(Debug)]
-pub(crate) struct Letter {
+pub(crate) struct QueuedMessage {
     pub(crate) message: Received,
     pub(crate) epoch: u32,
 }
 
 #[derive(Debug, Default)]
-struct Shelf {
-    letters: VecDeque<Letter>,
+struct MailboxState {
+    letters: VecDeque<QueuedMessage>,
     /// Delivered and not settled.
     unsettled: usize,
     closed: bool,
@@ -82,7 +82,7 @@ pub(crate) enum Bound {
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     gauge: Arc<Gauge>,
-    shelf: Mutex<Shelf>,
+    state: Mutex<MailboxState>,
     ready: Notify,
     bound: Bound,
     dropped: AtomicUsize,
@@ -90,26 +90,26 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     pub(crate) fn new(gauge: Arc<Gauge>, bound: Bound) -> Arc<Self> {
-        let (shelf, ready, dropped) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
-        Arc::new(Self { gauge, shelf, ready, bound, dropped })
+        let (state, ready, dropped) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
+        Arc::new(Self { gauge, state, ready, bound, dropped })
     }
 
     /// Adds a message. Returns whether the caller must call [`Mailbox::wake`] after all messages of a read.
-    pub(crate) fn put(&self, letter: Letter) -> bool {
-        let mut shelf = lock(&self.shelf);
+    pub(crate) fn put(&self, letter: QueuedMessage) -> bool {
+        let mut state = lock(&self.state);
         let refuses = match self.bound {
             // The consumer that closed this mailbox requeues messages with acknowledgement.
-            Bound::Unsettled(_) => shelf.closed && !letter.message.wants_acknowledge(),
-            Bound::Waiting(most) => shelf.closed || shelf.letters.len() >= most,
-            Bound::None => shelf.closed,
+            Bound::Unsettled(_) => state.closed && !letter.message.wants_acknowledge(),
+            Bound::Waiting(most) => state.closed || state.letters.len() >= most,
+            Bound::None => state.closed,
         };
         if refuses {
             self.dropped.fetch_add(1, Relaxed);
             return false;
         }
         self.gauge.add(letter.message.memory_bytes());
-        shelf.letters.push_back(letter);
-        shelf.letters.len() == 1
+        state.letters.push_back(letter);
+        state.letters.len() == 1
     }
 
     /// Wakes the tasks that wait for messages.
@@ -119,17 +119,17 @@ impl Mailbox {
 
     /// Takes up to `max` available messages within the limit. Messages with acknowledgement count as unsettled until
     /// [`Mailbox::settled`].
-    pub(crate) fn take(&self, max: usize) -> Vec<Letter> {
-        let mut shelf = lock(&self.shelf);
+    pub(crate) fn take(&self, max: usize) -> Vec<QueuedMessage> {
+        let mut state = lock(&self.state);
         let most = match self.bound {
             // A closed consumer settles nothing more, so the limit no longer applies.
-            Bound::Unsettled(most) if !shelf.closed => most,
+            Bound::Unsettled(most) if !state.closed => most,
             _ => usize::MAX,
         };
         let mut count = 0;
         let mut bytes = 0;
-        let mut unsettled = shelf.unsettled;
-        for letter in shelf.letters.iter().take(max) {
+        let mut unsettled = state.unsettled;
+        for letter in state.letters.iter().take(max) {
             let asks = usize::from(letter.message.wants_acknowledge());
             if unsettled + asks > most {
                 break;
@@ -138,15 +138,15 @@ impl Mailbox {
             bytes += letter.message.memory_bytes();
             count += 1;
         }
-        shelf.unsettled = unsettled;
-        let letters = shelf.letters.drain(..count).collect();
-        drop(shelf);
+        state.unsettled = unsettled;
+        let letters = state.letters.drain(..count).collect();
+        drop(state);
         self.gauge.remove(bytes);
         letters
     }
 
     /// Waits for messages, and takes one to `max`. Empty: the mailbox is closed and empty.
-    pub(crate) async fn next(&self, max: usize) -> Vec<Letter> {
+    pub(crate) async fn next(&self, max: usize) -> Vec<QueuedMessage> {
         loop {
             let ready = self.ready.notified();
             tokio::pin!(ready);
@@ -175,19 +175,19 @@ impl Mailbox {
     }
 
     fn has_something(&self) -> bool {
-        let shelf = lock(&self.shelf);
-        let Some(first) = shelf.letters.front() else { return shelf.closed };
-        let full = matches!(self.bound, Bound::Unsettled(most) if shelf.unsettled >= most);
-        shelf.closed || !(full && first.message.wants_acknowledge())
+        let state = lock(&self.state);
+        let Some(first) = state.letters.front() else { return state.closed };
+        let full = matches!(self.bound, Bound::Unsettled(most) if state.unsettled >= most);
+        state.closed || !(full && first.message.wants_acknowledge())
     }
 
     /// Records that a delivered message is settled or dropped.
     pub(crate) fn settled(&self) {
-        let mut shelf = lock(&self.shelf);
-        shelf.unsettled -= 1;
-        let was_full = self.bound == Bound::Unsettled(shelf.unsettled + 1);
-        let others_wait = !shelf.letters.is_empty();
-        drop(shelf);
+        let mut state = lock(&self.state);
+        state.unsettled -= 1;
+        let was_full = self.bound == Bound::Unsettled(state.unsettled + 1);
+        let others_wait = !state.letters.is_empty();
+        drop(state);
         if was_full && others_wait {
             self.wake();
         }
@@ -196,33 +196,33 @@ impl Mailbox {
     /// Closes the mailbox. Waiting messages can still be taken. Later ones are dropped, or kept for the consumer to
     /// requeue.
     pub(crate) fn close(&self) {
-        lock(&self.shelf).closed = true;
+        lock(&self.state).closed = true;
         self.wake();
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        lock(&self.shelf).closed
+        lock(&self.state).closed
     }
 
     /// Removes the waiting messages for which `stale` is true, and returns their number.
-    pub(crate) fn discard(&self, stale: impl Fn(&Letter) -> bool) -> usize {
-        let mut shelf = lock(&self.shelf);
-        let before = shelf.letters.len();
+    pub(crate) fn discard(&self, stale: impl Fn(&QueuedMessage) -> bool) -> usize {
+        let mut state = lock(&self.state);
+        let before = state.letters.len();
         let mut bytes = 0;
-        shelf.letters.retain(|letter| {
+        state.letters.retain(|letter| {
             let is_stale = stale(letter);
             bytes += if is_stale { letter.message.memory_bytes() } else { 0 };
             !is_stale
         });
-        let discarded = before - shelf.letters.len();
-        drop(shelf);
+        let discarded = before - state.letters.len();
+        drop(state);
         self.gauge.remove(bytes);
         discarded
     }
 
     /// Number of waiting messages.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.shelf).letters.len()
+        lock(&self.state).letters.len()
     }
 
     /// Messages dropped because the program had not taken earlier ones.
@@ -233,8 +233,8 @@ impl Mailbox {
 
 impl Drop for Mailbox {
     fn drop(&mut self) {
-        let shelf = self.shelf.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let bytes = shelf.letters.iter().map(|letter| letter.message.memory_bytes()).sum();
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let bytes = state.letters.iter().map(|letter| letter.message.memory_bytes()).sum();
         self.gauge.remove(bytes);
     }
 }
@@ -244,9 +244,9 @@ mod tests {
     use super::*;
     use mqcore_wire::tmqp::{Frame, Kind};
 
-    fn letter(asks: bool) -> Letter {
+    fn letter(asks: bool) -> QueuedMessage {
         let frame = Frame { pending_acknowledge: asks, payload: &[0; 100], ..Frame::new(Kind::QUEUE) };
-        Letter { message: Received::copy(&frame), epoch: 0 }
+        QueuedMessage { message: Received::copy(&frame), epoch: 0 }
     }
 
     fn gauge() -> Arc<Gauge> {

@@ -30,6 +30,6 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         let shared = self.shared.clone();
-        shared.say_now(|core| self.end(core));
+        shared.with_core(|core| self.end(core));
     }
 }

@@ -13,7 +13,7 @@ pub(crate) mod conversation;
 pub(crate) mod greeting;
 pub mod operations;
 
-use mqcore_wire::micromessage::extension::{Kind, PUB_SUB, X_MQCORE, X_NACK};
+use mqcore_wire::micromessage::extension::{ExtensionKind, PUB_SUB, X_MQCORE, X_NACK};
 use mqcore_wire::micromessage::handshake::Extension;
 use mqcore_wire::micromessage::negotiation::{Lists, batch_ack};
 
@@ -31,5 +31,5 @@ pub fn default_extensions() -> Lists {
 
 /// Whether the program handles frames of this extension.
 fn is_vendors(name: &str) -> bool {
-    Kind::of(name) == Some(Kind::Vendor)
+    ExtensionKind::of(name) == Some(ExtensionKind::Vendor)
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
-use crate::conversation::{Answer, By, Publication};
+use crate::conversation::{By, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
 use crate::error::ClientError;
 use crate::request::push;
@@ -105,7 +105,7 @@ impl Client {
             ));
         }
         let headers = header_text(options, &[])?;
-        let publication = Publication {
+        let publication = QueueMessage {
             queue,
             id: options.id.as_deref(),
             headers: &headers,
@@ -140,7 +140,7 @@ impl Client {
 
     async fn publish_confirmed(
         &self,
-        publication: &Publication<'_>,
+        publication: &QueueMessage<'_>,
         started: Instant,
         deadline: Instant,
     ) -> Result<Receipt, ClientError> {
@@ -231,7 +231,7 @@ impl<'a> Together<'a> {
     fn say_one(&mut self, conversation: &mut Dialogue, index: usize) -> Result<(), ClientError> {
         let message = &self.messages[index];
         let headers = header_text(self.options, &message.headers)?;
-        let publication = Publication {
+        let publication = QueueMessage {
             queue: self.queue,
             id: message.id.as_deref(),
             headers: &headers,
@@ -243,7 +243,7 @@ impl<'a> Together<'a> {
         if self.options.confirm {
             self.question.ids.push(id);
         } else {
-            let confirmed = Ok(Answer::Confirmed(By::Server));
+            let confirmed = Ok(RequestAnswer::Confirmed(By::Server));
             Waiter::Many(self.batch.clone(), index as u32).settle(confirmed, Instant::now());
         }
         Ok(())
@@ -278,8 +278,8 @@ impl<'a> Together<'a> {
 
 fn receipt((result, at): Outcome, started: Instant) -> Result<Receipt, ClientError> {
     let by = match result? {
-        Answer::Confirmed(by) => by,
-        Answer::Response(_) | Answer::Pulled(_) => By::Server,
+        RequestAnswer::Confirmed(by) => by,
+        RequestAnswer::Response(_) | RequestAnswer::Pulled(_) => By::Server,
     };
     Ok(Receipt { by: Some(by), latency: at.saturating_duration_since(started) })
 }

@@ -11,10 +11,10 @@ use mqcore_wire::tmqp::operation::status;
 use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::consume::{Delivered, Held};
-use crate::conversation::{Answer, PullAnswer, PullEnd};
+use crate::conversation::{PullAnswer, PullEnd, RequestAnswer};
 use crate::dialogue::Part;
 use crate::error::{ClientError, Refusal};
-use crate::mailbox::{Letter, lock};
+use crate::mailbox::{QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
@@ -116,7 +116,7 @@ impl Client {
         let request = Request::pull(queue, &PullRequest { count, lifo, clear, info });
         let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));
         match waited.await? {
-            Waited::Answered((Ok(Answer::Pulled(answer)), _)) => Ok((answer, membership)),
+            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => Ok((answer, membership)),
             Waited::Answered((Err(error), _)) => Err(error),
             Waited::TooLong(Some(answer)) if !answer.messages.is_empty() => Ok((answer, membership)),
             Waited::Answered((Ok(_), _)) | Waited::TooLong(_) => Err(ClientError::RequestTimeout {
@@ -132,7 +132,7 @@ impl Client {
         let epoch = lock(&self.shared.core).epoch;
         let of_channel = |message: Received| {
             let held = message.wants_acknowledge().then(|| Held::Channel(membership.clone()));
-            Delivered::new(self.shared.clone(), Letter { message, epoch }, held)
+            Delivered::new(self.shared.clone(), QueuedMessage { message, epoch }, held)
         };
         messages.into_iter().map(of_channel).collect()
     }

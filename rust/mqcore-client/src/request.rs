@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use mqcore_wire::tmqp::Kind;
-use mqcore_wire::tmqp::header::{HeaderError, YES, clear, key, pull_order, push_header};
+use mqcore_wire::tmqp::header::{HeaderError, VALUE_YES, clear, key, pull_order, push_header};
 use mqcore_wire::tmqp::operation::{EVENT_SUBSCRIBE, EVENT_UNSUBSCRIBE, Operation};
 
 use crate::address::QueueAddress;
@@ -191,7 +191,7 @@ impl Request {
             Self::queue_operation(Operation::ClearMessages, "clear queue", queue).with_queue_headers(queue);
         for (wanted, key) in [(high_priority, key::PRIORITY_MESSAGES), (normal, key::MESSAGES)] {
             if wanted {
-                request.header(key, YES);
+                request.header(key, VALUE_YES);
             }
         }
         request
@@ -246,7 +246,7 @@ impl Request {
             request.header(key::CLEAR, clear);
         }
         if pull.info {
-            request.header(key::INFO, YES);
+            request.header(key::INFO, VALUE_YES);
         }
         if pull.lifo {
             request.header(key::ORDER, pull_order::LIFO);

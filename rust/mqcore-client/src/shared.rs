@@ -10,11 +10,11 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::conversation::{Answer, MessageId, PullAnswer, TakenUp};
+use crate::conversation::{MessageId, PullAnswer, RequestAnswer, TakenUp};
 use crate::counters::Counters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
-use crate::mailbox::{Gauge, Letter, Mailbox, lock};
+use crate::mailbox::{Gauge, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Request, Subscription};
@@ -23,7 +23,7 @@ use crate::waiter::{Outcome, Waiter};
 
 /// The consumers of one queue in this client, which share its messages in turn.
 #[derive(Debug)]
-struct Takers {
+struct ChannelMailboxes {
     channel: Box<[u8]>,
     mailboxes: Vec<Arc<Mailbox>>,
     next: usize,
@@ -33,7 +33,7 @@ struct Takers {
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) conversation: Dialogue,
-    takers: HashMap<u16, Vec<Takers>>,
+    mailboxes_by_queue: HashMap<u16, Vec<ChannelMailboxes>>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
     /// With the name of the extension whose frames they get.
@@ -79,7 +79,7 @@ impl Shared {
     pub(crate) fn new(config: ClientConfig, protocol: Protocol) -> Arc<Self> {
         let core = Core {
             conversation: Dialogue::new(protocol, config.limits),
-            takers: HashMap::new(),
+            mailboxes_by_queue: HashMap::new(),
             event_streams: Vec::new(),
             direct: None,
             extension_streams: Vec::new(),
@@ -132,20 +132,20 @@ impl Shared {
         if !conversation.is_open() || !conversation.has_room(&self.config) {
             return Act::NotYet;
         }
-        Act::Done(self.with_bell(&mut core, |core| act(&mut core.conversation)))
+        Act::Done(self.with_wake(&mut core, |core| act(&mut core.conversation)))
     }
 
     /// Runs `act` at once, regardless of room: for answers, whose number the received data limits.
-    pub(crate) fn say_now<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
-        self.with_bell(&mut lock(&self.core), act)
+    pub(crate) fn with_core<R>(&self, act: impl FnOnce(&mut Core) -> R) -> R {
+        self.with_wake(&mut lock(&self.core), act)
     }
 
     /// Wakes the connection task at the first output since its last write.
-    fn with_bell<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
+    fn with_wake<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
         let before = core.conversation.output().len();
         let result = act(core);
         if before == 0 && !core.conversation.output().is_empty() {
-            self.gauge.bell.notify_one();
+            self.gauge.wake.notify_one();
         }
         result
     }
@@ -189,7 +189,7 @@ impl Shared {
         let waited =
             self.answer(deadline, |conversation, waiter| conversation.request(request, waiter)).await?;
         match waited {
-            Waited::Answered((Ok(Answer::Response(response)), _)) => Ok(response),
+            Waited::Answered((Ok(RequestAnswer::Response(response)), _)) => Ok(response),
             Waited::Answered((Err(error), _)) => Err(error),
             Waited::Answered((Ok(other), _)) => Err(ClientError::BadAnswer {
                 operation: request.operation,
@@ -322,28 +322,38 @@ impl Drop for Question<'_> {
 }
 
 impl Core {
-    pub(crate) fn add_taker(&mut self, channel: &[u8], queue: u16, mailbox: Arc<Mailbox>) {
-        let channels = self.takers.entry(queue).or_default();
-        match channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel)) {
-            Some(takers) => takers.mailboxes.push(mailbox),
-            None => channels.push(Takers { channel: channel.into(), mailboxes: vec![mailbox], next: 0 }),
+    pub(crate) fn add_mailbox(&mut self, channel: &[u8], queue: u16, mailbox: Arc<Mailbox>) {
+        let channels = self.mailboxes_by_queue.entry(queue).or_default();
+        match channels
+            .iter_mut()
+            .find(|mailboxes_by_queue| mailboxes_by_queue.channel.eq_ignore_ascii_case(channel))
+        {
+            Some(mailboxes_by_queue) => mailboxes_by_queue.mailboxes.push(mailbox),
+            None => {
+                channels.push(ChannelMailboxes { channel: channel.into(), mailboxes: vec![mailbox], next: 0 })
+            }
         }
     }
 
     pub(crate) fn remove_taker(&mut self, channel: &[u8], queue: u16, mailbox: &Arc<Mailbox>) {
-        let Some(channels) = self.takers.get_mut(&queue) else { return };
-        for takers in channels.iter_mut().filter(|takers| takers.channel.eq_ignore_ascii_case(channel)) {
-            takers.mailboxes.retain(|other| !Arc::ptr_eq(other, mailbox));
+        let Some(channels) = self.mailboxes_by_queue.get_mut(&queue) else { return };
+        for mailboxes_by_queue in channels
+            .iter_mut()
+            .filter(|mailboxes_by_queue| mailboxes_by_queue.channel.eq_ignore_ascii_case(channel))
+        {
+            mailboxes_by_queue.mailboxes.retain(|other| !Arc::ptr_eq(other, mailbox));
         }
-        channels.retain(|takers| !takers.mailboxes.is_empty());
+        channels.retain(|mailboxes_by_queue| !mailboxes_by_queue.mailboxes.is_empty());
     }
 
     /// The next mailbox in turn for a message of this queue.
     pub(crate) fn taker(&mut self, channel: &[u8], queue: u16) -> Option<Arc<Mailbox>> {
-        let channels = self.takers.get_mut(&queue)?;
-        let takers = channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel))?;
-        takers.next = (takers.next + 1) % takers.mailboxes.len();
-        Some(takers.mailboxes[takers.next].clone())
+        let channels = self.mailboxes_by_queue.get_mut(&queue)?;
+        let mailboxes_by_queue = channels
+            .iter_mut()
+            .find(|mailboxes_by_queue| mailboxes_by_queue.channel.eq_ignore_ascii_case(channel))?;
+        mailboxes_by_queue.next = (mailboxes_by_queue.next + 1) % mailboxes_by_queue.mailboxes.len();
+        Some(mailboxes_by_queue.mailboxes[mailboxes_by_queue.next].clone())
     }
 
     pub(crate) fn add_event_stream(&mut self, subscriptions: Vec<Subscription>, mailbox: Arc<Mailbox>) {
@@ -386,10 +396,14 @@ impl Core {
     }
 
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
-        let takers = self.takers.values().flatten().flat_map(|takers| &takers.mailboxes);
+        let mailboxes_by_queue = self
+            .mailboxes_by_queue
+            .values()
+            .flatten()
+            .flat_map(|mailboxes_by_queue| &mailboxes_by_queue.mailboxes);
         let extensions = self.extension_streams.iter().map(|(_, mailbox)| mailbox);
         let events = self.event_streams.iter().map(|(_, mailbox)| mailbox);
-        takers.chain(events).chain(extensions).chain(&self.direct)
+        mailboxes_by_queue.chain(events).chain(extensions).chain(&self.direct)
     }
 
     /// Records a queue with an unclaimed message. Returns whether the queue is new.
@@ -401,7 +415,7 @@ impl Core {
     }
 
     /// A message of the current connection.
-    pub(crate) fn letter(&self, message: Received) -> Letter {
-        Letter { message, epoch: self.epoch }
+    pub(crate) fn letter(&self, message: Received) -> QueuedMessage {
+        QueuedMessage { message, epoch: self.epoch }
     }
 }

@@ -8,7 +8,7 @@ use hashbrown::{Equivalent, HashMap};
 
 use crate::address::QueueAddress;
 use crate::consumption::Consumption;
-use crate::conversation::{Answer, Arrival, By, MessageId, PullAnswer, TakenUp};
+use crate::conversation::{By, FrameEvent, MessageId, PullAnswer, RequestAnswer, TakenUp};
 use crate::error::ClientError;
 use crate::request::Target;
 
@@ -96,22 +96,22 @@ impl<W> Register<W> {
     }
 
     /// Records the broker's confirmation and settles the waiters.
-    pub(crate) fn agreed(&mut self, queue: &QueueAddress) -> Arrival<W> {
-        let Some(standing) = self.0.get_mut(queue) else { return Arrival::Nothing };
+    pub(crate) fn agreed(&mut self, queue: &QueueAddress) -> FrameEvent<W> {
+        let Some(standing) = self.0.get_mut(queue) else { return FrameEvent::Nothing };
         standing.agreed = true;
-        let settled = |(_, waiter)| (waiter, Ok(Answer::Confirmed(By::Server)));
-        Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
+        let settled = |(_, waiter)| (waiter, Ok(RequestAnswer::Confirmed(By::Server)));
+        FrameEvent::SettledMany(standing.waiters.drain(..).map(settled).collect())
     }
 
     /// Records a refusal and fails the waiters. Without waiters, after a reconnect, it is requested again.
-    pub(crate) fn refused(&mut self, queue: &QueueAddress, why: &ClientError) -> Arrival<W> {
-        let Some(standing) = self.0.get_mut(queue) else { return Arrival::Nothing };
+    pub(crate) fn refused(&mut self, queue: &QueueAddress, why: &ClientError) -> FrameEvent<W> {
+        let Some(standing) = self.0.get_mut(queue) else { return FrameEvent::Nothing };
         (standing.id, standing.agreed) = (None, false);
         if standing.waiters.is_empty() {
-            return Arrival::NotRestored(Target::plain(queue), why.clone());
+            return FrameEvent::NotRestored(Target::plain(queue), why.clone());
         }
         let settled = |(_, waiter)| (waiter, Err(why.clone()));
-        Arrival::SettledMany(standing.waiters.drain(..).map(settled).collect())
+        FrameEvent::SettledMany(standing.waiters.drain(..).map(settled).collect())
     }
 
     /// Removes the waiter with this id.

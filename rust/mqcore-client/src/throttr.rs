@@ -13,14 +13,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_wire::throttr::reply::{Expected, Listing};
-use mqcore_wire::throttr::request::{Request, Rule, TooLong, encode, encode_consume_all};
+use mqcore_wire::throttr::reply::{Expected, FragmentedRequest};
+use mqcore_wire::throttr::request::{Rule, ThrottrRequest, TooLong, encode, encode_consume_all};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 pub use self::address::ThrottrAddress;
-pub use self::conversation::{Answer, Subscriber};
+pub use self::conversation::{Subscriber, ThrottrAnswer};
 pub use self::pushes::Push;
 
 use self::link::Ask;
@@ -86,12 +86,12 @@ impl Questions {
     /// # Errors
     /// [`ClientError::TooLarge`] for a part that does not fit, [`ClientError::InvalidArgument`] for `ConsumeAll`, which
     /// needs [`Questions::push_all`], and for `Event`, which clients cannot send.
-    pub fn push(&mut self, request: &Request<'_>) -> Result<(), ClientError> {
+    pub fn push(&mut self, request: &ThrottrRequest<'_>) -> Result<(), ClientError> {
         let expected = self.expected_of(request)?;
         encode(request, self.address.dialect, &mut self.octets).map_err(too_long)?;
         match request {
-            Request::Subscribe { channel } => self.subscribes.push((*channel).into()),
-            Request::Unsubscribe { channel } => self.unsubscribes.push((*channel).into()),
+            ThrottrRequest::Subscribe { channel } => self.subscribes.push((*channel).into()),
+            ThrottrRequest::Unsubscribe { channel } => self.unsubscribes.push((*channel).into()),
             _ => {}
         }
         self.expected.push_back(expected);
@@ -111,24 +111,24 @@ impl Questions {
         Ok(())
     }
 
-    fn expected_of(&self, request: &Request<'_>) -> Result<Expected, ClientError> {
+    fn expected_of(&self, request: &ThrottrRequest<'_>) -> Result<Expected, ClientError> {
         Ok(match request {
-            Request::Query { .. } => Expected::Counter,
-            Request::Get { .. } => Expected::Buffer,
-            Request::Stat { .. } => Expected::Stat,
-            Request::List => Expected::Fragment(Listing::List),
-            Request::Stats => Expected::Fragment(Listing::Stats),
-            Request::Connections => Expected::Fragment(Listing::Connections),
-            Request::Channels => Expected::Fragment(Listing::Channels),
-            Request::Info => {
+            ThrottrRequest::Query { .. } => Expected::Counter,
+            ThrottrRequest::Get { .. } => Expected::Buffer,
+            ThrottrRequest::Stat { .. } => Expected::Stat,
+            ThrottrRequest::List => Expected::Fragment(FragmentedRequest::List),
+            ThrottrRequest::Stats => Expected::Fragment(FragmentedRequest::Stats),
+            ThrottrRequest::Connections => Expected::Fragment(FragmentedRequest::Connections),
+            ThrottrRequest::Channels => Expected::Fragment(FragmentedRequest::Channels),
+            ThrottrRequest::Info => {
                 let with_time = self.address.metrics || self.address.dialect.family == Family::V73;
                 Expected::Info { with_time }
             }
-            Request::Connection { .. } => Expected::Connection,
-            Request::Channel { .. } => Expected::Channel,
-            Request::WhoAmI => Expected::Id,
-            Request::Consume { .. } => Expected::Verdict,
-            Request::ConsumeAll { .. } | Request::Event { .. } => {
+            ThrottrRequest::Connection { .. } => Expected::Connection,
+            ThrottrRequest::Channel { .. } => Expected::Channel,
+            ThrottrRequest::WhoAmI => Expected::Id,
+            ThrottrRequest::Consume { .. } => Expected::Verdict,
+            ThrottrRequest::ConsumeAll { .. } | ThrottrRequest::Event { .. } => {
                 return Err(ClientError::invalid("request", "it cannot be sent with this call"));
             }
             _ => Expected::Status,
@@ -196,7 +196,7 @@ impl ThrottrClient {
         &self,
         questions: Questions,
         timeout: Option<Duration>,
-    ) -> impl Future<Output = Result<Vec<Answer>, ClientError>> + Send + 'static {
+    ) -> impl Future<Output = Result<Vec<ThrottrAnswer>, ClientError>> + Send + 'static {
         let calls = self.calls.clone();
         let waited = timeout.unwrap_or(self.request_timeout);
         let address: Arc<str> = self.address.broker().to_string().into();

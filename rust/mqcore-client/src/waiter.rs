@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::conversation::Answer;
+use crate::conversation::RequestAnswer;
 use crate::error::ClientError;
 use crate::mailbox::lock;
 
 /// The result of a wait, and when it was known.
-pub(crate) type Outcome = (Result<Answer, ClientError>, Instant);
+pub(crate) type Outcome = (Result<RequestAnswer, ClientError>, Instant);
 
 /// A call that waits for an answer.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(crate) enum Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn settle(self, result: Result<Answer, ClientError>, now: Instant) {
+    pub(crate) fn settle(self, result: Result<RequestAnswer, ClientError>, now: Instant) {
         match self {
             // The receiver is gone if the caller gave up.
             Self::One(sender) => drop(sender.send((result, now))),
@@ -45,7 +45,7 @@ impl Batch {
         Arc::new(Self { outcomes, missing: AtomicUsize::new(size), complete: Notify::new() })
     }
 
-    fn settle(&self, index: u32, result: Result<Answer, ClientError>, now: Instant) {
+    fn settle(&self, index: u32, result: Result<RequestAnswer, ClientError>, now: Instant) {
         let before = lock(&self.outcomes)[index as usize].replace((result, now));
         debug_assert!(before.is_none(), "a message has one outcome");
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {

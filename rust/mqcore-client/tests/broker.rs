@@ -10,7 +10,7 @@ use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::Client;
 use mqcore_client::config::{ClientConfig, Transport};
 use mqcore_client::consume::{Delivered, Settlement};
-use mqcore_client::error::{ClientError, Status};
+use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::models::{QueueOptions, QueueStatus};
 use mqcore_client::publish::{Outgoing, PublishOptions};
 use mqcore_client::pull::PullOptions;
@@ -110,9 +110,9 @@ async fn what_is_not_there_is_an_error_that_names_it() {
     let nowhere = QueueAddress::new("nowhere", 9).unwrap();
     let error = client.publish(&nowhere, b"x", &PublishOptions::default()).await.unwrap_err();
     let ClientError::Refused(refusal) = error else { panic!("{error}") };
-    assert_eq!((refusal.status(), &*refusal.target), (Status::NotFound, "nowhere/9"));
+    assert_eq!((refusal.status(), &*refusal.target), (StatusMeaning::NotFound, "nowhere/9"));
     let error = client.consume(&nowhere, 1).await.unwrap_err();
-    assert!(matches!(error, ClientError::Refused(refusal) if refusal.status() == Status::NotFound));
+    assert!(matches!(error, ClientError::Refused(refusal) if refusal.status() == StatusMeaning::NotFound));
     server.stop(Duration::from_secs(1)).await;
 }
 

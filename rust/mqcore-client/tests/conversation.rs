@@ -2,9 +2,9 @@
 
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::{
-    Answer, Arrival, By, Conversation, MessageId, Publication, PullAnswer, PullEnd, TakenUp,
+    By, Conversation, FrameEvent, MessageId, PullAnswer, PullEnd, QueueMessage, RequestAnswer, TakenUp,
 };
-use mqcore_client::error::{ClientError, Status};
+use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::request::{Clear, Intent, PullRequest, Request};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PING, PONG, decode};
@@ -32,7 +32,7 @@ fn written(conversation: &mut Names) -> Vec<(Kind, u16, String, Vec<u8>)> {
 
 fn publish(conversation: &mut Names, id: Option<&str>, who: &'static str) -> MessageId {
     let queue = QueueAddress::new("ch", 1).unwrap();
-    let publication = Publication { queue: &queue, id, headers: &[], body: b"x", high_priority: false };
+    let publication = QueueMessage { queue: &queue, id, headers: &[], body: b"x", high_priority: false };
     conversation.publish(&publication, Some(who)).unwrap()
 }
 
@@ -44,9 +44,9 @@ fn response(id: &[u8], status: u16) -> Frame<'_> {
     Frame { id, target: b"me", content_type: status, ..Frame::new(Kind::RESPONSE) }
 }
 
-fn settled(arrival: Arrival<&'static str>) -> (&'static str, Result<Answer, ClientError>) {
+fn settled(arrival: FrameEvent<&'static str>) -> (&'static str, Result<RequestAnswer, ClientError>) {
     match arrival {
-        Arrival::Settled(who, result) => (who, result),
+        FrameEvent::Settled(who, result) => (who, result),
         other => panic!("nobody's wait is over: {other:?}"),
     }
 }
@@ -70,17 +70,17 @@ fn a_receipt_says_who_acknowledged() {
     let mut conversation = open();
     let id = publish(&mut conversation, None, "a");
     let (who, result) = settled(conversation.receive(&acknowledgement(&id)));
-    assert!(matches!((who, result), ("a", Ok(Answer::Confirmed(By::Server)))));
+    assert!(matches!((who, result), ("a", Ok(RequestAnswer::Confirmed(By::Server)))));
 
     let id = publish(&mut conversation, None, "b");
     let by_consumer = Frame { source: b"c1", hops: 15, ..acknowledgement(&id) };
     let (_, result) = settled(conversation.receive(&by_consumer));
-    assert!(matches!(result, Ok(Answer::Confirmed(By::Consumer))));
+    assert!(matches!(result, Ok(RequestAnswer::Confirmed(By::Consumer))));
 
     let id = publish(&mut conversation, None, "c");
     let of_hidden_consumer = Frame { hops: HOPS_FRESH - 1, ..acknowledgement(&id) };
     let (_, result) = settled(conversation.receive(&of_hidden_consumer));
-    assert!(matches!(result, Ok(Answer::Confirmed(By::Consumer))));
+    assert!(matches!(result, Ok(RequestAnswer::Confirmed(By::Consumer))));
 }
 
 #[test]
@@ -90,11 +90,11 @@ fn a_refused_publish_is_an_error_whichever_way_it_is_said() {
     let refused = Frame { target: b"ch", payload: b"no channel ch", ..response(&id, 404) };
     let (_, result) = settled(conversation.receive(&refused));
     let Err(ClientError::Refused(refusal)) = result else { panic!("{result:?}") };
-    assert_eq!((refusal.status(), &*refusal.target), (Status::NotFound, "ch/1"));
+    assert_eq!((refusal.status(), &*refusal.target), (StatusMeaning::NotFound, "ch/1"));
     assert_eq!(refusal.to_string(), "cannot publish to ch/1: no channel ch (status 404)");
     // The broker sends a second answer, for clients that read acknowledgements only.
     let again = Frame { headers: b"Nack-Reason:no channel ch\r\n", ..acknowledgement(&id) };
-    assert!(matches!(conversation.receive(&again), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&again), FrameEvent::Nothing));
 
     let id = publish(&mut conversation, None, "b");
     let nack = Frame { headers: b"nack-reason:not-saved\r\n", ..acknowledgement(&id) };
@@ -110,7 +110,7 @@ fn an_acknowledgement_counts_once() {
     let mut conversation = open();
     let id = publish(&mut conversation, None, "a");
     settled(conversation.receive(&acknowledgement(&id))).1.unwrap();
-    assert!(matches!(conversation.receive(&acknowledgement(&id)), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&acknowledgement(&id)), FrameEvent::Nothing));
     assert_eq!((conversation.tally().late_answers, conversation.outstanding()), (1, 0));
 }
 
@@ -118,7 +118,8 @@ fn an_acknowledgement_counts_once() {
 fn refusals_without_a_waiter_are_counted() {
     let mut conversation = open();
     let queue = QueueAddress::new("ch", 1).unwrap();
-    let publication = Publication { queue: &queue, id: None, headers: &[], body: b"x", high_priority: false };
+    let publication =
+        QueueMessage { queue: &queue, id: None, headers: &[], body: b"x", high_priority: false };
     let id = conversation.publish(&publication, None).unwrap();
     conversation.receive(&Frame { target: b"ch", ..response(&id, 404) });
     assert_eq!((conversation.tally().refused_unconfirmed, conversation.tally().late_answers), (1, 0));
@@ -130,7 +131,7 @@ fn an_id_is_used_once_at_a_time() {
     publish(&mut conversation, Some("mine"), "a");
     let queue = QueueAddress::new("ch", 1).unwrap();
     let publication =
-        Publication { queue: &queue, id: Some("mine"), headers: &[], body: b"x", high_priority: false };
+        QueueMessage { queue: &queue, id: Some("mine"), headers: &[], body: b"x", high_priority: false };
     let twice = conversation.publish(&publication, Some("b"));
     assert!(matches!(twice, Err(ClientError::InvalidArgument { .. })));
     settled(conversation.receive(&acknowledgement(b"mine"))).1.unwrap();
@@ -152,11 +153,11 @@ fn what_fits_no_frame_is_refused_and_nothing_is_written() {
     conversation.opened("me");
     let queue = QueueAddress::new("ch", 1).unwrap();
     let mut publication =
-        Publication { queue: &queue, id: None, headers: &[], body: &[0; 2000], high_priority: false };
+        QueueMessage { queue: &queue, id: None, headers: &[], body: &[0; 2000], high_priority: false };
     let refused = conversation.publish(&publication, Some("a")).unwrap_err();
     assert!(matches!(refused, ClientError::TooLarge { part: "message", limit: 1024, .. }), "{refused:?}");
     let long = "i".repeat(256);
-    publication = Publication { id: Some(&long), body: b"", ..publication };
+    publication = QueueMessage { id: Some(&long), body: b"", ..publication };
     let refused = conversation.publish(&publication, Some("a")).unwrap_err();
     assert!(matches!(refused, ClientError::TooLarge { part: "message id", .. }), "{refused:?}");
     assert_eq!((conversation.outstanding(), conversation.output().len()), (0, 0));
@@ -167,12 +168,12 @@ fn a_pull_gathers_its_messages_until_the_broker_says_end() {
     let mut conversation = open();
     let id = pull(&mut conversation, "p");
     let message = request_id(&id, "Count:2\r\nIndex:1\r\nPriority-Messages:0\r\nMessages:1\r\n");
-    assert!(matches!(conversation.receive(&pulled(&message, b"m1")), Arrival::Nothing));
-    assert!(matches!(conversation.receive(&pulled(&message, b"m2")), Arrival::Nothing));
-    assert!(matches!(conversation.receive(&pulled(b"", b"m3")), Arrival::Delivery(_)), "not of the pull");
+    assert!(matches!(conversation.receive(&pulled(&message, b"m1")), FrameEvent::Nothing));
+    assert!(matches!(conversation.receive(&pulled(&message, b"m2")), FrameEvent::Nothing));
+    assert!(matches!(conversation.receive(&pulled(b"", b"m3")), FrameEvent::Delivery(_)), "not of the pull");
     let end = request_id(&id, "No-Content:End\r\n");
     let (who, result) = settled(conversation.receive(&pulled(&end, &id)));
-    let Ok(Answer::Pulled(PullAnswer { messages, end })) = result else { panic!("{result:?}") };
+    let Ok(RequestAnswer::Pulled(PullAnswer { messages, end })) = result else { panic!("{result:?}") };
     assert_eq!((who, end), ("p", PullEnd::NoContent("End".into())));
     assert_eq!(messages.iter().map(|m| m.id().to_vec()).collect::<Vec<_>>(), [b"m1", b"m2"]);
 }
@@ -182,7 +183,7 @@ fn a_cached_message_comes_as_a_response() {
     let mut conversation = open();
     let id = pull(&mut conversation, "p");
     let (_, result) = settled(conversation.receive(&Frame { payload: b"cached", ..response(&id, 0) }));
-    let Ok(Answer::Pulled(PullAnswer { messages, end: PullEnd::Cached })) = result else {
+    let Ok(RequestAnswer::Pulled(PullAnswer { messages, end: PullEnd::Cached })) = result else {
         panic!("{result:?}")
     };
     assert_eq!(messages[0].body_slice(), b"cached");
@@ -198,7 +199,7 @@ fn a_pull_that_is_given_up_keeps_what_it_had_and_hands_back_the_rest() {
     assert_eq!((partial.messages.len(), partial.end), (1, PullEnd::CutShort));
     written(&mut conversation);
     let asks = Frame { pending_acknowledge: true, ..pulled(&message, b"m2") };
-    assert!(matches!(conversation.receive(&asks), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&asks), FrameEvent::Nothing));
     let refused = written(&mut conversation);
     assert_eq!(refused, [(Kind::ACKNOWLEDGE, 1, "ch".to_owned(), b"m2".to_vec())]);
     assert_eq!(conversation.tally().late_pulled, 1);
@@ -256,11 +257,11 @@ fn an_intent_that_the_broker_refuses_after_a_reconnect_is_asked_for_again() {
     conversation.opened("me");
     let asked = written(&mut conversation);
     let arrival = conversation.receive(&response(&asked[0].3, 404));
-    assert!(matches!(arrival, Arrival::NotRestored(_, ClientError::Refused(_))), "{arrival:?}");
+    assert!(matches!(arrival, FrameEvent::NotRestored(_, ClientError::Refused(_))), "{arrival:?}");
     conversation.restore();
     let asked = written(&mut conversation);
     assert_eq!(asked.len(), 1);
-    assert!(matches!(conversation.receive(&response(&asked[0].3, 0)), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&response(&asked[0].3, 0)), FrameEvent::Nothing));
     conversation.restore();
     assert!(written(&mut conversation).is_empty(), "it stands");
 }
@@ -289,10 +290,10 @@ fn pings_are_answered_and_frames_without_hops_mean_nothing() {
     assert_eq!(*conversation.output(), PONG);
     conversation.output().clear();
     let dead = Frame { hops: 0, ..Frame::new(Kind::PING) };
-    assert!(matches!(conversation.receive(&dead), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&dead), FrameEvent::Nothing));
     assert!(conversation.output().is_empty());
-    assert!(matches!(conversation.receive(&Frame::new(Kind::TERMINATE)), Arrival::Terminated));
-    assert!(matches!(conversation.receive(&Frame::new(Kind(0x2A))), Arrival::Nothing));
+    assert!(matches!(conversation.receive(&Frame::new(Kind::TERMINATE)), FrameEvent::Terminated));
+    assert!(matches!(conversation.receive(&Frame::new(Kind(0x2A))), FrameEvent::Nothing));
 }
 
 #[test]
@@ -300,6 +301,6 @@ fn applications_have_their_own_statuses() {
     let mut conversation = open();
     let id = conversation.request(&Request::node_list(), "a").unwrap();
     let (_, result) = settled(conversation.receive(&response(&id, 1000)));
-    let Ok(Answer::Response(response)) = result else { panic!("{result:?}") };
+    let Ok(RequestAnswer::Response(response)) = result else { panic!("{result:?}") };
     assert_eq!(response.content_type(), 1000);
 }

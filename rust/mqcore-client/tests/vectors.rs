@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use mqcore_client::address::QueueAddress;
-use mqcore_client::conversation::{Conversation, DirectMessage, Publication, Wait};
+use mqcore_client::conversation::{Conversation, DirectMessage, QueueMessage, Wait};
 use mqcore_client::models::QueueOptions;
 use mqcore_client::received::Received;
 use mqcore_client::request::{Clear, Intent, PullRequest, Request, Subscription, push};
@@ -96,8 +96,8 @@ fn options_are_written_with_the_names_of_the_protocol_and_only_those_that_are_gi
 
 #[test]
 fn messages_for_queues_are_written_as_the_original_writes_them() {
-    fn plain<'a>(queue: &'a QueueAddress, body: &'a [u8]) -> Publication<'a> {
-        Publication { queue, id: None, headers: &[], body, high_priority: false }
+    fn plain<'a>(queue: &'a QueueAddress, body: &'a [u8]) -> QueueMessage<'a> {
+        QueueMessage { queue, id: None, headers: &[], body, high_priority: false }
     }
     let mut conversation = conversation();
     conversation.publish(&plain(&queue(258), b"hello"), None).unwrap();
@@ -107,7 +107,7 @@ fn messages_for_queues_are_written_as_the_original_writes_them() {
     let mut headers = Vec::new();
     push(&mut headers, "CC", "b;2;xx").unwrap();
     let queue = queue(7);
-    let copied = Publication { headers: &headers, high_priority: true, ..plain(&queue, &[b'z'; 253]) };
+    let copied = QueueMessage { headers: &headers, high_priority: true, ..plain(&queue, &[b'z'; 253]) };
     // The original requested no acknowledgement here.
     conversation.publish(&copied, None).unwrap();
     assert_writes(&mut conversation, "V22");

@@ -54,7 +54,7 @@ enum QueueRecord {
     IntakeProgress(Arc<str>, IntakeProgress),
 }
 
-/// What a node has while it runs, and loses when it is killed.
+/// State of a running node, lost when it is killed.
 struct Process {
     epoch: u64,
     log: OutgoingLog<Message>,
@@ -73,7 +73,7 @@ struct Process {
 struct Node {
     name: Arc<str>,
     upstreams: Vec<usize>,
-    /// What is sent to each of them.
+    /// Filters of the messages for each of them.
     sends: Vec<LinkFilter>,
     accepts: LinkFilter,
     keep: bool,
@@ -194,7 +194,7 @@ impl World {
         world
     }
 
-    /// Who produces when, and what goes wrong when. All faults are over at [`FAULTS_END`].
+    /// Plans producers and faults. All faults end at [`FAULTS_END`].
     fn plan(&mut self) {
         let count = self.nodes.len();
         for node in 0..count {
@@ -291,7 +291,7 @@ impl World {
         node.starts += 1;
         let options = LogOptions { cache_bytes_max: 4, ..LogOptions::new(node.keep) };
         let mut log = OutgoingLog::new(options, node.upstreams.len(), 1);
-        // A log that is kept goes on counting; one in memory begins anew, and its epoch says so.
+        // A saved log continues its numbers; one in memory starts again in a new epoch.
         let epoch = if node.keep { 1 } else { node.starts };
         if node.keep {
             restore_log(&node.log.records, &mut log);
@@ -419,7 +419,7 @@ impl World {
         if self.nodes[index].process.is_none() {
             return;
         }
-        // What is done must be written down before what proves it may go.
+        // Settlements must be saved before the records that prove them are removed.
         self.flush(index);
         self.nodes[index].queues.records.push(QueueRecord::Settle(sequence));
     }
@@ -461,7 +461,7 @@ impl World {
             }
             while let (Some(after), Some(connection)) = (state.may_send(), *connection) {
                 let Some((number, entry)) = process.log.next_for(link, after) else { break };
-                // What left the cache is read back from the journal.
+                // Messages that left the cache are read back from the journal.
                 let message = entry.payload.or_else(|| kept(&node.log.records, number));
                 let message = message.expect("what is in the log is in the cache or in the journal");
                 state.sent(number, 1, now);
@@ -640,7 +640,7 @@ impl World {
         self.flush(index);
     }
 
-    /// What every upstream has of every downstream, against what the downstream acknowledged.
+    /// Compares the messages of every upstream with those that each downstream acknowledged.
     fn check(&self) {
         for (index, node) in self.nodes.iter().enumerate() {
             for (link, upstream) in node.upstreams.iter().enumerate() {

@@ -21,9 +21,9 @@ struct Run {
     disk: MemoryStorage,
     options: Options,
     journal: Option<Journal<MemoryStorage>>,
-    /// What was durable for certain.
+    /// State that is durable for certain.
     base: World,
-    /// What was taken since, in order.
+    /// Operations accepted since then, in order.
     since: Vec<Asked>,
     /// How many of these were written.
     written: usize,
@@ -316,7 +316,7 @@ fn run(seed: u64) {
         run.step();
     }
     run.crash();
-    // What was found once is found again: opening makes durable what it shows.
+    // Opening makes its result durable, so the next opening finds the same.
     run.crash();
 }
 

@@ -76,7 +76,7 @@ fn number(name: &str) -> u32 {
     name.split('.').next().unwrap().parse().unwrap()
 }
 
-/// Where a payload stands.
+/// The position of a payload.
 fn place(files: &Files, payload: &[u8]) -> (u32, u64) {
     files
         .iter()
@@ -98,7 +98,7 @@ fn explains(report: &RecoveryReport, segment: u32, byte: u64) -> bool {
         || report.missing.iter().any(|missing| missing.segment == segment)
 }
 
-/// What must hold of whatever was made of a sample's files.
+/// Checks the journal that is recovered from a sample's damaged files.
 fn check(sample: &Sample, damaged: &Files, world: &World, report: &RecoveryReport, what: &str) {
     for (sequence, (queue, found, touch)) in &world.live {
         assert_eq!(Some(found), sample.put.get(sequence), "{what}: an invented record {sequence}");

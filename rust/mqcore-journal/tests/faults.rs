@@ -1,4 +1,4 @@
-//! An error of the disk at every single call: no success after a failed sync, nothing confirmed is lost, reads go on.
+//! An error of the disk at every single call: no success after a failed sync, nothing confirmed is lost, reads continue.
 
 use crate::world;
 

@@ -155,7 +155,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn on_a_full_disk_puts_are_refused_settling_goes_on_and_space_heals_it() {
+fn a_full_disk_rejects_puts_but_not_settlements_until_it_has_space() {
     let scratch = Scratch::new("full");
     let Some(disk) = SmallDisk::mount(&scratch) else { return };
     let (mut journal, _) = open(&disk.0);

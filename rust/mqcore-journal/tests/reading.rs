@@ -87,7 +87,7 @@ fn what_is_written_and_synced_between_locating_and_reading_is_read_as_it_was() {
 }
 
 #[test]
-fn a_damaged_record_costs_itself_and_no_neighbour() {
+fn a_damaged_record_affects_no_other_record() {
     let storage = MemoryStorage::new(5);
     let journal = filled(storage.clone(), 40);
     journal.close().unwrap();

@@ -1,4 +1,4 @@
-//! A snapshot, copied at any later moment, opens as the journal was, however it went on.
+//! A snapshot copied at any later moment opens in the state of the journal at the snapshot.
 
 use crate::world;
 

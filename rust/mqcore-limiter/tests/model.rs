@@ -10,7 +10,7 @@ use mqcore_limiter::time::{Nanos, Ttl};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// What a record is to a reader of the description.
+/// A record in the model.
 #[derive(Debug, Clone)]
 struct Record {
     quota: u64,
@@ -280,7 +280,7 @@ proptest! {
         let store = Limiter::new(LimiterConfig::default(), RandomState::new());
         let of = |cost| Rule { algorithm, limit, cost, period: Ttl { unit: 1, amount: period } };
         let mut past: Vec<(u64, u64)> = Vec::new();
-        // What would be said later: by a store of its own, because no store sees time run backwards.
+        // The later answer comes from another store, because time in a store never runs backwards.
         let later = |past: &[(u64, u64)], cost: u64, mode: ConsumeMode, at: u64| {
             let store = Limiter::new(LimiterConfig::default(), RandomState::new());
             for (at, cost) in past {
@@ -316,8 +316,8 @@ proptest! {
     }
 }
 
-/// A bucket to a reader of the description: the moment at which it is full again, times the limit, so that nothing is
-/// rounded before it is told.
+/// A bucket in the model: the moment at which it is full again, times the limit, so that nothing is rounded before it is
+/// reported.
 #[derive(Default)]
 struct SlowBucket {
     full_at: u128,
@@ -406,7 +406,7 @@ fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::Persi
     }
 }
 
-/// Key, octets, quota, unit and deadline.
+/// Key, bytes, quota, unit and deadline.
 type Seen = (Vec<u8>, Option<u64>, u64, u8, u64);
 
 fn everything(store: &Arc<Limiter>, now: u64) -> Vec<Seen> {
@@ -611,7 +611,7 @@ fn at_the_ceiling_the_entry_that_expires_soonest_makes_room() {
 }
 
 #[test]
-fn the_ceiling_on_octets_holds_for_buffers_and_one_that_is_too_large_is_refused() {
+fn the_limit_in_bytes_holds_for_buffers_and_a_larger_one_is_rejected() {
     let config = LimiterConfig { bytes_max: 1 << 20, ..LimiterConfig::default() };
     let store = Arc::new(Limiter::new(config, RandomState::new()));
     let ttl = Ttl { unit: SECONDS, amount: 60 };
@@ -650,7 +650,7 @@ fn sixty_four_threads_drain_a_counter_to_the_last_unit_and_not_beyond() {
 }
 
 #[test]
-fn steps_of_runs_are_as_exact_as_steps_of_the_store_and_lock_nobody_out() {
+fn steps_of_a_batch_are_exact_and_block_no_other_caller() {
     let store = store();
     store.insert(b"counter", 300_000, 64, Ttl { unit: SECONDS, amount: 3600 }, at(1));
     let window = rule(Algorithm::FixedWindow, 50_000, 1, 3600);
@@ -664,7 +664,7 @@ fn steps_of_runs_are_as_exact_as_steps_of_the_store_and_lock_nobody_out() {
                 granted.1 +=
                     u64::from(run.consume(b"window", &window, ConsumeMode::Take, 64, at(2)).unwrap().allowed);
                 if number % 100 == thread as u32 {
-                    // Through the run, a step that takes the same lock waits for nobody.
+                    // Within the batch, a step that needs the same lock does not wait.
                     assert!(run.query(b"counter", at(2)).is_some());
                     assert!(!run.store().insert(b"counter", 1, 64, Ttl { unit: SECONDS, amount: 1 }, at(2)));
                 }
@@ -672,7 +672,7 @@ fn steps_of_runs_are_as_exact_as_steps_of_the_store_and_lock_nobody_out() {
             granted
         };
         let threads: Vec<_> = (0..8).map(|thread| scope.spawn(move || spend(thread))).collect();
-        // Somebody without a run gets through meanwhile.
+        // A caller without a batch is served meanwhile.
         assert!(store.query(b"counter", at(2)).is_some());
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
@@ -723,7 +723,7 @@ fn a_listing_sees_what_was_there_all_the_time_whatever_comes_and_goes() {
     let mut number = 0_u32;
     while let Some(listed) = listing.next(at(1), false) {
         seen.push(u32::from_le_bytes(listed.key[..].try_into().unwrap()));
-        // Every third goes while the listing is under way, and others come.
+        // During the listing, every third entry is removed and others are added.
         store.purge(&(number * 3).to_le_bytes(), at(1));
         store.insert(&(100_000 + number).to_le_bytes(), 1, 64, ttl, at(1));
         number += 1;
@@ -754,7 +754,7 @@ fn what_a_rule_makes_of_an_expired_entry_is_a_new_one() {
 }
 
 #[test]
-fn the_end_of_a_kept_entry_is_told_before_what_comes_after_it() {
+fn the_end_of_a_persistent_entry_is_reported_before_its_successor() {
     let store = store();
     store.watch_changes();
     let mut told = BTreeMap::new();
@@ -783,7 +783,7 @@ fn reads_and_writes_count_when_their_minute_is_over() {
 }
 
 #[test]
-fn what_nobody_wants_kept_is_never_told_to_whoever_keeps_the_rest() {
+fn changes_of_non_persistent_entries_are_not_reported() {
     let store = store();
     store.watch_changes();
     let ttl = Ttl { unit: SECONDS, amount: 60 };

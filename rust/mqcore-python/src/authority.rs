@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use mqcore_server::authority::port::{
-    About, AuthorityAnswer, AuthorityPort, AuthorityQuestion, Identity as ServerIdentity, LoginView, Reply,
+    About, AnswerSender, AuthorityAnswer, AuthorityPort, AuthorityQuestion, Identity as ServerIdentity,
+    LoginView,
 };
 use mqcore_server::authority::store::{Change, Store, StoreError};
 use mqcore_server::authority::{AuthorityConfig, settings};
@@ -289,13 +290,13 @@ impl Authenticator {
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct AuthorityReply {
     method: &'static str,
-    reply: Mutex<Option<Reply>>,
+    reply: Mutex<Option<AnswerSender>>,
     /// For a login, the identity that the server determined.
     known: Option<Py<PyAny>>,
 }
 
 impl AuthorityReply {
-    fn new(about: &About, reply: Reply) -> Self {
+    fn new(about: &About, reply: AnswerSender) -> Self {
         let method = match about {
             About::Login(_) => "authenticate",
             About::Action { .. } => "authorize",
@@ -329,7 +330,7 @@ impl AuthorityReply {
         let name: String = result.getattr("name")?.extract()?;
         let rules: Vec<String> = result.getattr("allow")?.extract()?;
         let allow = rules.iter().map(|rule| rule.parse()).collect::<Result<_, _>>();
-        let allow = allow.map_err(|broken: mqcore_server::authority::port::RuleError| {
+        let allow = allow.map_err(|broken: mqcore_server::authority::port::PermissionRuleError| {
             error::ConfigError::new_err(broken.to_string())
         })?;
         Ok(AuthorityAnswer::Identity { name: name.into(), allow })

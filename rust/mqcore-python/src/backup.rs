@@ -5,7 +5,7 @@ use std::io::{BufReader, Read, Write};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mqcore_server::storage::archive::Archive;
+use mqcore_server::storage::archive::BackupStream;
 use mqcore_server::storage::backup::Backup;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -22,7 +22,7 @@ const READ_MAX: usize = 16 * 1024 * 1024;
 /// A tar archive that is generated while it is read. While it is open, the broker removes no file of its journals.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct BackupArchive {
-    archive: Mutex<Option<Archive>>,
+    archive: Mutex<Option<BackupStream>>,
     /// Total bytes of its files.
     #[pyo3(get)]
     file_bytes: u64,
@@ -30,7 +30,7 @@ pub(crate) struct BackupArchive {
 
 impl BackupArchive {
     pub(crate) fn new(backup: Backup) -> Self {
-        let archive = Archive::new(backup);
+        let archive = BackupStream::new(backup);
         Self { file_bytes: archive.file_bytes(), archive: Mutex::new(Some(archive)) }
     }
 }

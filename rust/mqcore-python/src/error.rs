@@ -2,7 +2,7 @@
 
 use mqcore_broker::model::id::NameError;
 use mqcore_limiter::rule::RuleError;
-use mqcore_server::authority::store::{RecordError, StoreError};
+use mqcore_server::authority::store::{AuthorityRecordError, StoreError};
 use mqcore_server::config::ConfigError as ServerConfigError;
 use mqcore_server::schedules::{EndScheduleError, EntryId, EntryIdError};
 use mqcore_server::server::{ReloadError, StartError};
@@ -58,7 +58,9 @@ pub(crate) fn start(error: &StartError) -> PyErr {
 /// Errors of reading or changing users and tokens.
 pub(crate) fn authority(error: &StoreError) -> PyErr {
     match error {
-        StoreError::Record(RecordError::Missing { .. }) => AuthorityMissing::new_err(error.to_string()),
+        StoreError::Record(AuthorityRecordError::Missing { .. }) => {
+            AuthorityMissing::new_err(error.to_string())
+        }
         _ => AuthorityError::new_err(error.to_string()),
     }
 }

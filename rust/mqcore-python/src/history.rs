@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mqcore_server::storage::history::arrow_stream;
-use mqcore_server::storage::history::{Batches, Group, HistoryDir, HistoryError, Piece, Request, View};
+use mqcore_server::storage::history::{
+    Batches, Group, HistoryDir, HistoryError, HistoryRequest, Piece, View,
+};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -79,7 +81,7 @@ impl History {
         stretches: Vec<(u32, u64, u64)>,
         target_bytes: u64,
     ) -> PyResult<Vec<PieceRow>> {
-        let request = Request::parse(request).map_err(raised)?;
+        let request = HistoryRequest::parse(request).map_err(raised)?;
         let stretches: Vec<_> =
             stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
         let pieces =
@@ -100,7 +102,7 @@ impl History {
         rows: u64,
         fail_on_loss: bool,
     ) -> PyResult<Vec<u64>> {
-        let request = Arc::new(Request::parse(request).map_err(raised)?);
+        let request = Arc::new(HistoryRequest::parse(request).map_err(raised)?);
         let stretches: Vec<_> =
             stretches.into_iter().map(|(shard, from, until)| (shard, from..until)).collect();
         py.detach(|| self.directory.advance(&request, &stretches, rows, fail_on_loss)).map_err(raised)
@@ -108,7 +110,7 @@ impl History {
 
     /// Reads a piece from `pieces`.
     fn read(&self, request: &str, piece: PieceRow, fail_on_loss: bool) -> PyResult<HistoryRows> {
-        let request = Arc::new(Request::parse(request).map_err(raised)?);
+        let request = Arc::new(HistoryRequest::parse(request).map_err(raised)?);
         let (shard, journal, from, until, segments, kept_from, bytes) = piece;
         let piece = Piece { shard, journal, from, until, segments, kept_from, bytes };
         let reading = self.directory.read(&request, &piece, fail_on_loss).map_err(raised)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use mqcore_server::nodes::filter::{Destination, NodeFilterPort, NodeQuestion, Passage};
+use mqcore_server::nodes::filter::{ForwardTarget, NodeFilterPort, NodeQuestion, Passage};
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -46,7 +46,7 @@ impl NodeFrame {
     #[getter]
     fn channel(&self) -> Option<&str> {
         match &self.passage.goal {
-            Destination::Queue(channel, _) => Some(channel),
+            ForwardTarget::Queue(channel, _) => Some(channel),
             _ => None,
         }
     }
@@ -54,7 +54,7 @@ impl NodeFrame {
     #[getter]
     fn queue(&self) -> Option<u16> {
         match &self.passage.goal {
-            Destination::Queue(_, queue) => Some(*queue),
+            ForwardTarget::Queue(_, queue) => Some(*queue),
             _ => None,
         }
     }
@@ -62,7 +62,7 @@ impl NodeFrame {
     #[getter]
     fn topic(&self) -> Option<&str> {
         match &self.passage.goal {
-            Destination::Topic(topic) => Some(topic),
+            ForwardTarget::Topic(topic) => Some(topic),
             _ => None,
         }
     }
@@ -70,7 +70,7 @@ impl NodeFrame {
     #[getter]
     fn router(&self) -> Option<&str> {
         match &self.passage.goal {
-            Destination::Router(router) => Some(router),
+            ForwardTarget::Router(router) => Some(router),
             _ => None,
         }
     }
@@ -78,7 +78,7 @@ impl NodeFrame {
     #[getter]
     fn to(&self) -> Option<&str> {
         match &self.passage.goal {
-            Destination::Client(client) => Some(client),
+            ForwardTarget::Client(client) => Some(client),
             _ => None,
         }
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use mqcore_limiter::limiter::{KEY_BYTES_MAX, Limiter, LimiterConfig};
 use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as CoreVerdict, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
-use mqcore_wire::throttr::answer::Verdict as WireVerdict;
+use mqcore_wire::throttr::answer::ConsumeOutcome;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -50,7 +50,7 @@ impl Verdict {
     }
 
     /// Creates a verdict from a broker's answer.
-    pub(crate) fn answered(verdict: &WireVerdict, allowed: bool) -> Self {
+    pub(crate) fn answered(verdict: &ConsumeOutcome, allowed: bool) -> Self {
         Self {
             allowed,
             limit: verdict.limit,

@@ -7,7 +7,7 @@ use mqcore_broker::model::stats::{
     ShardStats, TopicInformation,
 };
 use mqcore_server::schedules::ScheduleView;
-use mqcore_server::stats::failures::Failure;
+use mqcore_server::stats::failures::RequestFailure;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -157,7 +157,7 @@ fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
 }
 
 /// A failed request, with the field names of `mqcore.admin.FailedRequest`.
-pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &Failure) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &RequestFailure) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("id", &failure.error)?;
     dict.set_item("request", &failure.request)?;

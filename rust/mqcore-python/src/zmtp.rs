@@ -2,8 +2,8 @@
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::zmtp::command::{Command, Ready, SocketType};
-use mqcore_wire::zmtp::{self, Cutter, Greeting, Item};
+use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
+use mqcore_wire::zmtp::{self, Greeting, Item, ZmtpDecoder};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -15,7 +15,7 @@ type Frames<'py> = Vec<Bound<'py, PyBytes>>;
 #[pyclass(module = "mqcore._core")]
 #[derive(Debug, Default)]
 pub(crate) struct ZmtpCodec {
-    cutter: Cutter,
+    decoder: ZmtpDecoder,
     /// Bytes of an incomplete message or command.
     rest: Vec<u8>,
     /// Size of `rest` from which on decoding can make progress.
@@ -43,7 +43,7 @@ impl ZmtpCodec {
         let input = if buffered { &self.rest[..] } else { data };
         let mut at = 0;
         while let Some((item, consumed)) =
-            self.cutter.next(&input[at..], &limits).map_err(|broken| error::wire(&broken))?
+            self.decoder.next(&input[at..], &limits).map_err(|broken| error::wire(&broken))?
         {
             match item {
                 Item::Message(parts) => {
@@ -53,7 +53,7 @@ impl ZmtpCodec {
             }
             at += consumed;
         }
-        self.needed = self.cutter.needed(&input[at..], &limits);
+        self.needed = self.decoder.needed(&input[at..], &limits);
         if buffered {
             self.rest.drain(..at);
         } else {
@@ -97,31 +97,32 @@ impl ZmtpCodec {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let unknown = WireError::Malformed { part: "READY", why: "unknown socket type" };
         let socket = SocketType::from_name(kind).ok_or_else(|| error::wire(&unknown))?;
-        Ok(encoded(py, Command::Ready(Ready { socket, identity, token })))
+        Ok(encoded(py, ZmtpCommand::Ready(Ready { socket, identity, token })))
     }
 
     /// Encodes PONG, the answer to a PING with this context.
     #[staticmethod]
     fn pong<'py>(py: Python<'py>, context: &[u8]) -> Bound<'py, PyBytes> {
-        encoded(py, Command::Pong(context))
+        encoded(py, ZmtpCommand::Pong(context))
     }
 
     /// Parses the body of a command: its name, and the reason of ERROR, the context of PING, or nothing.
     #[staticmethod]
     fn command<'py>(py: Python<'py>, body: &[u8]) -> PyResult<(&'static str, Bound<'py, PyBytes>)> {
-        let (name, data) = match Command::parse(body).map_err(|broken| error::wire(&broken))? {
-            Command::Ready(_) => ("READY", &[][..]),
-            Command::Error(reason) => ("ERROR", reason),
-            Command::Ping { context, .. } => ("PING", context),
-            Command::Pong(_) | Command::Subscribe(_) | Command::Cancel(_) | Command::Other(_) => {
-                ("", &[][..])
-            }
+        let (name, data) = match ZmtpCommand::parse(body).map_err(|broken| error::wire(&broken))? {
+            ZmtpCommand::Ready(_) => ("READY", &[][..]),
+            ZmtpCommand::Error(reason) => ("ERROR", reason),
+            ZmtpCommand::Ping { context, .. } => ("PING", context),
+            ZmtpCommand::Pong(_)
+            | ZmtpCommand::Subscribe(_)
+            | ZmtpCommand::Cancel(_)
+            | ZmtpCommand::Other(_) => ("", &[][..]),
         };
         Ok((name, PyBytes::new(py, data)))
     }
 }
 
-fn encoded<'py>(py: Python<'py>, command: Command<'_>) -> Bound<'py, PyBytes> {
+fn encoded<'py>(py: Python<'py>, command: ZmtpCommand<'_>) -> Bound<'py, PyBytes> {
     let mut bytes = Vec::new();
     command.encode(&mut bytes);
     PyBytes::new(py, &bytes)

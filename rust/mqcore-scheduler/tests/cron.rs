@@ -1,4 +1,4 @@
-//! What expressions mean: beside cronsim over many zones and years, and case by case.
+//! The meaning of cron expressions: compared with cronsim over many zones and years, and case by case.
 
 use jiff::Timestamp;
 use jiff::tz::{TimeZone, TimeZoneDatabase};

@@ -109,7 +109,7 @@ fn the_last_of_many_missed_moments_is_found_without_walking_through_all() {
 }
 
 #[test]
-fn a_clock_that_was_set_is_told_from_one_that_goes_on_or_is_pushed_a_little() {
+fn a_set_clock_is_distinguished_from_a_running_or_slewed_one() {
     let mut watch = ClockWatch::default();
     assert_eq!(watch.look(START, 5), None);
     assert_eq!(watch.look(START + 60_000, 60_005), None);
@@ -135,7 +135,7 @@ fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() 
 }
 
 #[test]
-fn a_clock_that_is_set_back_lets_no_moment_happen_twice_and_intervals_go_on() {
+fn a_clock_set_back_repeats_no_run_and_intervals_continue() {
     let mut cron = with(plan(hourly(), CatchUp::All));
     let mut every = with(plan(Recurrence::Every(HOUR), CatchUp::All));
     let before = times(&mut cron, START + 5 * HOUR);
@@ -236,7 +236,7 @@ fn entries_that_come_and_go_leave_nothing_behind() {
 }
 
 #[test]
-fn what_nobody_can_mean_is_refused() {
+fn meaningless_plans_are_rejected() {
     assert!(matches!(Recurrence::every(9), Err(PlanError::Interval(9))));
     assert!(matches!(Recurrence::every(u64::MAX), Err(PlanError::Interval(_))));
     let zones = TimeZoneDatabase::bundled();

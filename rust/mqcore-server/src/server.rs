@@ -32,7 +32,7 @@ use crate::hub::Hub;
 use crate::net::connection::Connection;
 use crate::schedules::{EndScheduleError, EntryId, ScheduleList};
 use crate::shard::inbox::Urgent;
-use crate::stats::failures::Failure;
+use crate::stats::failures::RequestFailure;
 use crate::stats::snapshot;
 use crate::storage::backup::{Backup, BackupError};
 
@@ -232,7 +232,7 @@ impl Server {
 
     /// The most recent failed requests, the latest first, at most `limit`. Clients of some protocols receive only the
     /// number of such a request. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are stored.
-    pub fn failures(&self, limit: usize) -> Vec<Failure> {
+    pub fn failures(&self, limit: usize) -> Vec<RequestFailure> {
         self.inner.hub.failures.latest(limit)
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_authority::password::PasswordHash;
 use mqcore_authority::record::{Restrictions, Token, User};
-use mqcore_authority::rule::Rule;
+use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, ENTROPY_BYTES};
 use mqcore_broker::model::effect::Question;
 use mqcore_server::authority::AuthorityConfig;
@@ -70,7 +70,7 @@ impl Scratch {
     }
 }
 
-fn rules(allow: &[&str]) -> Vec<Rule> {
+fn rules(allow: &[&str]) -> Vec<PermissionRule> {
     allow.iter().map(|rule| rule.parse().expect("a rule")).collect()
 }
 
@@ -132,7 +132,7 @@ async fn welcome(address: SocketAddr, token: Option<&str>) -> Peer<TcpStream> {
 }
 
 #[tokio::test]
-async fn without_users_everybody_on_loopback_may_do_everything() {
+async fn without_users_loopback_clients_may_do_everything() {
     let scratch = Scratch::new();
     let (server, address) = started(listening(&scratch)).await;
     let mut peer = welcome(address, None).await;
@@ -143,7 +143,7 @@ async fn without_users_everybody_on_loopback_may_do_everything() {
 }
 
 #[tokio::test]
-async fn with_a_user_nobody_gets_in_without_good_credentials() {
+async fn with_a_user_bad_credentials_are_rejected() {
     let scratch = Scratch::new();
     let good = scratch.token("deploy", &["*"]);
     scratch.store().change(|records| Ok(records.add_user(user("ann", "correct horse", &["*"]))?)).unwrap();
@@ -281,7 +281,7 @@ async fn a_token_that_expires_takes_its_connections_with_it() {
 }
 
 #[tokio::test]
-async fn the_first_user_ends_the_connections_of_those_whom_nobody_has_asked() {
+async fn creating_the_first_user_closes_unauthenticated_connections() {
     let scratch = Scratch::new();
     let (server, address) = started(listening(&scratch)).await;
     let early = welcome(address, None).await;
@@ -374,7 +374,7 @@ async fn connections_within_the_process_need_no_credentials() {
 }
 
 #[tokio::test]
-async fn whoever_guesses_passwords_is_slowed_down_and_tokens_are_not() {
+async fn password_guesses_are_throttled_and_tokens_are_not() {
     let scratch = Scratch::new();
     scratch.store().change(|records| Ok(records.add_user(user("ann", "correct horse", &["*"]))?)).unwrap();
     let token = scratch.token("other", &["*"]);
@@ -395,7 +395,7 @@ struct Authenticator<F> {
     authenticates: bool,
     cache: Duration,
     asked: Mutex<Vec<String>>,
-    /// Questions that nobody answers: kept, so that they are not dropped either.
+    /// Questions without an answer: held, so that they are not dropped either.
     unanswered: Mutex<Vec<AuthorityQuestion>>,
 }
 
@@ -512,7 +512,7 @@ async fn commands_wait_for_the_authorizer_in_their_order_and_silence_is_no() {
     for number in 0..20 {
         producer.publish("good", &format!("g{number}"), format!("g{number}").as_bytes()).await;
     }
-    // Nobody else waits for the producer's verdict.
+    // Other connections do not wait for the verdict about the producer.
     let started = Instant::now();
     let mut other = welcome(address, None).await;
     other.publish("good", "other", b"other").await;

@@ -145,7 +145,7 @@ async fn a_full_mesh_of_four_has_everything_everywhere_once() {
     for server in &servers {
         until("everything is there", async || bodies(server, "ch").await.len() >= 100).await;
     }
-    // Whatever would come by a way around is behind what set it off, and in front of this.
+    // A copy that took a detour would arrive after its original and before this message.
     for server in &servers {
         client(server).await.publish_confirmed("end", "x").await;
     }

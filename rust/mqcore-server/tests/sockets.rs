@@ -1,4 +1,4 @@
-//! Promises of the server, kept over real sockets and in-memory connections, checked octet by octet.
+//! Promises of the server over real sockets and in-memory connections, checked byte by byte.
 
 use crate::peer;
 
@@ -117,7 +117,7 @@ async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_or
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_subscriber_that_reads_nothing_misses_messages_and_holds_nobody_up() {
+async fn a_subscriber_that_does_not_read_misses_messages_and_delays_no_other() {
     let server = start(Config { output_bytes_max: 64 * 1024, ..config() }).await;
     let mut reader = dial(&server, "reader").await;
     let mut stuck = dial(&server, "stuck").await;
@@ -151,7 +151,7 @@ async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
         let frame = Frame { id: b"x", target: b"large", payload: body, ..Frame::new(Kind::QUEUE) };
         tmqp::encode(&frame, &mut octets);
     }
-    // The first frames octet by octet, the rest in pieces that fit nothing.
+    // The first frames byte by byte, the rest in pieces that match no frame.
     let (slowly, rest) = octets.split_at(600);
     for octet in slowly {
         producer.write(&[*octet]).await;
@@ -213,7 +213,7 @@ async fn a_consumer_that_said_goodbye_is_handed_nothing_more_even_if_its_socket_
     drop(leaving);
 }
 
-/// Refuses the one message of `failing` until it is put back too often, and waits for it in `dead`.
+/// Rejects the only message of `failing` until it exceeds its requeue limit, and waits for it in `dead`.
 async fn dead_letter(shards: usize, failing: &str, dead: &str) {
     let queue = QueueOptions {
         request_acknowledge: true,
@@ -256,7 +256,7 @@ async fn a_dead_letter_reaches_its_queue_on_the_same_shard_and_on_another() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_does_not_say_who_it_is_is_closed_in_time() {
+async fn a_peer_without_hello_is_closed_at_the_handshake_timeout() {
     let server = start(Config { handshake_timeout: Duration::from_millis(100), ..config() }).await;
     let started = Instant::now();
     let mut silent = TcpStream::connect(address(&server)).await.expect("it listens");
@@ -271,7 +271,7 @@ async fn whoever_does_not_say_who_it_is_is_closed_in_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn garbage_closes_its_sender_and_nobody_else() {
+async fn garbage_closes_only_the_connection_of_its_sender() {
     let server = start(config()).await;
     let mut bystander = dial(&server, "bystander").await;
     bystander.join("calm").await;
@@ -282,7 +282,7 @@ async fn garbage_closes_its_sender_and_nobody_else() {
         Peer::new(stream).closed().await;
     }
     let mut liar = dial(&server, "liar").await;
-    // A payload of 2^64 - 1 octets is announced.
+    // Announces a payload of 2^64 - 1 bytes.
     liar.write(&[0x11, 0x10, 0, 0, 0, 0, 0, 0xFF, 255, 255, 255, 255, 255, 255, 255, 255]).await;
     liar.closed().await;
     bystander.publish("calm", "1", b"still here").await;
@@ -313,7 +313,7 @@ async fn ten_thousand_strangers_keep_no_client_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn beyond_the_limit_connections_are_turned_away() {
+async fn connections_beyond_the_limit_are_rejected() {
     let server = start(Config { connections_max: 2, ..config() }).await;
     let first = dial(&server, "first").await;
     let second = dial(&server, "second").await;
@@ -373,7 +373,7 @@ async fn a_peer_that_asks_and_never_reads_is_bounded() {
     for _ in 0..1000 {
         pings.extend_from_slice(&tmqp::PING);
     }
-    // The pongs fill the pipe, then the buffer, then the server's patience.
+    // The pongs fill the pipe, then the buffer, until the server gives up.
     let flood = async { while peer.stream.write_all(&pings).await.is_ok() {} };
     timeout(PATIENCE, flood).await.expect("the server closes");
     server.stop(PATIENCE).await;
@@ -508,7 +508,7 @@ async fn a_port_in_use_is_an_error_that_names_it() {
     server.stop(Duration::ZERO).await;
 }
 
-/// Answers every question with "go on", from a thread of its own and after a while.
+/// Answers every question with the default decision, from a thread of its own and after a delay.
 struct Slow {
     asked: Arc<AtomicUsize>,
     delay: Duration,

@@ -286,7 +286,7 @@ async fn a_client_takes_up_its_session_until_the_certificate_is_replaced() {
     assert!(matches!(kept[0].source, TlsConfigError::NoCertificate { .. }), "{}", kept[0]);
     let mut fourth = dial(&server, &tls).await.expect("the old certificate is shown");
     welcome(&mut fourth).await;
-    // Who was connected is still there.
+    // Open connections stay open.
     assert_eq!(server.snapshot().await.clients.len(), 4);
     drop((first, second, third, fourth));
     server.stop(Duration::ZERO).await;
@@ -316,7 +316,7 @@ async fn a_client_without_the_certificate_that_is_required_learns_why_it_is_refu
 }
 
 #[tokio::test]
-async fn files_that_cannot_be_used_are_told_apart_and_named() {
+async fn unusable_files_are_reported_by_name_and_cause() {
     let authority = Authority::new();
     let (one, other) = (authority.issue("one.pem", "one"), authority.issue("other.pem", "other"));
     let refused =

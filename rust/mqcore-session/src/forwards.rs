@@ -1,3 +1,3 @@
 //! Commands of clients as frames for other brokers, which speak TMQP.
 
-pub use crate::tmqp::forwards::{Forwards, Noted};
+pub use crate::tmqp::forwards::{ForwardBatch, Forwards};

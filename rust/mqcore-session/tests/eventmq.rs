@@ -23,8 +23,8 @@ use mqcore_session::eventmq::{EventmqSession, SILENCE_MAX, encode_publication};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::eventmq::headers::Headers;
-use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
-use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, encode_message};
+use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
+use mqcore_wire::zmtp::{GREETING_BYTES, Greeting, Item, ZmtpDecoder, encode_message};
 use serde_json::{Value, json};
 
 /// One peer: its session, and its output that no test has read yet.
@@ -46,7 +46,7 @@ struct World {
 }
 
 /// A message, each frame as text.
-type Said = Vec<String>;
+type Texts = Vec<String>;
 
 impl World {
     fn new(shards: usize) -> Self {
@@ -91,7 +91,7 @@ impl World {
         let socket = if role == Role::Subscribe { SocketType::Sub } else { SocketType::Dealer };
         let mut bytes = Vec::new();
         Greeting { minor: 0, as_server: false }.encode(&mut bytes);
-        Control::Ready(Ready { socket, identity, token: b"" }).encode(&mut bytes);
+        ZmtpCommand::Ready(Ready { socket, identity, token: b"" }).encode(&mut bytes);
         self.send(connection, &bytes);
         let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
         assert!(Greeting::decode(&written).unwrap().is_some());
@@ -286,10 +286,10 @@ impl World {
     }
 
     /// Messages that a peer received since the last call.
-    fn heard(&mut self, connection: ConnectionId) -> Vec<Said> {
+    fn heard(&mut self, connection: ConnectionId) -> Vec<Texts> {
         let written = std::mem::take(&mut self.peers.get_mut(&connection).unwrap().written);
-        let (mut cutter, mut rest, mut said) = (Cutter::new(), &written[..], Vec::new());
-        while let Some((item, size)) = cutter.next(rest, &Limits::default()).unwrap() {
+        let (mut decoder, mut rest, mut said) = (ZmtpDecoder::new(), &written[..], Vec::new());
+        while let Some((item, size)) = decoder.next(rest, &Limits::default()).unwrap() {
             if let Item::Message(parts) = item {
                 said.push(parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect());
             }
@@ -300,7 +300,7 @@ impl World {
     }
 
     /// The same without heartbeats.
-    fn messages(&mut self, connection: ConnectionId) -> Vec<Said> {
+    fn messages(&mut self, connection: ConnectionId) -> Vec<Texts> {
         self.heard(connection)
             .into_iter()
             .filter(|said| said.get(2).is_none_or(|word| word != "HEARTBEAT"))
@@ -350,7 +350,7 @@ fn role(vector: &Value) -> Role {
 // ---- Recorded ------------------------------------------------------------------------------------------------------
 
 /// Removes parts that differ from run to run: the ids of the broker's own messages, and numbers.
-fn comparable(mut said: Said) -> Said {
+fn comparable(mut said: Texts) -> Texts {
     match said[2].as_str() {
         "REPLY" if said[4].starts_with('{') && said.len() == 5 => said.truncate(3),
         "ACK" | "REPLY" | "KBYE" => drop(said.remove(3)),
@@ -360,11 +360,11 @@ fn comparable(mut said: Said) -> Said {
 }
 
 /// Replays all recordings; returns the messages that peers of the original did not receive.
-fn replay(shards: usize) -> Vec<Said> {
+fn replay(shards: usize) -> Vec<Texts> {
     let mut world = World::new(shards);
     let mut peers: HashMap<String, ConnectionId> = HashMap::new();
-    let mut told: HashMap<ConnectionId, Vec<Said>> = HashMap::new();
-    let (mut expected, mut more) = (HashMap::<ConnectionId, Vec<Said>>::new(), Vec::new());
+    let mut told: HashMap<ConnectionId, Vec<Texts>> = HashMap::new();
+    let (mut expected, mut more) = (HashMap::<ConnectionId, Vec<Texts>>::new(), Vec::new());
     for vector in vectors("eventmq.jsonl").iter().filter(|vector| vector["kind"] == "message") {
         let identity = vector["identity"].as_str().unwrap_or("").to_owned();
         let role = role(vector);
@@ -397,7 +397,7 @@ fn replay(shards: usize) -> Vec<Said> {
                 None => more.push(said),
             }
         }
-        assert_eq!(wanted, Vec::<Said>::new(), "missing");
+        assert_eq!(wanted, Vec::<Texts>::new(), "missing");
     }
     assert!(expected.is_empty());
     more
@@ -470,7 +470,7 @@ fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_byte_by_byte() {
                 .concat(),
         );
         if vector["note"].as_str().unwrap().contains("heartbeats") {
-            Control::Pong(b"").encode(&mut answered);
+            ZmtpCommand::Pong(b"").encode(&mut answered);
         }
         for piece in [bytes.len(), 1, 7] {
             let mut world = World::new(2);
@@ -1048,8 +1048,8 @@ fn subscribers_match_prefixes_and_count_their_subscriptions() {
     world.send_message(subscriber, &[b"\x00topic"]);
     assert_eq!(publish(&mut world, "topic").len(), 1, "subscribed twice, and back once");
     let mut bytes = Vec::new();
-    Control::Cancel(b"topic").encode(&mut bytes);
-    Control::Subscribe(b"").encode(&mut bytes);
+    ZmtpCommand::Cancel(b"topic").encode(&mut bytes);
+    ZmtpCommand::Subscribe(b"").encode(&mut bytes);
     world.send(subscriber, &bytes);
     assert_eq!(publish(&mut world, "anything"), [["anything", "news"]]);
     let client = world.client();
@@ -1100,7 +1100,7 @@ fn administrators_receive_numbers_and_names() {
 fn handshake(socket: SocketType) -> Vec<u8> {
     let mut bytes = Vec::new();
     Greeting { minor: 1, as_server: false }.encode(&mut bytes);
-    Control::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut bytes);
+    ZmtpCommand::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut bytes);
     bytes
 }
 
@@ -1151,9 +1151,9 @@ fn accepted_peer_receives_ready_and_rejected_peer_the_reason() {
         let mut expected = Vec::new();
         if let_in {
             let ready = Ready { socket: SocketType::Router, identity: b"", token: b"" };
-            Control::Ready(ready).encode(&mut expected);
+            ZmtpCommand::Ready(ready).encode(&mut expected);
         } else {
-            Control::Error(b"401 these credentials do not let you in").encode(&mut expected);
+            ZmtpCommand::Error(b"401 these credentials do not let you in").encode(&mut expected);
         }
         assert_eq!(output[GREETING_BYTES..], expected);
     }

@@ -11,7 +11,7 @@ use mqcore_session::session::Session;
 use mqcore_session::session::SessionError;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::extension::WINDOW_MAX;
-use mqcore_wire::micromessage::handshake::{self, Handshake, Opening, parse_list};
+use mqcore_wire::micromessage::handshake::{self, Handshake, HandshakeInput, parse_list};
 use mqcore_wire::micromessage::properties::Typing;
 
 use micromessage_world::{
@@ -53,7 +53,8 @@ fn the_handshake_of_the_document_ends_with_its_ids() {
     let peer = world.connect();
     world.send(peer, &handshake_bytes(b"hulk", "json;dotnet", ""));
     let reply = world.take(peer);
-    let Ok(Some((Opening::Handshake(said), size))) = handshake::decode(&reply, &Limits::default()) else {
+    let Ok(Some((HandshakeInput::Handshake(said), size))) = handshake::decode(&reply, &Limits::default())
+    else {
         panic!("a handshake comes back")
     };
     assert_eq!((size, said.major, said.minor, said.required), (reply.len(), 1, 0, &b""[..]));
@@ -165,7 +166,7 @@ fn every_client_needs_the_listeners_required_extensions() {
     let peer = world.connect();
     world.send(peer, &handshake_bytes(b"c", "", ""));
     let reply = world.take(peer);
-    let Ok(Some((Opening::Handshake(Handshake { required, .. }), _))) =
+    let Ok(Some((HandshakeInput::Handshake(Handshake { required, .. }), _))) =
         handshake::decode(&reply, &Limits::default())
     else {
         panic!("a handshake comes back")

@@ -28,9 +28,9 @@ pub enum WireError {
 
 /// The first bytes that a peer sent, escaped so that they are safe to log.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Shown(Box<str>);
+pub struct EscapedBytes(Box<str>);
 
-impl Shown {
+impl EscapedBytes {
     const BYTES_MAX: usize = 64;
 
     /// Takes at most the first 64 bytes of `bytes` and escapes everything unprintable.
@@ -43,13 +43,13 @@ impl Shown {
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for EscapedBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
     }
 }
 
-impl fmt::Debug for Shown {
+impl fmt::Debug for EscapedBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }

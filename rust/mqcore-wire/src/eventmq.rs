@@ -17,7 +17,7 @@
 pub mod headers;
 pub mod queues;
 
-use crate::error::Shown;
+use crate::error::EscapedBytes;
 use crate::zmtp::{Parts, encode_message, encode_part};
 
 /// Content of the second frame.
@@ -32,11 +32,11 @@ const ENVELOPE: usize = 4;
 
 /// An eMQP message.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Message<'a> {
+pub struct EmqpMessage<'a> {
     /// Message id chosen by the sender; may be empty.
     pub id: &'a [u8],
     /// Command with its arguments.
-    pub command: Command<'a>,
+    pub command: EmqpCommand<'a>,
 }
 
 /// The kind of peer that sends INFORM.
@@ -78,7 +78,7 @@ pub struct Schedule<'a> {
 
 /// An eMQP command with its arguments.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command<'a> {
+pub enum EmqpCommand<'a> {
     /// Registers a peer.
     Inform {
         /// Queues that the peer serves, for [`queues::parse`].
@@ -133,7 +133,7 @@ pub enum Command<'a> {
 /// Why a complete message is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Mistake {
+pub enum EmqpError {
     /// The message has fewer than four frames.
     #[error(
         "a message starts with an empty frame, the version, a command and an id; this one has {0} frames"
@@ -141,7 +141,7 @@ pub enum Mistake {
     Incomplete(usize),
     /// The command is unknown.
     #[error("unknown command `{0}`")]
-    UnknownCommand(Shown),
+    UnknownCommand(EscapedBytes),
     /// Arguments of the command are missing.
     #[error("{command} requires {what}")]
     Missing {
@@ -152,7 +152,7 @@ pub enum Mistake {
     },
     /// INFORM names an unknown kind of peer.
     #[error("INFORM must name a `worker` or a `scheduler`, not `{0}`")]
-    UnknownPeer(Shown),
+    UnknownPeer(EscapedBytes),
     /// INFORM has an invalid list of queues.
     #[error("invalid queue list, expected the form [[10, \"default\"]]: {0}")]
     Queues(&'static str),
@@ -175,9 +175,9 @@ pub enum Case {
     Any,
 }
 
-fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], Mistake> {
+fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], EmqpError> {
     if name.len() > NAME_BYTES_MAX {
-        return Err(Mistake::NameTooLong { what, size: name.len() });
+        return Err(EmqpError::NameTooLong { what, size: name.len() });
     }
     Ok(name)
 }
@@ -185,14 +185,14 @@ fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], Mistake> {
 /// Parses a message.
 ///
 /// # Errors
-/// [`Mistake`] if the message is invalid. Later messages of the connection are unaffected.
-pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<Message<'a>, Mistake> {
+/// [`EmqpError`] if the message is invalid. Later messages of the connection are unaffected.
+pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<EmqpMessage<'a>, EmqpError> {
     let (Some(command), Some(id)) = (parts.get(2), parts.get(3)) else {
-        return Err(Mistake::Incomplete(parts.count()));
+        return Err(EmqpError::Incomplete(parts.count()));
     };
     let id = named("the message's id", id)?;
     let longest = b"ROUTER_SHOW_SCHEDULERS".len();
-    let unknown = || Mistake::UnknownCommand(Shown::new(command));
+    let unknown = || EmqpError::UnknownCommand(EscapedBytes::new(command));
     if command.len() > longest {
         return Err(unknown());
     }
@@ -204,24 +204,24 @@ pub fn parse<'a>(parts: Parts<'a>, case: Case) -> Result<Message<'a>, Mistake> {
     }
     let body = Body { parts };
     let command = match &*letters {
-        b"REQUEST" => Command::Request(body.job()?),
-        b"READY" => Command::Ready,
+        b"REQUEST" => EmqpCommand::Request(body.job()?),
+        b"READY" => EmqpCommand::Ready,
         b"REPLY" => body.reply()?,
-        b"HEARTBEAT" => Command::Heartbeat,
+        b"HEARTBEAT" => EmqpCommand::Heartbeat,
         b"INFORM" => body.inform()?,
-        b"ACK" => Command::Ack(body.of("ACK", 0, "the acknowledged id")?),
-        b"SCHEDULE" => Command::Schedule(body.schedule("SCHEDULE")?),
-        b"UNSCHEDULE" => Command::Unschedule(body.schedule("UNSCHEDULE")?),
+        b"ACK" => EmqpCommand::Ack(body.of("ACK", 0, "the acknowledged id")?),
+        b"SCHEDULE" => EmqpCommand::Schedule(body.schedule("SCHEDULE")?),
+        b"UNSCHEDULE" => EmqpCommand::Unschedule(body.schedule("UNSCHEDULE")?),
         b"PUBLISH" => body.publish()?,
-        b"KBYE" => Command::Kbye,
-        b"KBAI" => Command::Kbai,
-        b"DISCONNECT" => Command::Disconnect,
-        b"STATUS" => Command::Status,
-        b"ROUTER_SHOW_WORKERS" => Command::ShowWorkers,
-        b"ROUTER_SHOW_SCHEDULERS" => Command::ShowSchedulers,
+        b"KBYE" => EmqpCommand::Kbye,
+        b"KBAI" => EmqpCommand::Kbai,
+        b"DISCONNECT" => EmqpCommand::Disconnect,
+        b"STATUS" => EmqpCommand::Status,
+        b"ROUTER_SHOW_WORKERS" => EmqpCommand::ShowWorkers,
+        b"ROUTER_SHOW_SCHEDULERS" => EmqpCommand::ShowSchedulers,
         _ => return Err(unknown()),
     };
-    Ok(Message { id, command })
+    Ok(EmqpMessage { id, command })
 }
 
 /// The frames after the envelope.
@@ -238,22 +238,22 @@ impl<'a> Body<'a> {
         self.parts.count() - ENVELOPE
     }
 
-    fn of(&self, command: &'static str, index: usize, what: &'static str) -> Result<&'a [u8], Mistake> {
-        self.get(index).ok_or(Mistake::Missing { command, what })
+    fn of(&self, command: &'static str, index: usize, what: &'static str) -> Result<&'a [u8], EmqpError> {
+        self.get(index).ok_or(EmqpError::Missing { command, what })
     }
 
-    fn inform(&self) -> Result<Command<'a>, Mistake> {
+    fn inform(&self) -> Result<EmqpCommand<'a>, EmqpError> {
         let what = "queues and a kind of peer";
         let (queues, kind) = (self.of("INFORM", 0, what)?, self.of("INFORM", 1, what)?);
         let kind = match kind {
             b"worker" => PeerKind::Worker,
             b"scheduler" => PeerKind::Scheduler,
-            other => return Err(Mistake::UnknownPeer(Shown::new(other))),
+            other => return Err(EmqpError::UnknownPeer(EscapedBytes::new(other))),
         };
-        Ok(Command::Inform { queues, kind, counts: self.get(2) == Some(ATTEMPTS) })
+        Ok(EmqpCommand::Inform { queues, kind, counts: self.get(2) == Some(ATTEMPTS) })
     }
 
-    fn job(&self) -> Result<Job<'a>, Mistake> {
+    fn job(&self) -> Result<Job<'a>, EmqpError> {
         let what = "a queue, headers and a job";
         let queue = named("the queue's name", self.of("REQUEST", 0, what)?)?;
         let (headers, body) = (self.of("REQUEST", 1, what)?, self.of("REQUEST", 2, what)?);
@@ -261,13 +261,13 @@ impl<'a> Body<'a> {
         Ok(Job { queue, headers, body, extra })
     }
 
-    fn reply(&self) -> Result<Command<'a>, Mistake> {
+    fn reply(&self) -> Result<EmqpCommand<'a>, EmqpError> {
         let body = self.of("REPLY", 0, "a reply")?;
         let request = self.get(1).map(|id| named("the request's id", id)).transpose()?;
-        Ok(Command::Reply { body, request })
+        Ok(EmqpCommand::Reply { body, request })
     }
 
-    fn schedule(&self, command: &'static str) -> Result<Schedule<'a>, Mistake> {
+    fn schedule(&self, command: &'static str) -> Result<Schedule<'a>, EmqpError> {
         let what = "a queue, headers, an interval, a job and a cron expression";
         let queue = named("the queue's name", self.of(command, 0, what)?)?;
         let headers = self.of(command, 1, what)?;
@@ -281,23 +281,23 @@ impl<'a> Body<'a> {
         Ok(Schedule { queue, headers, interval, body, cron })
     }
 
-    fn publish(&self) -> Result<Command<'a>, Mistake> {
+    fn publish(&self) -> Result<EmqpCommand<'a>, EmqpError> {
         let what = "a topic and a message";
         let topic = named("the topic's name", self.of("PUBLISH", 0, what)?)?;
         let second = self.of("PUBLISH", 1, what)?;
         Ok(match self.get(2) {
-            Some(body) => Command::Publish { topic, headers: Some(second), body },
-            None => Command::Publish { topic, headers: None, body: second },
+            Some(body) => EmqpCommand::Publish { topic, headers: Some(second), body },
+            None => EmqpCommand::Publish { topic, headers: None, body: second },
         })
     }
 }
 
-impl Message<'_> {
+impl EmqpMessage<'_> {
     /// Appends the message to `output` as a ZMTP message.
     pub fn encode(&self, output: &mut Vec<u8>) {
         let id = self.id;
         match &self.command {
-            Command::Inform { queues, kind, counts } => {
+            EmqpCommand::Inform { queues, kind, counts } => {
                 let kind: &[u8] = match kind {
                     PeerKind::Worker => b"worker",
                     PeerKind::Scheduler => b"scheduler",
@@ -305,24 +305,28 @@ impl Message<'_> {
                 let frames: &[&[u8]] = if *counts { &[queues, kind, ATTEMPTS] } else { &[queues, kind] };
                 encode(b"INFORM", id, frames, output);
             }
-            Command::Ack(of) => encode(b"ACK", id, &[of], output),
-            Command::Ready => encode(b"READY", id, &[], output),
-            Command::Heartbeat => encode(b"HEARTBEAT", id, &[], output),
-            Command::Request(job) => encode_request(id, job, output),
-            Command::Reply { body, request: Some(request) } => encode(b"REPLY", id, &[body, request], output),
-            Command::Reply { body, request: None } => encode(b"REPLY", id, &[body], output),
-            Command::Schedule(schedule) => encode_schedule(b"SCHEDULE", id, schedule, output),
-            Command::Unschedule(schedule) => encode_schedule(b"UNSCHEDULE", id, schedule, output),
-            Command::Publish { topic, headers: Some(headers), body } => {
+            EmqpCommand::Ack(of) => encode(b"ACK", id, &[of], output),
+            EmqpCommand::Ready => encode(b"READY", id, &[], output),
+            EmqpCommand::Heartbeat => encode(b"HEARTBEAT", id, &[], output),
+            EmqpCommand::Request(job) => encode_request(id, job, output),
+            EmqpCommand::Reply { body, request: Some(request) } => {
+                encode(b"REPLY", id, &[body, request], output)
+            }
+            EmqpCommand::Reply { body, request: None } => encode(b"REPLY", id, &[body], output),
+            EmqpCommand::Schedule(schedule) => encode_schedule(b"SCHEDULE", id, schedule, output),
+            EmqpCommand::Unschedule(schedule) => encode_schedule(b"UNSCHEDULE", id, schedule, output),
+            EmqpCommand::Publish { topic, headers: Some(headers), body } => {
                 encode(b"PUBLISH", id, &[topic, headers, body], output);
             }
-            Command::Publish { topic, headers: None, body } => encode(b"PUBLISH", id, &[topic, body], output),
-            Command::Kbye => encode(b"KBYE", id, &[], output),
-            Command::Kbai => encode(b"KBAI", id, &[], output),
-            Command::Disconnect => encode(b"DISCONNECT", id, &[], output),
-            Command::Status => encode(b"STATUS", id, &[], output),
-            Command::ShowWorkers => encode(b"ROUTER_SHOW_WORKERS", id, &[], output),
-            Command::ShowSchedulers => encode(b"ROUTER_SHOW_SCHEDULERS", id, &[], output),
+            EmqpCommand::Publish { topic, headers: None, body } => {
+                encode(b"PUBLISH", id, &[topic, body], output)
+            }
+            EmqpCommand::Kbye => encode(b"KBYE", id, &[], output),
+            EmqpCommand::Kbai => encode(b"KBAI", id, &[], output),
+            EmqpCommand::Disconnect => encode(b"DISCONNECT", id, &[], output),
+            EmqpCommand::Status => encode(b"STATUS", id, &[], output),
+            EmqpCommand::ShowWorkers => encode(b"ROUTER_SHOW_WORKERS", id, &[], output),
+            EmqpCommand::ShowSchedulers => encode(b"ROUTER_SHOW_SCHEDULERS", id, &[], output),
         }
     }
 }

@@ -5,14 +5,14 @@
 //! action and data; all other spaces belong to the data. Bytes are passed on unchanged, whatever their encoding.
 //!
 //! There are two kinds of errors. A line that is too long or contains a TAB ends the connection with a [`WireError`]. A
-//! complete line that cannot be understood only gets an error line in response: it is decoded as `Err(`[`Mistake`]`)` inside
+//! complete line that cannot be understood only gets an error line in response: it is decoded as `Err(`[`RequestLineError`]`)` inside
 //! the [`Line`].
 
 pub mod answer;
 pub mod arguments;
 
 use crate::codec::Limits;
-pub use crate::error::Shown;
+pub use crate::error::EscapedBytes;
 use crate::error::WireError;
 use arguments::{Consume, Rebind};
 
@@ -32,12 +32,12 @@ pub struct Line<'a> {
     /// The client wants `ok` or `error` even for actions that normally send no response.
     pub confirm: bool,
     /// The parsed action, or why it is invalid.
-    pub action: Result<Action<'a>, Mistake>,
+    pub action: Result<MqksAction<'a>, RequestLineError>,
 }
 
 /// An action that a client requests.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action<'a> {
+pub enum MqksAction<'a> {
     /// Publish a message to every queue bound to the event.
     Publish {
         /// Event name.
@@ -104,7 +104,7 @@ pub enum Which<'a> {
 /// Why a complete request line is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Mistake {
+pub enum RequestLineError {
     /// The line has fewer than three words.
     #[error("a request has the form `id action data`; this line has fewer than three words")]
     Incomplete,
@@ -112,14 +112,14 @@ pub enum Mistake {
     #[error(
         "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval or auth"
     )]
-    UnknownAction(Shown),
+    UnknownAction(EscapedBytes),
     /// The flag is unknown.
     #[error("unknown flag `{flag}` for {action}")]
     UnknownFlag {
         /// Action that was requested.
         action: &'static str,
         /// Flag as sent.
-        flag: Shown,
+        flag: EscapedBytes,
     },
     /// A flag has an invalid number.
     #[error("{flag} expects {wanted}, got `{found}`")]
@@ -129,7 +129,7 @@ pub enum Mistake {
         /// Expected value.
         wanted: &'static str,
         /// Value as sent.
-        found: Shown,
+        found: EscapedBytes,
     },
     /// A required argument is missing.
     #[error("{action} requires {what}")]
@@ -147,7 +147,7 @@ pub enum Mistake {
         /// Accepted arguments.
         takes: &'static str,
         /// First extra word.
-        found: Shown,
+        found: EscapedBytes,
     },
     /// A name exceeds [`NAME_BYTES_MAX`].
     #[error("{what} of {size} bytes exceeds the limit of {NAME_BYTES_MAX} bytes")]
@@ -229,17 +229,17 @@ fn split(text: &[u8]) -> Option<(&[u8], &[u8])> {
 /// Parses a request line.
 ///
 /// ```
-/// use mqcore_wire::mqks::{Action, parse};
+/// use mqcore_wire::mqks::{MqksAction, parse};
 ///
 /// let request = parse(b"m1 publish orders.created {\"id\": 7}");
 /// assert_eq!(request.id, b"m1");
-/// assert_eq!(request.action, Ok(Action::Publish { event: b"orders.created", data: b"{\"id\": 7}" }));
+/// assert_eq!(request.action, Ok(MqksAction::Publish { event: b"orders.created", data: b"{\"id\": 7}" }));
 /// ```
 pub fn parse(line: &[u8]) -> Line<'_> {
     let Some((id, rest)) = split(line) else { return Line::incomplete() };
     let Some((action, data)) = split(rest) else { return Line::incomplete() };
     let (confirm, data) = confirm(data);
-    let action = named("the request's id", id).and_then(|_| Action::parse(action, data));
+    let action = named("the request's id", id).and_then(|_| MqksAction::parse(action, data));
     Line { id: &id[..id.len().min(NAME_BYTES_MAX)], confirm, action }
 }
 
@@ -257,21 +257,21 @@ fn confirm(data: &[u8]) -> (bool, &[u8]) {
     }
 }
 
-fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], Mistake> {
+fn named<'a>(what: &'static str, name: &'a [u8]) -> Result<&'a [u8], RequestLineError> {
     if name.len() > NAME_BYTES_MAX {
-        return Err(Mistake::NameTooLong { what, size: name.len() });
+        return Err(RequestLineError::NameTooLong { what, size: name.len() });
     }
     Ok(name)
 }
 
 impl Line<'_> {
     fn incomplete() -> Self {
-        Self { id: NO_ID, confirm: false, action: Err(Mistake::Incomplete) }
+        Self { id: NO_ID, confirm: false, action: Err(RequestLineError::Incomplete) }
     }
 }
 
-impl<'a> Action<'a> {
-    fn parse(action: &[u8], data: &'a [u8]) -> Result<Self, Mistake> {
+impl<'a> MqksAction<'a> {
+    fn parse(action: &[u8], data: &'a [u8]) -> Result<Self, RequestLineError> {
         match action {
             b"publish" => publish(data),
             b"consume" => Consume::parse(data).map(Self::Consume),
@@ -283,22 +283,22 @@ impl<'a> Action<'a> {
             b"ping" => Ok(Self::Ping { data }),
             b"_eval" => eval(data),
             b"auth" => Ok(Self::Auth { credentials: data }),
-            unknown => Err(Mistake::UnknownAction(Shown::new(unknown))),
+            unknown => Err(RequestLineError::UnknownAction(EscapedBytes::new(unknown))),
         }
     }
 }
 
-fn publish(data: &[u8]) -> Result<Action<'_>, Mistake> {
+fn publish(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
     match split(data) {
         Some((event, data)) if !event.is_empty() && !data.is_empty() => {
-            Ok(Action::Publish { event: named("the event's name", event)?, data })
+            Ok(MqksAction::Publish { event: named("the event's name", event)?, data })
         }
-        _ => Err(Mistake::Missing { action: "publish", what: "an event and a message body" }),
+        _ => Err(RequestLineError::Missing { action: "publish", what: "an event and a message body" }),
     }
 }
 
-fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], Which<'a>), Mistake> {
-    let missing = || Mistake::Missing { action, what: "a consumer and a message id or --all" };
+fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], Which<'a>), RequestLineError> {
+    let missing = || RequestLineError::Missing { action, what: "a consumer and a message id or --all" };
     let mut words = words(data);
     let consumer = named("the consumer's id", words.next().ok_or_else(missing)?)?;
     let which = match words.next().ok_or_else(missing)? {
@@ -307,27 +307,27 @@ fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], Which<
     };
     match words.next() {
         None => Ok((consumer, which)),
-        Some(word) => Err(Mistake::TooMuch {
+        Some(word) => Err(RequestLineError::TooMuch {
             action,
             takes: "a consumer and one message id or --all",
-            found: Shown::new(word),
+            found: EscapedBytes::new(word),
         }),
     }
 }
 
-fn eval(data: &[u8]) -> Result<Action<'_>, Mistake> {
+fn eval(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
     let Some(rest) = data.strip_prefix(b"--worker=") else {
-        return Ok(Action::Eval { worker: None, code: data });
+        return Ok(MqksAction::Eval { worker: None, code: data });
     };
-    let missing = Mistake::Missing { action: "_eval", what: "an expression" };
+    let missing = RequestLineError::Missing { action: "_eval", what: "an expression" };
     let (number, code) = split(rest).ok_or(missing)?;
     let worker = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-    let worker = worker.ok_or_else(|| Mistake::BadNumber {
+    let worker = worker.ok_or_else(|| RequestLineError::BadNumber {
         flag: "--worker",
         wanted: "the number of a worker",
-        found: Shown::new(number),
+        found: EscapedBytes::new(number),
     })?;
-    Ok(Action::Eval { worker: Some(worker), code })
+    Ok(MqksAction::Eval { worker: Some(worker), code })
 }
 
 /// Splits `data` at spaces and skips empty words.

@@ -149,9 +149,9 @@ impl Default for Dialect {
 }
 
 /// Status byte of a successful request.
-pub const YES: u8 = 0x01;
+pub const SUCCESS: u8 = 0x01;
 /// Status byte of a failed request.
-pub const NO: u8 = 0x00;
+pub const FAILURE: u8 = 0x00;
 /// Status byte of a CONSUME rule that cannot be applied to its key.
 pub const IMPOSSIBLE: u8 = 0x02;
 /// First byte of a push frame in family 7.1.

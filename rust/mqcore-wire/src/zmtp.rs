@@ -11,16 +11,16 @@
 //! Commands appear between messages. libzmq's heartbeats may also place them between the frames of one message, which the
 //! decoder accepts.
 //!
-//! [`Cutter`] splits the bytes after the greeting into messages and commands; [`command`] reads the commands.
+//! [`ZmtpDecoder`] splits the bytes after the greeting into messages and commands; [`command`] reads the commands.
 //!
 //! ```
 //! use mqcore_wire::codec::Limits;
-//! use mqcore_wire::zmtp::{Cutter, Item, encode_message};
+//! use mqcore_wire::zmtp::{ZmtpDecoder, Item, encode_message};
 //!
 //! let mut bytes = Vec::new();
 //! encode_message(&[b"topic", b"body"], &mut bytes);
 //!
-//! let mut decoder = Cutter::new();
+//! let mut decoder = ZmtpDecoder::new();
 //! let (item, consumed) = decoder.next(&bytes, &Limits::default())?.expect("the message is complete");
 //! assert_eq!(consumed, bytes.len());
 //! let Item::Message(parts) = item else { panic!("not a command") };
@@ -150,7 +150,7 @@ impl PartialEq for Parts<'_> {
 pub enum Item<'a> {
     /// A message.
     Message(Parts<'a>),
-    /// A command's body, for [`command::Command::parse`].
+    /// A command's body, for [`command::ZmtpCommand::parse`].
     Command(&'a [u8]),
 }
 
@@ -158,7 +158,7 @@ pub enum Item<'a> {
 ///
 /// It remembers the frames of an incomplete message, so it scans a message that arrives in small pieces only once.
 #[derive(Debug, Default)]
-pub struct Cutter {
+pub struct ZmtpDecoder {
     spans: Vec<Span>,
     /// Bytes of the frames in `spans` and of the commands between them.
     scanned: usize,
@@ -215,7 +215,7 @@ impl Head {
     }
 }
 
-impl Cutter {
+impl ZmtpDecoder {
     /// Creates a decoder at the beginning of a frame.
     pub fn new() -> Self {
         Self::default()

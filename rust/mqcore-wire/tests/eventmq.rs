@@ -1,5 +1,5 @@
-//! What the original router and its peers said (`tests/vectors/eventmq.jsonl`), what nobody should say, and arbitrary octets,
-//! through the eMQP codec.
+//! Recorded messages of the original router and its peers (`tests/vectors/eventmq.jsonl`), invalid messages, and arbitrary
+//! bytes through the eMQP codec.
 
 use crate::eventmq_check;
 
@@ -9,8 +9,8 @@ use std::path::Path;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::eventmq::headers::{Headers, unique_key};
 use mqcore_wire::eventmq::queues::{self, WeightedQueue};
-use mqcore_wire::eventmq::{Case, Command, Message, Mistake, encode_heartbeat, parse};
-use mqcore_wire::zmtp::{Cutter, Item, encode_message};
+use mqcore_wire::eventmq::{Case, EmqpCommand, EmqpError, EmqpMessage, encode_heartbeat, parse};
+use mqcore_wire::zmtp::{Item, ZmtpDecoder, encode_message};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -33,9 +33,9 @@ fn octets(vector: &Value) -> Vec<u8> {
 }
 
 /// Parses the one message in `octets`.
-fn read<T>(octets: &[u8], case: Case, then: impl FnOnce(Result<Message<'_>, Mistake>) -> T) -> T {
-    let mut cutter = Cutter::new();
-    let Ok(Some((Item::Message(parts), consumed))) = cutter.next(octets, &Limits::default()) else {
+fn read<T>(octets: &[u8], case: Case, then: impl FnOnce(Result<EmqpMessage<'_>, EmqpError>) -> T) -> T {
+    let mut decoder = ZmtpDecoder::new();
+    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(octets, &Limits::default()) else {
         panic!("a message")
     };
     assert_eq!(consumed, octets.len());
@@ -47,11 +47,11 @@ fn case(vector: &Value) -> Case {
 }
 
 /// The command's name, as the codec understood it.
-fn name(message: &Message<'_>) -> String {
+fn name(message: &EmqpMessage<'_>) -> String {
     let mut octets = Vec::new();
     message.encode(&mut octets);
-    let mut cutter = Cutter::new();
-    let Ok(Some((Item::Message(parts), _))) = cutter.next(&octets, &Limits::default()) else {
+    let mut decoder = ZmtpDecoder::new();
+    let Ok(Some((Item::Message(parts), _))) = decoder.next(&octets, &Limits::default()) else {
         panic!("a message")
     };
     String::from_utf8(parts.get(2).unwrap().to_vec()).unwrap()
@@ -67,14 +67,14 @@ fn every_message_of_the_original_is_read_and_written_as_it_was() {
         read(&sent, case(vector), |message| match message {
             Ok(message) => {
                 assert_eq!(name(&message), word);
-                if message.command != Command::Heartbeat {
+                if message.command != EmqpCommand::Heartbeat {
                     let mut written = Vec::new();
                     message.encode(&mut written);
                     assert_eq!(written, sent, "{}", vector["name"]);
                 }
             }
-            // What the original does not know either: its command line greets like this.
-            Err(Mistake::UnknownCommand(_)) => assert!(["HELLO", "BOGUS"].contains(&word), "{word}"),
+            // Unknown to the original as well: its command line greets like this.
+            Err(EmqpError::UnknownCommand(_)) => assert!(["HELLO", "BOGUS"].contains(&word), "{word}"),
             Err(mistake) => panic!("{}: {mistake}", vector["name"]),
         });
         messages += 1;
@@ -100,7 +100,7 @@ fn every_probe_is_read_or_refused_as_it_should() {
 fn a_heartbeat_tells_the_time_as_the_original_does() {
     let mut octets = Vec::new();
     encode_heartbeat(b"id", 1_795_216_278_089, &mut octets);
-    read(&octets, Case::Exact, |message| assert_eq!(message.unwrap().command, Command::Heartbeat));
+    read(&octets, Case::Exact, |message| assert_eq!(message.unwrap().command, EmqpCommand::Heartbeat));
     assert!(octets.ends_with(b"1795216278.089"));
 }
 
@@ -174,7 +174,7 @@ fn queues_are_read_as_programs_and_as_the_document_write_them() {
 }
 
 #[test]
-fn what_is_no_list_of_queues_is_refused() {
+fn an_invalid_list_of_queues_is_rejected() {
     let many = format!("[{}]", [r#"[1, "q"]"#; 2].join(",").replace('q', &"q".repeat(300)));
     let crowd: Vec<_> = (0..257).map(|number| format!("[1, \"q{number}\"]")).collect();
     for text in [
@@ -196,7 +196,10 @@ fn what_is_no_list_of_queues_is_refused() {
         &crowd.join(","),
     ] {
         let found = queues::parse(text.as_bytes());
-        assert!(matches!(found, Err(Mistake::Queues(_) | Mistake::NameTooLong { .. })), "{text}: {found:?}");
+        assert!(
+            matches!(found, Err(EmqpError::Queues(_) | EmqpError::NameTooLong { .. })),
+            "{text}: {found:?}"
+        );
     }
     assert!(queues::parse(b"\xff").is_err());
 }
@@ -212,7 +215,7 @@ fn names_beyond_their_limit_are_refused() {
     ] {
         let mut octets = Vec::new();
         encode_message(&frames, &mut octets);
-        read(&octets, Case::Any, |message| assert!(matches!(message, Err(Mistake::NameTooLong { .. }))));
+        read(&octets, Case::Any, |message| assert!(matches!(message, Err(EmqpError::NameTooLong { .. }))));
     }
 }
 
@@ -248,7 +251,7 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_octets_keep_the_promises(octets in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_keep_the_promises(octets in prop::collection::vec(any::<u8>(), 0..200)) {
         eventmq_check::check(&octets);
     }
 

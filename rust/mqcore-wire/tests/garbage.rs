@@ -1,4 +1,4 @@
-//! The TMQP codec under arbitrary frames, arbitrary octets and damaged frames.
+//! The TMQP codec with arbitrary frames, arbitrary bytes and damaged frames.
 
 use crate::tmqp_check;
 use mqcore_wire::codec::Limits;
@@ -83,7 +83,7 @@ fn frame() -> impl Strategy<Value = OwnedFrame> {
     )
 }
 
-/// Octets with a fixed part that is more often plausible than random ones are.
+/// Bytes whose fixed part is plausible more often than in random bytes.
 fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     let fixed =
         (any::<[u8; 2]>(), [0_u8..8, 0..8, 0..8], any::<[u8; 2]>(), prop_oneof![0_u8..16, 250_u8..=255]);
@@ -93,7 +93,7 @@ fn frame_like() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What a connection sees that reads the stream in these pieces: its frames, and the fault that ended it.
+/// Reads the stream in these pieces. Returns the frames, and the error that ended it.
 fn read_in_pieces<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     limits: &Limits,
@@ -153,12 +153,12 @@ proptest! {
     }
 
     #[test]
-    fn octets_of_no_meaning_do_no_harm(input in vec(any::<u8>(), 0..600)) {
+    fn arbitrary_bytes_do_no_harm(input in vec(any::<u8>(), 0..600)) {
         tmqp_check::check(&input);
     }
 
     #[test]
-    fn octets_that_look_like_a_frame_do_no_harm(input in frame_like()) {
+    fn bytes_that_resemble_a_frame_do_no_harm(input in frame_like()) {
         tmqp_check::check(&input);
     }
 
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn how_the_octets_arrive_changes_nothing(
+    fn the_split_into_reads_changes_nothing(
         frames in vec(frame(), 0..4),
         garbage in frame_like(),
         cuts in vec(any::<Index>(), 0..12),

@@ -1,4 +1,4 @@
-//! Every vector of `tests/vectors/micromessage2.jsonl` and arbitrary octets through the MicroMessage2 codec.
+//! Every vector of `tests/vectors/micromessage2.jsonl` and arbitrary bytes through the MicroMessage2 codec.
 
 use crate::micromessage_check;
 
@@ -9,7 +9,7 @@ use micromessage_check::AGREED;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::micromessage::filter::{Filter, FilterError};
-use mqcore_wire::micromessage::handshake::{self, Opening};
+use mqcore_wire::micromessage::handshake::{self, HandshakeInput};
 use mqcore_wire::micromessage::properties::{self, Number, Typing, Value, parse_value};
 use mqcore_wire::micromessage::{
     Assembled, Assembly, FRAGMENT_BYTES_MAX, Frame, MessageFrame, command, decode, encode, encode_split,
@@ -84,7 +84,8 @@ fn every_handshake_is_read_whole_in_pieces_and_with_others_behind_it_and_written
             );
         }
         let longer = [&octets[..], TAIL].concat();
-        let Some((Opening::Handshake(found), size)) = handshake::decode(&longer, &limits).unwrap() else {
+        let Some((HandshakeInput::Handshake(found), size)) = handshake::decode(&longer, &limits).unwrap()
+        else {
             panic!("{} is a handshake", vector.name())
         };
         assert_eq!(size, octets.len());
@@ -101,7 +102,7 @@ fn every_handshake_is_read_whole_in_pieces_and_with_others_behind_it_and_written
 }
 
 #[test]
-fn a_bad_frame_fails_at_the_first_octet_that_proves_it_bad() {
+fn a_bad_frame_fails_at_the_first_byte_that_makes_it_invalid() {
     for vector in vectors(&["bad"]) {
         let Some(fails_at) = vector.0["fails_at"].as_u64() else { continue };
         let octets = vector.octets();
@@ -113,7 +114,7 @@ fn a_bad_frame_fails_at_the_first_octet_that_proves_it_bad() {
     }
     assert!(command::parse(&vector("B8")[2..]).is_err());
     let awaited = handshake::decode(&[4, 0], &Limits::default());
-    assert_eq!(awaited, Ok(Some((Opening::Error { text: b"" }, 2))));
+    assert_eq!(awaited, Ok(Some((HandshakeInput::Error { text: b"" }, 2))));
 }
 
 #[test]
@@ -275,7 +276,7 @@ fn every_input_of_the_corpus_keeps_the_promises() {
 
 proptest! {
     #[test]
-    fn any_octets_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
         micromessage_check::check(&octets);
     }
 

@@ -1,11 +1,11 @@
 //! The rules that both sides of a MicroMessage2 connection follow: what they agree on, and who owes an acknowledgement.
 
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::extension::{Agreement, Kind};
-use mqcore_wire::micromessage::failure::{Failure, TEXT_BYTES_MAX, Token};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure, TEXT_BYTES_MAX};
 use mqcore_wire::micromessage::handshake::{Extension, Handshake, parse_list};
-use mqcore_wire::micromessage::negotiation::{Abilities, Lists, check_version, choose, conclude, reply};
-use mqcore_wire::micromessage::window::{Receipt, Received, Sent};
+use mqcore_wire::micromessage::negotiation::{Capabilities, Lists, check_version, choose, conclude, reply};
+use mqcore_wire::micromessage::window::{ReceiveOutcome, ReceiveWindow, SendWindow};
 use mqcore_wire::micromessage::{Frame, decode};
 use proptest::prelude::*;
 
@@ -31,8 +31,8 @@ fn vendors() -> Vec<Box<str>> {
     vec!["x-note".into()]
 }
 
-fn abilities(vendors: &[Box<str>]) -> Abilities<'_> {
-    Abilities { vendors, window_max: 1000 }
+fn abilities(vendors: &[Box<str>]) -> Capabilities<'_> {
+    Capabilities { vendors, window_max: 1000 }
 }
 
 fn answered(offer: (&str, &str), demanded: &str) -> Result<(String, String), String> {
@@ -41,15 +41,15 @@ fn answered(offer: (&str, &str), demanded: &str) -> Result<(String, String), Str
     lists.map(|lists| shown(&lists)).map_err(|failure| failure.to_string())
 }
 
-/// What all three messages come to: the last word, and the ids, or why there is none.
+/// The result of all three messages: the final list and the IDs, or the error.
 fn agreed(offer: (&str, &str), demanded: &str) -> Result<(String, String, Agreement), String> {
     let known = vendors();
     let abilities = abilities(&known);
     let offer = lists(offer.0, offer.1);
-    let text = |failure: Failure| failure.to_string();
+    let text = |failure: ProtocolFailure| failure.to_string();
     let answer = reply(&offer, &demand(demanded), &abilities).map_err(text)?;
     // A client that could do with more than the server has to learn from the reply what the most is.
-    let of_client = Abilities { window_max: 32_767, ..abilities };
+    let of_client = Capabilities { window_max: 32_767, ..abilities };
     let (last, agreement) = choose(&offer, &answer, &of_client).map_err(text)?;
     let concluded = conclude(&offer, &answer, &last, &abilities).map_err(text)?;
     assert_eq!(concluded, agreement, "both sides must mean the same");
@@ -66,9 +66,9 @@ fn the_example_of_the_document_ends_with_its_three_ids() {
     let offer = lists("json;dotnet", "");
     let answer = lists("", "batch-ack");
     let last = lists("json;dotnet", "batch-ack");
-    let agreement = conclude(&offer, &answer, &last, &Abilities::default()).unwrap();
+    let agreement = conclude(&offer, &answer, &last, &Capabilities::default()).unwrap();
     assert_eq!(names(&agreement), ["json", "dotnet", "batch-ack"]);
-    assert_eq!(agreement.id_of_kind(Kind::Type), Some(2));
+    assert_eq!(agreement.id_of_kind(ExtensionKind::Type), Some(2));
     let acknowledging = agreement.acknowledging().unwrap();
     assert_eq!((acknowledging.id, acknowledging.window), (3, 10));
 }
@@ -77,13 +77,13 @@ fn the_example_of_the_document_ends_with_its_three_ids() {
 fn of_several_serializers_the_last_message_names_one() {
     let offer = lists("json;xml;protobuf", "");
     let answer = lists("json", "ack;batch-ack");
-    let (last, agreement) = choose(&offer, &answer, &Abilities::default()).unwrap();
+    let (last, agreement) = choose(&offer, &answer, &Capabilities::default()).unwrap();
     assert_eq!(shown(&last), ("json".into(), String::new()));
     assert_eq!(agreement.serializer(), Some("json"));
-    assert_eq!(conclude(&offer, &answer, &last, &Abilities::default()), Ok(agreement));
-    let both = conclude(&offer, &answer, &lists("json;xml", ""), &Abilities::default()).unwrap_err();
-    assert_eq!(both.token, Token::Extension);
-    let none = conclude(&offer, &answer, &lists("", ""), &Abilities::default()).unwrap_err();
+    assert_eq!(conclude(&offer, &answer, &last, &Capabilities::default()), Ok(agreement));
+    let both = conclude(&offer, &answer, &lists("json;xml", ""), &Capabilities::default()).unwrap_err();
+    assert_eq!(both.token, ErrorToken::Extension);
+    let none = conclude(&offer, &answer, &lists("", ""), &Capabilities::default()).unwrap_err();
     assert!(none.why.contains("json is missing"), "{none}");
 }
 
@@ -114,7 +114,7 @@ fn what_is_required_and_not_known_is_named() {
     ] {
         assert_eq!(answered((required, ""), "").unwrap_err(), why);
     }
-    let unknown = choose(&lists("json", ""), &lists("microauth", ""), &Abilities::default()).unwrap_err();
+    let unknown = choose(&lists("json", ""), &lists("microauth", ""), &Capabilities::default()).unwrap_err();
     assert_eq!(unknown.to_string(), "extension: unsupported microauth");
 }
 
@@ -165,7 +165,7 @@ fn the_smaller_window_holds_however_it_is_spelled() {
     assert_eq!(window(("batch-ack:max-count=60000", "")), 1000);
     assert_eq!(window(("", "batch-ack")), 10);
     assert_eq!(window(("ack", "")), 1);
-    // What the original's library writes, and means batch-ack by.
+    // The original library writes this for batch-ack.
     assert_eq!(window(("ack:MessagesPerAck=10,AckExpireTime=500", "")), 10);
     for offer in [("ack:max-count=1060", ""), ("", "ack:max-count=1060"), ("ack:count=60000", "batch-ack")] {
         assert_eq!(window(offer), 1000, "{offer:?}");
@@ -183,7 +183,7 @@ fn client_and_server_agree_on_what_is_required_and_what_both_like() {
         agreed(("json;x-note:v=1", "pub-sub;x-mqcore;tomorrow"), "dotnet").unwrap();
     assert_eq!((&*required, &*optional), ("json;x-note:v=1;dotnet", "pub-sub;x-mqcore"));
     assert_eq!(names(&agreement), ["json", "x-note", "dotnet", "pub-sub", "x-mqcore"]);
-    assert_eq!(agreement.get(2).unwrap().1, Some(Kind::Vendor));
+    assert_eq!(agreement.get(2).unwrap().1, Some(ExtensionKind::Vendor));
     assert_eq!((agreement.get(0), agreement.get(6)), (None, None));
     assert_eq!(
         agreed(("ack", ""), "batch-ack").unwrap_err(),
@@ -201,23 +201,23 @@ fn another_major_version_is_not_spoken_and_another_minor_one_is() {
 }
 
 #[test]
-fn the_text_of_an_error_has_255_octets_at_most() {
+fn the_text_of_an_error_has_at_most_255_bytes() {
     let mut octets = Vec::new();
-    Failure::new(Token::Internal, "\u{e9}".repeat(500)).encode(&mut octets);
+    ProtocolFailure::new(ErrorToken::Internal, "\u{e9}".repeat(500)).encode(&mut octets);
     let Ok(Some((Frame::Error { text }, _))) = decode(&octets, 0, &Limits::default()) else {
         panic!("an ERROR frame")
     };
     assert!(text.len() <= TEXT_BYTES_MAX && std::str::from_utf8(text).is_ok());
 }
 
-fn settled(sent: &mut Sent<u32>, number: u16) -> Result<Vec<u32>, Token> {
+fn settled(sent: &mut SendWindow<u32>, number: u16) -> Result<Vec<u32>, ErrorToken> {
     let mut all = Vec::new();
     sent.acknowledge(number, |one| all.push(one)).map(|()| all).map_err(|failure| failure.token)
 }
 
 #[test]
 fn an_acknowledgement_covers_everything_before_it_also_across_the_wrap() {
-    let mut sent = Sent::new(10);
+    let mut sent = SendWindow::new(10);
     for number in 1..=65_533_u32 {
         assert_eq!(u32::from(sent.push(number)), number);
         assert_eq!(settled(&mut sent, number as u16), Ok(vec![number]));
@@ -231,21 +231,21 @@ fn an_acknowledgement_covers_everything_before_it_also_across_the_wrap() {
 
 #[test]
 fn what_was_not_sent_cannot_be_acknowledged() {
-    let mut sent = Sent::new(10);
-    assert_eq!(settled(&mut sent, 1), Err(Token::Ack));
+    let mut sent = SendWindow::new(10);
+    assert_eq!(settled(&mut sent, 1), Err(ErrorToken::Ack));
     for index in 0..7 {
         sent.push(index);
     }
     assert_eq!(settled(&mut sent, 4), Ok(vec![0, 1, 2, 3]));
     for wrong in [0, 8, 9, 3, 65_535] {
-        assert_eq!(settled(&mut sent, wrong), Err(Token::Ack), "{wrong}");
+        assert_eq!(settled(&mut sent, wrong), Err(ErrorToken::Ack), "{wrong}");
     }
     assert_eq!(settled(&mut sent, 7), Ok(vec![4, 5, 6]));
 }
 
 #[test]
 fn a_refused_message_makes_room_and_an_acknowledgement_passes_over_it() {
-    let mut sent = Sent::new(3);
+    let mut sent = SendWindow::new(3);
     for index in 0..3 {
         sent.push(index);
     }
@@ -255,20 +255,20 @@ fn a_refused_message_makes_room_and_an_acknowledgement_passes_over_it() {
     assert_eq!(sent.refuse(2), Ok(None));
     assert_eq!(settled(&mut sent, 2), Ok(vec![0]));
     assert_eq!(sent.refuse(3), Ok(Some(2)));
-    assert_eq!(sent.refuse(4).unwrap_err().token, Token::Ack);
+    assert_eq!(sent.refuse(4).unwrap_err().token, ErrorToken::Ack);
     assert_eq!((sent.open(), sent.push(9)), (0, 4));
 }
 
-fn taken(received: &mut Received, number: u16) -> u32 {
+fn taken(received: &mut ReceiveWindow, number: u16) -> u32 {
     match received.receive(number) {
-        Ok(Receipt::New(receipt)) => receipt,
+        Ok(ReceiveOutcome::New(receipt)) => receipt,
         other => panic!("{number}: {other:?}"),
     }
 }
 
 #[test]
 fn messages_are_acknowledged_in_order_however_they_are_accepted() {
-    let mut received = Received::new(10);
+    let mut received = ReceiveWindow::new(10);
     let receipts: Vec<_> = (1..=4).map(|number| taken(&mut received, number)).collect();
     assert_eq!(received.accept(receipts[2]), Some(3));
     assert_eq!(received.take_acknowledgement(), None);
@@ -283,14 +283,14 @@ fn messages_are_acknowledged_in_order_however_they_are_accepted() {
 
 #[test]
 fn a_repeated_message_is_acknowledged_again_if_it_was() {
-    let mut received = Received::new(10);
+    let mut received = ReceiveWindow::new(10);
     let receipt = taken(&mut received, 65_535);
-    assert_eq!(received.receive(65_535), Ok(Receipt::Repeated));
+    assert_eq!(received.receive(65_535), Ok(ReceiveOutcome::Repeated));
     assert_eq!(received.take_acknowledgement(), None, "it is not accepted yet");
     received.accept(receipt);
     assert_eq!(received.take_acknowledgement(), Some(65_535));
     let after = taken(&mut received, 1);
-    assert_eq!(received.receive(65_535), Ok(Receipt::Repeated));
+    assert_eq!(received.receive(65_535), Ok(ReceiveOutcome::Repeated));
     assert_eq!(received.take_acknowledgement(), Some(65_535));
     taken(&mut received, 7);
     received.accept(after);
@@ -299,11 +299,11 @@ fn a_repeated_message_is_acknowledged_again_if_it_was() {
 
 #[test]
 fn more_unacknowledged_messages_than_agreed_and_the_number_0_are_refused() {
-    let mut received = Received::new(2);
-    assert_eq!(received.receive(0).unwrap_err().token, Token::Ack);
+    let mut received = ReceiveWindow::new(2);
+    assert_eq!(received.receive(0).unwrap_err().token, ErrorToken::Ack);
     taken(&mut received, 1);
     let second = taken(&mut received, 2);
-    assert_eq!(received.receive(3).unwrap_err().token, Token::Ack);
+    assert_eq!(received.receive(3).unwrap_err().token, ErrorToken::Ack);
     received.refuse(second);
     taken(&mut received, 3);
 }
@@ -311,7 +311,7 @@ fn more_unacknowledged_messages_than_agreed_and_the_number_0_are_refused() {
 proptest! {
     #[test]
     fn sender_and_receiver_never_lose_count(window in 1_u16..50, steps in prop::collection::vec(0_u8..4, 1..2000)) {
-        let (mut sent, mut received) = (Sent::new(window), Received::new(window));
+        let (mut sent, mut received) = (SendWindow::new(window), ReceiveWindow::new(window));
         let mut open: Vec<u32> = Vec::new();
         let (mut count, mut settled, mut refused) = (0_u32, 0, 0);
         for step in steps {

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::mqks::answer::{self, Delivered, Said};
+use mqcore_wire::mqks::answer::{self, AnswerResult, DeliveryLine};
 use mqcore_wire::mqks::arguments::WhenUnused;
-use mqcore_wire::mqks::{Action, Lines, Mistake, Which, parse};
+use mqcore_wire::mqks::{Lines, MqksAction, RequestLineError, Which, parse};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn dialogues() -> Vec<Value> {
     fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What the client sent in a step, and what came back.
+/// The input and the output of a step.
 fn step(step: &Value) -> Option<(Vec<u8>, Vec<String>)> {
     let mut sent = step["send"].as_str()?.as_bytes().to_vec();
     sent.push(b'\n');
@@ -61,11 +61,11 @@ fn every_answer_of_the_dialogues_is_read_and_written_as_it_was() {
                 let found = answer::parse(line.as_bytes()).unwrap_or_else(|| panic!("{line} is an answer"));
                 let mut written = Vec::new();
                 match found.said {
-                    Said::Done(data) => match answer::delivered(data) {
+                    AnswerResult::Done(data) => match answer::delivered(data) {
                         Some(message) => answer::encode_delivered(found.id, &message, &mut written),
                         None => answer::encode_done(found.id, data, &mut written),
                     },
-                    Said::Failed(error) => answer::encode_failed(found.id, error, &mut written),
+                    AnswerResult::Failed(error) => answer::encode_failed(found.id, error, &mut written),
                 }
                 assert_eq!(written, format!("{line}\n").as_bytes());
             }
@@ -78,7 +78,7 @@ fn the_arguments_of_a_consume_may_stand_in_any_order() {
     let line = b"c2 consume --confirm q1 e0 --delete-queue-when-unused=5 --add e3 --manual-ack e4";
     let request = parse(line);
     assert!(request.confirm);
-    let Ok(Action::Consume(consume)) = request.action else { panic!("{request:?}") };
+    let Ok(MqksAction::Consume(consume)) = request.action else { panic!("{request:?}") };
     assert_eq!(consume.queue, b"q1");
     assert_eq!(consume.replace, [b"e0"]);
     assert_eq!(consume.add, [b"e3", b"e4"]);
@@ -91,22 +91,27 @@ fn the_arguments_of_a_consume_may_stand_in_any_order() {
 
 #[test]
 fn a_rebind_without_any_change_is_a_mistake_and_replace_with_nothing_is_not() {
-    assert!(matches!(parse(b"r rebind q").action, Err(Mistake::Missing { action: "rebind", .. })));
-    let Ok(Action::Rebind(rebind)) = parse(b"r rebind q --replace").action else { panic!("it is a rebind") };
+    assert!(matches!(parse(b"r rebind q").action, Err(RequestLineError::Missing { action: "rebind", .. })));
+    let Ok(MqksAction::Rebind(rebind)) = parse(b"r rebind q --replace").action else {
+        panic!("it is a rebind")
+    };
     assert_eq!(rebind.replace, Some(vec![]));
 }
 
 #[test]
-fn numbers_that_nobody_can_mean_are_refused() {
+fn meaningless_numbers_are_rejected() {
     for number in ["abc", "-1", "nan", "inf", "1e300", ""] {
         let line = format!("c consume q --delete-queue-when-unused={number}");
         let action = parse(line.as_bytes()).action;
-        assert!(matches!(action, Err(Mistake::BadNumber { .. })), "{number}: {action:?}");
+        assert!(matches!(action, Err(RequestLineError::BadNumber { .. })), "{number}: {action:?}");
     }
-    assert!(matches!(parse(b"e _eval --worker=x len(state.queues)").action, Err(Mistake::BadNumber { .. })));
+    assert!(matches!(
+        parse(b"e _eval --worker=x len(state.queues)").action,
+        Err(RequestLineError::BadNumber { .. })
+    ));
     assert_eq!(
         parse(b"e _eval --worker=1 len(state.queues)").action,
-        Ok(Action::Eval { worker: Some(1), code: b"len(state.queues)" })
+        Ok(MqksAction::Eval { worker: Some(1), code: b"len(state.queues)" })
     );
 }
 
@@ -115,10 +120,10 @@ fn names_beyond_their_limit_are_refused_and_the_answer_still_has_an_id() {
     let long = "n".repeat(256);
     for line in [format!("x publish {long} d"), format!("x ack c {long}"), format!("{long} ping d")] {
         let request = parse(line.as_bytes());
-        assert!(matches!(request.action, Err(Mistake::NameTooLong { .. })), "{:?}", request.action);
+        assert!(matches!(request.action, Err(RequestLineError::NameTooLong { .. })), "{:?}", request.action);
         assert!(!request.id.is_empty());
     }
-    assert_eq!(parse(b"a ack c --all").action, Ok(Action::Ack { consumer: b"c", which: Which::All }));
+    assert_eq!(parse(b"a ack c --all").action, Ok(MqksAction::Ack { consumer: b"c", which: Which::All }));
 }
 
 #[test]
@@ -159,7 +164,7 @@ fn word() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_octets_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
         mqks_check::check(&octets);
     }
 
@@ -173,11 +178,11 @@ proptest! {
 fn an_event_whose_name_looks_like_a_retry_keeps_its_name() {
     for event in [&b"a,retry=0b"[..], b"a,retry=7", b"a,retry=", b"a,b", b"a,retry=0,retry=1"] {
         for retry in [0, 3] {
-            let delivered = Delivered { message: b"m1", event, retry, data: b"d" };
+            let delivered = DeliveryLine { message: b"m1", event, retry, data: b"d" };
             let mut line = Vec::new();
             answer::encode_delivered(b"c1", &delivered, &mut line);
             line.pop();
-            let Some(Said::Done(data)) = answer::parse(&line).map(|answer| answer.said) else {
+            let Some(AnswerResult::Done(data)) = answer::parse(&line).map(|answer| answer.said) else {
                 panic!("no delivery: {line:?}")
             };
             assert_eq!(answer::delivered(data), Some(delivered));

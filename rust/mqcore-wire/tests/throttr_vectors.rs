@@ -1,13 +1,13 @@
-//! The dialogues of `tests/vectors/throttr.jsonl`, through the decoders of both directions: whole, an octet at a time and
-//! with other octets behind; and the same requests derived for the other three widths.
+//! The dialogues of `tests/vectors/throttr.jsonl`, through the decoders of both directions: whole, one byte at a time
+//! and followed by other bytes; and the same requests derived for the other three widths.
 
 use crate::throttr_check;
 
 use std::collections::BTreeMap;
 
 use mqcore_wire::codec::Limits;
-use mqcore_wire::throttr::reply::{self, Expected, Listing, Reply};
-use mqcore_wire::throttr::request::{self, Request};
+use mqcore_wire::throttr::reply::{self, Expected, FragmentedRequest, ThrottrReply};
+use mqcore_wire::throttr::request::{self, ThrottrRequest};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 use proptest::prelude::*;
 use serde_json::Value;
@@ -15,7 +15,7 @@ use serde_json::Value;
 /// The beginning of another request, so that what is behind a request looks like one.
 const TAIL: &[u8] = &[0x01, 0x02, 0x03];
 
-/// What was sent, and what was answered.
+/// A request and its response.
 type Step = (Vec<u8>, Vec<u8>);
 
 struct Dialogue {
@@ -55,8 +55,8 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// All requests of all dialogues, each with its octets.
-fn for_each_request(mut then: impl FnMut(&str, Dialect, &[u8], Request<'_>)) {
+/// All requests of all dialogues, each with its bytes.
+fn for_each_request(mut then: impl FnMut(&str, Dialect, &[u8], ThrottrRequest<'_>)) {
     for dialogue in dialogues() {
         for steps in dialogue.steps.values() {
             let sent: Vec<u8> = steps.iter().flat_map(|(sent, _)| sent.clone()).collect();
@@ -72,7 +72,7 @@ fn for_each_request(mut then: impl FnMut(&str, Dialect, &[u8], Request<'_>)) {
 }
 
 /// Whole, with a tail, and cut everywhere.
-fn expect_request(id: &str, dialect: Dialect, octets: &[u8], expected: Request<'_>) {
+fn expect_request(id: &str, dialect: Dialect, octets: &[u8], expected: ThrottrRequest<'_>) {
     let limits = Limits::default();
     let found = Ok(Some((expected, octets.len())));
     assert_eq!(request::decode(octets, dialect, &limits), found, "{id}");
@@ -120,22 +120,26 @@ fn the_same_requests_in_other_widths_say_the_same() {
     });
 }
 
-/// What is answered to a request, in parts.
-fn expected(request: &Request<'_>, dialogue: &Dialogue) -> Vec<Expected> {
+/// The expected parts of the response.
+fn expected(request: &ThrottrRequest<'_>, dialogue: &Dialogue) -> Vec<Expected> {
     let with_time = dialogue.metrics || dialogue.dialect.family == Family::V73;
     match request {
-        Request::Query { .. } => vec![Expected::Counter],
-        Request::Get { .. } => vec![Expected::Buffer],
-        Request::Stat { .. } => vec![Expected::Stat],
-        Request::Info => vec![Expected::Info { with_time }],
-        Request::Connection { .. } => vec![Expected::Connection],
-        Request::Channel { .. } => vec![Expected::Channel],
-        Request::WhoAmI => vec![Expected::Id],
-        Request::List => vec![Expected::Fragments, Expected::Fragment(Listing::List)],
-        Request::Stats => vec![Expected::Fragments, Expected::Fragment(Listing::Stats)],
-        Request::Connections => vec![Expected::Fragments, Expected::Fragment(Listing::Connections)],
-        Request::Channels => vec![Expected::Fragments, Expected::Fragment(Listing::Channels)],
-        Request::Event { request, .. } => {
+        ThrottrRequest::Query { .. } => vec![Expected::Counter],
+        ThrottrRequest::Get { .. } => vec![Expected::Buffer],
+        ThrottrRequest::Stat { .. } => vec![Expected::Stat],
+        ThrottrRequest::Info => vec![Expected::Info { with_time }],
+        ThrottrRequest::Connection { .. } => vec![Expected::Connection],
+        ThrottrRequest::Channel { .. } => vec![Expected::Channel],
+        ThrottrRequest::WhoAmI => vec![Expected::Id],
+        ThrottrRequest::List => vec![Expected::Fragments, Expected::Fragment(FragmentedRequest::List)],
+        ThrottrRequest::Stats => vec![Expected::Fragments, Expected::Fragment(FragmentedRequest::Stats)],
+        ThrottrRequest::Connections => {
+            vec![Expected::Fragments, Expected::Fragment(FragmentedRequest::Connections)]
+        }
+        ThrottrRequest::Channels => {
+            vec![Expected::Fragments, Expected::Fragment(FragmentedRequest::Channels)]
+        }
+        ThrottrRequest::Event { request, .. } => {
             let inner = request::decode(request, dialogue.dialect, &Limits::default()).unwrap().unwrap().0;
             [vec![Expected::Status], expected(&inner, dialogue)].concat()
         }
@@ -149,7 +153,7 @@ fn expect_reply<'a>(
     input: &'a [u8],
     expected: Expected,
     dialect: Dialect,
-) -> (Reply<'a>, &'a [u8]) {
+) -> (ThrottrReply<'a>, &'a [u8]) {
     let limits = Limits::default();
     let decoded = reply::decode(input, expected, dialect, &limits);
     let Ok(Some((found, size))) = decoded else {
@@ -176,7 +180,7 @@ fn every_answer_is_found_whole_in_pieces_and_with_a_tail() {
                     while times > 0 && !answered.is_empty() {
                         let (found, behind) = expect_reply(id, answered, expected, dialect);
                         answered = behind;
-                        times -= usize::from(!matches!(found, Reply::Push { .. }));
+                        times -= usize::from(!matches!(found, ThrottrReply::Push { .. }));
                         if matches!(expected, Expected::Fragment(_)) {
                             // One was expected; there may be more, and nothing follows them in these dialogues.
                             times = usize::from(!answered.is_empty());
@@ -192,7 +196,7 @@ fn every_answer_is_found_whole_in_pieces_and_with_a_tail() {
 }
 
 #[test]
-fn each_octet_that_is_no_code_is_refused_at_once() {
+fn each_byte_that_is_not_a_code_is_rejected_at_once() {
     let limits = Limits::default();
     for family in [Family::V71, Family::V73] {
         for code in 0..=255_u8 {
@@ -206,7 +210,7 @@ fn each_octet_that_is_no_code_is_refused_at_once() {
 }
 
 #[test]
-fn a_size_beyond_the_limit_is_refused_before_its_octets_come() {
+fn a_size_beyond_the_limit_is_rejected_before_its_bytes_arrive() {
     let limits = Limits { frame_bytes_max: 1000, ..Limits::default() };
     let dialect = Dialect { width: Width::U64, family: Family::V73 };
     for code in [request::code::SET, request::code::PUBLISH, request::code::EVENT] {
@@ -228,7 +232,7 @@ fn a_size_beyond_the_limit_is_refused_before_its_octets_come() {
 
 proptest! {
     #[test]
-    fn any_octets_keep_the_promises(input in proptest::collection::vec(any::<u8>(), 0..600)) {
+    fn arbitrary_bytes_keep_the_promises(input in proptest::collection::vec(any::<u8>(), 0..600)) {
         throttr_check::check(&input);
     }
 

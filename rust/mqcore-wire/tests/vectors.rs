@@ -1,7 +1,7 @@
 //! Every vector of `tests/vectors/tmqp.jsonl`, through the decoder in three ways and through the encoder.
 //!
-//! The decoder gets each frame whole, an octet at a time, and with other octets behind it: all three must find the
-//! same frame, and whatever is less than the frame must be "not yet".
+//! The decoder gets each frame whole, one byte at a time, and followed by other bytes. All three must find the same frame,
+//! and any shorter input must be incomplete.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
@@ -93,7 +93,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Decodes each frame vector from the octets that `arrange` makes of it, and compares with its fields.
+/// Decodes each frame vector from the bytes that `arrange` returns, and compares it with its fields.
 fn expect_fields(arrange: impl Fn(&[u8]) -> Vec<u8>) {
     for vector in vectors() {
         let Some(octets) = vector.frame_octets() else { continue };
@@ -138,7 +138,7 @@ fn a_part_of_a_frame_is_not_yet_a_frame() {
 }
 
 #[test]
-fn fields_encode_to_the_octets() {
+fn fields_encode_to_the_bytes() {
     for vector in vectors().iter().filter(|vector| vector.has_fields() && !vector.is("head")) {
         let expected = match (vector.0["encodes_back"].as_bool().unwrap(), vector.0["encoded"].as_str()) {
             (true, None) => vector.octets(),
@@ -236,7 +236,7 @@ fn an_invalid_frame_is_refused_however_it_arrives() {
 }
 
 #[test]
-fn constants_are_the_octets_of_their_vectors() {
+fn constants_are_the_bytes_of_their_vectors() {
     for (name, constant) in [("V01", PREAMBLE), ("V02", PREAMBLE_V1), ("V03", PING), ("V04", PONG)] {
         assert_eq!(vector(name).octets(), constant, "{name}");
     }
@@ -252,7 +252,7 @@ fn only_the_twino_4_vector_looks_like_twino_4() {
 }
 
 #[test]
-fn a_body_beyond_the_limit_is_refused_at_its_length_octets() {
+fn a_body_beyond_the_limit_is_rejected_at_its_length() {
     let head = vector("V51").octets();
     let length_end = 8 + 8;
     for end in 0..head.len() {

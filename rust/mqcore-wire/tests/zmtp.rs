@@ -1,4 +1,4 @@
-//! What libzmq sends (`tests/vectors/eventmq_zmtp.jsonl`), what nobody should, and arbitrary octets, through the ZMTP codec.
+//! Bytes from libzmq (`tests/vectors/eventmq_zmtp.jsonl`), invalid bytes, and arbitrary bytes through the ZMTP codec.
 
 use crate::zmtp_check;
 
@@ -7,8 +7,10 @@ use std::path::Path;
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::zmtp::command::{Command, Ready, SocketType, subscription};
-use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, PARTS_MAX, encode_message, encode_part};
+use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand, subscription};
+use mqcore_wire::zmtp::{
+    GREETING_BYTES, Greeting, Item, PARTS_MAX, ZmtpDecoder, encode_message, encode_part,
+};
 use proptest::prelude::*;
 use serde_json::Value;
 use zmtp_check::{Found, read};
@@ -44,13 +46,13 @@ fn everything_that_libzmq_sent_is_read_whole_and_in_pieces() {
         assert_eq!((left, error), (3, None), "{}", vector["name"]);
         let Found::Command(ready) = &found[0] else { panic!("{found:?}") };
         let socket = SocketType::from_name(vector["socket"].as_str().unwrap().as_bytes()).unwrap();
-        let Ok(Command::Ready(ready)) = Command::parse(ready) else { panic!("{ready:?}") };
+        let Ok(ZmtpCommand::Ready(ready)) = ZmtpCommand::parse(ready) else { panic!("{ready:?}") };
         assert_eq!(ready.socket, socket);
         check_rest(&vector, ready, &found[1..]);
     }
 }
 
-/// What a recorded peer said after its READY.
+/// Checks the recorded bytes of a peer after its READY.
 fn check_rest(vector: &Value, ready: Ready<'_>, rest: &[Found]) {
     match vector["note"].as_str().unwrap() {
         note if note.contains("explicit") => {
@@ -60,17 +62,17 @@ fn check_rest(vector: &Value, ready: Ready<'_>, rest: &[Found]) {
         }
         note if note.contains("heartbeats") => {
             let [Found::Command(ping)] = rest else { panic!("{rest:?}") };
-            assert_eq!(Command::parse(ping), Ok(Command::Ping { time_to_live: 20, context: b"" }));
+            assert_eq!(ZmtpCommand::parse(ping), Ok(ZmtpCommand::Ping { time_to_live: 20, context: b"" }));
         }
         note if note.contains("subscription") => {
             let topics: Vec<_> = rest
                 .iter()
                 .map(|found| match found {
                     Found::Message(parts) => subscription(&parts[0]),
-                    Found::Command(body) => Command::parse(body).ok(),
+                    Found::Command(body) => ZmtpCommand::parse(body).ok(),
                 })
                 .collect();
-            assert_eq!(topics, [Some(Command::Subscribe(b"topic")), Some(Command::Cancel(b"topic"))]);
+            assert_eq!(topics, [Some(ZmtpCommand::Subscribe(b"topic")), Some(ZmtpCommand::Cancel(b"topic"))]);
         }
         _ => assert_eq!(rest, []),
     }
@@ -84,7 +86,7 @@ fn what_answered_libzmq_is_what_is_written_here() {
         assert_eq!(greeting, unhex(vector["answered_greeting"].as_str().unwrap()));
         let socket = if vector["socket"] == "SUB" { SocketType::Pub } else { SocketType::Router };
         let mut ready = Vec::new();
-        Command::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut ready);
+        ZmtpCommand::Ready(Ready { socket, identity: b"", token: b"" }).encode(&mut ready);
         assert_eq!(ready, unhex(vector["answered_ready"].as_str().unwrap()));
     }
 }
@@ -97,7 +99,7 @@ fn greeting_with(at: usize, octets: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_no_greeting_is_refused_at_the_octet_that_proves_it() {
+fn an_invalid_greeting_is_rejected_at_the_first_invalid_byte() {
     for (at, octets) in [
         (0, &b"G"[..]),
         (0, b"\x00"),
@@ -139,7 +141,7 @@ fn frames_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn a_message_is_bounded_in_octets_and_in_frames_all_together() {
+fn a_message_is_bounded_in_bytes_and_frames() {
     let limits = Limits { frame_bytes_max: 20, header_bytes_max: 10 };
     let mut octets = Vec::new();
     encode_message(&[&[1; 8], &[2; 8]], &mut octets);
@@ -165,15 +167,15 @@ fn a_message_is_bounded_in_octets_and_in_frames_all_together() {
 fn a_command_inside_of_a_message_is_read_before_the_message_is_whole_and_counts_into_its_bound() {
     let mut octets = Vec::new();
     encode_part(b"one", true, &mut octets);
-    Command::Ping { time_to_live: 1, context: b"here" }.encode(&mut octets);
-    let mut cutter = Cutter::new();
-    let Ok(Some((Item::Command(ping), 0))) = cutter.next(&octets, &Limits::default()) else {
+    ZmtpCommand::Ping { time_to_live: 1, context: b"here" }.encode(&mut octets);
+    let mut decoder = ZmtpDecoder::new();
+    let Ok(Some((Item::Command(ping), 0))) = decoder.next(&octets, &Limits::default()) else {
         panic!("a PING")
     };
-    assert_eq!(Command::parse(ping), Ok(Command::Ping { time_to_live: 1, context: b"here" }));
-    assert_eq!(cutter.next(&octets, &Limits::default()), Ok(None));
+    assert_eq!(ZmtpCommand::parse(ping), Ok(ZmtpCommand::Ping { time_to_live: 1, context: b"here" }));
+    assert_eq!(decoder.next(&octets, &Limits::default()), Ok(None));
     encode_part(b"two", false, &mut octets);
-    let Ok(Some((Item::Message(parts), consumed))) = cutter.next(&octets, &Limits::default()) else {
+    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(&octets, &Limits::default()) else {
         panic!("a message")
     };
     assert_eq!(consumed, octets.len());
@@ -182,7 +184,7 @@ fn a_command_inside_of_a_message_is_read_before_the_message_is_whole_and_counts_
     let mut endless = Vec::new();
     encode_part(b"one", true, &mut endless);
     for _ in 0..20 {
-        Command::Pong(b"").encode(&mut endless);
+        ZmtpCommand::Pong(b"").encode(&mut endless);
     }
     let limits = Limits { frame_bytes_max: 100, header_bytes_max: 40 };
     assert!(matches!(refused(&endless, &limits), Some(WireError::TooLarge { part: "message", .. })));
@@ -207,21 +209,21 @@ fn commands_that_cannot_be_are_refused() {
         b"\x04PING\0",
         b"\x04PING\0\x01more than sixteen",
     ] {
-        let found = Command::parse(body);
+        let found = ZmtpCommand::parse(body);
         assert!(matches!(found, Err(WireError::Malformed { .. })), "{}: {found:?}", body.escape_ascii());
     }
     let other = b"\x05READY\x01x\0\0\0\x01y\x0bsocket-TYPE\0\0\0\x03REQ";
     assert_eq!(
-        Command::parse(other),
-        Ok(Command::Ready(Ready { socket: SocketType::Req, identity: b"", token: b"" }))
+        ZmtpCommand::parse(other),
+        Ok(ZmtpCommand::Ready(Ready { socket: SocketType::Req, identity: b"", token: b"" }))
     );
     let with_token = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0\x07X-Token\0\0\0\x01t";
-    let ready = Command::Ready(Ready { socket: SocketType::Dealer, identity: b"", token: b"t" });
-    assert_eq!(Command::parse(with_token), Ok(ready));
+    let ready = ZmtpCommand::Ready(Ready { socket: SocketType::Dealer, identity: b"", token: b"t" });
+    assert_eq!(ZmtpCommand::parse(with_token), Ok(ready));
     let mut written = Vec::new();
     ready.encode(&mut written);
     assert!(written.ends_with(with_token));
-    assert_eq!(Command::parse(b"\x04WHAT?"), Ok(Command::Other(b"WHAT")));
+    assert_eq!(ZmtpCommand::parse(b"\x04WHAT?"), Ok(ZmtpCommand::Other(b"WHAT")));
 }
 
 #[test]
@@ -246,7 +248,7 @@ fn every_input_of_the_corpus_keeps_the_promises() {
 
 proptest! {
     #[test]
-    fn any_octets_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
         zmtp_check::check(&octets);
     }
 

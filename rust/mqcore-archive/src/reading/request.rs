@@ -33,7 +33,7 @@ struct Words {
 
 /// A parsed request: the selected columns, and the conditions on rows.
 #[derive(Debug)]
-pub struct Request {
+pub struct HistoryRequest {
     /// Selected columns.
     pub shape: Shape,
     /// Lower-case patterns `channel` or `channel/id` with `*` as wildcard; `None`: all queues.
@@ -44,7 +44,7 @@ pub struct Request {
     until_us: i64,
 }
 
-impl Request {
+impl HistoryRequest {
     /// Parses a request in JSON:
     ///
     /// | member | meaning |
@@ -138,8 +138,8 @@ fn fits(pattern: &str, text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn request(rest: &str) -> Request {
-        Request::parse(&format!(r#"{{"view":"steps","columns":["kind"]{rest}}}"#)).expect("it is one")
+    fn request(rest: &str) -> HistoryRequest {
+        HistoryRequest::parse(&format!(r#"{{"view":"steps","columns":["kind"]{rest}}}"#)).expect("it is one")
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
             (r#"{"view":"steps","columns":[],"pattern":"("}"#, "pattern"),
             (r#"{"view":"steps","columns":[],"since":1}"#, "since"),
         ] {
-            let refused = Request::parse(text).expect_err(text).to_string();
+            let refused = HistoryRequest::parse(text).expect_err(text).to_string();
             assert!(refused.contains(word), "{refused}");
         }
     }

@@ -26,7 +26,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 
 use super::columns::{View, note_of, sequence, sequences, text};
-use super::request::Request;
+use super::request::HistoryRequest;
 use super::segments::{Records, failed, found};
 use super::{Piece, ReadError, ShardHistory};
 use crate::manifest::{FileEntry, Manifest};
@@ -42,9 +42,9 @@ const DECIDING: [&str; 5] = ["time", "note", "position", "kind", "queue"];
 const ATTEMPTS: u32 = 8;
 
 /// An iterator over the record batches of one piece.
-pub struct Reading {
+pub struct PieceReader {
     shard: Arc<ShardHistory>,
-    request: Arc<Request>,
+    request: Arc<HistoryRequest>,
     /// Range of sequences.
     range: Range<u64>,
     journal: String,
@@ -88,16 +88,16 @@ struct OpenFile {
     whole: bool,
 }
 
-impl std::fmt::Debug for Reading {
+impl std::fmt::Debug for PieceReader {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Reading").field("range", &self.range).finish_non_exhaustive()
     }
 }
 
-impl Reading {
+impl PieceReader {
     pub(super) fn new(
         shard: Arc<ShardHistory>,
-        request: Arc<Request>,
+        request: Arc<HistoryRequest>,
         piece: &Piece,
         fail_on_loss: bool,
     ) -> Result<Self, ReadError> {
@@ -373,7 +373,7 @@ impl Reading {
     }
 }
 
-impl Iterator for Reading {
+impl Iterator for PieceReader {
     type Item = Result<RecordBatch, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -394,7 +394,7 @@ impl Iterator for Reading {
 
 /// The same iterator with Arrow errors.
 #[derive(Debug)]
-pub struct Batches(pub Reading);
+pub struct Batches(pub PieceReader);
 
 impl Iterator for Batches {
     type Item = Result<RecordBatch, ArrowError>;
@@ -413,7 +413,7 @@ impl RecordBatchReader for Batches {
 /// Converts the notes of a segment to rows.
 struct Taker<'a> {
     rows: &'a mut Rows,
-    request: &'a Request,
+    request: &'a HistoryRequest,
     range: Range<u64>,
     notes: Range<u64>,
     done: &'a mut Stretches,
@@ -473,7 +473,7 @@ impl Taker<'_> {
 }
 
 /// Returns the collected rows as a batch; `None`: there are none.
-fn batch(rows: &mut Rows, request: &Request) -> Result<Option<RecordBatch>, ReadError> {
+fn batch(rows: &mut Rows, request: &HistoryRequest) -> Result<Option<RecordBatch>, ReadError> {
     if rows.is_empty() {
         return Ok(None);
     }
@@ -485,7 +485,7 @@ fn batch(rows: &mut Rows, request: &Request) -> Result<Option<RecordBatch>, Read
 struct Memory(Option<(Option<Box<str>>, bool)>);
 
 impl Memory {
-    fn wants(&mut self, request: &Request, queue: Option<&str>) -> bool {
+    fn wants(&mut self, request: &HistoryRequest, queue: Option<&str>) -> bool {
         if let Some((known, wanted)) = &self.0
             && known.as_deref() == queue
         {

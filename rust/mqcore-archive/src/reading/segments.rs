@@ -18,12 +18,12 @@ const PIECE: usize = 512 * 1024;
 #[derive(Debug)]
 pub(super) struct Segments {
     directory: PathBuf,
-    known: Mutex<Arc<Known>>,
+    known: Mutex<Arc<KnownFiles>>,
 }
 
 /// The state of the files at the last refresh.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
+pub(super) struct KnownFiles {
     /// Identity of the journal; `None` without segments.
     pub(super) journal: Option<u64>,
     /// Segments by number.
@@ -73,9 +73,9 @@ impl Segments {
     }
 
     /// Reads the changes since the last refresh, and returns the new state.
-    pub(super) fn refresh(&self) -> Result<Arc<Known>, ReadError> {
+    pub(super) fn refresh(&self) -> Result<Arc<KnownFiles>, ReadError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = Known::clone(&known).refreshed(&self.directory)?;
+        let next = KnownFiles::clone(&known).refreshed(&self.directory)?;
         *known = Arc::new(next);
         Ok(Arc::clone(&known))
     }
@@ -90,7 +90,7 @@ impl Segments {
     pub(super) fn each_note(
         &self,
         number: u32,
-        known: &Known,
+        known: &KnownFiles,
         show: &mut dyn FnMut(Note<'_>),
     ) -> Result<(), ReadError> {
         let Some(mut records) = self.open(number)? else { return Ok(()) };
@@ -157,7 +157,7 @@ impl Records {
     }
 }
 
-impl Known {
+impl KnownFiles {
     /// Returns the listed end of a segment without a seal, after a crash or damage.
     fn cut_at(&self, number: u32) -> Option<u32> {
         let cut = self.segments.get(&number).is_some_and(|segment| segment.listed);

@@ -1,4 +1,4 @@
-//! What a reader sees: the newest manifest, and the rows of the files that it names.
+//! Reads an archive: the newest manifest, and the rows of the files that it names.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 use std::collections::BTreeMap;

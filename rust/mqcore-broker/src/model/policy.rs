@@ -38,14 +38,14 @@ pub struct Policy {
 const ALLOW: Decision = Decision::ALLOW;
 const RETRY_FIRST: Decision = Decision { put_back: PutBack::Start, ..ALLOW };
 const RETRY_LAST: Decision = Decision { put_back: PutBack::End, ..ALLOW };
-const TELL: Decision = Decision { acknowledge: Acknowledge::Always, ..ALLOW };
-const TELL_NO: Decision = Decision { acknowledge: Acknowledge::Negative, ..ALLOW };
-const SAVE_AND_TELL: Decision = Decision { save: true, acknowledge: Acknowledge::IfSaved, ..ALLOW };
+const CONFIRM: Decision = Decision { acknowledge: Acknowledge::Always, ..ALLOW };
+const REJECT: Decision = Decision { acknowledge: Acknowledge::Negative, ..ALLOW };
+const SAVE_AND_CONFIRM: Decision = Decision { save: true, acknowledge: Acknowledge::IfSaved, ..ALLOW };
 
 /// Kept in memory, acknowledged to the producer on receipt, redelivered until a consumer takes it. The default.
 pub const MEMORY: Policy = Policy {
     key: "memory",
-    received: TELL,
+    received: CONFIRM,
     sent: ALLOW,
     acknowledged: ALLOW,
     refused: RETRY_LAST,
@@ -61,22 +61,22 @@ pub const AT_MOST_ONCE: Policy =
 
 /// Saved, then confirmed to the producer, and redelivered until a consumer acknowledges.
 pub const AT_LEAST_ONCE: Policy =
-    Policy { key: "at-least-once", received: SAVE_AND_TELL, refuse_unsaved: true, ..MEMORY };
+    Policy { key: "at-least-once", received: SAVE_AND_CONFIRM, refuse_unsaved: true, ..MEMORY };
 
 /// Saved, then confirmed to the producer, and delivered once.
 pub const ACK_ON_SAVE: Policy =
-    Policy { key: "ack-on-save", received: SAVE_AND_TELL, refuse_unsaved: true, ..AT_MOST_ONCE };
+    Policy { key: "ack-on-save", received: SAVE_AND_CONFIRM, refuse_unsaved: true, ..AT_MOST_ONCE };
 
 /// Kept in memory; confirmed to the producer when all consumers were tried.
-pub const ACK_ON_SEND: Policy = Policy { key: "ack-on-send", received: ALLOW, sent: TELL, ..MEMORY };
+pub const ACK_ON_SEND: Policy = Policy { key: "ack-on-send", received: ALLOW, sent: CONFIRM, ..MEMORY };
 
 /// Kept in memory; the producer gets the consumer's acknowledgement, or "timeout" if there is none.
 pub const ACK_ON_CONSUME: Policy = Policy {
     key: "ack-on-consume",
     received: ALLOW,
-    acknowledged: TELL,
-    refused: TELL_NO,
-    timed_out: Decision { put_back: PutBack::End, ..TELL_NO },
+    acknowledged: CONFIRM,
+    refused: REJECT,
+    timed_out: Decision { put_back: PutBack::End, ..REJECT },
     ..MEMORY
 };
 

@@ -10,7 +10,7 @@ use crate::request::Target;
 
 /// A message for a queue.
 #[derive(Debug, Clone, Copy)]
-pub struct Publication<'a> {
+pub struct QueueMessage<'a> {
     /// Its queue.
     pub queue: &'a QueueAddress,
     /// Its id. `None`: a new id.
@@ -66,7 +66,7 @@ pub enum By {
 
 /// A successful answer.
 #[derive(Debug, Clone)]
-pub enum Answer {
+pub enum RequestAnswer {
     /// A positive acknowledgement.
     Confirmed(By),
     /// A response with status 0 or an application's status.
@@ -97,13 +97,13 @@ pub enum PullEnd {
 
 /// The meaning of a received frame.
 #[derive(Debug)]
-pub enum Arrival<W> {
+pub enum FrameEvent<W> {
     /// Nothing to do. A counter records it where it matters.
     Nothing,
     /// A request ended.
-    Settled(W, Result<Answer, ClientError>),
+    Settled(W, Result<RequestAnswer, ClientError>),
     /// One answer ended several requests.
-    SettledMany(Vec<(W, Result<Answer, ClientError>)>),
+    SettledMany(Vec<(W, Result<RequestAnswer, ClientError>)>),
     /// A message of a queue.
     Delivery(Received),
     /// A direct message.
@@ -131,7 +131,7 @@ pub enum TakenUp<W> {
 
 /// Counters of events that are not the result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Tally {
+pub struct ConversationCounts {
     /// Answers that arrived after their caller stopped waiting.
     pub late_answers: u64,
     /// Messages published without confirmation and refused by the broker.

@@ -4,35 +4,35 @@ use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
-use super::{Answer, Arrival, By, Conversation, Expect, Pending, PullAnswer, PullEnd};
+use super::{By, Conversation, Expect, FrameEvent, Pending, PullAnswer, PullEnd, RequestAnswer};
 use crate::error::{ClientError, Refusal};
 use crate::received::Received;
 
 impl<W> Conversation<W> {
     /// Handles one frame. A frame without hops left is ignored.
-    pub fn receive(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+    pub fn receive(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
         if frame.hops == 0 {
-            return Arrival::Nothing;
+            return FrameEvent::Nothing;
         }
         match frame.kind {
             Kind::QUEUE => self.receive_message(frame),
             Kind::ACKNOWLEDGE => self.receive_acknowledgement(frame),
             Kind::RESPONSE => self.receive_response(frame),
-            Kind::DIRECT => Arrival::Direct(Received::copy(frame)),
-            Kind::EVENT => Arrival::Event(Received::copy(frame)),
+            Kind::DIRECT => FrameEvent::Direct(Received::copy(frame)),
+            Kind::EVENT => FrameEvent::Event(Received::copy(frame)),
             Kind::PING => {
                 self.output.extend_from_slice(&PONG);
-                Arrival::Nothing
+                FrameEvent::Nothing
             }
-            Kind::TERMINATE => Arrival::Terminated,
-            _ => Arrival::Nothing,
+            Kind::TERMINATE => FrameEvent::Terminated,
+            _ => FrameEvent::Nothing,
         }
     }
 
-    fn receive_message(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+    fn receive_message(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
         // Most deliveries have no headers, and most clients no pending pull.
         let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
-        let Some(request) = pull else { return Arrival::Delivery(Received::copy(frame)) };
+        let Some(request) = pull else { return FrameEvent::Delivery(Received::copy(frame)) };
         let end = header_value(frame.headers, key::NO_CONTENT);
         let Some(Pending { expect: Expect::Pull(messages), .. }) = self.pending.get_mut(request) else {
             return self.receive_late_pulled(frame, end.is_some());
@@ -40,7 +40,7 @@ impl<W> Conversation<W> {
         match end {
             None => {
                 messages.push(Received::copy(frame));
-                Arrival::Nothing
+                FrameEvent::Nothing
             }
             Some(reason) => {
                 let reason = String::from_utf8_lossy(reason).into();
@@ -50,7 +50,7 @@ impl<W> Conversation<W> {
     }
 
     /// Handles a message whose pull has ended. A nack requeues it, so that other consumers get it.
-    fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> Arrival<W> {
+    fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> FrameEvent<W> {
         if !is_end {
             self.tally.late_pulled += 1;
             if frame.pending_acknowledge {
@@ -58,26 +58,28 @@ impl<W> Conversation<W> {
                 debug_assert_eq!(refused, Ok(()), "a received frame can be written");
             }
         }
-        Arrival::Nothing
+        FrameEvent::Nothing
     }
 
-    fn receive_acknowledgement(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+    fn receive_acknowledgement(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
         let Some(pending) = self.take_pending(frame.id) else {
             self.tally.late_answers += 1;
-            return Arrival::Nothing;
+            return FrameEvent::Nothing;
         };
         let result = match header_value(frame.headers, key::NACK_REASON) {
             Some(reason) => Err(ClientError::Nacked {
                 target: pending.about.to_text(),
                 reason: String::from_utf8_lossy(reason).into(),
             }),
-            None if frame.source.is_empty() && frame.hops == HOPS_FRESH => Ok(Answer::Confirmed(By::Server)),
-            None => Ok(Answer::Confirmed(By::Consumer)),
+            None if frame.source.is_empty() && frame.hops == HOPS_FRESH => {
+                Ok(RequestAnswer::Confirmed(By::Server))
+            }
+            None => Ok(RequestAnswer::Confirmed(By::Consumer)),
         };
         self.settle(pending, result)
     }
 
-    fn receive_response(&mut self, frame: &Frame<'_>) -> Arrival<W> {
+    fn receive_response(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
         let code = frame.content_type;
         let Some(pending) = self.take_pending(frame.id) else {
             // The answer to a message published without confirmation has the channel as its target.
@@ -85,29 +87,30 @@ impl<W> Conversation<W> {
             let counter =
                 if unconfirmed { &mut self.tally.refused_unconfirmed } else { &mut self.tally.late_answers };
             *counter += 1;
-            return Arrival::Nothing;
+            return FrameEvent::Nothing;
         };
         if code != status::OK && code < status_of_applications() {
             let refusal = refusal(&pending, frame);
             return self.settle(pending, Err(refusal.into()));
         }
         let answer = match pending.expect {
-            Expect::Pull(_) => {
-                Answer::Pulled(PullAnswer { messages: vec![Received::copy(frame)], end: PullEnd::Cached })
-            }
-            Expect::Confirmation => Answer::Confirmed(By::Server),
-            Expect::Response | Expect::Intent(_) => Answer::Response(Received::copy(frame)),
+            Expect::Pull(_) => RequestAnswer::Pulled(PullAnswer {
+                messages: vec![Received::copy(frame)],
+                end: PullEnd::Cached,
+            }),
+            Expect::Confirmation => RequestAnswer::Confirmed(By::Server),
+            Expect::Response | Expect::Intent(_) => RequestAnswer::Response(Received::copy(frame)),
         };
         self.settle(pending, Ok(answer))
     }
 
-    fn end_pull(&mut self, request: &[u8], end: PullEnd) -> Arrival<W> {
-        let Some(mut pending) = self.take_pending(request) else { return Arrival::Nothing };
+    fn end_pull(&mut self, request: &[u8], end: PullEnd) -> FrameEvent<W> {
+        let Some(mut pending) = self.take_pending(request) else { return FrameEvent::Nothing };
         let messages = match &mut pending.expect {
             Expect::Pull(messages) => std::mem::take(messages),
             _ => Vec::new(),
         };
-        self.settle(pending, Ok(Answer::Pulled(PullAnswer { messages, end })))
+        self.settle(pending, Ok(RequestAnswer::Pulled(PullAnswer { messages, end })))
     }
 
     fn take_pending(&mut self, id: &[u8]) -> Option<Pending<W>> {
@@ -117,7 +120,7 @@ impl<W> Conversation<W> {
     }
 
     /// Updates the intent of an answer, and returns the answer with its waiter.
-    fn settle(&mut self, pending: Pending<W>, result: Result<Answer, ClientError>) -> Arrival<W> {
+    fn settle(&mut self, pending: Pending<W>, result: Result<RequestAnswer, ClientError>) -> FrameEvent<W> {
         if let Expect::Intent(key) = &pending.expect
             && let Some(standing) = self.intents.get_mut(key)
         {
@@ -128,13 +131,13 @@ impl<W> Conversation<W> {
                 (Err(_), Some(_)) => standing.told = false,
                 (Err(error), None) => {
                     standing.told = false;
-                    return Arrival::NotRestored(pending.about, error.clone());
+                    return FrameEvent::NotRestored(pending.about, error.clone());
                 }
             }
         }
         match pending.waiter {
-            Some(waiter) => Arrival::Settled(waiter, result),
-            None => Arrival::Nothing,
+            Some(waiter) => FrameEvent::Settled(waiter, result),
+            None => FrameEvent::Nothing,
         }
     }
 }

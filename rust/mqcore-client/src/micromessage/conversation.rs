@@ -9,10 +9,10 @@ use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::micromessage::content::{Content, check_type, common_lines, write_headers};
-use mqcore_wire::micromessage::extension::{Agreement, Kind};
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::filter::Filter;
-use mqcore_wire::micromessage::window::{Receipt, Received as Window, Sent};
+use mqcore_wire::micromessage::window::{ReceiveOutcome, ReceiveWindow, SendWindow};
 use mqcore_wire::micromessage::{
     Assembled, Assembly, Frame, Joined, MessageFrame, command, decode, encode, encode_split, needed,
     next_sequence, properties,
@@ -22,7 +22,9 @@ use mqcore_wire::tmqp::{Frame as Parts, Kind as Sort};
 
 use crate::address::{Protocol, QueueAddress};
 use crate::consumption::{ConsumeTerms, Consumption};
-use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
+use crate::conversation::{
+    By, ConversationCounts, FrameEvent, MessageId, PullAnswer, QueueMessage, RequestAnswer, TakenUp,
+};
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
@@ -51,11 +53,11 @@ pub(crate) struct Conversation<W> {
     agreement: Agreement,
     assembly: Assembly,
     /// Sent messages without acknowledgement; `None`: no acknowledgements were agreed.
-    sent: Option<Sent<Option<MessageId>>>,
+    sent: Option<SendWindow<Option<MessageId>>>,
     /// The number of the last message, if no acknowledgements were agreed.
     last: u16,
     /// Received messages to acknowledge; `None`: no acknowledgements were agreed.
-    window: Option<Window>,
+    window: Option<ReceiveWindow>,
     /// Position of an acknowledgement at the end of the output, which the next one replaces.
     acknowledgement_at: Option<usize>,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
@@ -69,7 +71,7 @@ pub(crate) struct Conversation<W> {
     output: Vec<u8>,
     /// Reused for the headers of received messages, to save an allocation each.
     headers: Vec<u8>,
-    tally: Tally,
+    tally: ConversationCounts,
 }
 
 impl<W> Conversation<W> {
@@ -92,7 +94,7 @@ impl<W> Conversation<W> {
             type_named: Vec::new(),
             output: Vec::new(),
             headers: Vec::new(),
-            tally: Tally::default(),
+            tally: ConversationCounts::default(),
         }
     }
 
@@ -102,8 +104,8 @@ impl<W> Conversation<W> {
         self.agreement = agreement.clone();
         self.assembly = Assembly::new(self.limits.frame_bytes_max);
         let acknowledging = agreement.acknowledging();
-        self.sent = acknowledging.map(|acknowledging| Sent::new(acknowledging.window));
-        self.window = acknowledging.map(|acknowledging| Window::new(acknowledging.window));
+        self.sent = acknowledging.map(|acknowledging| SendWindow::new(acknowledging.window));
+        self.window = acknowledging.map(|acknowledging| ReceiveWindow::new(acknowledging.window));
         self.last = 0;
         self.acknowledgement_at = None;
         self.common = common_lines(agreement.serializer(), b"");
@@ -148,10 +150,10 @@ impl<W> Conversation<W> {
 
     /// Whether the window allows another message.
     pub(crate) fn has_room(&self) -> bool {
-        self.sent.as_ref().is_none_or(Sent::has_room)
+        self.sent.as_ref().is_none_or(SendWindow::has_room)
     }
 
-    pub(crate) fn tally(&self) -> Tally {
+    pub(crate) fn tally(&self) -> ConversationCounts {
         self.tally
     }
 
@@ -169,7 +171,7 @@ impl<W> Conversation<W> {
     /// Publishes a message. With a waiter, waits for its acknowledgement.
     pub(crate) fn publish(
         &mut self,
-        publication: &Publication<'_>,
+        publication: &QueueMessage<'_>,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
         if waiter.is_some() && self.sent.is_none() {
@@ -217,7 +219,7 @@ impl<W> Conversation<W> {
 
     /// Names the type of the next message, unless it is the last named one.
     fn name_type(&mut self, name: &[u8]) -> Result<(), ClientError> {
-        let Some(id) = self.agreement.id_of_kind(Kind::Type) else {
+        let Some(id) = self.agreement.id_of_kind(ExtensionKind::Type) else {
             return if name.is_empty() {
                 Ok(())
             } else {
@@ -259,7 +261,7 @@ impl<W> Conversation<W> {
         waiter: W,
     ) -> Result<TakenUp<W>, ClientError> {
         check_terms(&consumption.terms)?;
-        if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
+        if self.agreement.id_of_kind(ExtensionKind::Subscribes).is_none() {
             let what = "subscriptions without pub-sub, which the broker did not accept";
             return Err(lacks(what, "offer the extension when connecting"));
         }
@@ -278,7 +280,7 @@ impl<W> Conversation<W> {
     }
 
     fn subscribe(&mut self, queue: &QueueAddress) {
-        if self.agreement.id_of_kind(Kind::Subscribes).is_none() {
+        if self.agreement.id_of_kind(ExtensionKind::Subscribes).is_none() {
             tracing::warn!(queue = %queue.name(), "the broker no longer accepts pub-sub; the subscription is not restored");
             return;
         }
@@ -288,7 +290,7 @@ impl<W> Conversation<W> {
         let id = MessageId::from(format!("s{}", self.subscriptions).as_bytes());
         // If the broker does not answer commands, the subscription counts as confirmed: a broker that refuses it ends
         // the conversation.
-        let stands = self.agreement.id_of_kind(Kind::Answers).is_none();
+        let stands = self.agreement.id_of_kind(ExtensionKind::Answers).is_none();
         self.subscribed.asked(queue, id.clone(), stands);
         let name = queue.name();
         let mut arguments = vec![("destination", name.as_bytes()), ("id", &id[..])];
@@ -304,7 +306,7 @@ impl<W> Conversation<W> {
 
     /// Sends a heartbeat request if the broker answers commands.
     pub(crate) fn ping(&mut self) -> bool {
-        let answers = self.agreement.id_of_kind(Kind::Answers).is_some();
+        let answers = self.agreement.id_of_kind(ExtensionKind::Answers).is_some();
         if answers {
             self.command("ping", &[("id", KEEP_ALIVE)]);
         }
@@ -321,7 +323,7 @@ impl<W> Conversation<W> {
 
     /// Whether the protocol has a nack.
     pub(crate) fn can_refuse(&self) -> bool {
-        self.agreement.id_of_kind(Kind::Refuses).is_some()
+        self.agreement.id_of_kind(ExtensionKind::Refuses).is_some()
     }
 
     /// Sends an ack or a nack. Without the nack extension, a refused message stays unsettled.
@@ -329,7 +331,7 @@ impl<W> Conversation<W> {
         let Some(window) = &mut self.window else { return };
         if !refuse {
             window.accept(message.receipt());
-        } else if let Some(id) = self.agreement.id_of_kind(Kind::Refuses)
+        } else if let Some(id) = self.agreement.id_of_kind(ExtensionKind::Refuses)
             && let Some(number) = window.refuse(message.receipt())
         {
             encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut self.output);
@@ -353,16 +355,22 @@ impl<W> Conversation<W> {
     }
 
     /// Handles the frame at the front of `input`, and returns its size in bytes. `None`: more bytes are needed.
-    pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, Failure> {
+    pub(crate) fn receive(
+        &mut self,
+        input: &[u8],
+    ) -> Result<Option<(FrameEvent<W>, usize)>, ProtocolFailure> {
         let Some((frame, size)) = decode(input, self.agreement.len(), &self.limits)? else { return Ok(None) };
         let arrival = match frame {
             Frame::Message(message) => self.message(message)?,
             Frame::Extension { id, payload } => self.extension(id, payload)?,
             Frame::Command { .. } if self.assembly.is_open() => {
-                return Err(Failure::new(Token::Malformed, "a command between the parts of a message"));
+                return Err(ProtocolFailure::new(
+                    ErrorToken::Malformed,
+                    "a command between the parts of a message",
+                ));
             }
             Frame::Command { payload } => self.answered(payload)?,
-            Frame::Error { text } => Arrival::Refused(String::from_utf8_lossy(text).into()),
+            Frame::Error { text } => FrameEvent::Refused(String::from_utf8_lossy(text).into()),
         };
         Ok(Some((arrival, size)))
     }
@@ -372,9 +380,9 @@ impl<W> Conversation<W> {
         needed(input, self.agreement.len(), &self.limits).unwrap_or(0)
     }
 
-    fn message(&mut self, frame: MessageFrame<'_>) -> Result<Arrival<W>, Failure> {
+    fn message(&mut self, frame: MessageFrame<'_>) -> Result<FrameEvent<W>, ProtocolFailure> {
         match self.assembly.push(frame)? {
-            Assembled::Unfinished => Ok(Arrival::Nothing),
+            Assembled::Unfinished => Ok(FrameEvent::Nothing),
             Assembled::Whole(message) => self.delivered(&message),
             Assembled::Joined(Joined { sequence, destination, properties, payload }) => {
                 self.delivered(&MessageFrame {
@@ -388,22 +396,23 @@ impl<W> Conversation<W> {
         }
     }
 
-    fn delivered(&mut self, message: &MessageFrame<'_>) -> Result<Arrival<W>, Failure> {
+    fn delivered(&mut self, message: &MessageFrame<'_>) -> Result<FrameEvent<W>, ProtocolFailure> {
         let receipt = match &mut self.window {
             None => None,
             Some(window) => match window.receive(message.sequence)? {
-                Receipt::New(receipt) => Some(receipt),
-                Receipt::Repeated => {
+                ReceiveOutcome::New(receipt) => Some(receipt),
+                ReceiveOutcome::Repeated => {
                     self.acknowledge();
-                    return Ok(Arrival::Nothing);
+                    return Ok(FrameEvent::Nothing);
                 }
             },
         };
         self.headers.clear();
         write_headers(message.properties, &self.common, &mut self.headers)?;
         let destination = String::from_utf8_lossy(message.destination);
-        let queue = QueueAddress::plain(&destination)
-            .map_err(|_| Failure::new(Token::Destination, "the broker sent an invalid destination"))?;
+        let queue = QueueAddress::plain(&destination).map_err(|_| {
+            ProtocolFailure::new(ErrorToken::Destination, "the broker sent an invalid destination")
+        })?;
         let consumption = self.subscribed.consumption(&queue);
         let manual = receipt.is_some() && consumption.is_none_or(|one| one.terms.manual_ack);
         let received = Received::copy(&Parts {
@@ -419,66 +428,66 @@ impl<W> Conversation<W> {
         if receipt.is_some() && !manual {
             self.settle(&received, false);
         }
-        Ok(Arrival::Delivery(received))
+        Ok(FrameEvent::Delivery(received))
     }
 
-    fn extension(&mut self, id: u8, payload: &[u8]) -> Result<Arrival<W>, Failure> {
-        let Some((extension, kind)) = self.agreement.get(id) else { return Ok(Arrival::Nothing) };
+    fn extension(&mut self, id: u8, payload: &[u8]) -> Result<FrameEvent<W>, ProtocolFailure> {
+        let Some((extension, kind)) = self.agreement.get(id) else { return Ok(FrameEvent::Nothing) };
         let number = || match *payload {
             [high, low] => Ok(u16::from_be_bytes([high, low])),
-            _ => Err(Failure::new(Token::Malformed, "an acknowledgement must have two bytes")),
+            _ => Err(ProtocolFailure::new(ErrorToken::Malformed, "an acknowledgement must have two bytes")),
         };
         match kind {
-            Some(Kind::Acknowledges) => self.acknowledged(number()?),
-            Some(Kind::Refuses) => self.refused(number()?),
-            Some(Kind::Type) => {
+            Some(ExtensionKind::Acknowledges) => self.acknowledged(number()?),
+            Some(ExtensionKind::Refuses) => self.refused(number()?),
+            Some(ExtensionKind::Type) => {
                 check_type(payload)?;
                 self.common = common_lines(self.agreement.serializer(), payload);
-                Ok(Arrival::Nothing)
+                Ok(FrameEvent::Nothing)
             }
-            Some(Kind::Vendor) => {
+            Some(ExtensionKind::Vendor) => {
                 let name = extension.name.as_bytes();
-                Ok(Arrival::Extension(Received::copy(&Parts {
+                Ok(FrameEvent::Extension(Received::copy(&Parts {
                     target: name,
                     payload,
                     ..Parts::new(Sort::SERVER)
                 })))
             }
-            Some(Kind::Serializer | Kind::Subscribes | Kind::Answers) | None => {
-                Err(Failure::new(Token::Malformed, format!("{} has no frames", extension.name)))
+            Some(ExtensionKind::Serializer | ExtensionKind::Subscribes | ExtensionKind::Answers) | None => {
+                Err(ProtocolFailure::new(ErrorToken::Malformed, format!("{} has no frames", extension.name)))
             }
         }
     }
 
-    fn acknowledged(&mut self, number: u16) -> Result<Arrival<W>, Failure> {
-        let Some(sent) = &mut self.sent else { return Ok(Arrival::Nothing) };
+    fn acknowledged(&mut self, number: u16) -> Result<FrameEvent<W>, ProtocolFailure> {
+        let Some(sent) = &mut self.sent else { return Ok(FrameEvent::Nothing) };
         let (pending, mut settled) = (&mut self.pending, Vec::new());
         sent.acknowledge(number, |id| {
             // Forgotten requests have no waiter.
             let waiter = id.and_then(|id| pending.remove(&id));
-            settled.extend(waiter.map(|pending| (pending.waiter, Ok(Answer::Confirmed(By::Server)))));
+            settled.extend(waiter.map(|pending| (pending.waiter, Ok(RequestAnswer::Confirmed(By::Server)))));
         })?;
-        Ok(Arrival::SettledMany(settled))
+        Ok(FrameEvent::SettledMany(settled))
     }
 
-    fn refused(&mut self, number: u16) -> Result<Arrival<W>, Failure> {
-        let Some(sent) = &mut self.sent else { return Ok(Arrival::Nothing) };
-        let Some(id) = sent.refuse(number)? else { return Ok(Arrival::Nothing) };
+    fn refused(&mut self, number: u16) -> Result<FrameEvent<W>, ProtocolFailure> {
+        let Some(sent) = &mut self.sent else { return Ok(FrameEvent::Nothing) };
+        let Some(id) = sent.refuse(number)? else { return Ok(FrameEvent::Nothing) };
         let Some(pending) = id.and_then(|id| self.pending.remove(&id)) else {
             self.tally.refused_unconfirmed += 1;
-            return Ok(Arrival::Nothing);
+            return Ok(FrameEvent::Nothing);
         };
         let refused = ClientError::Nacked { target: pending.about.to_text(), reason: REFUSED.into() };
-        Ok(Arrival::Settled(pending.waiter, Err(refused)))
+        Ok(FrameEvent::Settled(pending.waiter, Err(refused)))
     }
 
     /// Handles the answer to a command: `ok;id=...` or `fail;id=...,reason=...`.
-    fn answered(&mut self, payload: &[u8]) -> Result<Arrival<W>, WireError> {
+    fn answered(&mut self, payload: &[u8]) -> Result<FrameEvent<W>, WireError> {
         let said = command::parse(payload)?;
         let id = said.argument("id").unwrap_or_default();
         let Some(queue) = self.subscribed.of_id(id).cloned() else {
             // The answer to a heartbeat or an unsubscribe.
-            return Ok(Arrival::Nothing);
+            return Ok(FrameEvent::Nothing);
         };
         if said.name == "ok" {
             return Ok(self.subscribed.agreed(&queue));
@@ -519,13 +528,13 @@ fn check_terms(terms: &ConsumeTerms) -> Result<(), ClientError> {
 fn code(reason: &str) -> u16 {
     let token = reason.split(':').next().unwrap_or_default();
     let meanings = [
-        (Token::Auth, status::UNAUTHORIZED),
-        (Token::Destination, status::NOT_FOUND),
-        (Token::BadFilter, status::BAD_REQUEST),
-        (Token::Malformed, status::BAD_REQUEST),
-        (Token::Unexpected, status::UNACCEPTABLE),
-        (Token::Limit, status::LIMIT_EXCEEDED),
-        (Token::Timeout, status::BUSY),
+        (ErrorToken::Auth, status::UNAUTHORIZED),
+        (ErrorToken::Destination, status::NOT_FOUND),
+        (ErrorToken::BadFilter, status::BAD_REQUEST),
+        (ErrorToken::Malformed, status::BAD_REQUEST),
+        (ErrorToken::Unexpected, status::UNACCEPTABLE),
+        (ErrorToken::Limit, status::LIMIT_EXCEEDED),
+        (ErrorToken::Timeout, status::BUSY),
     ];
     meanings.iter().find(|(known, _)| known.as_str() == token).map_or(1, |(_, code)| *code)
 }

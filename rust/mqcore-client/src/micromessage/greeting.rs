@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::extension::{Agreement, Kind, X_MQCORE};
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind, X_MQCORE};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::field::is_field;
-use mqcore_wire::micromessage::handshake::{self, Extension, Handshake, Opening};
-use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
+use mqcore_wire::micromessage::handshake::{self, Extension, Handshake, HandshakeInput};
+use mqcore_wire::micromessage::negotiation::{self, Capabilities, Lists};
 use mqcore_wire::micromessage::{Frame, command, decode, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -55,7 +55,7 @@ pub(crate) async fn greet(
         Err(failure) => return Err(greeting.give_up(&failure).await),
     };
     greeting.say(&last).await?;
-    if agreement.id_of_kind(Kind::Answers).is_some() {
+    if agreement.id_of_kind(ExtensionKind::Answers).is_some() {
         greeting.make_sure(&agreement).await?;
     }
     let Greeting { stream, input, .. } = greeting;
@@ -96,7 +96,7 @@ fn offer(config: &ClientConfig) -> Result<Lists, ClientError> {
     };
     // Parses the offer as the broker will, to find errors before sending.
     let read = Lists::read(&offered).map_err(|failure| wrong(&failure))?;
-    if let Some(unknown) = read.all().find(|extension| Kind::of(&extension.name).is_none()) {
+    if let Some(unknown) = read.all().find(|extension| ExtensionKind::of(&extension.name).is_none()) {
         let why = format!("{} is unknown; a vendor's extension must start with x-", unknown.name);
         return Err(wrong(&why));
     }
@@ -143,7 +143,10 @@ impl Greeting<'_> {
     }
 
     /// Reads the broker's reply. Returns the last message and the agreement, or why there is none.
-    async fn reply(&mut self, offer: &Lists) -> Result<Result<(Lists, Agreement), Failure>, ClientError> {
+    async fn reply(
+        &mut self,
+        offer: &Lists,
+    ) -> Result<Result<(Lists, Agreement), ProtocolFailure>, ClientError> {
         let limits = Limits { header_bytes_max: ANSWER_BYTES_MAX, frame_bytes_max: ANSWER_BYTES_MAX.into() };
         loop {
             self.read().await?;
@@ -157,8 +160,8 @@ impl Greeting<'_> {
                 Err(error) => return Ok(Err(error.into())),
             };
             let said = match opening {
-                Opening::Error { text } => return Err(self.refused(text)),
-                Opening::Handshake(said) => said,
+                HandshakeInput::Error { text } => return Err(self.refused(text)),
+                HandshakeInput::Handshake(said) => said,
             };
             let chosen = choose(offer, &said);
             self.input.advance(size);
@@ -189,7 +192,7 @@ impl Greeting<'_> {
     }
 
     /// Sends the broker the reason of the failed agreement, and returns it as an error.
-    async fn give_up(&mut self, failure: &Failure) -> ClientError {
+    async fn give_up(&mut self, failure: &ProtocolFailure) -> ClientError {
         let mut octets = Vec::new();
         failure.encode(&mut octets);
         // Errors are ignored, because the connection ends anyway.
@@ -208,10 +211,10 @@ impl Greeting<'_> {
         let text = String::from_utf8_lossy(text).into_owned();
         let address = self.address.clone();
         let token = text.split(':').next().unwrap_or_default();
-        if token == Token::Auth.as_str() {
+        if token == ErrorToken::Auth.as_str() {
             return ClientError::AuthFailed { address, reason: text.into() };
         }
-        if token == Token::Version.as_str() {
+        if token == ErrorToken::Version.as_str() {
             let wanted = Protocol::Micromessage.name();
             return ClientError::VersionMismatch { address, wanted, got: text.into() };
         }
@@ -224,14 +227,14 @@ impl Greeting<'_> {
     }
 }
 
-fn choose(offer: &Lists, said: &Handshake<'_>) -> Result<(Lists, Agreement), Failure> {
+fn choose(offer: &Lists, said: &Handshake<'_>) -> Result<(Lists, Agreement), ProtocolFailure> {
     negotiation::check_version(said)?;
     let vendors: Vec<Box<str>> = offer
         .all()
         .filter(|extension| is_vendors(&extension.name))
         .map(|extension| (*extension.name).into())
         .collect();
-    let abilities = Abilities { vendors: &vendors, ..Abilities::default() };
+    let abilities = Capabilities { vendors: &vendors, ..Capabilities::default() };
     negotiation::choose(offer, &Lists::read(said)?, &abilities)
 }
 

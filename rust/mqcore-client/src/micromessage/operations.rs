@@ -30,7 +30,7 @@ impl Client {
     /// [`ClientError::NotSupported`] for another protocol, or if the extension was not agreed.
     pub fn extension(&self, name: &str) -> Result<ExtensionFrames, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::Waiting(FRAMES_WAITING_MAX));
-        self.shared.say_now(|core| {
+        self.shared.with_core(|core| {
             core.conversation.micromessage()?.vendor_id(name)?;
             core.add_extension_stream(name, mailbox.clone());
             Ok::<_, ClientError>(())
@@ -91,6 +91,6 @@ impl ExtensionFrames {
 
 impl Drop for ExtensionFrames {
     fn drop(&mut self) {
-        self.client.shared.say_now(|core| core.remove_extension_stream(&self.mailbox));
+        self.client.shared.with_core(|core| core.remove_extension_stream(&self.mailbox));
     }
 }

@@ -8,14 +8,16 @@ use foldhash::fast::RandomState;
 use hashbrown::{Equivalent, HashMap};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::mqks::answer::{Answer as Line, Delivered, Said, delivered, parse};
+use mqcore_wire::mqks::answer::{AnswerResult, DeliveryLine, ServerLine, delivered, parse};
 use mqcore_wire::mqks::arguments::{Consume, WhenUnused};
 use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request};
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::address::{Protocol, QueueAddress};
 use crate::consumption::{Consumption, UnusedQueue};
-use crate::conversation::{Answer, Arrival, By, MessageId, Publication, PullAnswer, TakenUp, Tally};
+use crate::conversation::{
+    By, ConversationCounts, FrameEvent, MessageId, PullAnswer, QueueMessage, RequestAnswer, TakenUp,
+};
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
@@ -75,7 +77,7 @@ pub(crate) struct Conversation<W> {
     output: Vec<u8>,
     /// Reused for the headers of received messages, to save an allocation each.
     headers: Vec<u8>,
-    tally: Tally,
+    tally: ConversationCounts,
 }
 
 impl<W> Conversation<W> {
@@ -92,7 +94,7 @@ impl<W> Conversation<W> {
             consumers: HashMap::default(),
             output: Vec::new(),
             headers: Vec::new(),
-            tally: Tally::default(),
+            tally: ConversationCounts::default(),
         }
     }
 
@@ -132,7 +134,7 @@ impl<W> Conversation<W> {
         self.pending.len()
     }
 
-    pub(crate) fn tally(&self) -> Tally {
+    pub(crate) fn tally(&self) -> ConversationCounts {
         self.tally
     }
 
@@ -143,7 +145,7 @@ impl<W> Conversation<W> {
     /// Publishes an event. With a waiter, requests a confirmation.
     pub(crate) fn publish(
         &mut self,
-        publication: &Publication<'_>,
+        publication: &QueueMessage<'_>,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
         check_publication(publication)?;
@@ -227,18 +229,18 @@ impl<W> Conversation<W> {
     }
 
     /// Handles the line at the front of `input`, and returns its size in bytes. `None`: the line is incomplete.
-    pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(Arrival<W>, usize)>, WireError> {
+    pub(crate) fn receive(&mut self, input: &[u8]) -> Result<Option<(FrameEvent<W>, usize)>, WireError> {
         let Some((_, size)) = self.lines.next(input, &self.limits)? else { return Ok(None) };
         // Parses the input, because the codec strips trailing spaces, which here belong to the message.
-        let Some(Line { id, said }) = parse(&input[..size - 1]) else { return Err(no_answer()) };
+        let Some(ServerLine { id, said }) = parse(&input[..size - 1]) else { return Err(no_answer()) };
         let arrival = match said {
-            Said::Done(data) => self.done(id, data)?,
-            Said::Failed(error) => self.failed(id, error),
+            AnswerResult::Done(data) => self.done(id, data)?,
+            AnswerResult::Failed(error) => self.failed(id, error),
         };
         Ok(Some((arrival, size)))
     }
 
-    fn done(&mut self, id: &[u8], data: &[u8]) -> Result<Arrival<W>, WireError> {
+    fn done(&mut self, id: &[u8], data: &[u8]) -> Result<FrameEvent<W>, WireError> {
         if let Some(queue) = self.consumers.get(id) {
             if data.is_empty() {
                 return Ok(self.consumed.agreed(queue));
@@ -248,31 +250,35 @@ impl<W> Conversation<W> {
                 return Ok(self.updated(&queue, events));
             }
             let delivered = delivered(data).ok_or_else(no_answer)?;
-            return self.received(&queue.clone(), &delivered).map(Arrival::Delivery);
+            return self.received(&queue.clone(), &delivered).map(FrameEvent::Delivery);
         }
         let Some(pending) = self.pending.remove(id) else {
             // Deliveries to an ended consumer, and confirmations without a waiter.
             self.tally.late_answers += u64::from(id != KEEP_ALIVE && data.is_empty());
-            return Ok(Arrival::Nothing);
+            return Ok(FrameEvent::Nothing);
         };
         let answer = if pending.confirms {
-            Answer::Confirmed(By::Server)
+            RequestAnswer::Confirmed(By::Server)
         } else {
-            Answer::Response(Received::copy(&Frame { payload: data, ..Frame::new(Kind::RESPONSE) }))
+            RequestAnswer::Response(Received::copy(&Frame { payload: data, ..Frame::new(Kind::RESPONSE) }))
         };
-        Ok(Arrival::Settled(pending.waiter, Ok(answer)))
+        Ok(FrameEvent::Settled(pending.waiter, Ok(answer)))
     }
 
     /// Stores the bindings of a queue, which the client restores after a reconnect.
-    fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> Arrival<W> {
+    fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> FrameEvent<W> {
         let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
         // The first word is the queue itself; flags belong to this consumer.
         let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
         self.bound.insert(queue.clone(), events.map(Box::from).collect());
-        Arrival::Nothing
+        FrameEvent::Nothing
     }
 
-    fn received(&mut self, queue: &QueueAddress, delivered: &Delivered<'_>) -> Result<Received, WireError> {
+    fn received(
+        &mut self,
+        queue: &QueueAddress,
+        delivered: &DeliveryLine<'_>,
+    ) -> Result<Received, WireError> {
         for (part, name) in [("message id", delivered.message), ("event", delivered.event)] {
             if name.len() > NAME_BYTES_MAX {
                 let (size, max) = (name.len() as u64, NAME_BYTES_MAX as u64);
@@ -298,7 +304,7 @@ impl<W> Conversation<W> {
         }))
     }
 
-    fn failed(&mut self, id: &[u8], error: &[u8]) -> Arrival<W> {
+    fn failed(&mut self, id: &[u8], error: &[u8]) -> FrameEvent<W> {
         let refusal = |operation, target| {
             let error = String::from_utf8_lossy(error);
             let reason = format!("error {error}; see 'mqcore errors {error}'").into();
@@ -311,12 +317,12 @@ impl<W> Conversation<W> {
         match self.pending.remove(id) {
             Some(pending) => {
                 let refused = refusal(pending.operation, pending.about.to_text());
-                Arrival::Settled(pending.waiter, Err(refused))
+                FrameEvent::Settled(pending.waiter, Err(refused))
             }
             None => {
                 // The broker reports errors even without `--confirm`.
                 self.tally.refused_unconfirmed += 1;
-                Arrival::Nothing
+                FrameEvent::Nothing
             }
         }
     }
@@ -400,7 +406,7 @@ fn lacks(what: &str, instead: &'static str) -> ClientError {
 }
 
 /// Rejects publications that a line cannot represent.
-fn check_publication(publication: &Publication<'_>) -> Result<(), ClientError> {
+fn check_publication(publication: &QueueMessage<'_>) -> Result<(), ClientError> {
     if !publication.headers.is_empty() {
         return Err(lacks("headers and copies", "use TMQP (tmqp://) instead"));
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::{Buf, BytesMut};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::mqks::answer::{Said, parse};
+use mqcore_wire::mqks::answer::{AnswerResult, parse};
 use mqcore_wire::mqks::{Lines, encode_request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -64,9 +64,9 @@ fn first_line(config: &ClientConfig) -> Result<Vec<u8>, ClientError> {
 fn check(line: &[u8], showed: bool, address: &Arc<str>) -> Result<(), ClientError> {
     match parse(line) {
         Some(answer) if answer.id == ID => match answer.said {
-            Said::Done(data) if showed || data == ECHO => Ok(()),
-            Said::Done(_) => Err(spoke_otherwise(line, Protocol::Mqks, address)),
-            Said::Failed(error) => Err(ClientError::AuthFailed {
+            AnswerResult::Done(data) if showed || data == ECHO => Ok(()),
+            AnswerResult::Done(_) => Err(spoke_otherwise(line, Protocol::Mqks, address)),
+            AnswerResult::Failed(error) => Err(ClientError::AuthFailed {
                 address: address.clone(),
                 reason: format!("error {}", String::from_utf8_lossy(error)).into(),
             }),

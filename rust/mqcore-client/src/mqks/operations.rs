@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::conversation::{Question, octets};
 use crate::address::QueueAddress;
 use crate::client::Client;
-use crate::conversation::Answer;
+use crate::conversation::RequestAnswer;
 use crate::error::ClientError;
 use crate::shared::Waited;
 
@@ -95,7 +95,7 @@ impl Client {
         let waited =
             self.shared.answer(deadline, |dialogue, waiter| dialogue.question(question, waiter)).await?;
         match waited {
-            Waited::Answered((Ok(Answer::Response(told)), _)) => Ok(told.body_slice().to_vec()),
+            Waited::Answered((Ok(RequestAnswer::Response(told)), _)) => Ok(told.body_slice().to_vec()),
             Waited::Answered((result, _)) => result.map(|_| Vec::new()),
             Waited::TooLong(_) => Err(ClientError::RequestTimeout {
                 operation: question.operation,

@@ -5,8 +5,10 @@ use std::collections::VecDeque;
 use bytes::{Buf, Bytes, BytesMut};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::throttr::answer::{ConnectionRecord, SUBSCRIBER_BYTES, Uses, Verdict};
-use mqcore_wire::throttr::reply::{self, Expected, Fragment, Listed, Listing, Reply, decode};
+use mqcore_wire::throttr::answer::{ConnectionRecord, ConsumeOutcome, SUBSCRIBER_BYTES, UsageCounts};
+use mqcore_wire::throttr::reply::{
+    self, Expected, Fragment, FragmentedRequest, Listed, ThrottrReply, decode,
+};
 use mqcore_wire::throttr::{Dialect, ID_BYTES, Ttl};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -33,13 +35,13 @@ pub struct Subscriber {
 /// An answer. `None`: the request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the requests")]
-pub enum Answer {
+pub enum ThrottrAnswer {
     Status(bool),
     Counter(Option<(u64, Ttl)>),
     Buffer(Option<(Ttl, Bytes)>),
-    Stat(Option<Uses>),
+    Stat(Option<UsageCounts>),
     List(Vec<(Bytes, Listed)>),
-    Stats(Vec<(Bytes, Uses)>),
+    Stats(Vec<(Bytes, UsageCounts)>),
     Connections(Vec<ConnectionRecord>),
     /// Bytes read, bytes written, subscriptions.
     Channels(Vec<(Bytes, [u64; 3])>),
@@ -47,13 +49,13 @@ pub enum Answer {
     Connection(Option<Box<ConnectionRecord>>),
     Channel(Option<Vec<Subscriber>>),
     Id([u8; ID_BYTES]),
-    Verdict(Verdict),
+    Verdict(ConsumeOutcome),
     /// One status for all, and one for each.
-    Verdicts(u8, Vec<Verdict>),
+    Verdicts(u8, Vec<ConsumeOutcome>),
 }
 
 /// The receiver of answers.
-pub(crate) type Sender = oneshot::Sender<Result<Vec<Answer>, ClientError>>;
+pub(crate) type Sender = oneshot::Sender<Result<Vec<ThrottrAnswer>, ClientError>>;
 
 /// A batch of sent requests.
 #[derive(Debug)]
@@ -61,7 +63,7 @@ pub(crate) struct Batch {
     /// Expected answers.
     pub(crate) expected: VecDeque<Expected>,
     /// Received answers.
-    pub(crate) answered: Vec<Answer>,
+    pub(crate) answered: Vec<ThrottrAnswer>,
     /// `None`: the client's own requests.
     pub(crate) answers: Option<Sender>,
     /// Deadline.
@@ -73,10 +75,10 @@ pub(crate) struct Batch {
 /// An incomplete answer in fragments.
 #[derive(Debug)]
 struct Unfolding {
-    listing: Listing,
+    listing: FragmentedRequest,
     fragments_left: u64,
     records: u64,
-    rows: Answer,
+    rows: ThrottrAnswer,
 }
 
 #[derive(Debug)]
@@ -147,15 +149,15 @@ impl Conversation {
                 return Ok(received);
             };
             match reply {
-                Reply::Push { channel, payload } => received.pushes.push(Push {
+                ThrottrReply::Push { channel, payload } => received.pushes.push(Push {
                     channel: channel.map(Bytes::copy_from_slice),
                     payload: Bytes::copy_from_slice(payload),
                 }),
                 _ if next.is_none() => {
                     return Err(WireError::Malformed { part: "answer", why: "no request is pending" });
                 }
-                Reply::Fragments(count) => self.unfold(next, count, &mut received)?,
-                Reply::Fragment(fragment) => self.fragment(&fragment, &mut received)?,
+                ThrottrReply::Fragments(count) => self.unfold(next, count, &mut received)?,
+                ThrottrReply::Fragment(fragment) => self.fragment(&fragment, &mut received)?,
                 whole => {
                     if let Some(answer) = owned(whole) {
                         self.answered(answer, &mut received);
@@ -176,10 +178,10 @@ impl Conversation {
             return Err(WireError::Malformed { part: "answer", why: "no request with fragments is pending" });
         };
         let rows = match listing {
-            Listing::List => Answer::List(Vec::new()),
-            Listing::Stats => Answer::Stats(Vec::new()),
-            Listing::Connections => Answer::Connections(Vec::new()),
-            Listing::Channels => Answer::Channels(Vec::new()),
+            FragmentedRequest::List => ThrottrAnswer::List(Vec::new()),
+            FragmentedRequest::Stats => ThrottrAnswer::Stats(Vec::new()),
+            FragmentedRequest::Connections => ThrottrAnswer::Connections(Vec::new()),
+            FragmentedRequest::Channels => ThrottrAnswer::Channels(Vec::new()),
         };
         if fragments == 0 {
             self.answered(rows, received);
@@ -198,12 +200,14 @@ impl Conversation {
         for (record, name) in fragment.iter() {
             let name = Bytes::copy_from_slice(name);
             match &mut unfolding.rows {
-                Answer::List(rows) => {
+                ThrottrAnswer::List(rows) => {
                     rows.extend(reply::listed(record, self.dialect.width).map(|row| (name, row)))
                 }
-                Answer::Stats(rows) => rows.extend(reply::uses(record).map(|row| (name, row))),
-                Answer::Channels(rows) => rows.extend(reply::channel(record).map(|row| (name, row))),
-                Answer::Connections(rows) => rows.extend(reply::connection(record, self.dialect.family)),
+                ThrottrAnswer::Stats(rows) => rows.extend(reply::uses(record).map(|row| (name, row))),
+                ThrottrAnswer::Channels(rows) => rows.extend(reply::channel(record).map(|row| (name, row))),
+                ThrottrAnswer::Connections(rows) => {
+                    rows.extend(reply::connection(record, self.dialect.family))
+                }
                 _ => {}
             }
         }
@@ -216,7 +220,7 @@ impl Conversation {
         Ok(())
     }
 
-    fn answered(&mut self, answer: Answer, received: &mut Received) {
+    fn answered(&mut self, answer: ThrottrAnswer, received: &mut Received) {
         let Some(batch) = self.batches.front_mut() else { return };
         batch.expected.pop_front();
         batch.answered.push(answer);
@@ -232,21 +236,21 @@ impl Conversation {
     }
 }
 
-fn owned(reply: Reply<'_>) -> Option<Answer> {
+fn owned(reply: ThrottrReply<'_>) -> Option<ThrottrAnswer> {
     Some(match reply {
-        Reply::Status(yes) => Answer::Status(yes),
-        Reply::Counter(found) => Answer::Counter(found),
-        Reply::Buffer(found) => {
-            Answer::Buffer(found.map(|(ttl, value)| (ttl, Bytes::copy_from_slice(value))))
+        ThrottrReply::Status(yes) => ThrottrAnswer::Status(yes),
+        ThrottrReply::Counter(found) => ThrottrAnswer::Counter(found),
+        ThrottrReply::Buffer(found) => {
+            ThrottrAnswer::Buffer(found.map(|(ttl, value)| (ttl, Bytes::copy_from_slice(value))))
         }
-        Reply::Stat(found) => Answer::Stat(found),
-        Reply::Info(numbers, version) => Answer::Info(numbers, version),
-        Reply::Connection(found) => Answer::Connection(found),
-        Reply::Channel(found) => Answer::Channel(found.map(subscribers)),
-        Reply::Id(id) => Answer::Id(id),
-        Reply::Verdict(verdict) => Answer::Verdict(verdict),
-        Reply::Verdicts(status, verdicts) => Answer::Verdicts(status, verdicts),
-        Reply::Push { .. } | Reply::Fragments(_) | Reply::Fragment(_) => return None,
+        ThrottrReply::Stat(found) => ThrottrAnswer::Stat(found),
+        ThrottrReply::Info(numbers, version) => ThrottrAnswer::Info(numbers, version),
+        ThrottrReply::Connection(found) => ThrottrAnswer::Connection(found),
+        ThrottrReply::Channel(found) => ThrottrAnswer::Channel(found.map(subscribers)),
+        ThrottrReply::Id(id) => ThrottrAnswer::Id(id),
+        ThrottrReply::Verdict(verdict) => ThrottrAnswer::Verdict(verdict),
+        ThrottrReply::Verdicts(status, verdicts) => ThrottrAnswer::Verdicts(status, verdicts),
+        ThrottrReply::Push { .. } | ThrottrReply::Fragments(_) | ThrottrReply::Fragment(_) => return None,
     })
 }
 
@@ -272,7 +276,7 @@ mod tests {
     fn ask(
         conversation: &mut Conversation,
         expected: &[Expected],
-    ) -> oneshot::Receiver<Result<Vec<Answer>, ClientError>> {
+    ) -> oneshot::Receiver<Result<Vec<ThrottrAnswer>, ClientError>> {
         let (sender, receiver) = oneshot::channel();
         conversation.asked(Batch {
             expected: expected.iter().copied().collect(),
@@ -288,7 +292,8 @@ mod tests {
     fn answers_reach_their_requests_with_messages_between_and_byte_by_byte() {
         let mut conversation = Conversation::new(Dialect::default());
         let mut first = ask(&mut conversation, &[Expected::Status, Expected::Counter]);
-        let mut second = ask(&mut conversation, &[Expected::Fragment(Listing::List), Expected::Status]);
+        let mut second =
+            ask(&mut conversation, &[Expected::Fragment(FragmentedRequest::List), Expected::Status]);
         let mut octets = vec![1, 3, 2, 0, b'h', b'i', 1, 7, 0, 4, 9, 0];
         octets.push(1);
         octets.extend(1u64.to_le_bytes());
@@ -307,13 +312,13 @@ mod tests {
         let ttl = Ttl { unit: 4, amount: 9 };
         assert_eq!(
             first.try_recv().unwrap().unwrap(),
-            [Answer::Status(true), Answer::Counter(Some((7, ttl)))]
+            [ThrottrAnswer::Status(true), ThrottrAnswer::Counter(Some((7, ttl)))]
         );
         let listed = Listed { key_type: 0, unit: 4, deadline: 5, bytes_used: 2 };
         let key = Bytes::from_static(b"k");
         assert_eq!(
             second.try_recv().unwrap().unwrap(),
-            [Answer::List(vec![(key, listed)]), Answer::Status(false)]
+            [ThrottrAnswer::List(vec![(key, listed)]), ThrottrAnswer::Status(false)]
         );
         assert_eq!(conversation.outstanding(), 0);
     }

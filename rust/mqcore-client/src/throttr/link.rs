@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use mqcore_wire::throttr::Dialect;
 use mqcore_wire::throttr::reply::Expected;
-use mqcore_wire::throttr::request::{Request, encode};
+use mqcore_wire::throttr::request::{ThrottrRequest, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -226,7 +226,7 @@ impl Link {
     fn subscribe_again(&self, conversation: &mut Conversation, output: &mut BytesMut) {
         let mut octets = Vec::new();
         let encoded = self.wanted.iter().filter(|channel| {
-            let request = Request::Subscribe { channel };
+            let request = ThrottrRequest::Subscribe { channel };
             encode(&request, self.dialect, &mut octets).is_ok()
         });
         let expected = encoded.map(|_| Expected::Status).collect::<VecDeque<_>>();

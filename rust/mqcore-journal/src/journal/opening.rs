@@ -10,7 +10,7 @@ use crate::options::{Options, SEGMENT_BYTES_MIN};
 use crate::recovery::{self, Recovered, Recovery};
 use crate::storage::{Storage, write_whole};
 
-/// What opening must put in order before it writes anything.
+/// Repairs that opening must make before it writes anything.
 #[derive(Debug)]
 pub(crate) struct UnfinishedSegments {
     pub(crate) tails: Vec<recovery::UnconfirmedTail>,

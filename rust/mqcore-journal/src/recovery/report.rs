@@ -9,11 +9,11 @@ pub struct Recovered {
     pub definitions: Vec<(Vec<u8>, Vec<u8>)>,
     /// Smallest number that was never used.
     pub next_sequence: u64,
-    /// What recovery found.
+    /// The findings of recovery.
     pub report: RecoveryReport,
 }
 
-/// What recovery found, in numbers. `to_string` describes one finding per line.
+/// The findings of recovery in numbers. `to_string` describes one finding per line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
     /// Number of segments read.

@@ -1,4 +1,4 @@
-//! What opening must do with any bytes at all. Shared by the fuzz target and the test of its corpus.
+//! Checks opening with arbitrary bytes. Shared by the fuzz target and the test of its corpus.
 //!
 //! An input is a list of files: a byte that names the segment (1 to 4; with 0x80: one that was set aside), two bytes
 //! of length, and so many bytes; what is missing at the end is cut.

@@ -1,4 +1,4 @@
-//! What a journal must hold, kept the slow way.
+//! The expected contents of a journal, in a simple model.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ pub(crate) enum Asked {
     Note(u64),
 }
 
-/// What a put, its queue and its touch look like from outside.
+/// A put from outside: queue, payload and touch.
 pub(crate) type LivePut = (u32, Vec<u8>, Option<Vec<u8>>);
 
 /// Everything a journal holds.
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// What a journal shows when asked for everything.
+    /// The contents of a journal.
     pub(crate) fn of<S: Storage>(journal: &Journal<S>, definitions: &BTreeMap<Vec<u8>, Vec<u8>>) -> Self {
         let mut world = Self { definitions: definitions.clone(), ..Self::default() };
         let mut last = None;

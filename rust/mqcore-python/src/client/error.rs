@@ -1,6 +1,6 @@
 //! Converts the client's errors to the exceptions of `mqcore.errors`, with the client's texts.
 
-use mqcore_client::error::{ClientError, Refusal, Status};
+use mqcore_client::error::{ClientError, Refusal, StatusMeaning};
 use pyo3::prelude::*;
 
 use crate::error::{BadFrame, TooLarge};
@@ -64,14 +64,14 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
 fn refused(text: String, refusal: &Refusal) -> PyErr {
     let arguments = (text, refusal.code, refusal.target.to_string());
     match refusal.status() {
-        Status::BadRequest => BadRequest::new_err(arguments),
-        Status::Unauthorized => Unauthorized::new_err(arguments),
-        Status::NotFound => NotFound::new_err(arguments),
-        Status::Unacceptable => Unacceptable::new_err(arguments),
-        Status::AlreadyExists => AlreadyExists::new_err(arguments),
-        Status::LimitExceeded => LimitExceeded::new_err(arguments),
-        Status::Busy => Busy::new_err(arguments),
-        Status::SendError => SendError::new_err(arguments),
-        Status::Failed => OperationError::new_err(arguments),
+        StatusMeaning::BadRequest => BadRequest::new_err(arguments),
+        StatusMeaning::Unauthorized => Unauthorized::new_err(arguments),
+        StatusMeaning::NotFound => NotFound::new_err(arguments),
+        StatusMeaning::Unacceptable => Unacceptable::new_err(arguments),
+        StatusMeaning::AlreadyExists => AlreadyExists::new_err(arguments),
+        StatusMeaning::LimitExceeded => LimitExceeded::new_err(arguments),
+        StatusMeaning::Busy => Busy::new_err(arguments),
+        StatusMeaning::SendError => SendError::new_err(arguments),
+        StatusMeaning::Failed => OperationError::new_err(arguments),
     }
 }

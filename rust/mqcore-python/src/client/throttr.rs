@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use mqcore_client::error::ClientError;
 use mqcore_client::throttr::{
-    Answer, Push, Questions, Subscriber, ThrottrAddress, ThrottrClient as Core, ThrottrConfig,
+    Push, Questions, Subscriber, ThrottrAddress, ThrottrAnswer, ThrottrClient as Core, ThrottrConfig,
 };
-use mqcore_wire::throttr::answer::{ConnectionRecord, Uses, Verdict as WireVerdict};
+use mqcore_wire::throttr::answer::{ConnectionRecord, ConsumeOutcome, UsageCounts};
 use mqcore_wire::throttr::reply::Listed;
-use mqcore_wire::throttr::request::{Request, Rule, code};
-use mqcore_wire::throttr::{IMPOSSIBLE, Ttl, YES};
+use mqcore_wire::throttr::request::{Rule, ThrottrRequest, code};
+use mqcore_wire::throttr::{IMPOSSIBLE, SUCCESS, Ttl};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -236,42 +236,42 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
     let pushed = match fields.octet(0)? {
         code::INSERT => {
             let (key, quota, ttl) = (name()?, fields.value(2)?, fields.ttl(3)?);
-            questions.push(&Request::Insert { quota, ttl, key: &key })
+            questions.push(&ThrottrRequest::Insert { quota, ttl, key: &key })
         }
-        code::QUERY => questions.push(&Request::Query { key: &name()? }),
+        code::QUERY => questions.push(&ThrottrRequest::Query { key: &name()? }),
         code::UPDATE => {
             let (key, attribute, change) = (name()?, fields.octet(2)?, fields.octet(3)?);
-            questions.push(&Request::Update { attribute, change, value: fields.value(4)?, key: &key })
+            questions.push(&ThrottrRequest::Update { attribute, change, value: fields.value(4)?, key: &key })
         }
-        code::PURGE => questions.push(&Request::Purge { key: &name()? }),
+        code::PURGE => questions.push(&ThrottrRequest::Purge { key: &name()? }),
         code::SET => {
             let (key, value, ttl) = (name()?, fields.octets(2)?, fields.ttl(3)?);
-            questions.push(&Request::Set { ttl, key: &key, value: &value })
+            questions.push(&ThrottrRequest::Set { ttl, key: &key, value: &value })
         }
-        code::GET => questions.push(&Request::Get { key: &name()? }),
-        code::LIST => questions.push(&Request::List),
-        code::INFO => questions.push(&Request::Info),
-        code::STAT => questions.push(&Request::Stat { key: &name()? }),
-        code::STATS => questions.push(&Request::Stats),
-        code::SUBSCRIBE => questions.push(&Request::Subscribe { channel: &name()? }),
-        code::UNSUBSCRIBE => questions.push(&Request::Unsubscribe { channel: &name()? }),
+        code::GET => questions.push(&ThrottrRequest::Get { key: &name()? }),
+        code::LIST => questions.push(&ThrottrRequest::List),
+        code::INFO => questions.push(&ThrottrRequest::Info),
+        code::STAT => questions.push(&ThrottrRequest::Stat { key: &name()? }),
+        code::STATS => questions.push(&ThrottrRequest::Stats),
+        code::SUBSCRIBE => questions.push(&ThrottrRequest::Subscribe { channel: &name()? }),
+        code::UNSUBSCRIBE => questions.push(&ThrottrRequest::Unsubscribe { channel: &name()? }),
         code::PUBLISH => {
             let (channel, payload) = (name()?, fields.octets(2)?);
-            questions.push(&Request::Publish { channel: &channel, payload: &payload })
+            questions.push(&ThrottrRequest::Publish { channel: &channel, payload: &payload })
         }
-        code::CONNECTIONS => questions.push(&Request::Connections),
+        code::CONNECTIONS => questions.push(&ThrottrRequest::Connections),
         code::CONNECTION => {
             let id = <[u8; 16]>::try_from(&*name()?);
             let id = id.map_err(|_| InvalidArgument::new_err("a connection id must have 16 bytes"))?;
-            questions.push(&Request::Connection { id })
+            questions.push(&ThrottrRequest::Connection { id })
         }
-        code::CHANNELS => questions.push(&Request::Channels),
-        code::CHANNEL => questions.push(&Request::Channel { channel: &name()? }),
-        code::WHOAMI => questions.push(&Request::WhoAmI),
+        code::CHANNELS => questions.push(&ThrottrRequest::Channels),
+        code::CHANNEL => questions.push(&ThrottrRequest::Channel { channel: &name()? }),
+        code::WHOAMI => questions.push(&ThrottrRequest::WhoAmI),
         code::CONSUME => {
             let key = name()?;
             let rule = fields.rule(3, &key)?;
-            questions.push(&Request::Consume { mode: fields.octet(2)?, rule })
+            questions.push(&ThrottrRequest::Consume { mode: fields.octet(2)?, rule })
         }
         code::CONSUME_ALL => return push_all(questions, fields),
         other => return Err(InvalidArgument::new_err(format!("unknown request {other}"))),
@@ -290,7 +290,7 @@ fn push_all(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> 
 }
 
 /// Answers that become Python values on the attached thread.
-struct Answers(Vec<Answer>);
+struct Answers(Vec<ThrottrAnswer>);
 
 impl<'py> IntoPyObject<'py> for Answers {
     type Target = PyList;
@@ -306,39 +306,41 @@ impl<'py> IntoPyObject<'py> for Answers {
     }
 }
 
-fn value(py: Python<'_>, answer: Answer) -> PyResult<Bound<'_, PyAny>> {
+fn value(py: Python<'_>, answer: ThrottrAnswer) -> PyResult<Bound<'_, PyAny>> {
     match answer {
-        Answer::Status(yes) => yes.into_bound_py_any(py),
-        Answer::Counter(found) => {
+        ThrottrAnswer::Status(yes) => yes.into_bound_py_any(py),
+        ThrottrAnswer::Counter(found) => {
             found.map(|(quota, ttl)| (quota, ttl.unit, ttl.amount)).into_bound_py_any(py)
         }
-        Answer::Buffer(found) => {
+        ThrottrAnswer::Buffer(found) => {
             found.map(|(ttl, value)| (PyBytes::new(py, &value), ttl.unit, ttl.amount)).into_bound_py_any(py)
         }
-        Answer::Stat(found) => found.map(uses).into_bound_py_any(py),
-        Answer::List(rows) => {
+        ThrottrAnswer::Stat(found) => found.map(uses).into_bound_py_any(py),
+        ThrottrAnswer::List(rows) => {
             let row = |(key, row): (Bytes, Listed)| {
                 (PyBytes::new(py, &key), row.key_type, row.unit, row.deadline, row.bytes_used)
             };
             rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
         }
-        Answer::Stats(rows) => {
-            let row = |(key, row): (Bytes, Uses)| (PyBytes::new(py, &key), uses(row));
+        ThrottrAnswer::Stats(rows) => {
+            let row = |(key, row): (Bytes, UsageCounts)| (PyBytes::new(py, &key), uses(row));
             rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
         }
-        Answer::Channels(rows) => {
+        ThrottrAnswer::Channels(rows) => {
             let row = |(name, row): (Bytes, [u64; 3])| (PyBytes::new(py, &name), row);
             rows.into_iter().map(row).collect::<Vec<_>>().into_bound_py_any(py)
         }
-        Answer::Connections(rows) => {
+        ThrottrAnswer::Connections(rows) => {
             rows.iter().map(|row| connection(py, row)).collect::<PyResult<Vec<_>>>()?.into_bound_py_any(py)
         }
-        Answer::Connection(found) => found.map(|row| connection(py, &row)).transpose()?.into_bound_py_any(py),
-        Answer::Channel(found) => found.map(|rows| subscribers(py, &rows)).into_bound_py_any(py),
-        Answer::Info(numbers, version) => (numbers.to_vec(), text(&version)).into_bound_py_any(py),
-        Answer::Id(id) => PyBytes::new(py, &id).into_bound_py_any(py),
-        Answer::Verdict(verdict) => judged(&verdict).into_bound_py_any(py),
-        Answer::Verdicts(status, verdicts) => {
+        ThrottrAnswer::Connection(found) => {
+            found.map(|row| connection(py, &row)).transpose()?.into_bound_py_any(py)
+        }
+        ThrottrAnswer::Channel(found) => found.map(|rows| subscribers(py, &rows)).into_bound_py_any(py),
+        ThrottrAnswer::Info(numbers, version) => (numbers.to_vec(), text(&version)).into_bound_py_any(py),
+        ThrottrAnswer::Id(id) => PyBytes::new(py, &id).into_bound_py_any(py),
+        ThrottrAnswer::Verdict(verdict) => judged(&verdict).into_bound_py_any(py),
+        ThrottrAnswer::Verdicts(status, verdicts) => {
             let verdicts = if status == IMPOSSIBLE { Vec::new() } else { verdicts };
             let each: Vec<Option<Verdict>> = verdicts.iter().map(judged).collect();
             (status, each).into_bound_py_any(py)
@@ -347,11 +349,11 @@ fn value(py: Python<'_>, answer: Answer) -> PyResult<Bound<'_, PyAny>> {
 }
 
 /// `None`: the rule cannot be applied to that key.
-fn judged(verdict: &WireVerdict) -> Option<Verdict> {
-    (verdict.status != IMPOSSIBLE).then(|| Verdict::answered(verdict, verdict.status == YES))
+fn judged(verdict: &ConsumeOutcome) -> Option<Verdict> {
+    (verdict.status != IMPOSSIBLE).then(|| Verdict::answered(verdict, verdict.status == SUCCESS))
 }
 
-fn uses(uses: Uses) -> (u64, u64, u64, u64) {
+fn uses(uses: UsageCounts) -> (u64, u64, u64, u64) {
     (uses.reads_per_minute, uses.writes_per_minute, uses.reads, uses.writes)
 }
 

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
-use crate::storage::archive::Archive;
+use crate::storage::archive::BackupStream;
 use crate::storage::backup::BackupError;
 
 /// Bytes read and sent at a time.
@@ -39,7 +39,7 @@ pub(crate) async fn download(
         Ok(Err(refused)) => return refuse(&refused),
         Err(_) => return refuse(&BackupError::Stopping),
     };
-    let archive = Archive::new(backup);
+    let archive = BackupStream::new(backup);
     let total = archive.file_bytes();
     let (sender, receiver) = mpsc::channel(PIECES);
     let alive = admin.hub.shutdown.enter();
@@ -67,7 +67,7 @@ pub(crate) fn refuse(refused: &BackupError) -> Response {
 }
 
 /// Reads the archive piece by piece, as fast as the client takes it. The files are released however it ends.
-fn send(mut archive: Archive, sender: &mpsc::Sender<io::Result<Bytes>>) {
+fn send(mut archive: BackupStream, sender: &mpsc::Sender<io::Result<Bytes>>) {
     loop {
         let mut piece = Vec::with_capacity(PIECE);
         match archive.by_ref().take(PIECE as u64).read_to_end(&mut piece) {

@@ -1,6 +1,6 @@
 //! `GET /history`: message history for programs that do not share a file system with the broker.
 //!
-//! The header `Mqcore-Request` holds the query as JSON. Queries about the extent and the partition of the history
+//! The header `Mqcore-HistoryRequest` holds the query as JSON. Queries about the extent and the partition of the history
 //! return JSON; rows are returned as one Arrow stream, produced while it is read. The broker keeps no state between
 //! two requests: a client tracks its own position.
 
@@ -26,7 +26,7 @@ use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::stats::snapshot;
 use crate::storage::backup::BackupError;
-use crate::storage::history::{Batches, HistoryDir, HistoryError, Piece, Request};
+use crate::storage::history::{Batches, HistoryDir, HistoryError, HistoryRequest, Piece};
 
 /// Maximum ranges in one query: far more than there are shards.
 const STRETCHES_MAX: usize = 4096;
@@ -111,16 +111,17 @@ fn consult(history: &HistoryDir, question: Question) -> Result<Found, HistoryErr
     Ok(match question {
         Question::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
         Question::Pieces { request, stretches, target_bytes } => {
-            let pieces = history.pieces(&Request::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
+            let pieces =
+                history.pieces(&HistoryRequest::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
             Found::Json(json!({"pieces": pieces}))
         }
         Question::Advance { request, stretches, rows, fail_on_loss } => {
-            let request = Arc::new(Request::parse(&request)?);
+            let request = Arc::new(HistoryRequest::parse(&request)?);
             let ends = history.advance(&request, &ranges(&stretches)?, rows, fail_on_loss)?;
             Found::Json(json!({"ends": ends}))
         }
         Question::Rows { request, piece, fail_on_loss } => {
-            let request = Arc::new(Request::parse(&request)?);
+            let request = Arc::new(HistoryRequest::parse(&request)?);
             Found::Rows(Box::new(Batches(history.read(&request, &piece, fail_on_loss)?)))
         }
     })

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
-use crate::stats::failures::Failure;
+use crate::stats::failures::RequestFailure;
 use crate::stats::snapshot::{self, Totals};
 
 /// Asks no shard, so it answers even while shards are stuck.
@@ -27,7 +27,7 @@ pub(crate) async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Respons
     }
 }
 
-fn describe_failure(failure: Failure) -> Value {
+fn describe_failure(failure: RequestFailure) -> Value {
     json!({
         "id": failure.error,
         "request": failure.request,

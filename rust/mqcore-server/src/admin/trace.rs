@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::admin::history::{refuse, settle};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::stats::snapshot;
-use crate::storage::history::{HistoryDir, HistoryError, Request};
+use crate::storage::history::{HistoryDir, HistoryError, HistoryRequest};
 
 /// Maximum bytes of an ID; no protocol has longer ones.
 const ID_BYTES_MAX: usize = 255;
@@ -191,7 +191,7 @@ fn each_batch(
     show: &mut dyn FnMut(&RecordBatch),
 ) -> Result<(), HistoryError> {
     let request = json!({"view": "steps", "columns": columns}).to_string();
-    let request = Arc::new(Request::parse(&request)?);
+    let request = Arc::new(HistoryRequest::parse(&request)?);
     for ends in history.ends()? {
         let stretch = (ends.shard, ends.earliest..ends.latest);
         for piece in history.pieces(&request, &[stretch], PIECE_BYTES)? {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use mqcore_authority::audit::AuditDetail;
 use mqcore_authority::record::{Records, Token, User};
-use mqcore_authority::rule::Rule;
+use mqcore_authority::rule::PermissionRule;
 use serde::Deserialize;
 
 use super::audit::AuditTarget;
@@ -30,7 +30,7 @@ pub struct AuthorityConfig {
 struct Settings {
     users: Vec<User>,
     tokens: Vec<Token>,
-    anonymous: Vec<Rule>,
+    anonymous: Vec<PermissionRule>,
     store: Option<PathBuf>,
     audit: Option<String>,
     audit_allowed: bool,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use mqcore_authority::action::Action;
 use mqcore_authority::credentials::Secret;
 pub use mqcore_authority::login::Identity;
-use mqcore_authority::rule::Rule;
-pub use mqcore_authority::rule::RuleError;
+use mqcore_authority::rule::PermissionRule;
+pub use mqcore_authority::rule::PermissionRuleError;
 use mqcore_broker::model::client::{Client, Peer};
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ pub trait AuthorityPort: Send + Sync {
 }
 
 /// Returns one answer. Dropping it means no.
-pub type Reply = oneshot::Sender<AuthorityAnswer>;
+pub type AnswerSender = oneshot::Sender<AuthorityAnswer>;
 
 /// A question, and how to answer it.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct AuthorityQuestion {
     /// The subject of the question.
     pub about: About,
     /// Returns the answer. The connection may be closed by then.
-    pub reply: Reply,
+    pub reply: AnswerSender,
 }
 
 /// The subject of a question.
@@ -92,7 +92,7 @@ pub enum AuthorityAnswer {
         /// A name for people.
         name: Box<str>,
         /// Its permissions.
-        allow: Vec<Rule>,
+        allow: Vec<PermissionRule>,
     },
     /// The action is allowed.
     Allowed,

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use mqcore_authority::password::{PasswordError, PasswordHash};
-pub use mqcore_authority::record::RecordError;
+pub use mqcore_authority::record::AuthorityRecordError;
 use mqcore_authority::record::{Records, Restrictions, Token, User};
-use mqcore_authority::rule::Rule;
+use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, NewToken};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -42,7 +42,7 @@ pub enum StoreError {
     },
     /// An invalid record.
     #[error(transparent)]
-    Record(#[from] RecordError),
+    Record(#[from] AuthorityRecordError),
     /// A password is too short or too long.
     #[error(transparent)]
     Password(#[from] PasswordError),
@@ -102,7 +102,7 @@ pub enum Change<'a> {
 #[serde(deny_unknown_fields)]
 struct TokenRequest {
     name: String,
-    allow: Vec<Rule>,
+    allow: Vec<PermissionRule>,
     #[serde(default)]
     expires_ms: Option<u64>,
     #[serde(default)]

@@ -57,7 +57,7 @@ use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox;
 use crate::stats::counters::{CloseReason, ProtocolCounters};
-use crate::stats::failures::Failure;
+use crate::stats::failures::RequestFailure;
 
 /// Bytes of answers that wait for the peer, at which a session that answers by itself pauses reads.
 const ANSWERED_BYTES_MAX: usize = 256 * 1024;
@@ -264,7 +264,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 }
                 return false;
             }
-            Order::Evict => self.count_closed(CloseReason::HalfOpenLimit),
+            Order::CloseHalfOpen => self.count_closed(CloseReason::HalfOpenLimit),
             Order::Overflow => {
                 self.count_closed(CloseReason::SlowConsumer);
                 tracing::info!(
@@ -433,7 +433,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 why = reason,
                 "a request could not be done"
             );
-            self.hub.failures.add(Failure {
+            self.hub.failures.add(RequestFailure {
                 error: number,
                 request: request.escape_ascii().to_string(),
                 why: reason,

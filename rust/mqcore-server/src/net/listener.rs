@@ -15,7 +15,7 @@ use crate::hub::Hub;
 use crate::net::connection::Connection;
 use crate::net::handshakes::HandshakeSlot;
 use crate::net::outbox::Outbox;
-use crate::net::registry::Refusal;
+use crate::net::registry::OpenError;
 use crate::net::tls::TlsEndpoint;
 use crate::net::tls_accept;
 #[cfg(unix)]
@@ -218,8 +218,8 @@ async fn accept_from<L: Source>(listener: L, terms: ListenerTerms, hub: Arc<Hub>
                         let opening = Opening { hub: Arc::clone(&hub), outbox, opened: false };
                         listener.take_in(&hub, opening, accepted);
                     }
-                    Err(Refusal::Full) => hub.counters.of(protocol).rejected.add(1),
-                    Err(Refusal::Stopping) => {}
+                    Err(OpenError::Full) => hub.counters.of(protocol).rejected.add(1),
+                    Err(OpenError::Stopping) => {}
                 }
             }
             Err(error) if is_of_one_connection(&error) => {}

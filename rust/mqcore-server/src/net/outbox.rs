@@ -67,7 +67,7 @@ pub(crate) enum Order {
     /// The identity is no longer valid: say goodbye, and let nothing more through.
     Revoke,
     /// There are too many half-open connections and this is the oldest: end now.
-    Evict,
+    CloseHalfOpen,
     /// The peer does not read, and the output exceeds the limit: end now.
     Overflow,
     /// The time to drain is over: end now.

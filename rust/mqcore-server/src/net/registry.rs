@@ -35,7 +35,7 @@ struct State {
 
 /// Why a connection was not opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum OpenError {
     /// `connections_max` is reached.
     Full,
     /// The server stops.
@@ -53,19 +53,19 @@ impl Registry {
     }
 
     /// Like [`Registry::open_as`], with the default terms of a protocol.
-    pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, Refusal> {
+    pub(crate) fn open(&self, protocol: Protocol) -> Result<Arc<Outbox>, OpenError> {
         self.open_as(ListenerTerms::of(protocol))
     }
 
     /// Registers one more connection, half-open at first. If too many are half-open, the oldest is closed: to keep
     /// clients out, an attacker would have to finish handshakes faster than they do.
-    pub(crate) fn open_as(&self, terms: ListenerTerms) -> Result<Arc<Outbox>, Refusal> {
+    pub(crate) fn open_as(&self, terms: ListenerTerms) -> Result<Arc<Outbox>, OpenError> {
         let mut state = self.lock();
         if state.stopping {
-            return Err(Refusal::Stopping);
+            return Err(OpenError::Stopping);
         }
         if state.open.len() >= self.connections_max {
-            return Err(Refusal::Full);
+            return Err(OpenError::Full);
         }
         let evicted =
             if state.half_open.len() >= self.half_open_max { state.half_open.pop_first() } else { None };
@@ -76,7 +76,7 @@ impl Registry {
         state.half_open.insert(connection);
         drop(state);
         if let Some(evicted) = evicted {
-            evicted.order(Order::Evict);
+            evicted.order(Order::CloseHalfOpen);
         }
         Ok(outbox)
     }
@@ -154,7 +154,7 @@ mod tests {
         registry.welcomed(client.connection);
         let strangers: Vec<_> = (0..3).map(|_| registry.open(SPOKEN).unwrap()).collect();
         assert_eq!(order_of(&client), None);
-        assert_eq!(order_of(&strangers[0]), Some(Order::Evict));
+        assert_eq!(order_of(&strangers[0]), Some(Order::CloseHalfOpen));
         assert_eq!(order_of(&strangers[1]), None);
         assert_eq!(registry.count(SPOKEN), (4, 2));
     }
@@ -163,10 +163,10 @@ mod tests {
     fn beyond_the_limit_nothing_opens_until_something_closes() {
         let registry = Registry::new(1, 1, 4096);
         let first = registry.open(SPOKEN).unwrap();
-        assert_eq!(registry.open(SPOKEN).unwrap_err(), Refusal::Full);
+        assert_eq!(registry.open(SPOKEN).unwrap_err(), OpenError::Full);
         registry.close(first.connection);
         assert!(registry.open(SPOKEN).is_ok());
         assert_eq!(registry.stop().len(), 1);
-        assert_eq!(registry.open(SPOKEN).unwrap_err(), Refusal::Stopping);
+        assert_eq!(registry.open(SPOKEN).unwrap_err(), OpenError::Stopping);
     }
 }

@@ -15,7 +15,7 @@ use mqcore_broker::model::command::{Acknowledgement, ClientPattern, Command};
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_cluster::filter::ForwardKind;
 use mqcore_cluster::log::UpstreamSet;
-use mqcore_session::forwards::Noted;
+use mqcore_session::forwards::ForwardBatch;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -51,7 +51,7 @@ impl fmt::Debug for NodeFilters {
 
 /// The target of a forwarded message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Destination {
+pub enum ForwardTarget {
     /// A queue: its channel, and its id.
     Queue(Box<str>, u16),
     /// A topic.
@@ -68,7 +68,7 @@ pub struct Passage {
     /// The kind of frame.
     pub kind: ForwardKind,
     /// Its target.
-    pub goal: Destination,
+    pub goal: ForwardTarget,
     /// The message; for an acknowledgement its ID, source and headers.
     pub message: Message,
     /// The producer; only on the node where the message is produced.
@@ -84,27 +84,27 @@ impl Passage {
             Command::PassedOn(passed) => return Self::of(&passed.command, client, node),
             Command::Publish { queue, message } => (
                 ForwardKind::Queue,
-                Destination::Queue(queue.channel.as_str().into(), queue.id),
+                ForwardTarget::Queue(queue.channel.as_str().into(), queue.id),
                 message.clone(),
             ),
             Command::PublishTopic { topic, message, .. } => {
                 let name = String::from_utf8_lossy(topic.as_bytes());
-                (ForwardKind::Queue, Destination::Topic(name.into()), message.clone())
+                (ForwardKind::Queue, ForwardTarget::Topic(name.into()), message.clone())
             }
             Command::Route { router, message } => {
-                (ForwardKind::Router, Destination::Router(router.as_str().into()), message.clone())
+                (ForwardKind::Router, ForwardTarget::Router(router.as_str().into()), message.clone())
             }
             Command::Direct { to, message } => {
-                (ForwardKind::Direct, Destination::Client(named(to)), message.clone())
+                (ForwardKind::Direct, ForwardTarget::Client(named(to)), message.clone())
             }
             Command::AcknowledgeDirect { to, message } => {
-                (ForwardKind::Acknowledge, Destination::Client(to.clone()), message.clone())
+                (ForwardKind::Acknowledge, ForwardTarget::Client(to.clone()), message.clone())
             }
             Command::Respond { to, message } => {
-                (ForwardKind::Response, Destination::Client(to.clone()), message.clone())
+                (ForwardKind::Response, ForwardTarget::Client(to.clone()), message.clone())
             }
             Command::Acknowledge(word) => {
-                let goal = Destination::Queue(word.queue.channel.as_str().into(), word.queue.id);
+                let goal = ForwardTarget::Queue(word.queue.channel.as_str().into(), word.queue.id);
                 (ForwardKind::Acknowledge, goal, acknowledgement(word, client))
             }
             _ => return None,
@@ -217,7 +217,7 @@ pub(crate) struct FilteredBatch {
     /// Bytes from which the commands were decoded.
     pub(crate) octets: usize,
     /// Frames to be forwarded.
-    pub(crate) noted: Option<Noted>,
+    pub(crate) noted: Option<ForwardBatch>,
     /// Numbers of forwarded messages that the filter rejected, to be confirmed.
     pub(crate) refused: Vec<u64>,
 }
@@ -227,13 +227,13 @@ pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Sen
 
 /// The frames of one batch that filters of the program decide about.
 #[derive(Debug, Default)]
-pub(crate) struct LinkFilter {
+pub(crate) struct PendingLinkFilter {
     /// For each upstream broker: indices of noted frames, and their content.
     by_upstream: Vec<(usize, Vec<usize>, Vec<Passage>)>,
     noted: usize,
 }
 
-impl LinkFilter {
+impl PendingLinkFilter {
     /// A command was noted for these upstreams.
     pub(crate) fn add(
         &mut self,
@@ -400,7 +400,7 @@ mod tests {
         let passage = &asked[0].passages()[0];
         assert_eq!(
             (passage.node.as_deref(), &passage.goal),
-            (Some("west"), &Destination::Queue("ch".into(), 1))
+            (Some("west"), &ForwardTarget::Queue("ch".into(), 1))
         );
         assert!(asked[0].is_given_up());
     }

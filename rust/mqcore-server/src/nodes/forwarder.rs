@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use mqcore_cluster::log::{DropCounts, LogOptions, OutgoingLog, UpstreamSet};
 use mqcore_journal::error::JournalError;
-use mqcore_session::forwards::Noted;
+use mqcore_session::forwards::ForwardBatch;
 use tokio::sync::{Notify, oneshot};
 
 use crate::nodes::store::{SavedForward, Store};
@@ -35,7 +35,7 @@ pub(crate) type Frames = Vec<(u64, Bytes)>;
 /// A request to the thread.
 enum Ask {
     /// Accept these frames; the answer comes once they are safe.
-    Take(Noted, oneshot::Sender<()>),
+    Take(ForwardBatch, oneshot::Sender<()>),
     /// The frames for an upstream broker after a number, up to about this many bytes.
     Next { upstream: usize, after: u64, bytes: usize, answer: oneshot::Sender<Frames> },
     /// An upstream broker confirmed all messages up to a number.
@@ -124,7 +124,7 @@ impl Forwarder {
 
     /// Offers frames. The answer comes when they are safe, or never if the thread has ended. The caller need not
     /// repeat them.
-    pub(crate) fn take(&self, noted: Noted) -> oneshot::Receiver<()> {
+    pub(crate) fn take(&self, noted: ForwardBatch) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         self.ask(Ask::Take(noted, sender));
         receiver
@@ -158,7 +158,7 @@ impl Forwarder {
 
 /// Offered frames, and how many of them are accepted.
 struct Offer {
-    noted: Noted,
+    noted: ForwardBatch,
     taken: usize,
     answer: oneshot::Sender<()>,
 }

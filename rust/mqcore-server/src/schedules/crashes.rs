@@ -27,7 +27,7 @@ use mqcore_session::schedules::ScheduleRequest;
 use mqcore_session::schedules::{Headers, headers};
 use mqcore_testkit::Random;
 
-use super::keeper::{Crons, Keeper, wanted};
+use super::keeper::{Crons, Keeper, parse_request};
 
 const SHARDS: usize = 2;
 const START: u64 = 1_800_000_000_000;
@@ -225,7 +225,7 @@ impl World {
             job: name.as_bytes().into(),
             cron: None,
         };
-        let wanted = wanted(&request, &self.crons).expect("it can be planned");
+        let wanted = parse_request(&request, &self.crons).expect("it can be planned");
         self.keeper.schedule(wanted, self.now).expect("there is room");
     }
 

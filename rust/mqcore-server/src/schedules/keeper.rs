@@ -36,7 +36,7 @@ const JOB_SHOWN_BYTES: usize = 1_024;
 
 /// The data of a schedule that only this module uses.
 #[derive(Debug, Clone)]
-struct What {
+struct ScheduleData {
     /// Its number in the journal; without a journal it is counted as well.
     sequence: u64,
     run: Arc<[u8]>,
@@ -55,13 +55,13 @@ struct Outgoing {
 
 /// A parsed request for a schedule.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ScheduleDraft {
     pub(crate) id: EntryId,
     pub(crate) plan: Plan,
     pub(crate) run: Arc<[u8]>,
 }
 
-impl Wanted {
+impl ScheduleDraft {
     /// Its approximate size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.run.len()
@@ -100,7 +100,7 @@ impl Crons {
 }
 
 /// Parses a client's request.
-pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted, Rejection> {
+pub(crate) fn parse_request(request: &ScheduleRequest, crons: &Crons) -> Result<ScheduleDraft, Rejection> {
     let bad = |why: String| Rejection::new(RejectionKind::BadRequest, why);
     let refused = |error: PlanError| bad(error.to_string());
     let seconds = request.interval.as_deref().map(|text| str::from_utf8(text).unwrap_or_default().trim());
@@ -136,7 +136,7 @@ pub(crate) fn wanted(request: &ScheduleRequest, crons: &Crons) -> Result<Wanted,
     };
     let parts: [&[u8]; 5] =
         [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
-    Ok(Wanted { id: EntryId(request.identity()), plan, run: parts.concat().into() })
+    Ok(ScheduleDraft { id: EntryId(request.identity()), plan, run: parts.concat().into() })
 }
 
 /// The queue, the headers and the job of a run.
@@ -161,7 +161,7 @@ fn named_queue(run: &[u8]) -> QueueAddress {
 
 /// All schedules, and all runs in flight.
 pub(crate) struct Keeper<S: Storage> {
-    scheduler: Scheduler<What>,
+    scheduler: Scheduler<ScheduleData>,
     /// The journal; `None`: schedules are only in memory.
     store: Option<Store<S>>,
     shards: usize,
@@ -169,7 +169,7 @@ pub(crate) struct Keeper<S: Storage> {
     epoch: u64,
     next: u64,
     /// Due, and not saved yet.
-    due: VecDeque<Firing<What>>,
+    due: VecDeque<Firing<ScheduleData>>,
     /// Saved, and not confirmed by their queues.
     outgoing: BTreeMap<u64, Outgoing>,
     /// Those of `outgoing` that have not been sent since they were saved.
@@ -214,7 +214,7 @@ impl<S: Storage> Keeper<S> {
         let Kept { schedules, runs, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
-            let what = What { sequence: kept.sequence, run: kept.run.into() };
+            let what = ScheduleData { sequence: kept.sequence, run: kept.run.into() };
             let entry = ScheduleEntry { id: kept.id, plan: kept.plan, state: kept.state, what };
             // A crash between a schedule and the end of the previous one leaves both; the later one is valid.
             let before = keeper.scheduler.insert(entry);
@@ -269,8 +269,8 @@ impl<S: Storage> Keeper<S> {
 
     /// Adds a schedule, replacing the one with the same call. An unchanged schedule continues as it is: workers
     /// request their schedules at every start.
-    pub(crate) fn schedule(&mut self, wanted: Wanted, now_ms: u64) -> Result<(), Rejection> {
-        let Wanted { id, plan, run } = wanted;
+    pub(crate) fn schedule(&mut self, wanted: ScheduleDraft, now_ms: u64) -> Result<(), Rejection> {
+        let ScheduleDraft { id, plan, run } = wanted;
         let before = self.scheduler.get(&id);
         if before.is_some_and(|before| before.what.run == run && before.plan == plan) {
             return Ok(());
@@ -289,7 +289,7 @@ impl<S: Storage> Keeper<S> {
             put.map_err(|error| Rejection::new(RejectionKind::Busy, error.to_string()))?;
         }
         self.next += 1;
-        let what = What { sequence, run };
+        let what = ScheduleData { sequence, run };
         let before = self.scheduler.insert(ScheduleEntry { id, plan, state, what });
         self.settled.extend(before.map(|before| before.what.sequence));
         Ok(())
@@ -479,7 +479,7 @@ impl<S: Storage> Keeper<S> {
     }
 }
 
-fn view(entry: &ScheduleEntry<What>) -> ScheduleView {
+fn view(entry: &ScheduleEntry<ScheduleData>) -> ScheduleView {
     let (queue, headers, job) = parts(&entry.what.run).unwrap_or_default();
     let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
     let (interval_ms, cron) = match &entry.plan.when {

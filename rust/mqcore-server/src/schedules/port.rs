@@ -10,7 +10,7 @@ use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::schedules::{ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
-use super::keeper::{Crons, Wanted, wanted};
+use super::keeper::{Crons, ScheduleDraft, parse_request};
 use super::view::{EndScheduleError, ScheduleList};
 
 /// Maximum bytes of schedules that wait for the thread; more are rejected.
@@ -18,7 +18,7 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 /// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Ask {
-    Schedule(Box<Wanted>),
+    Schedule(Box<ScheduleDraft>),
     Unschedule(EntryId),
     /// The same, with an answer once the end is durable.
     EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
@@ -128,7 +128,7 @@ impl SchedulePort {
 
 impl Schedules for SchedulePort {
     fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        let wanted = wanted(&request, self.crons())?;
+        let wanted = parse_request(&request, self.crons())?;
         let bytes = wanted.bytes();
         if self.shared.waiting.fetch_add(bytes, Ordering::Relaxed) > WAITING_BYTES_MAX {
             self.shared.waiting.fetch_sub(bytes, Ordering::Relaxed);

@@ -50,7 +50,7 @@ struct Staged {
 struct Run {
     number: u64,
     to: Arc<[ConnectionId]>,
-    kind: Kind,
+    kind: RunKind,
     /// The protocols that members of the list speak and that share frames; nothing is encoded for others.
     spoken: [bool; Protocol::ALL.len()],
     /// Members of the list whose sessions encode.
@@ -63,12 +63,12 @@ struct Run {
 
 /// The kind of output in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum RunKind {
     Delivery,
     Publication,
 }
 
-impl Kind {
+impl RunKind {
     fn is_by_session(self, protocol: Protocol) -> bool {
         match self {
             Self::Delivery => protocol.deliveries().is_by_session(),
@@ -218,7 +218,7 @@ impl Staging {
     fn deliver_many(&mut self, to: &Arc<[ConnectionId]>, deliver: &Deliver, hub: &Hub) {
         self.encode_many(
             to,
-            Kind::Delivery,
+            RunKind::Delivery,
             hub,
             |run| run.encode(deliver),
             || Event::Delivered(deliver.clone()),
@@ -237,7 +237,7 @@ impl Staging {
             }
             Recipients::Many(to) => {
                 let encode = |run: &mut Run| run.encode_publication(publication);
-                self.encode_many(to, Kind::Publication, hub, encode, || published(publication));
+                self.encode_many(to, RunKind::Publication, hub, encode, || published(publication));
             }
         }
     }
@@ -247,7 +247,7 @@ impl Staging {
     fn encode_many(
         &mut self,
         to: &Arc<[ConnectionId]>,
-        kind: Kind,
+        kind: RunKind,
         hub: &Hub,
         encode: impl FnOnce(&mut Run) -> usize,
         event: impl Fn() -> Event,
@@ -272,7 +272,7 @@ impl Staging {
     }
 
     /// Marks all members of the list, so that anything else for one of them closes the run first.
-    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, kind: Kind, hub: &Hub) {
+    fn begin_run(&mut self, to: &Arc<[ConnectionId]>, kind: RunKind, hub: &Hub) {
         self.runs_begun += 1;
         let number = self.runs_begun;
         let mut spoken = [false; Protocol::ALL.len()];

@@ -14,7 +14,7 @@ const TEXT_MAX: usize = 512;
 
 /// A failed request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct RequestFailure {
     /// The error number that the peer received.
     pub error: String,
     /// The request's ID as the peer wrote it, unprintable bytes escaped.
@@ -34,12 +34,12 @@ pub struct Failure {
 /// The last failures, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
-    kept: Mutex<VecDeque<Failure>>,
+    kept: Mutex<VecDeque<RequestFailure>>,
 }
 
 impl Failures {
     /// Locks and allocates, which is fine because failures are rare.
-    pub(crate) fn add(&self, mut failure: Failure) {
+    pub(crate) fn add(&self, mut failure: RequestFailure) {
         shorten(&mut failure.request);
         shorten(&mut failure.why);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ impl Failures {
     }
 
     /// The last `limit` failures, the latest first.
-    pub(crate) fn latest(&self, limit: usize) -> Vec<Failure> {
+    pub(crate) fn latest(&self, limit: usize) -> Vec<RequestFailure> {
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().rev().take(limit).cloned().collect()
     }
@@ -67,8 +67,8 @@ fn shorten(text: &mut String) {
 mod tests {
     use super::*;
 
-    fn failure(number: usize) -> Failure {
-        Failure {
+    fn failure(number: usize) -> RequestFailure {
+        RequestFailure {
             error: number.to_string(),
             request: "r".into(),
             why: "\u{e9}".repeat(number),

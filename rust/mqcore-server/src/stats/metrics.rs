@@ -41,7 +41,7 @@ struct Source<'a> {
 
 /// Whether a value only increases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum MetricKind {
     Counter,
     Gauge,
 }
@@ -49,7 +49,7 @@ enum Kind {
 /// One metric, with all its samples.
 struct Metric {
     name: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     /// One sentence or noun phrase, with the unit if the name has none.
     help: &'static str,
     samples: fn(&Source<'_>, &mut Samples<'_>),
@@ -60,11 +60,11 @@ const fn counter(
     help: &'static str,
     samples: fn(&Source<'_>, &mut Samples<'_>),
 ) -> Metric {
-    Metric { name, kind: Kind::Counter, help, samples }
+    Metric { name, kind: MetricKind::Counter, help, samples }
 }
 
 const fn gauge(name: &'static str, help: &'static str, samples: fn(&Source<'_>, &mut Samples<'_>)) -> Metric {
-    Metric { name, kind: Kind::Gauge, help, samples }
+    Metric { name, kind: MetricKind::Gauge, help, samples }
 }
 
 /// Metrics that appear together, and their condition.
@@ -125,8 +125,8 @@ pub(crate) fn render(hub: &Hub, snapshot: &ShardStats, uptime_seconds: f64, per_
 fn write_table(page: &mut String, metrics: &[Metric], source: &Source<'_>) {
     for Metric { name, kind, help, samples } in metrics {
         let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
         };
         // Writing to a `String` cannot fail.
         let _ = writeln!(page, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -201,7 +201,7 @@ mod tests {
             assert!(names.insert(metric.name), "{} is declared twice", metric.name);
             assert!(metric.name.starts_with("mqcore_"), "{}", metric.name);
             let counts = ["_total", "_sum", "_count"].iter().any(|suffix| metric.name.ends_with(suffix));
-            assert_eq!(counts, metric.kind == Kind::Counter, "{}", metric.name);
+            assert_eq!(counts, metric.kind == MetricKind::Counter, "{}", metric.name);
             assert!(metric.help.ends_with('.'), "{}: the help is a sentence", metric.name);
         }
     }

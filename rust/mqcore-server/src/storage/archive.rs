@@ -17,7 +17,7 @@ const MANIFEST: &str = "manifest.json";
 
 /// A backup to be read once. Dropping it lets the broker remove files again.
 #[derive(Debug)]
-pub struct Archive {
+pub struct BackupStream {
     backup: Backup,
     next: usize,
     /// Bytes that are ready: a header, padding, or a small file.
@@ -36,7 +36,7 @@ struct Open {
     hash: Sha256,
 }
 
-impl Archive {
+impl BackupStream {
     /// Starts at the first file.
     pub fn new(backup: Backup) -> Self {
         let mut archive = Self {
@@ -129,7 +129,7 @@ impl Archive {
     }
 }
 
-impl Read for Archive {
+impl Read for BackupStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if buffer.is_empty() {
             return Ok(0);

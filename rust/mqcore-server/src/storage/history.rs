@@ -10,8 +10,8 @@ use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use mqcore_archive::reading::{ReadError, ShardHistory};
 
 pub use mqcore_archive::reading::columns::{Column, Group, View};
-pub use mqcore_archive::reading::request::Request;
-pub use mqcore_archive::reading::rows::{Batches, Reading};
+pub use mqcore_archive::reading::request::HistoryRequest;
+pub use mqcore_archive::reading::rows::{Batches, PieceReader};
 pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
 
 use crate::storage::data_dir::{ARCHIVE, DataDirError, read_format};
@@ -73,7 +73,7 @@ impl HistoryDir {
     /// [`HistoryError`].
     pub fn pieces(
         &self,
-        request: &Request,
+        request: &HistoryRequest,
         stretches: &[Stretch],
         target_bytes: u64,
     ) -> Result<Vec<Piece>, HistoryError> {
@@ -90,7 +90,7 @@ impl HistoryDir {
     /// [`HistoryError`].
     pub fn advance(
         &self,
-        request: &Arc<Request>,
+        request: &Arc<HistoryRequest>,
         stretches: &[Stretch],
         rows: u64,
         fail_on_loss: bool,
@@ -113,10 +113,10 @@ impl HistoryDir {
     /// [`HistoryError`], immediately or from the iterator.
     pub fn read(
         &self,
-        request: &Arc<Request>,
+        request: &Arc<HistoryRequest>,
         piece: &Piece,
         fail_on_loss: bool,
-    ) -> Result<Reading, HistoryError> {
+    ) -> Result<PieceReader, HistoryError> {
         self.shard(piece.shard)?.read(request, piece, fail_on_loss)
     }
 }

@@ -1,4 +1,4 @@
-//! Somebody who speaks TMQP to a server by hand, and a directory for the server to keep things in.
+//! A raw TMQP client, and a temporary data directory for a server.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
@@ -79,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         (peer, answer)
     }
 
-    /// Says Hello, and is let in.
+    /// Sends Hello and reads the acceptance.
     pub(crate) async fn welcome(stream: S, hello: &Hello<'_>) -> Self {
         let (peer, answer) = Self::shake_hands(stream, hello).await;
         assert_eq!((answer.kind, answer.content_type), (Kind::SERVER, operation::ACCEPTED));

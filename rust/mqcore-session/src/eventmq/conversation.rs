@@ -19,9 +19,9 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::eventmq::{self, Command as Said};
-use mqcore_wire::zmtp::command::{Command as Control, Ready, SocketType};
-use mqcore_wire::zmtp::{Cutter, Greeting, Item, encode_message};
+use mqcore_wire::eventmq::{self, EmqpCommand};
+use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
+use mqcore_wire::zmtp::{Greeting, Item, ZmtpDecoder, encode_message};
 
 use super::client::Intake;
 use super::ids::MessageIds;
@@ -79,7 +79,7 @@ pub struct EventmqSession {
     role: Role,
     stage: Stage,
     client: Option<Arc<Client>>,
-    cutter: Cutter,
+    decoder: ZmtpDecoder,
     identity: Box<[u8]>,
     part: Part,
     ids: MessageIds,
@@ -117,7 +117,7 @@ impl EventmqSession {
             role: terms.role,
             stage: Stage::Silent,
             client: None,
-            cutter: Cutter::new(),
+            decoder: ZmtpDecoder::new(),
             identity: Box::default(),
             part: Part::None,
             ids: MessageIds::new(config.connection, exchange.seed),
@@ -164,7 +164,7 @@ impl EventmqSession {
     /// An accepted peer receives READY, a rejected one ERROR instead. So the frames that a peer sends after the READY
     /// are not lost with a connection that is rejected.
     fn welcome(&mut self, client: Arc<Client>, output: &mut Vec<u8>) {
-        Control::Ready(Ready { socket: self.socket(), identity: b"", token: b"" }).encode(output);
+        ZmtpCommand::Ready(Ready { socket: self.socket(), identity: b"", token: b"" }).encode(output);
         self.client = Some(client);
         self.stage = Stage::Open;
         self.finish();
@@ -316,12 +316,12 @@ impl EventmqSession {
             }
         }
         // The cutter borrows the fragments from its buffer, so the session does without it meanwhile.
-        let mut cutter = std::mem::take(&mut self.cutter);
+        let mut decoder = std::mem::take(&mut self.decoder);
         let result = loop {
             if !self.may_read() && self.stage != Stage::Shaking {
                 break Ok(consumed);
             }
-            match cutter.next(&input[consumed..], &self.limits()) {
+            match decoder.next(&input[consumed..], &self.limits()) {
                 Ok(Some((Item::Message(_), _))) if self.stage == Stage::Shaking => {
                     break Err(SessionError::Misbehaved("expected READY at the end of the handshake".into()));
                 }
@@ -337,7 +337,7 @@ impl EventmqSession {
                 Err(error) => break Err(error.into()),
             }
         };
-        self.cutter = cutter;
+        self.decoder = decoder;
         result
     }
 }
@@ -345,7 +345,7 @@ impl EventmqSession {
 /// Rejects the peer with ZMTP's ERROR command: the status code for programs, then the reason for people.
 fn deny(rejection: &Rejection, output: &mut Vec<u8>) {
     let reason = format!("{} {rejection}", rejection.kind.code());
-    Control::Error(reason.as_bytes()).encode(output);
+    ZmtpCommand::Error(reason.as_bytes()).encode(output);
 }
 
 impl Session for EventmqSession {
@@ -369,7 +369,7 @@ impl Session for EventmqSession {
             Err(_) => None,
         };
         if let Some(reason) = reason {
-            Control::Error(reason.as_bytes()).encode(output);
+            ZmtpCommand::Error(reason.as_bytes()).encode(output);
         }
         if result.is_err() {
             self.stage = Stage::Over;
@@ -406,7 +406,7 @@ impl Session for EventmqSession {
     fn needed(&self, input: &[u8]) -> usize {
         match self.stage {
             Stage::Silent | Stage::Greeting | Stage::Shaking => 0,
-            _ if self.may_read() => self.cutter.needed(input, &self.config.limits),
+            _ if self.may_read() => self.decoder.needed(input, &self.config.limits),
             _ => input.len(),
         }
     }
@@ -535,7 +535,7 @@ impl Session for EventmqSession {
             Part::None | Part::Joining { .. } => false,
         };
         if stays {
-            eventmq::Message { id: self.ids.next(), command: Said::Kbye }.encode(output);
+            eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Kbye }.encode(output);
         }
         self.stage = Stage::Over;
         self.resign();
@@ -544,7 +544,7 @@ impl Session for EventmqSession {
     fn drain(&mut self, output: &mut Vec<u8>) -> bool {
         let Part::Worker(work) = &mut self.part else { return false };
         if !work.leaving {
-            eventmq::Message { id: self.ids.next(), command: Said::Kbye }.encode(output);
+            eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Kbye }.encode(output);
             work.leave();
         }
         true

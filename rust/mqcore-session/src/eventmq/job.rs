@@ -19,7 +19,7 @@ use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::unique::{KEY_BYTES_MAX, header_line};
-use mqcore_wire::error::Shown;
+use mqcore_wire::error::EscapedBytes;
 use mqcore_wire::eventmq::headers::{self, Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
 use serde_json::json;
@@ -52,7 +52,7 @@ pub(super) fn message(
     if let Some(name) = result_queue_name(job.headers)
         && let Err(error) = result_queue(name)
     {
-        let name = Shown::new(name);
+        let name = EscapedBytes::new(name);
         return Err(format!(
             "invalid header `result-queue:{name}`: {error}; use the name of a queue, such as results"
         ));

@@ -18,7 +18,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message};
 use mqcore_broker::model::rejection::Rejection;
-use mqcore_wire::error::Shown;
+use mqcore_wire::error::EscapedBytes;
 use mqcore_wire::eventmq::Job;
 use mqcore_wire::eventmq::headers::{self, Headers};
 use serde_json::value::RawValue;
@@ -116,9 +116,9 @@ impl ScheduleRequest {
 
 /// How the log names a schedule: its task and its queue.
 pub(super) fn title(queue: &[u8], job: &[u8]) -> String {
-    let queue = Shown::new(queue);
+    let queue = EscapedBytes::new(queue);
     match called(job) {
-        Some(task) => format!("schedule of {} in queue {queue}", Shown::new(task.as_bytes())),
+        Some(task) => format!("schedule of {} in queue {queue}", EscapedBytes::new(task.as_bytes())),
         None => format!("schedule in queue {queue}"),
     }
 }

@@ -14,9 +14,9 @@ use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::micromessage::content::Content;
-use mqcore_wire::micromessage::extension::{Agreement, Kind};
-use mqcore_wire::micromessage::failure::{Failure, Token};
-use mqcore_wire::micromessage::negotiation::{Abilities, Lists};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
+use mqcore_wire::micromessage::negotiation::{Capabilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
@@ -132,8 +132,8 @@ impl MicroMessageSession {
         &self.agreement
     }
 
-    fn abilities(&self) -> Abilities<'_> {
-        Abilities { vendors: &self.vendors, window_max: self.terms.window_max }
+    fn abilities(&self) -> Capabilities<'_> {
+        Capabilities { vendors: &self.vendors, window_max: self.terms.window_max }
     }
 
     fn may_read(&self) -> bool {
@@ -147,7 +147,7 @@ impl MicroMessageSession {
     }
 
     /// Sends the reason as an ERROR and ends the conversation.
-    fn fail(&mut self, failure: &Failure, output: &mut Vec<u8>) -> SessionError {
+    fn fail(&mut self, failure: &ProtocolFailure, output: &mut Vec<u8>) -> SessionError {
         failure.encode(output);
         self.stage = Stage::Over;
         SessionError::Misbehaved(failure.to_string().into())
@@ -155,7 +155,7 @@ impl MicroMessageSession {
 
     /// Like `fail`, for a reason that is not the peer's fault.
     fn refuse(&mut self, rejection: &Rejection, output: &mut Vec<u8>) -> SessionError {
-        let failure = Failure::new(token(rejection.kind), &*rejection.reason);
+        let failure = ProtocolFailure::new(token(rejection.kind), &*rejection.reason);
         failure.encode(output);
         self.stage = Stage::Over;
         SessionError::Refused(failure.to_string().into())
@@ -169,7 +169,7 @@ impl MicroMessageSession {
         input: &[u8],
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, ProtocolFailure> {
         let Some((frame, size)) = decode(input, self.agreement.len(), &self.config.limits)? else {
             return Ok(0);
         };
@@ -177,8 +177,8 @@ impl MicroMessageSession {
             Frame::Message(message) => self.message(message, commands)?,
             Frame::Extension { id, payload } => self.extension(id, payload, commands, output)?,
             Frame::Command { .. } if self.assembly.is_open() => {
-                return Err(Failure::new(
-                    Token::Malformed,
+                return Err(ProtocolFailure::new(
+                    ErrorToken::Malformed,
                     "a command stands between the parts of a message",
                 ));
             }
@@ -189,7 +189,11 @@ impl MicroMessageSession {
         Ok(size)
     }
 
-    fn message(&mut self, frame: MessageFrame<'_>, commands: &mut Vec<Command>) -> Result<(), Failure> {
+    fn message(
+        &mut self,
+        frame: MessageFrame<'_>,
+        commands: &mut Vec<Command>,
+    ) -> Result<(), ProtocolFailure> {
         match self.assembly.push(frame)? {
             Assembled::Unfinished => Ok(()),
             Assembled::Whole(whole) => {
@@ -208,7 +212,7 @@ impl MicroMessageSession {
         }
     }
 
-    fn publish(&mut self, arrived: Arrived<'_>, commands: &mut Vec<Command>) -> Result<(), Failure> {
+    fn publish(&mut self, arrived: Arrived<'_>, commands: &mut Vec<Command>) -> Result<(), ProtocolFailure> {
         let Some(client) = &self.client else { return Ok(()) };
         let instead = self.terms.default_destination.as_deref().unwrap_or_default().as_bytes();
         let destination = if arrived.destination.is_empty() { instead } else { arrived.destination };
@@ -222,24 +226,27 @@ impl MicroMessageSession {
         payload: &[u8],
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let Some((extension, kind)) = self.agreement.get(id) else { return Ok(()) };
         let number = || match *payload {
             [high, low] => Ok(u16::from_be_bytes([high, low])),
-            _ => Err(Failure::new(Token::Malformed, "an acknowledgement is a number of two bytes")),
+            _ => Err(ProtocolFailure::new(
+                ErrorToken::Malformed,
+                "an acknowledgement is a number of two bytes",
+            )),
         };
         match kind {
-            Some(Kind::Acknowledges) => self.outgoing.acknowledged(number()?, commands, output),
-            Some(Kind::Refuses) => self.outgoing.refused(number()?, commands, output),
-            Some(Kind::Type) => self.incoming.set_type(payload),
-            Some(Kind::Vendor) => {
+            Some(ExtensionKind::Acknowledges) => self.outgoing.acknowledged(number()?, commands, output),
+            Some(ExtensionKind::Refuses) => self.outgoing.refused(number()?, commands, output),
+            Some(ExtensionKind::Type) => self.incoming.set_type(payload),
+            Some(ExtensionKind::Vendor) => {
                 let name = extension.name.as_ref().into();
                 self.vendor_frames.push(VendorFrame { id, name, payload: payload.into() });
                 Ok(())
             }
-            Some(Kind::Serializer | Kind::Subscribes | Kind::Answers) | None => {
+            Some(ExtensionKind::Serializer | ExtensionKind::Subscribes | ExtensionKind::Answers) | None => {
                 let why = format!("{} has no frames", extension.name);
-                Err(Failure::new(Token::Malformed, why))
+                Err(ProtocolFailure::new(ErrorToken::Malformed, why))
             }
         }
     }
@@ -272,7 +279,7 @@ impl MicroMessageSession {
             (Ok(()), Some(id)) => write_ok(&id, output),
             (Ok(()), None) => {}
             (Err(rejection), Some(id)) => {
-                write_fail(&id, &Failure::new(token(rejection.kind), &*rejection.reason), output);
+                write_fail(&id, &ProtocolFailure::new(token(rejection.kind), &*rejection.reason), output);
             }
             (Err(rejection), None) => return Err(self.refuse(&rejection, output)),
         }
@@ -315,7 +322,7 @@ impl MicroMessageSession {
         if let Key::Id(id) = &subscription.key
             && self.answers_commands()
         {
-            write_fail(id, &Failure::new(Token::Destination, "the queue was removed"), output);
+            write_fail(id, &ProtocolFailure::new(ErrorToken::Destination, "the queue was removed"), output);
         }
     }
 
@@ -344,13 +351,13 @@ fn made_by_receivers() -> QueueChanges {
     }
 }
 
-fn token(kind: RejectionKind) -> Token {
+fn token(kind: RejectionKind) -> ErrorToken {
     match kind {
-        RejectionKind::Unauthorized => Token::Auth,
-        RejectionKind::LimitExceeded | RejectionKind::Busy => Token::Limit,
-        RejectionKind::NotFound | RejectionKind::Unacceptable => Token::Destination,
-        RejectionKind::BadRequest => Token::Malformed,
-        _ => Token::Internal,
+        RejectionKind::Unauthorized => ErrorToken::Auth,
+        RejectionKind::LimitExceeded | RejectionKind::Busy => ErrorToken::Limit,
+        RejectionKind::NotFound | RejectionKind::Unacceptable => ErrorToken::Destination,
+        RejectionKind::BadRequest => ErrorToken::Malformed,
+        _ => ErrorToken::Internal,
     }
 }
 
@@ -358,7 +365,7 @@ fn write_ok(id: &str, output: &mut Vec<u8>) {
     write_command("ok", &[("id", id.as_bytes())], output);
 }
 
-fn write_fail(id: &str, failure: &Failure, output: &mut Vec<u8>) {
+fn write_fail(id: &str, failure: &ProtocolFailure, output: &mut Vec<u8>) {
     write_command("fail", &[("id", id.as_bytes()), ("reason", failure.to_string().as_bytes())], output);
 }
 
@@ -465,7 +472,7 @@ impl Session for MicroMessageSession {
                 self.stage = Stage::Open;
             }
             Event::Refused(rejection) if matches!(self.stage, Stage::Introduced) => {
-                let failure = Failure::new(token(rejection.kind), &*rejection.reason);
+                let failure = ProtocolFailure::new(token(rejection.kind), &*rejection.reason);
                 failure.encode(output);
                 self.stage = Stage::Over;
             }
@@ -501,9 +508,11 @@ impl Session for MicroMessageSession {
                 Ok(())
             }
             Err(ExtensionFailure::Rejected(why)) => {
-                Err(self.fail(&Failure::new(Token::Extension, why), output))
+                Err(self.fail(&ProtocolFailure::new(ErrorToken::Extension, why), output))
             }
-            Err(ExtensionFailure::Failed(why)) => Err(self.fail(&Failure::new(Token::Internal, why), output)),
+            Err(ExtensionFailure::Failed(why)) => {
+                Err(self.fail(&ProtocolFailure::new(ErrorToken::Internal, why), output))
+            }
         }
     }
 
@@ -525,16 +534,20 @@ impl Session for MicroMessageSession {
         }
         if self.is_shaking_hands() {
             let took = self.config.handshake_timeout;
-            self.fail(&Failure::new(Token::Timeout, format!("the handshake takes {took:?} at most")), output);
+            self.fail(
+                &ProtocolFailure::new(ErrorToken::Timeout, format!("the handshake takes {took:?} at most")),
+                output,
+            );
             return Err(SessionError::HandshakeTimeout(took));
         }
         let idle = self.terms.idle_timeout;
-        Err(self.fail(&Failure::new(Token::Timeout, format!("nothing came for {idle:?}")), output))
+        Err(self
+            .fail(&ProtocolFailure::new(ErrorToken::Timeout, format!("nothing came for {idle:?}")), output))
     }
 
     fn shutdown(&mut self, output: &mut Vec<u8>) {
         if !matches!(self.stage, Stage::Over) {
-            Failure::new(Token::Shutdown, "the broker stops").encode(output);
+            ProtocolFailure::new(ErrorToken::Shutdown, "the broker stops").encode(output);
             self.stage = Stage::Over;
         }
     }

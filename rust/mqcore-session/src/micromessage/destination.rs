@@ -2,7 +2,7 @@
 
 use mqcore_broker::model::id::{QueueAddress, TopicName};
 use mqcore_wire::micromessage::DESTINATION_BYTES_MAX;
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 
 /// Prefix of topics.
 const TOPIC: &[u8] = b"topic/";
@@ -19,8 +19,8 @@ pub(super) enum Place {
 
 impl Place {
     /// The queue or topic that a destination names.
-    pub(super) fn parse(destination: &[u8]) -> Result<Self, Failure> {
-        let refuse = |why: String| Err(Failure::new(Token::Destination, why));
+    pub(super) fn parse(destination: &[u8]) -> Result<Self, ProtocolFailure> {
+        let refuse = |why: String| Err(ProtocolFailure::new(ErrorToken::Destination, why));
         if destination.is_empty() {
             return refuse("the destination is empty; name a queue, or topic/ followed by a topic".into());
         }
@@ -54,7 +54,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub(super) fn find(&mut self, destination: &[u8]) -> Result<Place, Failure> {
+    pub(super) fn find(&mut self, destination: &[u8]) -> Result<Place, ProtocolFailure> {
         let known = self.known.iter().flatten().find(|(name, _)| **name == *destination);
         if let Some((_, place)) = known {
             return Ok(place.clone());

@@ -8,9 +8,9 @@ use mqcore_broker::model::id::{ConnectionId, RequestId};
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::micromessage::content;
-use mqcore_wire::micromessage::extension::{Agreement, Kind};
-use mqcore_wire::micromessage::failure::Failure;
-use mqcore_wire::micromessage::window::{Receipt, Received};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
+use mqcore_wire::micromessage::failure::ProtocolFailure;
+use mqcore_wire::micromessage::window::{ReceiveOutcome, ReceiveWindow};
 use mqcore_wire::micromessage::{Frame, encode};
 
 use super::destination::{Place, Places};
@@ -35,7 +35,7 @@ pub(super) struct Incoming {
     /// Number of messages so far: the number in the next id.
     count: u64,
     /// The messages to acknowledge; `None` without acknowledgements.
-    received: Option<Received>,
+    received: Option<ReceiveWindow>,
     /// The extension for acknowledgements.
     acknowledges: u8,
     /// The extension for rejections, if one was agreed on.
@@ -55,9 +55,9 @@ impl Incoming {
         Self {
             ids: MessageIds::new(connection, now),
             count: 0,
-            received: acknowledging.map(|acknowledging| Received::new(acknowledging.window)),
+            received: acknowledging.map(|acknowledging| ReceiveWindow::new(acknowledging.window)),
             acknowledges: acknowledging.map_or(0, |acknowledging| acknowledging.id),
-            refuses: agreement.id_of_kind(Kind::Refuses),
+            refuses: agreement.id_of_kind(ExtensionKind::Refuses),
             common: content::common_lines(serializer.as_deref(), b""),
             serializer,
             places: Places::default(),
@@ -66,7 +66,7 @@ impl Incoming {
     }
 
     /// Sets the type of the following messages.
-    pub(super) fn set_type(&mut self, name: &[u8]) -> Result<(), Failure> {
+    pub(super) fn set_type(&mut self, name: &[u8]) -> Result<(), ProtocolFailure> {
         content::check_type(name)?;
         self.common = content::common_lines(self.serializer.as_deref(), name);
         Ok(())
@@ -77,9 +77,9 @@ impl Incoming {
         &mut self,
         arrived: Arrived<'_>,
         client: &Arc<Client>,
-    ) -> Result<Option<Command>, Failure> {
+    ) -> Result<Option<Command>, ProtocolFailure> {
         if let Some(received) = &mut self.received
-            && received.receive(arrived.sequence)? == Receipt::Repeated
+            && received.receive(arrived.sequence)? == ReceiveOutcome::Repeated
         {
             return Ok(None);
         }

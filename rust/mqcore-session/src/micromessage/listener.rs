@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mqcore_wire::micromessage::extension::{Agreement, Kind, WINDOW_MAX};
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind, WINDOW_MAX};
 use mqcore_wire::micromessage::handshake::{Extension, parse_list};
 use mqcore_wire::micromessage::properties::Typing;
 
@@ -84,7 +84,7 @@ impl MicroMessageTerms {
 }
 
 fn is_official(extension: &Extension<'_>) -> bool {
-    Kind::of(&extension.name).is_some_and(|kind| kind != Kind::Vendor)
+    ExtensionKind::of(&extension.name).is_some_and(|kind| kind != ExtensionKind::Vendor)
 }
 
 #[cfg(test)]

@@ -7,9 +7,9 @@ use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack};
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::Message;
 use mqcore_wire::micromessage::content::Content;
-use mqcore_wire::micromessage::extension::{Agreement, Kind};
-use mqcore_wire::micromessage::failure::Failure;
-use mqcore_wire::micromessage::window::Sent;
+use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
+use mqcore_wire::micromessage::failure::ProtocolFailure;
+use mqcore_wire::micromessage::window::SendWindow;
 use mqcore_wire::micromessage::{Frame, encode, encode_split, next_sequence};
 
 /// A delivery of a queue that waits to be settled.
@@ -43,7 +43,7 @@ type Unsettled = Option<(Owed, MessageId)>;
 #[derive(Debug)]
 pub(super) struct Outgoing {
     /// `None` without acknowledgements: then no message waits.
-    sent: Option<Sent<Unsettled>>,
+    sent: Option<SendWindow<Unsettled>>,
     /// The number of the last message without acknowledgements.
     last: u16,
     waiting: VecDeque<Parcel>,
@@ -58,11 +58,11 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn new(agreement: &Agreement) -> Self {
         Self {
-            sent: agreement.acknowledging().map(|acknowledging| Sent::new(acknowledging.window)),
+            sent: agreement.acknowledging().map(|acknowledging| SendWindow::new(acknowledging.window)),
             last: 0,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
-            types: agreement.id_of_kind(Kind::Type),
+            types: agreement.id_of_kind(ExtensionKind::Type),
             typed: false,
         }
     }
@@ -74,7 +74,7 @@ impl Outgoing {
 
     /// Sends a message, or queues it until the window has room.
     pub(super) fn send(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
-        if self.waiting.is_empty() && self.sent.as_ref().is_none_or(Sent::has_room) {
+        if self.waiting.is_empty() && self.sent.as_ref().is_none_or(SendWindow::has_room) {
             return self.write(parcel, output);
         }
         self.waiting_bytes += parcel.burden();
@@ -83,7 +83,7 @@ impl Outgoing {
 
     /// Sends waiting messages as far as the window has room.
     fn go_on(&mut self, output: &mut Vec<u8>) {
-        while self.sent.as_ref().is_none_or(Sent::has_room)
+        while self.sent.as_ref().is_none_or(SendWindow::has_room)
             && let Some(parcel) = self.waiting.pop_front()
         {
             self.waiting_bytes -= parcel.burden();
@@ -118,7 +118,7 @@ impl Outgoing {
         number: u16,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let Some(sent) = &mut self.sent else { return Ok(()) };
         sent.acknowledge(number, |unsettled| {
             commands.extend(unsettled.map(|unsettled| settlement(unsettled, None)))
@@ -133,7 +133,7 @@ impl Outgoing {
         number: u16,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let Some(sent) = &mut self.sent else { return Ok(()) };
         if let Some(Some(unsettled)) = sent.refuse(number)? {
             commands.push(settlement(unsettled, Some("refused")));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 use mqcore_broker::model::id::{Tag, TopicName};
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::filter::Filter;
 use mqcore_wire::micromessage::properties::{self, Typing};
 
@@ -47,7 +47,7 @@ pub(super) struct Subscriptions {
 }
 
 impl Subscriptions {
-    pub(super) fn add(&mut self, subscription: Subscription, filter: Filter) -> Result<Tag, Failure> {
+    pub(super) fn add(&mut self, subscription: Subscription, filter: Filter) -> Result<Tag, ProtocolFailure> {
         if self.by_key.contains_key(&subscription.key) {
             let why = match &subscription.key {
                 Key::Id(id) => format!("the subscription {id} already exists; end it or choose another id"),
@@ -55,15 +55,15 @@ impl Subscriptions {
                     "the destination already has a subscription; give this one an id".into()
                 }
             };
-            return Err(Failure::new(Token::Unexpected, why));
+            return Err(ProtocolFailure::new(ErrorToken::Unexpected, why));
         }
         if self.by_tag.len() >= SUBSCRIPTIONS_MAX {
             let why = format!("the connection has reached its limit of {SUBSCRIPTIONS_MAX} subscriptions");
-            return Err(Failure::new(Token::Limit, why));
+            return Err(ProtocolFailure::new(ErrorToken::Limit, why));
         }
         let exhausted = || {
-            Failure::new(
-                Token::Limit,
+            ProtocolFailure::new(
+                ErrorToken::Limit,
                 "this connection has used up its subscription numbers; open another connection",
             )
         };

@@ -14,7 +14,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Action, Line, Lines, Which, id_of_beginning, parse};
+use mqcore_wire::mqks::{Line, Lines, MqksAction, Which, id_of_beginning, parse};
 
 use super::consumers::Consumers;
 use super::names::EventNames;
@@ -89,7 +89,7 @@ impl MqksSession {
         let Line { id, action, .. } = parse(line);
         self.first = id.into();
         let mut introduction = Introduction::default();
-        if let Ok(Action::Auth { credentials }) = action {
+        if let Ok(MqksAction::Auth { credentials }) = action {
             self.shows = true;
             introduction.token = Some(String::from_utf8_lossy(credentials).into_owned());
         }
@@ -103,28 +103,28 @@ impl MqksSession {
         let Some(client) = self.client.clone() else { return };
         let done = match action {
             Err(mistake) => Err(mistake.to_string()),
-            Ok(Action::Publish { event, data }) => {
+            Ok(MqksAction::Publish { event, data }) => {
                 self.publish(&client, id, event, data, confirm, commands);
                 Ok(())
             }
-            Ok(Action::Consume(consume)) => self.consume(id, &consume, confirm, commands),
-            Ok(Action::Rebind(rebind)) => self.rebind(id, &rebind, confirm, commands),
-            Ok(Action::Ack { consumer, which }) => {
+            Ok(MqksAction::Consume(consume)) => self.consume(id, &consume, confirm, commands),
+            Ok(MqksAction::Rebind(rebind)) => self.rebind(id, &rebind, confirm, commands),
+            Ok(MqksAction::Ack { consumer, which }) => {
                 self.settle(id, consumer, which, None, confirm, commands, output);
                 Ok(())
             }
-            Ok(Action::Reject { consumer, which }) => {
+            Ok(MqksAction::Reject { consumer, which }) => {
                 self.settle(id, consumer, which, Some("rejected"), confirm, commands, output);
                 Ok(())
             }
-            Ok(Action::DeleteConsumer { consumer }) => {
+            Ok(MqksAction::DeleteConsumer { consumer }) => {
                 self.consumers.forget(consumer);
                 let request = Request::ToSubscriptions { name: consumer.into(), what: Remote::Unsubscribe };
                 let asked = Asked { silent_if_missing: true, ..Asked::new(id, confirm) };
                 self.change(asked, request, commands);
                 Ok(())
             }
-            Ok(Action::DeleteQueue { queue }) => {
+            Ok(MqksAction::DeleteQueue { queue }) => {
                 match names::queue(queue) {
                     Ok(queue) => self.change(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
                     // No queue can have this name, so there is nothing to delete.
@@ -133,16 +133,18 @@ impl MqksSession {
                 }
                 Ok(())
             }
-            Ok(Action::Ping { data }) => {
+            Ok(MqksAction::Ping { data }) => {
                 encode_done(id, data, output);
                 Ok(())
             }
-            Ok(Action::Eval { worker, code }) => self.evaluate(id, worker, code, commands),
-            Ok(Action::Auth { .. }) if std::mem::take(&mut self.shows) => {
+            Ok(MqksAction::Eval { worker, code }) => self.evaluate(id, worker, code, commands),
+            Ok(MqksAction::Auth { .. }) if std::mem::take(&mut self.shows) => {
                 encode_done(id, b"", output);
                 Ok(())
             }
-            Ok(Action::Auth { .. }) => Err("auth is valid only in the first line of a connection".to_owned()),
+            Ok(MqksAction::Auth { .. }) => {
+                Err("auth is valid only in the first line of a connection".to_owned())
+            }
         };
         if let Err(why) = done {
             self.fail(id, why, now, output);

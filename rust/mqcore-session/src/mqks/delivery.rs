@@ -10,7 +10,7 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::message::{Message, Properties};
-use mqcore_wire::mqks::answer::{Delivered, encode_delivered};
+use mqcore_wire::mqks::answer::{DeliveryLine, encode_delivered};
 
 use super::names;
 
@@ -65,7 +65,7 @@ pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
             queue.as_bytes()
         }
     };
-    let delivered = Delivered {
+    let delivered = DeliveryLine {
         message: id(message),
         event,
         retry: deliver.requeues.into(),

@@ -15,12 +15,11 @@ use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{ConnectionId, TopicName};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::limiter::{Limiter, StepRun};
-use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as Ruling, Rule};
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::throttr::answer::{self, Verdict};
-use mqcore_wire::throttr::request::{self, Request};
-use mqcore_wire::throttr::{self as wire, Family, IMPOSSIBLE, NO, YES};
+use mqcore_wire::throttr::answer::{self, ConsumeOutcome};
+use mqcore_wire::throttr::request::{self, ThrottrRequest};
+use mqcore_wire::throttr::{self as wire, FAILURE, Family, IMPOSSIBLE};
 
 use super::held::{Held, Then};
 use super::listener::ThrottrTerms;
@@ -151,7 +150,7 @@ impl ThrottrSession {
     #[inline]
     fn take(
         &mut self,
-        request: &Request<'_>,
+        request: &ThrottrRequest<'_>,
         size: usize,
         denied: bool,
         run: &mut StepRun<'_>,
@@ -160,7 +159,11 @@ impl ThrottrSession {
     ) -> Taken {
         let must_wait = matches!(
             request,
-            Request::List | Request::Stats | Request::Connections | Request::Channels | Request::Event { .. }
+            ThrottrRequest::List
+                | ThrottrRequest::Stats
+                | ThrottrRequest::Connections
+                | ThrottrRequest::Channels
+                | ThrottrRequest::Event { .. }
         );
         if must_wait && !self.held.is_empty() {
             return Taken::Later;
@@ -194,54 +197,57 @@ impl ThrottrSession {
     #[inline]
     fn answer(
         &mut self,
-        request: &Request<'_>,
+        request: &ThrottrRequest<'_>,
         run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
-        if !matches!(request, Request::Query { .. } | Request::Update { .. } | Request::Consume { .. }) {
+        if !matches!(
+            request,
+            ThrottrRequest::Query { .. } | ThrottrRequest::Update { .. } | ThrottrRequest::Consume { .. }
+        ) {
             // The other requests lock the store themselves, so no lock may be held here.
             run.store();
         }
         match *request {
-            Request::Insert { quota, ttl, key } => {
+            ThrottrRequest::Insert { quota, ttl, key } => {
                 self.count_request(Tally::Insert, Counted::Insert);
                 let made = self.store().insert(key, quota, self.terms.made(), of_wire(ttl), self.now);
                 answer::status(made, output);
             }
-            Request::Query { key } => {
+            ThrottrRequest::Query { key } => {
                 self.count_request(Tally::Query, Counted::Query);
                 self.query(key, run, output);
             }
-            Request::Update { attribute, change, value, key } => {
+            ThrottrRequest::Update { attribute, change, value, key } => {
                 self.count_request(Tally::Update, Counted::Update);
                 let done = self.update(attribute, change, value, key, run);
                 self.count_refusal(!done && attribute == request::QUOTA && change == request::DECREASE);
                 answer::status(done, output);
             }
-            Request::Purge { key } => {
+            ThrottrRequest::Purge { key } => {
                 self.count_request(Tally::Purge, Counted::Purge);
                 answer::status(self.store().purge(key, self.now), output);
             }
-            Request::Set { ttl, key, value } => {
+            ThrottrRequest::Set { ttl, key, value } => {
                 self.count_request(Tally::Set, Counted::Set);
                 answer::status(
                     self.store().set(key, value, self.terms.persist, of_wire(ttl), self.now),
                     output,
                 );
             }
-            Request::Get { key } => {
+            ThrottrRequest::Get { key } => {
                 self.count_request(Tally::Get, Counted::Get);
                 self.get(key, output);
             }
-            Request::Consume { mode, rule } => {
+            ThrottrRequest::Consume { mode, rule } => {
                 self.tally(Tally::Consume);
                 let verdict = self.consume(mode, &rule, run);
-                self.count_refusal(verdict.status == NO && mode == request::TAKE);
+                self.count_refusal(verdict.status == FAILURE && mode == request::TAKE);
                 verdict.write(self.terms.dialect.width, output);
             }
-            Request::ConsumeAll { mode, rules } => self.consume_all(mode, rules.iter(), output),
-            Request::Publish { channel, payload } => {
+            ThrottrRequest::ConsumeAll { mode, rules } => self.consume_all(mode, rules.iter(), output),
+            ThrottrRequest::Publish { channel, payload } => {
                 self.count_request(Tally::Publish, Counted::Publish);
                 self.publish(channel, payload, commands, output);
             }
@@ -250,7 +256,7 @@ impl ThrottrSession {
     }
 
     #[inline]
-    fn permission(&self, request: &Request<'_>) -> Permission {
+    fn permission(&self, request: &ThrottrRequest<'_>) -> Permission {
         match &self.permissions {
             None => Permission::Granted,
             Some(permissions) => {
@@ -262,15 +268,18 @@ impl ThrottrSession {
 
     /// A denied request gets the answer for a missing key, which every client understands.
     #[cold]
-    fn deny(&mut self, request: &Request<'_>, output: &mut Vec<u8>) {
+    fn deny(&mut self, request: &ThrottrRequest<'_>, output: &mut Vec<u8>) {
         let width = self.terms.dialect.width;
         match request {
-            Request::List | Request::Stats | Request::Connections | Request::Channels => {
+            ThrottrRequest::List
+            | ThrottrRequest::Stats
+            | ThrottrRequest::Connections
+            | ThrottrRequest::Channels => {
                 answer::fragments(0, output);
             }
-            Request::Consume { .. } => Verdict::IMPOSSIBLE.write(width, output),
-            Request::ConsumeAll { rules, .. } => {
-                let verdicts = vec![Verdict::IMPOSSIBLE; rules.iter().count()];
+            ThrottrRequest::Consume { .. } => ConsumeOutcome::IMPOSSIBLE.write(width, output),
+            ThrottrRequest::ConsumeAll { rules, .. } => {
+                let verdicts = vec![ConsumeOutcome::IMPOSSIBLE; rules.iter().count()];
                 answer::verdicts(IMPOSSIBLE, &verdicts, width, output);
             }
             _ => answer::status(false, output),
@@ -281,69 +290,69 @@ impl ThrottrSession {
     #[cold]
     fn answer_rare(
         &mut self,
-        request: &Request<'_>,
+        request: &ThrottrRequest<'_>,
         run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
         match *request {
-            Request::List => {
+            ThrottrRequest::List => {
                 self.count_request(Tally::List, Counted::List);
                 self.begin(Stream::keys(What::List, &self.directory), output);
             }
-            Request::Stats => {
+            ThrottrRequest::Stats => {
                 self.count_request(Tally::Stats, Counted::Stats);
                 self.begin(Stream::keys(What::Stats, &self.directory), output);
             }
-            Request::Connections => {
+            ThrottrRequest::Connections => {
                 self.count_request(Tally::Connections, Counted::Connections);
                 let stream = Stream::connections(&self.directory, &self.terms, output);
                 self.begin(stream, output);
             }
-            Request::Channels => {
+            ThrottrRequest::Channels => {
                 self.count_request(Tally::Channels, Counted::Channels);
                 let stream = Stream::channels(&self.directory, output);
                 self.begin(stream, output);
             }
-            Request::Info => {
+            ThrottrRequest::Info => {
                 self.count_request(Tally::Info, Counted::Info);
                 self.info(output);
             }
-            Request::Stat { key } => {
+            ThrottrRequest::Stat { key } => {
                 self.count_request(Tally::Stat, Counted::Stat);
                 match self.store().stat(key, self.now) {
                     Some(counts) => answer::stat(&stream::uses(counts, &self.terms), output),
                     None => answer::status(false, output),
                 }
             }
-            Request::Subscribe { channel } => {
+            ThrottrRequest::Subscribe { channel } => {
                 self.count_request(Tally::Subscribe, Counted::Subscribe);
                 if !self.subscribe(channel, Then::Subscribed, commands) {
                     answer::status(self.subscriptions.contains_key(channel), output);
                 }
             }
-            Request::Unsubscribe { channel } => {
+            ThrottrRequest::Unsubscribe { channel } => {
                 self.count_request(Tally::Unsubscribe, Counted::Unsubscribe);
                 if !self.unsubscribe(channel, commands) {
                     answer::status(false, output);
                 }
             }
-            Request::Connection { id } => {
+            ThrottrRequest::Connection { id } => {
                 self.count_request(Tally::Connection, Counted::Connection);
                 match self.directory.peer(&id) {
                     Some(peer) => self.record(&peer, output),
                     None => answer::status(false, output),
                 }
             }
-            Request::Channel { channel } => {
+            ThrottrRequest::Channel { channel } => {
                 self.count_request(Tally::Channel, Counted::Channel);
                 self.channel(channel, output);
             }
-            Request::WhoAmI => {
+            ThrottrRequest::WhoAmI => {
                 self.count_request(Tally::WhoAmI, Counted::WhoAmI);
                 answer::whoami(&self.peer.id, output);
             }
-            Request::Event { request, .. } => self.event_request(request, run, commands, output),
+            ThrottrRequest::Event { request, .. } => self.event_request(request, run, commands, output),
             // Answered above.
             _ => {}
         }
@@ -359,7 +368,9 @@ impl ThrottrSession {
     ) {
         self.tally(Tally::Event);
         match request::decode(inner, self.terms.dialect, &self.limits) {
-            Ok(Some((request, size))) if size == inner.len() && !matches!(request, Request::Event { .. }) => {
+            Ok(Some((request, size)))
+                if size == inner.len() && !matches!(request, ThrottrRequest::Event { .. }) =>
+            {
                 answer::status(true, output);
                 self.answer(&request, run, commands, output);
             }
@@ -550,36 +561,6 @@ const fn of_wire(ttl: wire::Ttl) -> Ttl {
 
 const fn to_wire(ttl: Ttl) -> wire::Ttl {
     wire::Ttl { unit: ttl.unit, amount: ttl.amount }
-}
-
-const fn mode_of(code: u8) -> Option<ConsumeMode> {
-    match code {
-        request::TAKE => Some(ConsumeMode::Take),
-        request::PEEK => Some(ConsumeMode::Peek),
-        request::DRY_RUN => Some(ConsumeMode::DryRun),
-        request::REFUND => Some(ConsumeMode::Refund),
-        _ => None,
-    }
-}
-
-fn rule_of(rule: &request::Rule<'_>) -> Option<Rule> {
-    let algorithm = match rule.algorithm {
-        0 => Algorithm::FixedWindow,
-        1 => Algorithm::SlidingWindow,
-        2 => Algorithm::Gcra,
-        _ => return None,
-    };
-    Some(Rule { algorithm, limit: rule.limit, cost: rule.cost, period: of_wire(rule.period) })
-}
-
-fn verdict(ruling: Ruling) -> Verdict {
-    Verdict {
-        status: if ruling.allowed { YES } else { NO },
-        limit: ruling.limit,
-        remaining: ruling.remaining,
-        retry_after: ruling.retry_after,
-        reset_after: ruling.reset_after,
-    }
 }
 
 /// In the form used in names of channels: lower case, two digits per byte.

@@ -11,7 +11,7 @@ use mqcore_limiter::limiter::Usage as Counts;
 use mqcore_limiter::listing::{ListedEntry, Listing};
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::answer::{
-    self, CHANNELS_RECORD_BYTES, ConnectionRecord, FRAGMENT_BYTES, STATS_RECORD_BYTES, Uses,
+    self, CHANNELS_RECORD_BYTES, ConnectionRecord, FRAGMENT_BYTES, STATS_RECORD_BYTES, UsageCounts,
 };
 use mqcore_wire::throttr::{Dialect, KeyType};
 
@@ -206,11 +206,11 @@ impl Keys {
 }
 
 /// The use counts of an entry; zeros if they are not counted.
-pub(super) fn uses(counts: Counts, terms: &ThrottrTerms) -> Uses {
+pub(super) fn uses(counts: Counts, terms: &ThrottrTerms) -> UsageCounts {
     if !terms.metrics {
-        return Uses::default();
+        return UsageCounts::default();
     }
-    Uses {
+    UsageCounts {
         reads_per_minute: counts.reads_per_minute,
         writes_per_minute: counts.writes_per_minute,
         reads: counts.reads,

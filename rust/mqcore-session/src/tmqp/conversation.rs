@@ -183,7 +183,7 @@ impl Session for TmqpSession {
                 None => break,
             }
         }
-        self.exchange.tell_node(output);
+        self.exchange.answer_node(output);
         self.keep_alive.left(input.len() - consumed);
         Ok(consumed)
     }

@@ -110,7 +110,7 @@ impl Exchange {
     }
 
     /// Confirms to a node how far the frames that it forwarded are done, if that has changed.
-    pub(super) fn tell_node(&mut self, output: &mut Vec<u8>) {
+    pub(super) fn answer_node(&mut self, output: &mut Vec<u8>) {
         if let Some(passing) = self.passing() {
             passing.tell(output);
         }

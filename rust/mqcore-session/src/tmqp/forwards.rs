@@ -34,8 +34,8 @@ impl Forwards {
     }
 
     /// Takes the recorded frames; `None` if there are none.
-    pub fn take(&mut self) -> Option<Noted> {
-        (!self.frames.is_empty()).then(|| Noted {
+    pub fn take(&mut self) -> Option<ForwardBatch> {
+        (!self.frames.is_empty()).then(|| ForwardBatch {
             bytes: std::mem::take(&mut self.bytes),
             frames: std::mem::take(&mut self.frames),
         })
@@ -114,12 +114,12 @@ impl Forwards {
 
 /// Recorded frames, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Noted {
+pub struct ForwardBatch {
     bytes: Vec<u8>,
     frames: Vec<(UpstreamSet, usize)>,
 }
 
-impl Noted {
+impl ForwardBatch {
     /// The frames that have an upstream broker: those brokers, and the bytes.
     pub fn iter(&self) -> impl Iterator<Item = (UpstreamSet, &[u8])> {
         let begins = std::iter::once(0).chain(self.frames.iter().map(|(_, end)| *end));

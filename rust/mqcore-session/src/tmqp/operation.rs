@@ -165,7 +165,7 @@ fn without_queue() -> Rejection {
 fn cleared(headers: &[u8]) -> Clear {
     let yes = |key| {
         header::header_value(headers, key)
-            .is_some_and(|value| value.trim_ascii().eq_ignore_ascii_case(header::YES.as_bytes()))
+            .is_some_and(|value| value.trim_ascii().eq_ignore_ascii_case(header::VALUE_YES.as_bytes()))
     };
     Clear { high_priority: yes(key::PRIORITY_MESSAGES), normal: yes(key::MESSAGES) }
 }

@@ -35,7 +35,7 @@ pub(super) fn read(
         count,
         lifo: is(frame.headers, key::ORDER, pull_order::LIFO),
         clear: cleared(frame.headers),
-        info: is(frame.headers, key::INFO, header::YES),
+        info: is(frame.headers, key::INFO, header::VALUE_YES),
     })
 }
 

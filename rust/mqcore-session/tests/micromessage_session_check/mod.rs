@@ -17,7 +17,7 @@ use mqcore_session::extension::ExtensionFailure;
 use mqcore_session::micromessage::{MicroMessageSession, OPEN_COMMANDS_MAX, OPEN_FRAMES_MAX};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_wire::codec::Limits;
-use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
+use mqcore_wire::micromessage::handshake::{self, Handshake, HandshakeInput};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, decode};
 
 /// Extensions that a script can agree on, by number.
@@ -233,7 +233,7 @@ impl Play {
             && !rest.is_empty()
             && let Ok(Some((opening, size))) = handshake::decode(rest, &Limits::default())
         {
-            self.shaken = matches!(opening, Opening::Handshake(_));
+            self.shaken = matches!(opening, HandshakeInput::Handshake(_));
             rest = &rest[size..];
         }
         let mut assembly = Assembly::new(1 << 20);

@@ -1,13 +1,13 @@
 //! Job headers ("Headers"): comma-separated words, some with a number after a colon.
 
-use crate::error::Shown;
+use crate::error::EscapedBytes;
 
 const TIMEOUT: &str = "timeout";
 
 /// Why a header is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum HeaderMistake {
+pub enum EmqpHeaderError {
     /// The value is not a number in the range of its header.
     #[error(
         "invalid header `{name}:{value}`: the value must be a whole number from 0 to {max}; without the header it is 0"
@@ -16,7 +16,7 @@ pub enum HeaderMistake {
         /// Name of the header.
         name: &'static str,
         /// Value that was sent.
-        value: Shown,
+        value: EscapedBytes,
         /// Largest valid value.
         max: u32,
     },
@@ -24,7 +24,7 @@ pub enum HeaderMistake {
     #[error(
         "invalid header `timeout:{0}`: the value must be a number of seconds from 0 to 4294967295; without the header, or with 0, there is no limit"
     )]
-    Timeout(Shown),
+    Timeout(EscapedBytes),
 }
 
 /// Options of a job or schedule. Unknown words are ignored.
@@ -59,15 +59,15 @@ impl Headers {
     /// Parses the header text of a request.
     ///
     /// # Errors
-    /// [`HeaderMistake`] for the first value that its header cannot have.
-    pub fn check(text: &[u8]) -> Result<Self, HeaderMistake> {
+    /// [`EmqpHeaderError`] for the first value that its header cannot have.
+    pub fn check(text: &[u8]) -> Result<Self, EmqpHeaderError> {
         match Self::read(text) {
             (headers, None) => Ok(headers),
             (_, Some(mistake)) => Err(mistake),
         }
     }
 
-    fn read(text: &[u8]) -> (Self, Option<HeaderMistake>) {
+    fn read(text: &[u8]) -> (Self, Option<EmqpHeaderError>) {
         let mut headers = Self::default();
         let mut first = None;
         let mut number = |name, value: Option<&[u8]>| {
@@ -148,15 +148,17 @@ fn said(value: Option<&[u8]>) -> bool {
     })
 }
 
-fn read_number(name: &'static str, value: &[u8]) -> Result<u32, HeaderMistake> {
+fn read_number(name: &'static str, value: &[u8]) -> Result<u32, EmqpHeaderError> {
     let text = str::from_utf8(value).unwrap_or_default();
     if let Ok(number) = text.parse() {
         return Ok(number);
     }
     if name != TIMEOUT {
-        return Err(HeaderMistake::Number { name, value: Shown::new(value), max: u32::MAX });
+        return Err(EmqpHeaderError::Number { name, value: EscapedBytes::new(value), max: u32::MAX });
     }
     // Workers accept fractions of a second; the broker waits for the next whole one.
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..=f64::from(u32::MAX)).contains(seconds));
-    seconds.map(|seconds| seconds.ceil() as u32).ok_or_else(|| HeaderMistake::Timeout(Shown::new(value)))
+    seconds
+        .map(|seconds| seconds.ceil() as u32)
+        .ok_or_else(|| EmqpHeaderError::Timeout(EscapedBytes::new(value)))
 }

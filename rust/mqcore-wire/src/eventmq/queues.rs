@@ -3,7 +3,7 @@
 //! The original programs send JSON. The published document shows `[30, 'high'], [10, 'default']`, without an outer list and
 //! with single quotes. The parser accepts both. Empty text means the queue `default`.
 
-use super::{Mistake, NAME_BYTES_MAX};
+use super::{EmqpError, NAME_BYTES_MAX};
 
 /// Maximum number of queues per worker.
 pub const QUEUES_MAX: usize = 256;
@@ -24,10 +24,10 @@ pub struct WeightedQueue {
 /// Parses the queues in the order in which they appear. A queue that appears twice keeps its first weight.
 ///
 /// # Errors
-/// - [`Mistake::Queues`]: the text is not a list of pairs, or has more than [`QUEUES_MAX`] of them.
-/// - [`Mistake::NameTooLong`]: a queue name exceeds [`NAME_BYTES_MAX`] bytes.
-pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
-    let text = std::str::from_utf8(text).map_err(|_| Mistake::Queues("it is not valid UTF-8"))?;
+/// - [`EmqpError::Queues`]: the text is not a list of pairs, or has more than [`QUEUES_MAX`] of them.
+/// - [`EmqpError::NameTooLong`]: a queue name exceeds [`NAME_BYTES_MAX`] bytes.
+pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, EmqpError> {
+    let text = std::str::from_utf8(text).map_err(|_| EmqpError::Queues("it is not valid UTF-8"))?;
     let mut reader = Reader { rest: text.trim() };
     let mut queues = Vec::new();
     if !reader.is_empty() {
@@ -37,7 +37,7 @@ pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, Mistake> {
             reader.expect(']')?;
         }
         if !reader.is_empty() {
-            return Err(Mistake::Queues("unexpected text after the list"));
+            return Err(EmqpError::Queues("unexpected text after the list"));
         }
     }
     if queues.is_empty() {
@@ -92,11 +92,11 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn expect(&mut self, wanted: char) -> Result<(), Mistake> {
+    fn expect(&mut self, wanted: char) -> Result<(), EmqpError> {
         if self.take(wanted) {
             return Ok(());
         }
-        Err(Mistake::Queues("each queue must be a list of a weight and a name"))
+        Err(EmqpError::Queues("each queue must be a list of a weight and a name"))
     }
 
     /// Whether there is an outer list; consumes its opening bracket.
@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn pairs(&mut self, queues: &mut Vec<WeightedQueue>) -> Result<(), Mistake> {
+    fn pairs(&mut self, queues: &mut Vec<WeightedQueue>) -> Result<(), EmqpError> {
         if self.rest.starts_with(']') {
             return Ok(());
         }
@@ -122,13 +122,13 @@ impl<'a> Reader<'a> {
             let name = self.text()?;
             self.expect(']')?;
             if name.len() > NAME_BYTES_MAX {
-                return Err(Mistake::NameTooLong { what: "the queue's name", size: name.len() });
+                return Err(EmqpError::NameTooLong { what: "the queue's name", size: name.len() });
             }
             if !queues.iter().any(|queue| queue.name == name) {
                 queues.push(WeightedQueue { weight, name });
             }
             if queues.len() > QUEUES_MAX {
-                return Err(Mistake::Queues("a worker serves at most 256 queues"));
+                return Err(EmqpError::Queues("a worker serves at most 256 queues"));
             }
             if !self.take(',') {
                 return Ok(());
@@ -136,16 +136,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn number(&mut self) -> Result<i32, Mistake> {
+    fn number(&mut self) -> Result<i32, EmqpError> {
         let rest = self.rest.trim_start();
         let end = rest.find(|c: char| c != '-' && !c.is_ascii_digit()).unwrap_or(rest.len());
         let (number, rest) = rest.split_at(end);
         self.rest = rest;
-        number.parse().map_err(|_| Mistake::Queues("a weight must be an integer"))
+        number.parse().map_err(|_| EmqpError::Queues("a weight must be an integer"))
     }
 
-    fn text(&mut self) -> Result<String, Mistake> {
-        let unfinished = Mistake::Queues("a name must be enclosed in quotes");
+    fn text(&mut self) -> Result<String, EmqpError> {
+        let unfinished = EmqpError::Queues("a name must be enclosed in quotes");
         let rest = self.rest.trim_start();
         let quote = rest.chars().next().filter(|c| matches!(c, '"' | '\'')).ok_or(unfinished.clone())?;
         let mut chars = rest[1..].chars();
@@ -156,17 +156,17 @@ impl<'a> Reader<'a> {
                 break;
             }
             if c == '\\' {
-                units.push(escaped(&mut chars).ok_or(Mistake::Queues("unknown escape sequence"))?);
+                units.push(escaped(&mut chars).ok_or(EmqpError::Queues("unknown escape sequence"))?);
             } else {
                 units.extend_from_slice(c.encode_utf16(&mut [0; 2]));
             }
             // A longer name exceeds the limit in any encoding, so scanning stops here.
             if units.len() > 4 * NAME_BYTES_MAX {
-                return Err(Mistake::NameTooLong { what: "the queue's name", size: units.len() });
+                return Err(EmqpError::NameTooLong { what: "the queue's name", size: units.len() });
             }
         }
         self.rest = chars.as_str();
-        String::from_utf16(&units).map_err(|_| Mistake::Queues("unpaired surrogate in a name"))
+        String::from_utf16(&units).map_err(|_| EmqpError::Queues("unpaired surrogate in a name"))
     }
 }
 

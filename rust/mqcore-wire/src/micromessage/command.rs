@@ -10,14 +10,14 @@ pub const ARGUMENTS_MAX: usize = 64;
 
 /// A parsed COMMAND payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command<'a> {
+pub struct CommandPayload<'a> {
     /// Command name, in lower case.
     pub name: String,
     /// Arguments: keys and percent-decoded values.
     pub arguments: Vec<(&'a str, Cow<'a, [u8]>)>,
 }
 
-impl Command<'_> {
+impl CommandPayload<'_> {
     /// Returns the value of the argument `key`; the last one if it repeats.
     pub fn argument(&self, key: &str) -> Option<&[u8]> {
         self.arguments.iter().rev().find(|(known, _)| *known == key).map(|(_, value)| &**value)
@@ -29,7 +29,7 @@ impl Command<'_> {
 /// # Errors
 /// [`WireError::Malformed`] if the payload does not have the form `name;key=value,key=value`, or has more than
 /// [`ARGUMENTS_MAX`] arguments.
-pub fn parse(payload: &[u8]) -> Result<Command<'_>, WireError> {
+pub fn parse(payload: &[u8]) -> Result<CommandPayload<'_>, WireError> {
     let (name, arguments) = match payload.iter().position(|byte| *byte == b';') {
         Some(at) => (&payload[..at], &payload[at + 1..]),
         None => (payload, &[][..]),
@@ -39,7 +39,7 @@ pub fn parse(payload: &[u8]) -> Result<Command<'_>, WireError> {
         return malformed("a name must consist of letters, digits and hyphens");
     }
     let name = String::from_utf8(name).or_else(|_| malformed("a name must be ASCII"))?;
-    let mut command = Command { name, arguments: Vec::new() };
+    let mut command = CommandPayload { name, arguments: Vec::new() };
     for argument in arguments.split(|byte| *byte == b',').filter(|argument| !argument.is_empty()) {
         if command.arguments.len() == ARGUMENTS_MAX {
             return malformed("a command has at most 64 arguments");

@@ -12,7 +12,7 @@
 use std::borrow::Cow;
 
 use super::PROPERTIES_BYTES_MAX;
-use super::failure::{Failure, Token};
+use super::failure::{ErrorToken, ProtocolFailure};
 use super::field::is_key;
 use super::properties::{self, Value};
 
@@ -47,21 +47,21 @@ fn append(name: &[u8], value: &[u8], lines: &mut Vec<u8>) {
 /// Rejects a type name that cannot be written as a header.
 ///
 /// # Errors
-/// [`Failure`] if the name is not UTF-8, contains control characters or is longer than 1024 bytes.
-pub fn check_type(name: &[u8]) -> Result<(), Failure> {
+/// [`ProtocolFailure`] if the name is not UTF-8, contains control characters or is longer than 1024 bytes.
+pub fn check_type(name: &[u8]) -> Result<(), ProtocolFailure> {
     let readable = std::str::from_utf8(name).is_ok_and(|name| !name.chars().any(char::is_control));
     if readable && name.len() <= TYPE_BYTES_MAX {
         return Ok(());
     }
     let why = format!("a type name must be UTF-8 without control characters, at most {TYPE_BYTES_MAX} bytes");
-    Err(Failure::new(Token::Malformed, why))
+    Err(ProtocolFailure::new(ErrorToken::Malformed, why))
 }
 
 /// Appends the header text of a message with the property list `list` and the shared lines `common`.
 ///
 /// # Errors
-/// [`Failure`] if the properties are malformed, contain a line break, or exceed the maximum header size.
-pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result<(), Failure> {
+/// [`ProtocolFailure`] if the properties are malformed, contain a line break, or exceed the maximum header size.
+pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result<(), ProtocolFailure> {
     let before = output.len();
     if !list.is_empty() {
         properties::check(list)?;
@@ -69,7 +69,10 @@ pub fn write_headers(list: &[u8], common: &[u8], output: &mut Vec<u8>) -> Result
     }
     output.extend_from_slice(common);
     if output.len() - before > HEADERS_BYTES_MAX {
-        return Err(Failure::new(Token::TooLarge, "properties and type together exceed 65535 bytes"));
+        return Err(ProtocolFailure::new(
+            ErrorToken::TooLarge,
+            "properties and type together exceed 65535 bytes",
+        ));
     }
     Ok(())
 }
@@ -162,7 +165,7 @@ mod tests {
     fn properties_with_line_breaks_are_rejected() {
         for list in [&b"a:Tb\r\nForged:yes"[..], b"a:\n", b"a:b\rc", b"a", b"a b:c"] {
             let failure = write_headers(list, b"", &mut Vec::new()).unwrap_err();
-            assert_eq!(failure.token, Token::Malformed, "{}", list.escape_ascii());
+            assert_eq!(failure.token, ErrorToken::Malformed, "{}", list.escape_ascii());
         }
         for name in [&b"a\r\nForged: yes"[..], b"\xff", &[b'x'; TYPE_BYTES_MAX + 1]] {
             assert!(check_type(name).is_err());

@@ -11,7 +11,7 @@
 //! | `x-mqcore` | none | responses to commands |
 //! | `x-...` | own | vendor extension |
 
-use super::failure::{Failure, Token};
+use super::failure::{ErrorToken, ProtocolFailure};
 use super::handshake::Extension;
 
 /// Acknowledge each message before the next is sent.
@@ -41,7 +41,7 @@ pub const WINDOW_MAX: u16 = 32_767;
 
 /// The purpose of an extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ExtensionKind {
     /// `ack` or `batch-ack`.
     Acknowledges,
     /// `json`, `xml` or `protobuf`.
@@ -58,7 +58,7 @@ pub enum Kind {
     Vendor,
 }
 
-impl Kind {
+impl ExtensionKind {
     /// Returns the purpose of the extension `name`, or `None` for names reserved for later protocol versions.
     pub fn of(name: &str) -> Option<Self> {
         match canonical(name) {
@@ -90,15 +90,15 @@ pub fn canonical(name: &str) -> &str {
 /// Returns the window that an extension specifies, if any. Values above [`WINDOW_MAX`] are reduced to it.
 ///
 /// # Errors
-/// [`Failure`] if the value is not a number or is 0.
-pub fn count(extension: &Extension<'_>) -> Result<Option<u16>, Failure> {
+/// [`ProtocolFailure`] if the value is not a number or is 0.
+pub fn count(extension: &Extension<'_>) -> Result<Option<u16>, ProtocolFailure> {
     let Some(value) = MAX_COUNT_TOO.iter().find_map(|key| extension.property(key)) else { return Ok(None) };
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
     match number.filter(|number| *number > 0) {
         Some(number) => Ok(Some(number.min(WINDOW_MAX.into()) as u16)),
         None => {
             let why = format!("max-count of {} must be a number from 1 to {WINDOW_MAX}", extension.name);
-            Err(Failure::new(Token::Extension, why))
+            Err(ProtocolFailure::new(ErrorToken::Extension, why))
         }
     }
 }
@@ -116,7 +116,7 @@ pub struct Acknowledging {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Agreement {
     /// Indexed by extension id minus 1.
-    extensions: Vec<(Extension<'static>, Option<Kind>)>,
+    extensions: Vec<(Extension<'static>, Option<ExtensionKind>)>,
     acknowledging: Option<Acknowledging>,
 }
 
@@ -124,27 +124,27 @@ impl Agreement {
     /// Combines these extensions, in the order of the final handshake message.
     ///
     /// # Errors
-    /// [`Failure`] if they are incompatible: two acknowledgement modes, two serializers, or `x-nack` without
+    /// [`ProtocolFailure`] if they are incompatible: two acknowledgement modes, two serializers, or `x-nack` without
     /// acknowledgements.
-    pub fn of(extensions: Vec<Extension<'static>>) -> Result<Self, Failure> {
-        let refuse = |why: &str| Err(Failure::new(Token::Extension, why));
+    pub fn of(extensions: Vec<Extension<'static>>) -> Result<Self, ProtocolFailure> {
+        let refuse = |why: &str| Err(ProtocolFailure::new(ErrorToken::Extension, why));
         let extensions: Vec<_> =
-            extensions.into_iter().map(|extension| (Kind::of(&extension.name), extension)).collect();
+            extensions.into_iter().map(|extension| (ExtensionKind::of(&extension.name), extension)).collect();
         let count_of = |kind| extensions.iter().filter(|(found, _)| *found == Some(kind)).count();
-        if count_of(Kind::Acknowledges) > 1 {
+        if count_of(ExtensionKind::Acknowledges) > 1 {
             return refuse("ack and batch-ack exclude each other");
         }
-        if count_of(Kind::Serializer) > 1 {
+        if count_of(ExtensionKind::Serializer) > 1 {
             return refuse(
                 "json, xml and protobuf exclude each other; the final message must name one of them",
             );
         }
-        if count_of(Kind::Refuses) > 0 && count_of(Kind::Acknowledges) == 0 {
+        if count_of(ExtensionKind::Refuses) > 0 && count_of(ExtensionKind::Acknowledges) == 0 {
             return refuse("x-nack requires ack or batch-ack");
         }
         let mut acknowledging = None;
         for (place, (kind, extension)) in extensions.iter().enumerate() {
-            if *kind == Some(Kind::Acknowledges) {
+            if *kind == Some(ExtensionKind::Acknowledges) {
                 let count = count(extension)?;
                 // Some peers write `ack:MessagesPerAck=10` but mean batch-ack.
                 let window =
@@ -167,7 +167,7 @@ impl Agreement {
     }
 
     /// Returns the extension with this id and its purpose.
-    pub fn get(&self, id: u8) -> Option<(&Extension<'static>, Option<Kind>)> {
+    pub fn get(&self, id: u8) -> Option<(&Extension<'static>, Option<ExtensionKind>)> {
         let place = usize::from(id).checked_sub(1)?;
         self.extensions.get(place).map(|(extension, kind)| (extension, *kind))
     }
@@ -186,7 +186,7 @@ impl Agreement {
     }
 
     /// Returns the id of the first extension with this purpose.
-    pub fn id_of_kind(&self, kind: Kind) -> Option<u8> {
+    pub fn id_of_kind(&self, kind: ExtensionKind) -> Option<u8> {
         self.extensions.iter().position(|(_, found)| *found == Some(kind)).map(id)
     }
 
@@ -197,7 +197,7 @@ impl Agreement {
 
     /// Returns the negotiated serializer, if any.
     pub fn serializer(&self) -> Option<&str> {
-        let id = self.id_of_kind(Kind::Serializer)?;
+        let id = self.id_of_kind(ExtensionKind::Serializer)?;
         self.get(id).map(|(extension, _)| &*extension.name)
     }
 }

@@ -9,7 +9,7 @@ pub const TEXT_BYTES_MAX: usize = 255;
 /// Machine-readable error code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Token {
+pub enum ErrorToken {
     /// The protocol version is not supported.
     Version,
     /// The extensions are incompatible.
@@ -40,7 +40,7 @@ pub enum Token {
     Internal,
 }
 
-impl Token {
+impl ErrorToken {
     /// Returns the code as written at the beginning of the text.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -65,16 +65,16 @@ impl Token {
 /// The reason for which a side closes the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {why}", token.as_str())]
-pub struct Failure {
+pub struct ProtocolFailure {
     /// Machine-readable code.
-    pub token: Token,
+    pub token: ErrorToken,
     /// Human-readable reason, with the correction if there is one.
     pub why: String,
 }
 
-impl Failure {
+impl ProtocolFailure {
     /// Creates a failure.
-    pub fn new(token: Token, why: impl Into<String>) -> Self {
+    pub fn new(token: ErrorToken, why: impl Into<String>) -> Self {
         Self { token, why: why.into() }
     }
 
@@ -87,11 +87,11 @@ impl Failure {
     }
 }
 
-impl From<WireError> for Failure {
+impl From<WireError> for ProtocolFailure {
     fn from(error: WireError) -> Self {
         let token = match error {
-            WireError::TooLarge { .. } => Token::TooLarge,
-            WireError::Malformed { .. } => Token::Malformed,
+            WireError::TooLarge { .. } => ErrorToken::TooLarge,
+            WireError::Malformed { .. } => ErrorToken::Malformed,
         };
         Self::new(token, error.to_string())
     }

@@ -22,7 +22,7 @@ const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
 
 /// Input from a peer while a handshake is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Opening<'a> {
+pub enum HandshakeInput<'a> {
     /// A handshake message.
     Handshake(Handshake<'a>),
     /// The peer closes the connection because of an error.
@@ -86,11 +86,14 @@ impl<'a> Extension<'a> {
 ///
 /// # Errors
 /// [`WireError::TooLarge`] if a list exceeds `limits.header_bytes_max`, as soon as its length has arrived.
-pub fn decode<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Opening<'a>, usize)>, WireError> {
+pub fn decode<'a>(
+    input: &'a [u8],
+    limits: &Limits,
+) -> Result<Option<(HandshakeInput<'a>, usize)>, WireError> {
     if input.first().is_some_and(|first| ERROR_FLAGS.contains(first)) {
         let frame = decode_frame(input, 0, limits)?;
         return Ok(frame.and_then(|(frame, size)| match frame {
-            Frame::Error { text } => Some((Opening::Error { text }, size)),
+            Frame::Error { text } => Some((HandshakeInput::Error { text }, size)),
             _ => None,
         }));
     }
@@ -102,7 +105,7 @@ pub fn decode<'a>(input: &'a [u8], limits: &Limits) -> Result<Option<(Opening<'a
     let Some(required) = list(&mut rest, "required extensions", limits)? else { return Ok(None) };
     let Some(optional) = list(&mut rest, "optional extensions", limits)? else { return Ok(None) };
     let handshake = Handshake { major, minor, flags, identity, required, optional };
-    Ok(Some((Opening::Handshake(handshake), input.len() - rest.len())))
+    Ok(Some((HandshakeInput::Handshake(handshake), input.len() - rest.len())))
 }
 
 fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {

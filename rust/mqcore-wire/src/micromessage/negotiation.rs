@@ -8,8 +8,10 @@
 
 use std::borrow::Cow;
 
-use super::extension::{ACK, Agreement, BATCH_ACK, Kind, MAX_COUNT, PUB_SUB, WINDOW_MAX, canonical, count};
-use super::failure::{Failure, Token};
+use super::extension::{
+    ACK, Agreement, BATCH_ACK, ExtensionKind, MAX_COUNT, PUB_SUB, WINDOW_MAX, canonical, count,
+};
+use super::failure::{ErrorToken, ProtocolFailure};
 use super::handshake::{EXTENSIONS_MAX, Extension, Handshake, encode_list, parse_list};
 
 /// Supported major version.
@@ -21,13 +23,13 @@ pub const MINOR: u8 = 0;
 /// [`MINOR`].
 ///
 /// # Errors
-/// [`Failure`] with the unsupported version.
-pub fn check_version(handshake: &Handshake<'_>) -> Result<(), Failure> {
+/// [`ProtocolFailure`] with the unsupported version.
+pub fn check_version(handshake: &Handshake<'_>) -> Result<(), ProtocolFailure> {
     if handshake.major == MAJOR {
         return Ok(());
     }
     let why = format!("{}.{} is not supported", handshake.major, handshake.minor);
-    Err(Failure::new(Token::Version, why))
+    Err(ProtocolFailure::new(ErrorToken::Version, why))
 }
 
 /// The two extension lists of a handshake message.
@@ -43,14 +45,17 @@ impl Lists {
     /// Parses both lists. An extension in both lists is required.
     ///
     /// # Errors
-    /// [`Failure`] if a list is malformed, or if both together name more than 255 extensions.
-    pub fn read(handshake: &Handshake<'_>) -> Result<Self, Failure> {
+    /// [`ProtocolFailure`] if a list is malformed, or if both together name more than 255 extensions.
+    pub fn read(handshake: &Handshake<'_>) -> Result<Self, ProtocolFailure> {
         let own = |list: Vec<Extension<'_>>| list.into_iter().map(Extension::into_owned).collect::<Vec<_>>();
         let required = own(parse_list(handshake.required)?);
         let mut optional = own(parse_list(handshake.optional)?);
         optional.retain(|extension| !names(&required, &extension.name));
         if required.len() + optional.len() > EXTENSIONS_MAX {
-            return Err(Failure::new(Token::Malformed, "a handshake names at most 255 extensions"));
+            return Err(ProtocolFailure::new(
+                ErrorToken::Malformed,
+                "a handshake names at most 255 extensions",
+            ));
         }
         Ok(Self { required, optional })
     }
@@ -78,39 +83,41 @@ fn names(list: &[Extension<'_>], name: &str) -> bool {
     list.iter().any(|extension| canonical(&extension.name) == canonical(name))
 }
 
-fn of_kind(extension: &Extension<'_>, kind: Kind) -> bool {
-    Kind::of(&extension.name) == Some(kind)
+fn of_kind(extension: &Extension<'_>, kind: ExtensionKind) -> bool {
+    ExtensionKind::of(&extension.name) == Some(kind)
 }
 
 /// Capabilities of one side.
 #[derive(Debug, Clone, Copy)]
-pub struct Abilities<'a> {
+pub struct Capabilities<'a> {
     /// Vendor extensions in addition to those known by name. Each begins with `x-`.
     pub vendors: &'a [Box<str>],
     /// Largest acceptable number of unacknowledged messages, 1 to [`WINDOW_MAX`].
     pub window_max: u16,
 }
 
-impl Default for Abilities<'_> {
+impl Default for Capabilities<'_> {
     fn default() -> Self {
         Self { vendors: &[], window_max: WINDOW_MAX }
     }
 }
 
-impl Abilities<'_> {
+impl Capabilities<'_> {
     /// Whether an extension with this name is supported.
     pub fn know(&self, name: &str) -> bool {
-        match Kind::of(name) {
-            Some(Kind::Vendor) => self.vendors.iter().any(|known| **known == *name),
+        match ExtensionKind::of(name) {
+            Some(ExtensionKind::Vendor) => self.vendors.iter().any(|known| **known == *name),
             Some(_) => true,
             None => false,
         }
     }
 
     /// Rejects required extensions that are not supported.
-    fn check(&self, required: &[Extension<'_>]) -> Result<(), Failure> {
+    fn check(&self, required: &[Extension<'_>]) -> Result<(), ProtocolFailure> {
         match required.iter().find(|extension| !self.know(&extension.name)) {
-            Some(unknown) => Err(Failure::new(Token::Extension, format!("unsupported {}", unknown.name))),
+            Some(unknown) => {
+                Err(ProtocolFailure::new(ErrorToken::Extension, format!("unsupported {}", unknown.name)))
+            }
             None => Ok(()),
         }
     }
@@ -122,12 +129,12 @@ impl Abilities<'_> {
 /// It also suggests `batch-ack` and `pub-sub` to a client that does not mention them.
 ///
 /// # Errors
-/// [`Failure`] if the client requires an unsupported extension, or a `max-count` is not a number.
+/// [`ProtocolFailure`] if the client requires an unsupported extension, or a `max-count` is not a number.
 pub fn reply(
     offer: &Lists,
     demanded: &[Extension<'static>],
-    abilities: &Abilities<'_>,
-) -> Result<Lists, Failure> {
+    abilities: &Capabilities<'_>,
+) -> Result<Lists, ProtocolFailure> {
     abilities.check(&offer.required)?;
     let mut required: Vec<_> =
         demanded.iter().filter(|extension| !names(&offer.required, &extension.name)).cloned().collect();
@@ -136,7 +143,7 @@ pub fn reply(
         offer.required.iter().chain(&required).chain(optional).any(|extension| of_kind(extension, kind))
     };
     for wish in &offer.optional {
-        let exclusive = [Kind::Serializer, Kind::Acknowledges];
+        let exclusive = [ExtensionKind::Serializer, ExtensionKind::Acknowledges];
         let late = exclusive.into_iter().any(|kind| of_kind(wish, kind) && taken(&optional, kind));
         if abilities.know(&wish.name) && !late && !names(&required, &wish.name) {
             // The client's properties are input for the server; the reply carries the server's own.
@@ -155,7 +162,7 @@ pub fn reply(
         } else if names(&offer.optional, BATCH_ACK) && !taken_otherwise(&offer.required, &optional) {
             optional.push(Extension::new(BATCH_ACK));
         }
-    } else if !taken(&optional, Kind::Acknowledges) {
+    } else if !taken(&optional, ExtensionKind::Acknowledges) {
         optional.push(batch_ack(abilities.window_max));
     }
     if let Some(ack) = offer.find(ACK)
@@ -194,21 +201,22 @@ fn windowed(name: &'static str, count: u16) -> Extension<'static> {
 /// Validates the client's final choice and returns the resulting agreement.
 ///
 /// # Errors
-/// [`Failure`] if a required extension is missing, an extension was never offered, the window exceeds the server's maximum,
+/// [`ProtocolFailure`] if a required extension is missing, an extension was never offered, the window exceeds the server's maximum,
 /// or the extensions are incompatible.
 pub fn conclude(
     offer: &Lists,
     reply: &Lists,
     last: &Lists,
-    abilities: &Abilities<'_>,
-) -> Result<Agreement, Failure> {
-    let refuse = |why: String| Err(Failure::new(Token::Extension, why));
+    abilities: &Capabilities<'_>,
+) -> Result<Agreement, ProtocolFailure> {
+    let refuse = |why: String| Err(ProtocolFailure::new(ErrorToken::Extension, why));
     for required in [&offer.required, &reply.required] {
-        let serializers = required.iter().filter(|extension| of_kind(extension, Kind::Serializer)).count();
+        let serializers =
+            required.iter().filter(|extension| of_kind(extension, ExtensionKind::Serializer)).count();
         for extension in required {
             // Of several required serializers, the client chooses one.
-            let one_of = serializers > 1 && of_kind(extension, Kind::Serializer);
-            let instead = one_of && last.all().any(|extension| of_kind(extension, Kind::Serializer));
+            let one_of = serializers > 1 && of_kind(extension, ExtensionKind::Serializer);
+            let instead = one_of && last.all().any(|extension| of_kind(extension, ExtensionKind::Serializer));
             if !instead && last.find(&extension.name).is_none() {
                 return refuse(format!(
                     "required extension {} is missing in the final message",
@@ -239,12 +247,12 @@ pub fn conclude(
 /// specify a window, the smaller one applies.
 ///
 /// # Errors
-/// [`Failure`] if the server requires an unsupported extension, or one that is incompatible with the client's requirements.
+/// [`ProtocolFailure`] if the server requires an unsupported extension, or one that is incompatible with the client's requirements.
 pub fn choose(
     offer: &Lists,
     reply: &Lists,
-    abilities: &Abilities<'_>,
-) -> Result<(Lists, Agreement), Failure> {
+    abilities: &Capabilities<'_>,
+) -> Result<(Lists, Agreement), ProtocolFailure> {
     abilities.check(&reply.required)?;
     let mut last = Lists::default();
     for extension in offer.required.iter().chain(&reply.required) {
@@ -253,18 +261,19 @@ pub fn choose(
         }
     }
     let serializers =
-        |list: &[Extension<'_>]| list.iter().filter(|one| of_kind(one, Kind::Serializer)).count();
+        |list: &[Extension<'_>]| list.iter().filter(|one| of_kind(one, ExtensionKind::Serializer)).count();
     if serializers(&last.required) > 1 {
         let named = |extension: &Extension<'_>| {
-            of_kind(extension, Kind::Serializer) && offer.find(&extension.name).is_some()
+            of_kind(extension, ExtensionKind::Serializer) && offer.find(&extension.name).is_some()
         };
         let chosen =
             reply.all().find(|one| named(one)).or_else(|| last.required.iter().find(|one| named(one)));
         let chosen = chosen.map(|extension| extension.name.clone());
-        last.required.retain(|one| !of_kind(one, Kind::Serializer) || Some(&one.name) == chosen.as_ref());
+        last.required
+            .retain(|one| !of_kind(one, ExtensionKind::Serializer) || Some(&one.name) == chosen.as_ref());
     }
     for extension in &offer.optional {
-        let exclusive = [Kind::Serializer, Kind::Acknowledges]
+        let exclusive = [ExtensionKind::Serializer, ExtensionKind::Acknowledges]
             .into_iter()
             .any(|kind| of_kind(extension, kind) && last.all().any(|other| of_kind(other, kind)));
         if reply.find(&extension.name).is_some() && !exclusive && !names(&last.required, &extension.name) {
@@ -281,8 +290,8 @@ fn merged(
     offer: &Lists,
     reply: &Lists,
     extension: &Extension<'static>,
-    abilities: &Abilities<'_>,
-) -> Result<Extension<'static>, Failure> {
+    abilities: &Capabilities<'_>,
+) -> Result<Extension<'static>, ProtocolFailure> {
     let ours = offer.find(&extension.name).unwrap_or(extension);
     let name = match &*ours.name {
         ACK => ACK,

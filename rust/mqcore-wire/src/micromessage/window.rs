@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use super::failure::{Failure, Token};
+use super::failure::{ErrorToken, ProtocolFailure};
 use super::next_sequence;
 
 /// Number of distinct sequence numbers.
@@ -17,7 +17,7 @@ fn distance(from: u16, to: u16) -> u32 {
 
 /// The messages that a side has sent. At most one window of them is unacknowledged. `T` is the caller's data per message.
 #[derive(Debug)]
-pub struct Sent<T> {
+pub struct SendWindow<T> {
     /// From the oldest unacknowledged message on. `None`: rejected; the next acknowledgement skips it.
     slots: VecDeque<Option<T>>,
     /// Number of slots that are not `None`.
@@ -29,7 +29,7 @@ pub struct Sent<T> {
     last: Option<u16>,
 }
 
-impl<T> Sent<T> {
+impl<T> SendWindow<T> {
     /// Creates an empty window for `window` unacknowledged messages.
     pub fn new(window: u16) -> Self {
         Self { slots: VecDeque::new(), open: 0, first: 1, window, last: None }
@@ -65,8 +65,8 @@ impl<T> Sent<T> {
     /// Repeating the last acknowledgement is allowed.
     ///
     /// # Errors
-    /// [`Failure`] if no unacknowledged message has this number.
-    pub fn acknowledge(&mut self, number: u16, mut settled: impl FnMut(T)) -> Result<(), Failure> {
+    /// [`ProtocolFailure`] if no unacknowledged message has this number.
+    pub fn acknowledge(&mut self, number: u16, mut settled: impl FnMut(T)) -> Result<(), ProtocolFailure> {
         let Some(place) = self.place(number) else {
             return if self.last == Some(number) { Ok(()) } else { Err(self.unknown(number)) };
         };
@@ -92,8 +92,8 @@ impl<T> Sent<T> {
     /// Handles a rejection of the message `number` and returns its data, or `None` if it was settled before.
     ///
     /// # Errors
-    /// The same as [`Sent::acknowledge`].
-    pub fn refuse(&mut self, number: u16) -> Result<Option<T>, Failure> {
+    /// The same as [`SendWindow::acknowledge`].
+    pub fn refuse(&mut self, number: u16) -> Result<Option<T>, ProtocolFailure> {
         let Some(place) = self.place(number) else {
             return if self.last == Some(number) { Ok(None) } else { Err(self.unknown(number)) };
         };
@@ -103,9 +103,9 @@ impl<T> Sent<T> {
         Ok(refused)
     }
 
-    fn unknown(&self, number: u16) -> Failure {
+    fn unknown(&self, number: u16) -> ProtocolFailure {
         let why = format!("no unacknowledged message has the number {number}; {} are open", self.slots.len());
-        Failure::new(Token::Ack, why)
+        ProtocolFailure::new(ErrorToken::Ack, why)
     }
 
     /// Removes all unsettled messages and returns their data, oldest first.
@@ -125,7 +125,7 @@ enum Fate {
 
 /// The result of receiving a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Receipt {
+pub enum ReceiveOutcome {
     /// A new message, with the receipt by which to settle it.
     New(u32),
     /// A duplicate: drop it. It is acknowledged again if the original was.
@@ -134,7 +134,7 @@ pub enum Receipt {
 
 /// The messages that a side has received and must acknowledge.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceiveWindow {
     /// From the oldest unacknowledged message on.
     waiting: VecDeque<(u16, Fate)>,
     /// Number of messages that were not rejected, which the other side counts as well.
@@ -150,7 +150,7 @@ pub struct Received {
     again: bool,
 }
 
-impl Received {
+impl ReceiveWindow {
     /// Creates an empty window for `window` unacknowledged messages.
     pub fn new(window: u16) -> Self {
         Self {
@@ -167,26 +167,26 @@ impl Received {
     /// Records a received message. The sender may skip sequence numbers.
     ///
     /// # Errors
-    /// [`Failure`] if the number is 0, or if the peer exceeds the negotiated window.
-    pub fn receive(&mut self, number: u16) -> Result<Receipt, Failure> {
+    /// [`ProtocolFailure`] if the number is 0, or if the peer exceeds the negotiated window.
+    pub fn receive(&mut self, number: u16) -> Result<ReceiveOutcome, ProtocolFailure> {
         if number == 0 {
-            return Err(Failure::new(Token::Ack, "sequence numbers start at 1"));
+            return Err(ProtocolFailure::new(ErrorToken::Ack, "sequence numbers start at 1"));
         }
         if let Some(last) = self.last
             && !(1..=NUMBERS / 2).contains(&distance(last, number))
         {
             self.again |= !self.waiting.iter().any(|(waits, _)| *waits == number);
-            return Ok(Receipt::Repeated);
+            return Ok(ReceiveOutcome::Repeated);
         }
         if self.open >= usize::from(self.window) || self.waiting.len() >= NUMBERS as usize / 2 {
             let why =
                 format!("message {number} exceeds the window of {} unacknowledged messages", self.window);
-            return Err(Failure::new(Token::Ack, why));
+            return Err(ProtocolFailure::new(ErrorToken::Ack, why));
         }
         self.last = Some(number);
         self.open += 1;
         self.waiting.push_back((number, Fate::Open));
-        Ok(Receipt::New(self.first.wrapping_add(self.waiting.len() as u32 - 1)))
+        Ok(ReceiveOutcome::New(self.first.wrapping_add(self.waiting.len() as u32 - 1)))
     }
 
     fn decide(&mut self, receipt: u32, fate: Fate) -> Option<u16> {

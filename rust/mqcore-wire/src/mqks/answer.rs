@@ -5,16 +5,16 @@ use super::split;
 
 /// A line from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer<'a> {
+pub struct ServerLine<'a> {
     /// Id of the request; for deliveries and updates, the consumer id.
     pub id: &'a [u8],
     /// Result of the request.
-    pub said: Said<'a>,
+    pub said: AnswerResult<'a>,
 }
 
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said<'a> {
+pub enum AnswerResult<'a> {
     /// The request succeeded; result data, which may be empty.
     Done(&'a [u8]),
     /// The request failed; the error id under which the server logged the reason.
@@ -23,7 +23,7 @@ pub enum Said<'a> {
 
 /// A message delivered to a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Delivered<'a> {
+pub struct DeliveryLine<'a> {
     /// Message id.
     pub message: &'a [u8],
     /// Event under which the message was published.
@@ -51,7 +51,7 @@ pub fn encode_failed(id: &[u8], error: &[u8], output: &mut Vec<u8>) {
 }
 
 /// Appends a delivery to the consumer with the id `consumer`.
-pub fn encode_delivered(consumer: &[u8], delivered: &Delivered<'_>, output: &mut Vec<u8>) {
+pub fn encode_delivered(consumer: &[u8], delivered: &DeliveryLine<'_>, output: &mut Vec<u8>) {
     output.extend_from_slice(consumer);
     output.extend_from_slice(b" ok ");
     output.extend_from_slice(delivered.message);
@@ -89,24 +89,24 @@ pub fn encode_update(
 }
 
 /// Parses a line from the server. Returns `None` if it is not valid.
-pub fn parse(line: &[u8]) -> Option<Answer<'_>> {
+pub fn parse(line: &[u8]) -> Option<ServerLine<'_>> {
     let (id, rest) = split(line)?;
     // Trimming the end of the line may have removed the space after `ok`.
     let (word, data) = split(rest).unwrap_or((rest, &[]));
     match word {
-        b"ok" => Some(Answer { id, said: Said::Done(data) }),
-        b"error" => Some(Answer { id, said: Said::Failed(data) }),
+        b"ok" => Some(ServerLine { id, said: AnswerResult::Done(data) }),
+        b"error" => Some(ServerLine { id, said: AnswerResult::Failed(data) }),
         _ => None,
     }
 }
 
 /// Parses the data of a consumer's line as a delivery. Returns `None` if it is something else.
-pub fn delivered(data: &[u8]) -> Option<Delivered<'_>> {
+pub fn delivered(data: &[u8]) -> Option<DeliveryLine<'_>> {
     let (message, rest) = split(data)?;
     let (properties, data) = split(rest).unwrap_or((rest, &[]));
     let properties = properties.strip_prefix(b"event=")?;
     let (event, retry) = told_retry(properties).unwrap_or((properties, 0));
-    Some(Delivered { message, event, retry, data })
+    Some(DeliveryLine { message, event, retry, data })
 }
 
 /// Splits off a trailing `,retry=` and number. Returns `None` if there is none, so the whole text is the event name.

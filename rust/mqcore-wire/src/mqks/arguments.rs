@@ -1,6 +1,6 @@
 //! Arguments of `consume` and `rebind`: names and flags.
 
-use super::{Mistake, Shown, named, words};
+use super::{EscapedBytes, RequestLineError, named, words};
 
 /// Event names, as sent.
 pub type Events<'a> = Vec<&'a [u8]>;
@@ -59,7 +59,7 @@ pub struct Consume<'a> {
 }
 
 impl<'a> Consume<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<Self, Mistake> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, RequestLineError> {
         let mut consume = Self::default();
         let mut names = Vec::new();
         for word in words(data) {
@@ -101,18 +101,18 @@ pub(super) fn encode_manual_ack(manual_ack: bool, output: &mut Vec<u8>) {
     }
 }
 
-fn delete_after(flag: &[u8]) -> Result<WhenUnused, Mistake> {
-    let unknown = || Mistake::UnknownFlag { action: "consume", flag: Shown::new(flag) };
+fn delete_after(flag: &[u8]) -> Result<WhenUnused, RequestLineError> {
+    let unknown = || RequestLineError::UnknownFlag { action: "consume", flag: EscapedBytes::new(flag) };
     let number = flag.strip_prefix(DELETE_WHEN_UNUSED).and_then(|rest| rest.strip_prefix(b"="));
     let number = number.ok_or_else(unknown)?;
     let seconds = std::str::from_utf8(number).ok().and_then(|number| number.parse::<f64>().ok());
     seconds
         .filter(|seconds| (0.0..=UNUSED_SECONDS_MAX).contains(seconds))
         .map(WhenUnused::DeleteAfter)
-        .ok_or_else(|| Mistake::BadNumber {
+        .ok_or_else(|| RequestLineError::BadNumber {
             flag: "--delete-queue-when-unused",
             wanted: "seconds from 0 to 31536000",
-            found: Shown::new(number),
+            found: EscapedBytes::new(number),
         })
 }
 
@@ -132,11 +132,11 @@ pub struct Rebind<'a> {
 }
 
 impl<'a> Rebind<'a> {
-    pub(super) fn parse(data: &'a [u8]) -> Result<Self, Mistake> {
+    pub(super) fn parse(data: &'a [u8]) -> Result<Self, RequestLineError> {
         let mut words = words(data).peekable();
         let mut rebind = Self { queue: queue("rebind", words.next())?, ..Self::default() };
         if words.peek().is_none() {
-            return Err(Mistake::Missing {
+            return Err(RequestLineError::Missing {
                 action: "rebind",
                 what: "events, --remove, --remove-mask or --add",
             });
@@ -150,7 +150,10 @@ impl<'a> Rebind<'a> {
                     rebind.replace.get_or_insert_default();
                 }
                 flag if flag.starts_with(b"--") => {
-                    return Err(Mistake::UnknownFlag { action: "rebind", flag: Shown::new(flag) });
+                    return Err(RequestLineError::UnknownFlag {
+                        action: "rebind",
+                        flag: EscapedBytes::new(flag),
+                    });
                 }
                 event => rebind.list(list).push(named("the event's name", event)?),
             }
@@ -182,10 +185,10 @@ impl<'a> Rebind<'a> {
     }
 }
 
-fn queue<'a>(action: &'static str, word: Option<&'a [u8]>) -> Result<&'a [u8], Mistake> {
+fn queue<'a>(action: &'static str, word: Option<&'a [u8]>) -> Result<&'a [u8], RequestLineError> {
     match word {
         Some(name) if !name.starts_with(b"--") => named("the queue's name", name),
-        _ => Err(Mistake::Missing { action, what: "a queue name" }),
+        _ => Err(RequestLineError::Missing { action, what: "a queue name" }),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Encodes what a server sends: responses in the order of the requests, and push frames between them.
 
-use super::{Dialect, Family, ID_BYTES, IMPOSSIBLE, KeyType, NO, PUSH_V71, PUSH_V73, Ttl, Width, YES};
+use super::{
+    Dialect, FAILURE, Family, ID_BYTES, IMPOSSIBLE, KeyType, PUSH_V71, PUSH_V73, SUCCESS, Ttl, Width,
+};
 
 /// Size in bytes of INFO's numbers and version.
 pub const INFO_BYTES: usize = 52 * 8 + 16;
@@ -18,13 +20,13 @@ pub const CONNECTION_NUMBERS: usize = 24;
 /// Appends a success or failure status.
 #[inline]
 pub fn status(yes: bool, output: &mut Vec<u8>) {
-    output.push(if yes { YES } else { NO });
+    output.push(if yes { SUCCESS } else { FAILURE });
 }
 
 /// Appends the response to QUERY for an existing counter.
 #[inline]
 pub fn counter(quota: u64, remaining: Ttl, width: Width, output: &mut Vec<u8>) {
-    output.push(YES);
+    output.push(SUCCESS);
     width.write(quota, output);
     ttl(remaining, width, output);
 }
@@ -33,7 +35,7 @@ pub fn counter(quota: u64, remaining: Ttl, width: Width, output: &mut Vec<u8>) {
 #[inline]
 pub fn buffer(remaining: Ttl, value: &[u8], width: Width, output: &mut Vec<u8>) {
     debug_assert!(value.len() as u64 <= width.max());
-    output.push(YES);
+    output.push(SUCCESS);
     ttl(remaining, width, output);
     width.write(value.len() as u64, output);
     output.extend_from_slice(value);
@@ -47,7 +49,7 @@ fn ttl(ttl: Ttl, width: Width, output: &mut Vec<u8>) {
 
 /// Usage counts of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Uses {
+pub struct UsageCounts {
     /// Reads in the last full minute.
     pub reads_per_minute: u64,
     /// Writes in the last full minute.
@@ -58,7 +60,7 @@ pub struct Uses {
     pub writes: u64,
 }
 
-impl Uses {
+impl UsageCounts {
     fn write(&self, output: &mut Vec<u8>) {
         for number in [self.reads_per_minute, self.writes_per_minute, self.reads, self.writes] {
             output.extend_from_slice(&number.to_le_bytes());
@@ -67,14 +69,14 @@ impl Uses {
 }
 
 /// Appends the response to STAT for an existing record.
-pub fn stat(uses: &Uses, output: &mut Vec<u8>) {
-    output.push(YES);
+pub fn stat(uses: &UsageCounts, output: &mut Vec<u8>) {
+    output.push(SUCCESS);
     uses.write(output);
 }
 
 /// Appends the header of a fragmented response: LIST, STATS, CONNECTIONS or CHANNELS.
 pub fn fragments(count: u64, output: &mut Vec<u8>) {
-    output.push(YES);
+    output.push(SUCCESS);
     output.extend_from_slice(&count.to_le_bytes());
 }
 
@@ -110,7 +112,7 @@ pub const fn list_weight(key_bytes: usize, dialect: Dialect) -> usize {
 }
 
 /// Appends a record of STATS.
-pub fn stats_record(key_bytes: u8, uses: &Uses, output: &mut Vec<u8>) {
+pub fn stats_record(key_bytes: u8, uses: &UsageCounts, output: &mut Vec<u8>) {
     output.push(key_bytes);
     uses.write(output);
 }
@@ -131,7 +133,7 @@ pub fn channels_record(
 
 /// Appends the header of the response to CHANNEL for a channel with subscribers.
 pub fn channel(subscribers: u64, output: &mut Vec<u8>) {
-    output.push(YES);
+    output.push(SUCCESS);
     output.extend_from_slice(&subscribers.to_le_bytes());
 }
 
@@ -151,7 +153,7 @@ pub fn subscriber(
 
 /// Appends the response to WHOAMI.
 pub fn whoami(id: &[u8; ID_BYTES], output: &mut Vec<u8>) {
-    output.push(YES);
+    output.push(SUCCESS);
     output.extend_from_slice(id);
 }
 
@@ -159,7 +161,7 @@ pub fn whoami(id: &[u8; ID_BYTES], output: &mut Vec<u8>) {
 ///
 /// Family 7.1 without metrics omits the first number (`with_time` is false).
 pub fn info(numbers: &[u64; 52], version: &str, with_time: bool, output: &mut Vec<u8>) {
-    output.push(YES);
+    output.push(SUCCESS);
     for number in &numbers[usize::from(!with_time)..] {
         output.extend_from_slice(&number.to_le_bytes());
     }
@@ -255,8 +257,8 @@ pub const fn push_size(channel: usize, payload: usize, dialect: Dialect) -> usiz
 
 /// The response to CONSUME for one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
-    /// [`YES`], [`NO`], or [`IMPOSSIBLE`] if the key has another type or the rule is invalid.
+pub struct ConsumeOutcome {
+    /// [`SUCCESS`], [`FAILURE`], or [`IMPOSSIBLE`] if the key has another type or the rule is invalid.
     pub status: u8,
     /// Limit in force.
     pub limit: u64,
@@ -269,7 +271,7 @@ pub struct Verdict {
     pub reset_after: u64,
 }
 
-impl Verdict {
+impl ConsumeOutcome {
     /// The response for a rule that cannot be applied.
     pub const IMPOSSIBLE: Self =
         Self { status: IMPOSSIBLE, limit: 0, remaining: 0, retry_after: 0, reset_after: 0 };
@@ -291,7 +293,7 @@ impl Verdict {
 }
 
 /// Appends the response to CONSUME ALL: one status for the request and one response per rule.
-pub fn verdicts(status: u8, verdicts: &[Verdict], width: Width, output: &mut Vec<u8>) {
+pub fn verdicts(status: u8, verdicts: &[ConsumeOutcome], width: Width, output: &mut Vec<u8>) {
     output.extend_from_slice(&[status, verdicts.len() as u8]);
     for verdict in verdicts {
         verdict.write(width, output);

@@ -4,10 +4,10 @@
 //! that receives a million records needs memory for one fragment only.
 
 use super::answer::{
-    CHANNELS_RECORD_BYTES, CONNECTION_NUMBERS, ConnectionRecord, INFO_BYTES, STATS_RECORD_BYTES,
-    SUBSCRIBER_BYTES, Uses, Verdict,
+    CHANNELS_RECORD_BYTES, CONNECTION_NUMBERS, ConnectionRecord, ConsumeOutcome, INFO_BYTES,
+    STATS_RECORD_BYTES, SUBSCRIBER_BYTES, UsageCounts,
 };
-use super::{Dialect, Family, ID_BYTES, IMPOSSIBLE, PUSH_V71, PUSH_V73, RULES_MAX, Ttl, Width, YES};
+use super::{Dialect, Family, ID_BYTES, IMPOSSIBLE, PUSH_V71, PUSH_V73, RULES_MAX, SUCCESS, Ttl, Width};
 use crate::codec::Limits;
 use crate::error::WireError;
 
@@ -26,7 +26,7 @@ pub enum Expected {
     /// Header of LIST, STATS, CONNECTIONS or CHANNELS.
     Fragments,
     /// A fragment of one of them.
-    Fragment(Listing),
+    Fragment(FragmentedRequest),
     /// INFO.
     Info {
         /// Whether the response begins with the time. Family 7.1 without metrics omits it.
@@ -47,7 +47,7 @@ pub enum Expected {
 /// Requests with fragmented responses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of the requests")]
-pub enum Listing {
+pub enum FragmentedRequest {
     List,
     Stats,
     Connections,
@@ -56,7 +56,7 @@ pub enum Listing {
 
 /// A response or push frame, borrowed from the buffer it was decoded from. `None` means that the request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply<'a> {
+pub enum ThrottrReply<'a> {
     /// A push frame.
     Push {
         /// Channel name; `None` in family 7.1.
@@ -71,7 +71,7 @@ pub enum Reply<'a> {
     /// Remaining time to live and value.
     Buffer(Option<(Ttl, &'a [u8])>),
     /// Usage counts.
-    Stat(Option<Uses>),
+    Stat(Option<UsageCounts>),
     /// Number of fragments that follow.
     Fragments(u64),
     /// A fragment.
@@ -85,9 +85,9 @@ pub enum Reply<'a> {
     /// Connection id.
     Id([u8; ID_BYTES]),
     /// Response to CONSUME.
-    Verdict(Verdict),
+    Verdict(ConsumeOutcome),
     /// Response to CONSUME ALL: status of the request, and the response to each rule.
-    Verdicts(u8, Vec<Verdict>),
+    Verdicts(u8, Vec<ConsumeOutcome>),
 }
 
 /// A fragment: records of fixed size, followed by their concatenated names.
@@ -142,7 +142,7 @@ pub struct Listed {
 /// Parses a LIST record. Returns `None` if its size is wrong.
 #[must_use]
 pub fn listed(record: &[u8], width: Width) -> Option<Listed> {
-    if record.len() != Listing::List.record_bytes(Dialect { width, family: Family::V71 }) {
+    if record.len() != FragmentedRequest::List.record_bytes(Dialect { width, family: Family::V71 }) {
         return None;
     }
     Some(Listed {
@@ -155,7 +155,7 @@ pub fn listed(record: &[u8], width: Width) -> Option<Listed> {
 
 /// Parses a STATS record. Returns `None` if its size is wrong.
 #[must_use]
-pub fn uses(record: &[u8]) -> Option<Uses> {
+pub fn uses(record: &[u8]) -> Option<UsageCounts> {
     (record.len() == STATS_RECORD_BYTES).then(|| read_uses(record, 1))
 }
 
@@ -171,7 +171,7 @@ pub fn connection(record: &[u8], family: Family) -> Option<ConnectionRecord> {
     (record.len() == ConnectionRecord::bytes(family)).then(|| read_connection(record, family))
 }
 
-impl Listing {
+impl FragmentedRequest {
     const fn record_bytes(self, dialect: Dialect) -> usize {
         match self {
             Self::List => 11 + dialect.width.bytes(),
@@ -192,7 +192,7 @@ pub fn decode<'a>(
     expected: Expected,
     dialect: Dialect,
     limits: &Limits,
-) -> Result<Option<(Reply<'a>, usize)>, WireError> {
+) -> Result<Option<(ThrottrReply<'a>, usize)>, WireError> {
     let Some(&first) = input.first() else { return Ok(None) };
     let fragment = matches!(expected, Expected::Fragment(_));
     if !fragment {
@@ -200,14 +200,14 @@ pub fn decode<'a>(
             return Ok(found);
         }
         let verdict = matches!(expected, Expected::Verdict | Expected::Verdicts);
-        if first > YES && !(verdict && first == IMPOSSIBLE) {
+        if first > SUCCESS && !(verdict && first == IMPOSSIBLE) {
             return Err(WireError::Malformed { part: "response", why: "invalid status byte" });
         }
     }
     answer(input, expected, dialect, limits)
 }
 
-type Found<'a> = Option<(Reply<'a>, usize)>;
+type Found<'a> = Option<(ThrottrReply<'a>, usize)>;
 
 /// Decodes a push frame: `None` if it is not one, `Some(None)` if it is incomplete.
 fn push<'a>(
@@ -229,7 +229,7 @@ fn push<'a>(
     let size = checked(dialect.width.read(input, head - n), head + name, limits)?;
     Ok(Some(input.get(head..size).map(|body| {
         let (channel, payload) = body.split_at(name);
-        (Reply::Push { channel: named.then_some(channel), payload }, size)
+        (ThrottrReply::Push { channel: named.then_some(channel), payload }, size)
     })))
 }
 
@@ -241,7 +241,7 @@ fn answer<'a>(
 ) -> Result<Found<'a>, WireError> {
     let Dialect { width, family } = dialect;
     let n = width.bytes();
-    let yes = input[0] == YES;
+    let yes = input[0] == SUCCESS;
     if !yes && matches!(expected, Expected::Info { .. } | Expected::Id) {
         return Err(WireError::Malformed { part: "response", why: "this request cannot fail" });
     }
@@ -251,30 +251,30 @@ fn answer<'a>(
         (input.len() >= size).then_some(size)
     };
     Ok(match expected {
-        Expected::Status => Some((Reply::Status(yes), 1)),
+        Expected::Status => Some((ThrottrReply::Status(yes), 1)),
         Expected::Counter => fixed(2 + 2 * n).map(|size| {
             let counter = yes.then(|| (width.read(input, 1), read_ttl(input, 1 + n, width)));
-            (Reply::Counter(counter), size)
+            (ThrottrReply::Counter(counter), size)
         }),
         Expected::Buffer => return read_buffer(input, width, limits),
-        Expected::Stat => fixed(33).map(|size| (Reply::Stat(yes.then(|| read_uses(input, 1))), size)),
+        Expected::Stat => fixed(33).map(|size| (ThrottrReply::Stat(yes.then(|| read_uses(input, 1))), size)),
         Expected::Fragments => {
-            fixed(9).map(|size| (Reply::Fragments(if yes { number(input, 1) } else { 0 }), size))
+            fixed(9).map(|size| (ThrottrReply::Fragments(if yes { number(input, 1) } else { 0 }), size))
         }
         Expected::Fragment(listing) => return read_fragment(input, listing, dialect, limits),
         Expected::Info { with_time } => read_info(input, with_time),
         Expected::Connection => fixed(1 + ConnectionRecord::bytes(family)).map(|size| {
-            (Reply::Connection(yes.then(|| Box::new(read_connection(&input[1..], family)))), size)
+            (ThrottrReply::Connection(yes.then(|| Box::new(read_connection(&input[1..], family)))), size)
         }),
         Expected::Channel => return read_channel(input, limits),
         Expected::Id => input.get(1..1 + ID_BYTES).map(|bytes| {
             let mut id = [0; ID_BYTES];
             id.copy_from_slice(bytes);
-            (Reply::Id(id), 1 + ID_BYTES)
+            (ThrottrReply::Id(id), 1 + ID_BYTES)
         }),
         Expected::Verdict => {
-            let size = Verdict::bytes(width);
-            (input.len() >= size).then(|| (Reply::Verdict(read_verdict(input, width)), size))
+            let size = ConsumeOutcome::bytes(width);
+            (input.len() >= size).then(|| (ThrottrReply::Verdict(read_verdict(input, width)), size))
         }
         Expected::Verdicts => return read_verdicts(input, width),
     })
@@ -297,8 +297,8 @@ fn read_ttl(input: &[u8], at: usize, width: Width) -> Ttl {
     Ttl { unit: input[at], amount: width.read(input, at + 1) }
 }
 
-fn read_uses(input: &[u8], at: usize) -> Uses {
-    Uses {
+fn read_uses(input: &[u8], at: usize) -> UsageCounts {
+    UsageCounts {
         reads_per_minute: number(input, at),
         writes_per_minute: number(input, at + 8),
         reads: number(input, at + 16),
@@ -308,8 +308,8 @@ fn read_uses(input: &[u8], at: usize) -> Uses {
 
 fn read_buffer<'a>(input: &'a [u8], width: Width, limits: &Limits) -> Result<Found<'a>, WireError> {
     let n = width.bytes();
-    if input[0] != YES {
-        return Ok(Some((Reply::Buffer(None), 1)));
+    if input[0] != SUCCESS {
+        return Ok(Some((ThrottrReply::Buffer(None), 1)));
     }
     let head = 2 + 2 * n;
     if input.len() < head {
@@ -317,12 +317,12 @@ fn read_buffer<'a>(input: &'a [u8], width: Width, limits: &Limits) -> Result<Fou
     }
     let size = checked(width.read(input, 2 + n), head, limits)?;
     let value = input.get(head..size);
-    Ok(value.map(|value| (Reply::Buffer(Some((read_ttl(input, 1, width), value))), size)))
+    Ok(value.map(|value| (ThrottrReply::Buffer(Some((read_ttl(input, 1, width), value))), size)))
 }
 
 fn read_fragment<'a>(
     input: &'a [u8],
-    listing: Listing,
+    listing: FragmentedRequest,
     dialect: Dialect,
     limits: &Limits,
 ) -> Result<Found<'a>, WireError> {
@@ -333,12 +333,12 @@ fn read_fragment<'a>(
     let records_end = checked(number(input, 8).saturating_mul(record_bytes as u64), 16, limits)?;
     let Some(records) = input.get(16..records_end) else { return Ok(None) };
     let names_bytes = match listing {
-        Listing::Connections => 0,
+        FragmentedRequest::Connections => 0,
         _ => records.chunks_exact(record_bytes).map(|record| usize::from(record[0])).sum(),
     };
     let end = checked(names_bytes as u64, records_end, limits)?;
     let fragment = |names| Fragment { number: number(input, 0), record_bytes, records, names };
-    Ok(input.get(records_end..end).map(|names| (Reply::Fragment(fragment(names)), end)))
+    Ok(input.get(records_end..end).map(|names| (ThrottrReply::Fragment(fragment(names)), end)))
 }
 
 fn read_info(input: &[u8], with_time: bool) -> Found<'_> {
@@ -351,18 +351,18 @@ fn read_info(input: &[u8], with_time: bool) -> Found<'_> {
     }
     let mut version = [0; 16];
     version.copy_from_slice(&input[size - 16..]);
-    Some((Reply::Info(numbers, version), size))
+    Some((ThrottrReply::Info(numbers, version), size))
 }
 
 fn read_channel<'a>(input: &'a [u8], limits: &Limits) -> Result<Found<'a>, WireError> {
-    if input[0] != YES {
-        return Ok(Some((Reply::Channel(None), 1)));
+    if input[0] != SUCCESS {
+        return Ok(Some((ThrottrReply::Channel(None), 1)));
     }
     if input.len() < 9 {
         return Ok(None);
     }
     let size = checked(number(input, 1).saturating_mul(SUBSCRIBER_BYTES as u64), 9, limits)?;
-    Ok(input.get(9..size).map(|subscribers| (Reply::Channel(Some(subscribers)), size)))
+    Ok(input.get(9..size).map(|subscribers| (ThrottrReply::Channel(Some(subscribers)), size)))
 }
 
 fn read_connection(input: &[u8], family: Family) -> ConnectionRecord {
@@ -390,9 +390,9 @@ fn read_connection(input: &[u8], family: Family) -> ConnectionRecord {
     }
 }
 
-fn read_verdict(input: &[u8], width: Width) -> Verdict {
+fn read_verdict(input: &[u8], width: Width) -> ConsumeOutcome {
     let n = width.bytes();
-    Verdict {
+    ConsumeOutcome {
         status: input[0],
         limit: width.read(input, 1),
         remaining: width.read(input, 1 + n),
@@ -406,10 +406,10 @@ fn read_verdicts(input: &[u8], width: Width) -> Result<Found<'_>, WireError> {
     if usize::from(count) > RULES_MAX {
         return Err(WireError::Malformed { part: "response", why: "more than 32 rule responses" });
     }
-    let each = Verdict::bytes(width);
+    let each = ConsumeOutcome::bytes(width);
     let size = 2 + usize::from(count) * each;
     Ok(input.get(2..size).map(|body| {
         let verdicts = body.chunks_exact(each).map(|verdict| read_verdict(verdict, width)).collect();
-        (Reply::Verdicts(input[0], verdicts), size)
+        (ThrottrReply::Verdicts(input[0], verdicts), size)
     }))
 }

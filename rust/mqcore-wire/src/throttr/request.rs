@@ -2,10 +2,10 @@
 //!
 //! ```
 //! use mqcore_wire::codec::Limits;
-//! use mqcore_wire::throttr::request::{Request, decode, encode};
+//! use mqcore_wire::throttr::request::{ThrottrRequest, decode, encode};
 //! use mqcore_wire::throttr::{Dialect, Ttl};
 //!
-//! let request = Request::Insert { quota: 100, ttl: Ttl { unit: 4, amount: 60 }, key: b"user:7" };
+//! let request = ThrottrRequest::Insert { quota: 100, ttl: Ttl { unit: 4, amount: 60 }, key: b"user:7" };
 //! let mut bytes = Vec::new();
 //! encode(&request, Dialect::default(), &mut bytes)?;
 //!
@@ -69,7 +69,7 @@ pub const REFUND: u8 = 3;
 /// Numbers without a defined meaning are preserved; the session decides how to answer them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are those of the table in the parent module")]
-pub enum Request<'a> {
+pub enum ThrottrRequest<'a> {
     /// Create a counter.
     Insert { quota: u64, ttl: Ttl, key: &'a [u8] },
     /// Read a counter.
@@ -110,7 +110,7 @@ pub enum Request<'a> {
     Event { channel: &'a [u8], request: &'a [u8] },
     /// Create a counter if needed, check it and subtract from it, in one step.
     Consume { mode: u8, rule: Rule<'a> },
-    /// Apply [`Request::Consume`] to several keys, all or none of them.
+    /// Apply [`ThrottrRequest::Consume`] to several keys, all or none of them.
     ConsumeAll { mode: u8, rules: Rules<'a> },
 }
 
@@ -172,7 +172,7 @@ pub fn decode<'a>(
     input: &'a [u8],
     dialect: Dialect,
     limits: &Limits,
-) -> Result<Option<(Request<'a>, usize)>, WireError> {
+) -> Result<Option<(ThrottrRequest<'a>, usize)>, WireError> {
     let Some(&first) = input.first() else { return Ok(None) };
     let Some(size) = size(first, input, dialect, limits)? else { return Ok(None) };
     if input.len() < size {
@@ -251,56 +251,56 @@ fn rules_size(input: &[u8], width: Width) -> Result<Option<usize>, WireError> {
 
 /// Parses a complete request.
 #[inline]
-fn read(first: u8, input: &[u8], width: Width) -> Request<'_> {
+fn read(first: u8, input: &[u8], width: Width) -> ThrottrRequest<'_> {
     let n = width.bytes();
     match first {
-        code::INSERT => Request::Insert {
+        code::INSERT => ThrottrRequest::Insert {
             quota: width.read(input, 1),
             ttl: Ttl { unit: input[1 + n], amount: width.read(input, 2 + n) },
             key: &input[3 + 2 * n..],
         },
-        code::QUERY => Request::Query { key: &input[2..] },
-        code::UPDATE => Request::Update {
+        code::QUERY => ThrottrRequest::Query { key: &input[2..] },
+        code::UPDATE => ThrottrRequest::Update {
             attribute: input[1],
             change: input[2],
             value: width.read(input, 3),
             key: &input[4 + n..],
         },
-        code::PURGE => Request::Purge { key: &input[2..] },
+        code::PURGE => ThrottrRequest::Purge { key: &input[2..] },
         code::SET => {
             let ttl = Ttl { unit: input[1], amount: width.read(input, 2) };
             let (key, value) = input[3 + 2 * n..].split_at(usize::from(input[2 + n]));
-            Request::Set { ttl, key, value }
+            ThrottrRequest::Set { ttl, key, value }
         }
-        code::GET => Request::Get { key: &input[2..] },
-        code::LIST => Request::List,
-        code::INFO => Request::Info,
-        code::STAT => Request::Stat { key: &input[2..] },
-        code::STATS => Request::Stats,
-        code::SUBSCRIBE => Request::Subscribe { channel: &input[2..] },
-        code::UNSUBSCRIBE => Request::Unsubscribe { channel: &input[2..] },
+        code::GET => ThrottrRequest::Get { key: &input[2..] },
+        code::LIST => ThrottrRequest::List,
+        code::INFO => ThrottrRequest::Info,
+        code::STAT => ThrottrRequest::Stat { key: &input[2..] },
+        code::STATS => ThrottrRequest::Stats,
+        code::SUBSCRIBE => ThrottrRequest::Subscribe { channel: &input[2..] },
+        code::UNSUBSCRIBE => ThrottrRequest::Unsubscribe { channel: &input[2..] },
         code::PUBLISH => {
             let (channel, payload) = input[2 + n..].split_at(usize::from(input[1]));
-            Request::Publish { channel, payload }
+            ThrottrRequest::Publish { channel, payload }
         }
-        code::CONNECTIONS => Request::Connections,
+        code::CONNECTIONS => ThrottrRequest::Connections,
         code::CONNECTION => {
             let mut id = [0; ID_BYTES];
             id.copy_from_slice(&input[1..]);
-            Request::Connection { id }
+            ThrottrRequest::Connection { id }
         }
-        code::CHANNELS => Request::Channels,
-        code::CHANNEL => Request::Channel { channel: &input[2..] },
-        code::WHOAMI => Request::WhoAmI,
-        code::CONSUME => Request::Consume { mode: input[1], rule: whole_rule(&input[2..], width) },
-        code::CONSUME_ALL => Request::ConsumeAll {
+        code::CHANNELS => ThrottrRequest::Channels,
+        code::CHANNEL => ThrottrRequest::Channel { channel: &input[2..] },
+        code::WHOAMI => ThrottrRequest::WhoAmI,
+        code::CONSUME => ThrottrRequest::Consume { mode: input[1], rule: whole_rule(&input[2..], width) },
+        code::CONSUME_ALL => ThrottrRequest::ConsumeAll {
             mode: input[1],
             rules: Rules { count: input[2], width, bytes: &input[3..] },
         },
         // `size` accepts no other code.
         _ => {
             let (channel, request) = input[2 + n..].split_at(usize::from(input[1]));
-            Request::Event { channel, request }
+            ThrottrRequest::Event { channel, request }
         }
     }
 }
@@ -338,7 +338,7 @@ pub struct TooLong {
 ///
 /// # Errors
 /// [`TooLong`] if a part does not fit its length field. `output` is then unchanged.
-pub fn encode(request: &Request<'_>, dialect: Dialect, output: &mut Vec<u8>) -> Result<(), TooLong> {
+pub fn encode(request: &ThrottrRequest<'_>, dialect: Dialect, output: &mut Vec<u8>) -> Result<(), TooLong> {
     let before = output.len();
     let written = write(request, dialect.width, output);
     if written.is_err() {
@@ -347,55 +347,55 @@ pub fn encode(request: &Request<'_>, dialect: Dialect, output: &mut Vec<u8>) -> 
     written
 }
 
-fn write(request: &Request<'_>, width: Width, output: &mut Vec<u8>) -> Result<(), TooLong> {
+fn write(request: &ThrottrRequest<'_>, width: Width, output: &mut Vec<u8>) -> Result<(), TooLong> {
     match *request {
-        Request::Insert { quota, ttl, key } => {
+        ThrottrRequest::Insert { quota, ttl, key } => {
             output.push(code::INSERT);
             width.write(quota, output);
             write_ttl(ttl, width, output);
             write_name("key", key, output)
         }
-        Request::Query { key } => write_keyed(code::QUERY, key, output),
-        Request::Update { attribute, change, value, key } => {
+        ThrottrRequest::Query { key } => write_keyed(code::QUERY, key, output),
+        ThrottrRequest::Update { attribute, change, value, key } => {
             output.extend_from_slice(&[code::UPDATE, attribute, change]);
             width.write(value, output);
             write_name("key", key, output)
         }
-        Request::Purge { key } => write_keyed(code::PURGE, key, output),
-        Request::Set { ttl, key, value } => {
+        ThrottrRequest::Purge { key } => write_keyed(code::PURGE, key, output),
+        ThrottrRequest::Set { ttl, key, value } => {
             output.push(code::SET);
             write_ttl(ttl, width, output);
             write_pair(("key", key), ("value", value), width, output)
         }
-        Request::Get { key } => write_keyed(code::GET, key, output),
-        Request::List => bare(code::LIST, output),
-        Request::Info => bare(code::INFO, output),
-        Request::Stat { key } => write_keyed(code::STAT, key, output),
-        Request::Stats => bare(code::STATS, output),
-        Request::Subscribe { channel } => write_channel(code::SUBSCRIBE, channel, output),
-        Request::Unsubscribe { channel } => write_channel(code::UNSUBSCRIBE, channel, output),
-        Request::Publish { channel, payload } => {
+        ThrottrRequest::Get { key } => write_keyed(code::GET, key, output),
+        ThrottrRequest::List => bare(code::LIST, output),
+        ThrottrRequest::Info => bare(code::INFO, output),
+        ThrottrRequest::Stat { key } => write_keyed(code::STAT, key, output),
+        ThrottrRequest::Stats => bare(code::STATS, output),
+        ThrottrRequest::Subscribe { channel } => write_channel(code::SUBSCRIBE, channel, output),
+        ThrottrRequest::Unsubscribe { channel } => write_channel(code::UNSUBSCRIBE, channel, output),
+        ThrottrRequest::Publish { channel, payload } => {
             output.push(code::PUBLISH);
             write_pair(("channel", channel), ("payload", payload), width, output)
         }
-        Request::Connections => bare(code::CONNECTIONS, output),
-        Request::Connection { id } => {
+        ThrottrRequest::Connections => bare(code::CONNECTIONS, output),
+        ThrottrRequest::Connection { id } => {
             output.push(code::CONNECTION);
             output.extend_from_slice(&id);
             Ok(())
         }
-        Request::Channels => bare(code::CHANNELS, output),
-        Request::Channel { channel } => write_channel(code::CHANNEL, channel, output),
-        Request::WhoAmI => bare(code::WHOAMI, output),
-        Request::Event { channel, request } => {
+        ThrottrRequest::Channels => bare(code::CHANNELS, output),
+        ThrottrRequest::Channel { channel } => write_channel(code::CHANNEL, channel, output),
+        ThrottrRequest::WhoAmI => bare(code::WHOAMI, output),
+        ThrottrRequest::Event { channel, request } => {
             output.push(code::EVENT);
             write_pair(("channel", channel), ("request", request), width, output)
         }
-        Request::Consume { mode, rule } => {
+        ThrottrRequest::Consume { mode, rule } => {
             output.extend_from_slice(&[code::CONSUME, mode]);
             write_rule(&rule, width, output)
         }
-        Request::ConsumeAll { mode, rules } => {
+        ThrottrRequest::ConsumeAll { mode, rules } => {
             output.extend_from_slice(&[code::CONSUME_ALL, mode, rules.count]);
             rules.iter().try_for_each(|rule| write_rule(&rule, width, output))
         }

@@ -131,11 +131,11 @@ pub mod key {
     pub const ORDER: &str = "Order";
     /// Messages to remove after a pull. See [`super::clear`].
     pub const CLEAR: &str = "Clear";
-    /// Whether pulled messages report the number of remaining messages: [`super::YES`].
+    /// Whether pulled messages report the number of remaining messages: [`super::VALUE_YES`].
     pub const INFO: &str = "Info";
-    /// Number of remaining high-priority messages; in a clear operation [`super::YES`].
+    /// Number of remaining high-priority messages; in a clear operation [`super::VALUE_YES`].
     pub const PRIORITY_MESSAGES: &str = "Priority-Messages";
-    /// Number of remaining normal messages; in a clear operation [`super::YES`].
+    /// Number of remaining normal messages; in a clear operation [`super::VALUE_YES`].
     pub const MESSAGES: &str = "Messages";
     /// Ends a pull and states the reason. See [`super::no_content`].
     pub const NO_CONTENT: &str = "No-Content";
@@ -182,7 +182,7 @@ pub mod key {
 }
 
 /// The value that enables a boolean header.
-pub const YES: &str = "yes";
+pub const VALUE_YES: &str = "yes";
 
 /// Values of [`key::NACK_REASON`] with a defined meaning. The broker forwards all other values.
 pub mod nack_reason {

@@ -80,7 +80,7 @@ pub struct Ready<'a> {
 
 /// A ZMTP command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command<'a> {
+pub enum ZmtpCommand<'a> {
     /// Completes the handshake.
     Ready(Ready<'a>),
     /// The peer closes the connection; the reason.
@@ -106,7 +106,7 @@ fn malformed<T>(part: &'static str, why: &'static str) -> Result<T, WireError> {
     Err(WireError::Malformed { part, why })
 }
 
-impl<'a> Command<'a> {
+impl<'a> ZmtpCommand<'a> {
     /// Parses the body of a command frame.
     ///
     /// # Errors
@@ -240,10 +240,10 @@ fn property(data: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 /// Parses a subscription that a ZMTP 3.0 subscriber sends as a message: `01` and a topic subscribes, `00` and a topic cancels.
-pub fn subscription(message: &[u8]) -> Option<Command<'_>> {
+pub fn subscription(message: &[u8]) -> Option<ZmtpCommand<'_>> {
     match message.split_first()? {
-        (1, topic) => Some(Command::Subscribe(topic)),
-        (0, topic) => Some(Command::Cancel(topic)),
+        (1, topic) => Some(ZmtpCommand::Subscribe(topic)),
+        (0, topic) => Some(ZmtpCommand::Cancel(topic)),
         _ => None,
     }
 }

@@ -1,18 +1,18 @@
-//! What the eMQP codec promises about any octets whatever, as one function.
+//! Checks the promises of the eMQP codec about arbitrary bytes, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `eventmq_codec`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `eventmq_codec`, so that an input found by either can be added
+//! to the corpus as a regression test. It panics where a promise is broken.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::eventmq::headers::Headers;
-use mqcore_wire::eventmq::{Case, Command, NAME_BYTES_MAX, parse, queues};
-use mqcore_wire::zmtp::{Cutter, Item};
+use mqcore_wire::eventmq::{Case, EmqpCommand, NAME_BYTES_MAX, parse, queues};
+use mqcore_wire::zmtp::{Item, ZmtpDecoder};
 
 /// Reads `input` as frames of messages, and as what may stand in a frame.
 pub(crate) fn check(input: &[u8]) {
-    let mut cutter = Cutter::new();
+    let mut decoder = ZmtpDecoder::new();
     let mut rest = input;
-    while let Ok(Some((item, consumed))) = cutter.next(rest, &Limits::default()) {
+    while let Ok(Some((item, consumed))) = decoder.next(rest, &Limits::default()) {
         if let Item::Message(parts) = item {
             for case in [Case::Exact, Case::Any] {
                 match parse(parts, case) {
@@ -31,18 +31,18 @@ pub(crate) fn check(input: &[u8]) {
     check_texts(input);
 }
 
-fn check_message(message: &mqcore_wire::eventmq::Message<'_>) {
+fn check_message(message: &mqcore_wire::eventmq::EmqpMessage<'_>) {
     let mut again = Vec::new();
     message.encode(&mut again);
-    let mut cutter = Cutter::new();
-    let Ok(Some((Item::Message(parts), consumed))) = cutter.next(&again, &Limits::default()) else {
+    let mut decoder = ZmtpDecoder::new();
+    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(&again, &Limits::default()) else {
         panic!("{message:?} was not read back");
     };
     assert_eq!(consumed, again.len());
     assert_eq!(parse(parts, Case::Exact).as_ref(), Ok(message));
     match &message.command {
-        Command::Inform { queues, .. } => check_texts(queues),
-        Command::Request(job) => check_texts(job.headers),
+        EmqpCommand::Inform { queues, .. } => check_texts(queues),
+        EmqpCommand::Request(job) => check_texts(job.headers),
         _ => {}
     }
 }

@@ -1,13 +1,13 @@
-//! What the MicroMessage2 codec promises about any octets whatever, as one function.
+//! Checks the promises of the MicroMessage2 codec about arbitrary bytes, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `micromessage_codec`, so that an input that either finds can
-//! be put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `micromessage_codec`, so that an input found by either
+//! can be added to the corpus as a regression test. It panics where a promise is broken.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::micromessage::filter::Filter;
-use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
-use mqcore_wire::micromessage::negotiation::{self, Abilities, Lists};
+use mqcore_wire::micromessage::handshake::{self, Handshake, HandshakeInput};
+use mqcore_wire::micromessage::negotiation::{self, Capabilities, Lists};
 use mqcore_wire::micromessage::properties::{self, Typing, parse_value};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, command, decode, encode, needed};
 
@@ -85,7 +85,7 @@ fn check_handshake(input: &[u8], limits: &Limits) {
             (found, whole) => assert_eq!(found, *whole),
         }
     }
-    let Ok(Some((Opening::Handshake(found), size))) = whole else { return };
+    let Ok(Some((HandshakeInput::Handshake(found), size))) = whole else { return };
     let mut again = Vec::new();
     handshake::encode(&found, &mut again);
     assert_eq!(again, &input[..size]);
@@ -102,10 +102,10 @@ fn check_lists(found: &Handshake<'_>) {
     }
 }
 
-/// Whatever a client offers: if server and client come to an end, they mean the same.
+/// Checks that server and client agree on the same result, whatever the client offers.
 fn check_agreement(found: &Handshake<'_>) {
-    let abilities = Abilities { vendors: &[], window_max: 1000 };
-    let of_client = Abilities::default();
+    let abilities = Capabilities { vendors: &[], window_max: 1000 };
+    let of_client = Capabilities::default();
     let Ok(offer) = Lists::read(found) else { return };
     let Ok(reply) = negotiation::reply(&offer, &[], &abilities) else { return };
     let Ok((last, agreement)) = negotiation::choose(&offer, &reply, &of_client) else { return };

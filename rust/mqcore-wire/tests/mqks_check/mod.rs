@@ -1,13 +1,13 @@
-//! What the MQKS codec promises about any octets whatever, as one function.
+//! Checks the promises of the MQKS codec about arbitrary bytes, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `mqks_codec`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `mqks_codec`, so that an input found by either can be added
+//! to the corpus as a regression test. It panics where a promise is broken.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::mqks::answer::{self, Said};
+use mqcore_wire::mqks::answer::{self, AnswerResult};
 use mqcore_wire::mqks::arguments::{Consume, Rebind};
-use mqcore_wire::mqks::{Action, Lines, NAME_BYTES_MAX, parse};
+use mqcore_wire::mqks::{Lines, MqksAction, NAME_BYTES_MAX, parse};
 
 /// Reads `input` as a stream of requests and as one of answers, under generous limits and under tight ones.
 pub(crate) fn check(input: &[u8]) {
@@ -52,9 +52,9 @@ fn check_request(line: &[u8]) {
     let request = parse(line);
     assert!(request.id.len() <= NAME_BYTES_MAX);
     match &request.action {
-        Ok(Action::Consume(consume)) => check_consume(request.id, consume),
-        Ok(Action::Rebind(rebind)) => check_rebind(request.id, rebind),
-        Ok(Action::Publish { event, data }) => assert!(!event.is_empty() && !data.is_empty()),
+        Ok(MqksAction::Consume(consume)) => check_consume(request.id, consume),
+        Ok(MqksAction::Rebind(rebind)) => check_rebind(request.id, rebind),
+        Ok(MqksAction::Publish { event, data }) => assert!(!event.is_empty() && !data.is_empty()),
         Ok(_) => {}
         Err(mistake) => assert!(mistake.to_string().len() < 512, "a mistake is told in few words"),
     }
@@ -63,7 +63,7 @@ fn check_request(line: &[u8]) {
 fn check_consume(id: &[u8], consume: &Consume<'_>) {
     let mut again = [id, b" consume "].concat();
     consume.encode(&mut again);
-    assert_eq!(parse(&again).action, Ok(Action::Consume(consume.clone())));
+    assert_eq!(parse(&again).action, Ok(MqksAction::Consume(consume.clone())));
 }
 
 fn check_rebind(id: &[u8], rebind: &Rebind<'_>) {
@@ -71,7 +71,7 @@ fn check_rebind(id: &[u8], rebind: &Rebind<'_>) {
     rebind.encode(&mut again);
     // A rebind that changes nothing cannot be written: that is not a request.
     if *rebind != (Rebind { queue: rebind.queue, ..Rebind::default() }) {
-        assert_eq!(parse(&again).action, Ok(Action::Rebind(rebind.clone())));
+        assert_eq!(parse(&again).action, Ok(MqksAction::Rebind(rebind.clone())));
     }
 }
 
@@ -79,18 +79,18 @@ fn check_answer(line: &[u8]) {
     let Some(found) = answer::parse(line) else { return };
     let mut again = Vec::new();
     match found.said {
-        Said::Done(data) => {
+        AnswerResult::Done(data) => {
             answer::encode_done(found.id, data, &mut again);
             if let Some(delivered) = answer::delivered(data) {
                 let mut line = Vec::new();
                 answer::encode_delivered(found.id, &delivered, &mut line);
                 line.pop();
                 let read = answer::parse(&line).expect("what was written is read");
-                let Said::Done(data) = read.said else { panic!("a delivery became an error") };
+                let AnswerResult::Done(data) = read.said else { panic!("a delivery became an error") };
                 assert_eq!(answer::delivered(data), Some(delivered));
             }
         }
-        Said::Failed(error) => answer::encode_failed(found.id, error, &mut again),
+        AnswerResult::Failed(error) => answer::encode_failed(found.id, error, &mut again),
     }
     again.pop();
     assert_eq!(answer::parse(&again), Some(found));

@@ -1,10 +1,10 @@
-//! What must hold for any octets that the Throttr codec reads. Shared by the tests and the fuzz target.
+//! Checks the Throttr codec with arbitrary bytes. Shared by the tests and the fuzz target.
 //!
-//! The first octet of an input chooses the dialect and what is read; the rest is read.
+//! The first byte of an input selects the dialect and the decoder; the rest is the input of the decoder.
 
 use mqcore_wire::codec::Limits;
-use mqcore_wire::throttr::reply::{self, Expected, Listing};
-use mqcore_wire::throttr::request::{self, Request};
+use mqcore_wire::throttr::reply::{self, Expected, FragmentedRequest};
+use mqcore_wire::throttr::request::{self, ThrottrRequest};
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
 /// Small, so that sizes beyond it are common.
@@ -16,10 +16,10 @@ const EXPECTED: [Expected; 16] = [
     Expected::Buffer,
     Expected::Stat,
     Expected::Fragments,
-    Expected::Fragment(Listing::List),
-    Expected::Fragment(Listing::Stats),
-    Expected::Fragment(Listing::Connections),
-    Expected::Fragment(Listing::Channels),
+    Expected::Fragment(FragmentedRequest::List),
+    Expected::Fragment(FragmentedRequest::Stats),
+    Expected::Fragment(FragmentedRequest::Connections),
+    Expected::Fragment(FragmentedRequest::Channels),
     Expected::Info { with_time: true },
     Expected::Info { with_time: false },
     Expected::Connection,
@@ -55,7 +55,7 @@ fn check_requests(mut rest: &[u8], dialect: Dialect) {
         let mut again = Vec::new();
         request::encode(&found, dialect, &mut again).unwrap();
         assert_eq!(again, octets, "there is one way to write a request");
-        if let Request::ConsumeAll { rules, .. } = found {
+        if let ThrottrRequest::ConsumeAll { rules, .. } = found {
             assert_eq!(rules.iter().count(), rules.len());
         }
         rest = behind;
@@ -68,7 +68,7 @@ fn check_replies(mut rest: &[u8], expected: Expected, dialect: Dialect) {
         assert!(consumed > 0);
         assert_eq!(reply::decode(octets, expected, dialect, &LIMITS), Ok(Some((found.clone(), consumed))));
         expect_not_yet(octets, |part| reply::decode(part, expected, dialect, &LIMITS).unwrap().is_none());
-        if let reply::Reply::Fragment(fragment) = found {
+        if let reply::ThrottrReply::Fragment(fragment) = found {
             assert_eq!(fragment.iter().count(), fragment.len());
         }
         rest = behind;

@@ -1,7 +1,7 @@
-//! What the TMQP codec promises about any octets whatever, as one function.
+//! Checks the promises of the TMQP codec about arbitrary bytes, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `tmqp_codec`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `tmqp_codec`, so that an input found by either can be added
+//! to the corpus as a regression test. It panics where a promise is broken.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
@@ -10,9 +10,9 @@ use mqcore_wire::tmqp::{Frame, Kind, decode, encode, encode_head, header, hello,
 /// The frame at the front of the input, or its fault. Short for what `decode` answers.
 type Decoded<'a> = Result<Option<(Frame<'a>, usize)>, WireError>;
 
-/// Octets cut off one by one at the front: the fixed part, any length form and some of the names.
+/// Prefix in which every length is tried: the fixed part, any length form and some of the names.
 const CUT_SINGLY: usize = 40;
-/// Further on, every so many octets is cut.
+/// After that prefix, the step between tried lengths in bytes.
 const CUT_STRIDE: usize = 61;
 
 /// Decodes `input` as a stream of frames, under generous limits and under tight ones, and checks every answer.
@@ -62,7 +62,7 @@ fn check_pieces(input: &[u8], limits: &Limits, whole: &Decoded<'_>) {
     }
 }
 
-/// The frame is within its octets and the limits, and comes back from its own encoding.
+/// Checks that the frame is within its bytes and the limits, and that encoding it gives the same frame.
 fn check_frame(frame: &Frame<'_>, octets: &[u8], limits: &Limits) {
     assert!(octets.len() as u64 <= limits.frame_bytes_max);
     assert!(frame.headers.len() as u64 <= u64::from(limits.header_bytes_max));
@@ -105,7 +105,7 @@ fn check_header_text(headers: &[u8]) {
     assert_eq!(header::pairs(&rewritten).collect::<Vec<_>>(), accepted);
 }
 
-/// What can be read and written again means the same.
+/// Checks that a Hello keeps its meaning when it is encoded again.
 fn check_hello(body: &[u8]) {
     let Ok(hello) = hello::decode(body) else { return };
     let mut written = Vec::new();

@@ -1,14 +1,14 @@
-//! What the ZMTP codec promises about any octets whatever, as one function.
+//! Checks the promises of the ZMTP codec about arbitrary bytes, as one function.
 //!
-//! Shared by the tests of this crate and by the fuzz target `zmtp_codec`, so that an input that either finds can be
-//! put into the corpus and is from then on a plain test. It panics where a promise is broken.
+//! Shared by the tests of this crate and by the fuzz target `zmtp_codec`, so that an input found by either can be added
+//! to the corpus as a regression test. It panics where a promise is broken.
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::zmtp::command::{Command, subscription};
-use mqcore_wire::zmtp::{Cutter, GREETING_BYTES, Greeting, Item, PARTS_MAX, encode_message};
+use mqcore_wire::zmtp::command::{ZmtpCommand, subscription};
+use mqcore_wire::zmtp::{GREETING_BYTES, Greeting, Item, PARTS_MAX, ZmtpDecoder, encode_message};
 
-/// What was found, without the octets it was found in.
+/// A decoded item, without its bytes.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Found {
     Message(Vec<Vec<u8>>),
@@ -46,13 +46,13 @@ fn check_greeting(input: &[u8]) {
     }
 }
 
-/// All messages and commands of `input` that comes in pieces, how many octets are left, and how it ended.
+/// All messages and commands of `input` read in pieces, the number of bytes left, and the error that ended it.
 pub(crate) fn read(input: &[u8], piece: usize, limits: &Limits) -> (Vec<Found>, usize, Option<WireError>) {
-    let (mut cutter, mut all, mut buffer) = (Cutter::new(), Vec::new(), Vec::new());
+    let (mut decoder, mut all, mut buffer) = (ZmtpDecoder::new(), Vec::new(), Vec::new());
     for piece in input.chunks(piece) {
         buffer.extend_from_slice(piece);
         loop {
-            let consumed = match cutter.next(&buffer, limits) {
+            let consumed = match decoder.next(&buffer, limits) {
                 Ok(Some((Item::Message(parts), consumed))) => {
                     all.push(Found::Message(parts.iter().map(<[u8]>::to_vec).collect()));
                     consumed
@@ -66,7 +66,7 @@ pub(crate) fn read(input: &[u8], piece: usize, limits: &Limits) -> (Vec<Found>, 
             };
             buffer.drain(..consumed);
         }
-        let needed = cutter.needed(&buffer, limits);
+        let needed = decoder.needed(&buffer, limits);
         assert!(needed == 0 || needed > buffer.len(), "{needed} of {} octets", buffer.len());
         assert!(needed as u64 <= limits.frame_bytes_max);
     }
@@ -87,14 +87,14 @@ fn check_found(found: &Found, limits: &Limits) {
         }
         Found::Command(body) => {
             assert!(body.len() as u64 <= limits.header_bytes_max.into());
-            let Ok(command) = Command::parse(body) else { return };
+            let Ok(command) = ZmtpCommand::parse(body) else { return };
             let mut again = Vec::new();
             command.encode(&mut again);
-            let mut cutter = Cutter::new();
-            let Ok(Some((Item::Command(body), _))) = cutter.next(&again, &Limits::default()) else {
+            let mut decoder = ZmtpDecoder::new();
+            let Ok(Some((Item::Command(body), _))) = decoder.next(&again, &Limits::default()) else {
                 panic!("{command:?} was not read back");
             };
-            assert_eq!(Command::parse(body), Ok(command));
+            assert_eq!(ZmtpCommand::parse(body), Ok(command));
         }
     }
 }

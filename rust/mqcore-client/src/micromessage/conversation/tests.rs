@@ -19,11 +19,11 @@ fn queue(name: &str) -> QueueAddress {
 
 fn publish(conversation: &mut Names, headers: &[u8], who: Option<&'static str>) -> Result<(), ClientError> {
     let queue = queue("orders");
-    let publication = Publication { queue: &queue, id: None, headers, body: b"x", high_priority: false };
+    let publication = QueueMessage { queue: &queue, id: None, headers, body: b"x", high_priority: false };
     conversation.publish(&publication, who).map(drop)
 }
 
-fn hear(conversation: &mut Names, frame: &Frame<'_>) -> Arrival<&'static str> {
+fn hear(conversation: &mut Names, frame: &Frame<'_>) -> FrameEvent<&'static str> {
     let mut octets = Vec::new();
     encode(frame, &mut octets);
     let (arrival, size) = conversation.receive(&octets).unwrap().unwrap();
@@ -40,7 +40,7 @@ fn deliver(conversation: &mut Names, sequence: u16) -> Received {
         payload: b"x",
     };
     match hear(conversation, &Frame::Message(message)) {
-        Arrival::Delivery(received) => received,
+        FrameEvent::Delivery(received) => received,
         other => panic!("a message came: {other:?}"),
     }
 }
@@ -92,12 +92,12 @@ fn a_receipt_is_the_acknowledgement_of_the_message_or_of_a_later_one() {
     for who in ["one", "two", "three"] {
         publish(&mut conversation, b"", Some(who)).unwrap();
     }
-    let Arrival::Settled("two", Err(ClientError::Nacked { .. })) =
+    let FrameEvent::Settled("two", Err(ClientError::Nacked { .. })) =
         hear(&mut conversation, &Frame::Extension { id: 2, payload: &[0, 2] })
     else {
         panic!("it was refused")
     };
-    let Arrival::SettledMany(settled) =
+    let FrameEvent::SettledMany(settled) =
         hear(&mut conversation, &Frame::Extension { id: 1, payload: &[0, 3] })
     else {
         panic!("the rest was taken")
@@ -143,7 +143,7 @@ fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
     let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
     assert!(said.contains("subscribe;destination=topic%2Ft,id=s1"), "{said}");
     let refused = Frame::Command { payload: b"fail;id=s1,reason=auth%3A%20no" };
-    let Arrival::SettledMany(settled) = hear(&mut conversation, &refused) else { panic!("answered") };
+    let FrameEvent::SettledMany(settled) = hear(&mut conversation, &refused) else { panic!("answered") };
     let (_, Err(ClientError::Refused(refusal))) = &settled[0] else { panic!("refused: {settled:?}") };
     assert_eq!((refusal.code, &*refusal.reason), (status::UNAUTHORIZED, "auth: no"));
     conversation.restore();

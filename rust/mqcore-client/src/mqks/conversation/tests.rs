@@ -24,14 +24,14 @@ fn consumption(name: &str, terms: ConsumeTerms) -> Consumption {
     Consumption { queue: queue(name), terms }
 }
 
-fn hear(conversation: &mut Names, line: &str) -> Arrival<&'static str> {
+fn hear(conversation: &mut Names, line: &str) -> FrameEvent<&'static str> {
     let (arrival, size) = conversation.receive(line.as_bytes()).unwrap().unwrap();
     assert_eq!(size, line.len());
     arrival
 }
 
-fn publication<'a>(queue: &'a QueueAddress, body: &'a [u8]) -> Publication<'a> {
-    Publication { queue, id: Some("m1"), headers: &[], body, high_priority: false }
+fn publication<'a>(queue: &'a QueueAddress, body: &'a [u8]) -> QueueMessage<'a> {
+    QueueMessage { queue, id: Some("m1"), headers: &[], body, high_priority: false }
 }
 
 /// Begins a consumer, and answers with its id.
@@ -40,7 +40,7 @@ fn consume(conversation: &mut Names, consumption: &Consumption) -> String {
     let line = written(conversation);
     let id = line.split(' ').next().unwrap().to_owned();
     let arrival = hear(conversation, &format!("{id} ok \n"));
-    assert!(matches!(&arrival, Arrival::SettledMany(all) if all.len() == 1), "{arrival:?}");
+    assert!(matches!(&arrival, FrameEvent::SettledMany(all) if all.len() == 1), "{arrival:?}");
     id
 }
 
@@ -52,7 +52,10 @@ fn a_publish_waits_under_its_own_id() {
     assert_eq!(written(&mut conversation), "m1 publish --confirm hello  two  words\n");
     assert!(conversation.publish(&publication(&event, b"x"), Some("other")).is_err(), "the id waits");
     let arrival = hear(&mut conversation, "m1 ok \n");
-    assert!(matches!(arrival, Arrival::Settled("me", Ok(Answer::Confirmed(By::Server)))), "{arrival:?}");
+    assert!(
+        matches!(arrival, FrameEvent::Settled("me", Ok(RequestAnswer::Confirmed(By::Server)))),
+        "{arrival:?}"
+    );
     conversation.publish(&publication(&event, b"x"), None).unwrap();
     assert_eq!(written(&mut conversation), "m1 publish hello x\n");
     assert_eq!(conversation.outstanding(), 0);
@@ -68,10 +71,10 @@ fn what_a_line_would_change_is_refused_before_it_is_sent() {
         let refused = conversation.publish(&publication(&event, body), None).unwrap_err();
         assert!(matches!(refused, ClientError::InvalidArgument { what: "body", .. }), "{refused}");
     }
-    let headers = Publication { headers: b"a:b\r\n", ..publication(&event, b"x") };
+    let headers = QueueMessage { headers: b"a:b\r\n", ..publication(&event, b"x") };
     let refused = conversation.publish(&headers, None).unwrap_err();
     assert!(matches!(refused, ClientError::NotSupported { .. }), "{refused}");
-    let id = Publication { id: Some("a b"), ..publication(&event, b"x") };
+    let id = QueueMessage { id: Some("a b"), ..publication(&event, b"x") };
     assert!(conversation.publish(&id, None).is_err());
     assert_eq!(written(&mut conversation), "");
 }
@@ -84,7 +87,7 @@ fn an_error_says_what_was_asked_and_under_which_number_the_broker_knows_it() {
     let id = conversation.question(&question, "me").unwrap();
     let id = String::from_utf8(id.to_vec()).unwrap();
     assert_eq!(written(&mut conversation), format!("{id} rebind --confirm q1 e1\n"));
-    let Arrival::Settled("me", Err(error)) = hear(&mut conversation, &format!("{id} error 2026\n")) else {
+    let FrameEvent::Settled("me", Err(error)) = hear(&mut conversation, &format!("{id} error 2026\n")) else {
         panic!("the request has a waiter")
     };
     assert_eq!(error.to_string(), "cannot rebind q1: error 2026; see 'mqcore errors 2026' (status 1)");
@@ -95,7 +98,8 @@ fn deliveries_tell_their_event_and_how_often_they_came_back() {
     let mut conversation = open();
     let terms = ConsumeTerms { events: Some(vec!["e1".into()]), ..ConsumeTerms::default() };
     let id = consume(&mut conversation, &consumption("q/7", terms));
-    let Arrival::Delivery(message) = hear(&mut conversation, &format!("{id} ok m1 event=e1,retry=2 a  b \n"))
+    let FrameEvent::Delivery(message) =
+        hear(&mut conversation, &format!("{id} ok m1 event=e1,retry=2 a  b \n"))
     else {
         panic!("a message came")
     };
@@ -140,7 +144,7 @@ fn consumers_begin_again_bound_to_what_the_broker_said_last() {
     assert_ne!(one, other, "the consumer of the lost connection may still be there");
     assert_eq!(rest, "consume --confirm q e1 e2 --manual-ack\n");
     let refused = hear(&mut conversation, &format!("{other} error 2026\n"));
-    assert!(matches!(refused, Arrival::NotRestored(Target::Name(_), _)), "{refused:?}");
+    assert!(matches!(refused, FrameEvent::NotRestored(Target::Name(_), _)), "{refused:?}");
     conversation.restore();
     assert!(written(&mut conversation).ends_with("consume --confirm q e1 e2 --manual-ack\n"));
 }
@@ -154,7 +158,7 @@ fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
     let line = written(&mut conversation);
     assert_eq!(line.matches('\n').count(), 1);
     let id = line.split(' ').next().unwrap();
-    let Arrival::SettledMany(all) = hear(&mut conversation, &format!("{id} ok \n")) else { panic!() };
+    let FrameEvent::SettledMany(all) = hear(&mut conversation, &format!("{id} ok \n")) else { panic!() };
     assert_eq!(all.len(), 2);
     let other = ConsumeTerms { manual_ack: false, ..ConsumeTerms::default() };
     assert!(conversation.take_up(&consumption("q", other), "three").is_err());
@@ -163,7 +167,7 @@ fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
     conversation.give_up(&wanted);
     assert_eq!(written(&mut conversation), format!("- delete_consumer {id}\n"));
     let late = hear(&mut conversation, &format!("{id} ok m1 event=q d\n"));
-    assert!(matches!(late, Arrival::Nothing), "{late:?}");
+    assert!(matches!(late, FrameEvent::Nothing), "{late:?}");
 }
 
 #[test]

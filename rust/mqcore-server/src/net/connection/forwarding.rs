@@ -10,11 +10,11 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
-use mqcore_session::forwards::{Forwards, Noted};
+use mqcore_session::forwards::{ForwardBatch, Forwards};
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
-use crate::nodes::filter::{FilteredBatch, LinkFilter, PendingFilter, filter_accepted};
+use crate::nodes::filter::{FilteredBatch, PendingFilter, PendingLinkFilter, filter_accepted};
 use crate::nodes::membership::Nodes;
 
 /// Forwarding for one connection.
@@ -77,8 +77,8 @@ impl Forwarding {
         commands: &mut [Command],
         client: &Arc<Client>,
         hub: &Hub,
-    ) -> (Option<Noted>, LinkFilter) {
-        let mut shown = LinkFilter::default();
+    ) -> (Option<ForwardBatch>, PendingLinkFilter) {
+        let mut shown = PendingLinkFilter::default();
         let (Some(forwards), Some(nodes)) = (&mut self.forwards, &hub.nodes) else {
             return (None, shown);
         };
@@ -92,7 +92,7 @@ impl Forwarding {
     }
 
     /// Forwards frames to upstream brokers. Later commands wait until the frames are safe.
-    fn forward(&mut self, noted: Option<Noted>, hub: &Hub) {
+    fn forward(&mut self, noted: Option<ForwardBatch>, hub: &Hub) {
         let Some(noted) = noted else { return };
         if let Some(Nodes { forwarder: Some(forwarder), .. }) = &hub.nodes {
             self.unconfirmed.push_back(forwarder.take(noted));

@@ -3,9 +3,9 @@
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_wire::eventmq::{self, Case, Command as Said, Mistake, PeerKind};
+use mqcore_wire::eventmq::{self, Case, EmqpCommand, EmqpError, PeerKind};
 use mqcore_wire::zmtp::Parts;
-use mqcore_wire::zmtp::command::{Command as Control, subscription};
+use mqcore_wire::zmtp::command::{ZmtpCommand, subscription};
 
 use super::{EventmqSession, Part, Stage, deny};
 use crate::eventmq::listener::Role;
@@ -19,21 +19,21 @@ impl EventmqSession {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
-        let control = Control::parse(body)?;
+        let control = ZmtpCommand::parse(body)?;
         match (self.stage, control) {
-            (Stage::Shaking, Control::Ready(ready)) => return self.shake(ready, commands),
-            (Stage::Shaking, Control::Error(_)) => self.stage = Stage::Over,
+            (Stage::Shaking, ZmtpCommand::Ready(ready)) => return self.shake(ready, commands),
+            (Stage::Shaking, ZmtpCommand::Error(_)) => self.stage = Stage::Over,
             (Stage::Shaking, _) => {
                 return Err(SessionError::Misbehaved("expected READY at the end of the handshake".into()));
             }
-            (_, Control::Ping { context, .. }) => Control::Pong(context).encode(output),
-            (_, Control::Subscribe(topic)) => self.subscribe(topic, commands),
-            (_, Control::Cancel(topic)) => self.cancel(topic, commands),
-            (_, Control::Ready(_)) => {
+            (_, ZmtpCommand::Ping { context, .. }) => ZmtpCommand::Pong(context).encode(output),
+            (_, ZmtpCommand::Subscribe(topic)) => self.subscribe(topic, commands),
+            (_, ZmtpCommand::Cancel(topic)) => self.cancel(topic, commands),
+            (_, ZmtpCommand::Ready(_)) => {
                 return Err(SessionError::Misbehaved("unexpected command after the handshake".into()));
             }
-            (_, Control::Error(_)) => self.stage = Stage::Over,
-            (_, Control::Pong(_) | Control::Other(_)) => self.ignore(),
+            (_, ZmtpCommand::Error(_)) => self.stage = Stage::Over,
+            (_, ZmtpCommand::Pong(_) | ZmtpCommand::Other(_)) => self.ignore(),
         }
         Ok(())
     }
@@ -58,8 +58,8 @@ impl EventmqSession {
     ) {
         if self.role == Role::Subscribe {
             return match parts.get(0).and_then(subscription) {
-                Some(Control::Subscribe(topic)) => self.subscribe(topic, commands),
-                Some(Control::Cancel(topic)) => self.cancel(topic, commands),
+                Some(ZmtpCommand::Subscribe(topic)) => self.subscribe(topic, commands),
+                Some(ZmtpCommand::Cancel(topic)) => self.cancel(topic, commands),
                 _ => self.ignore(),
             };
         }
@@ -75,7 +75,7 @@ impl EventmqSession {
             },
             // Some programs greet with commands of their own, for example the original's command line. They are
             // ignored.
-            Err(Mistake::UnknownCommand(_) | Mistake::Incomplete(_)) => {
+            Err(EmqpError::UnknownCommand(_) | EmqpError::Incomplete(_)) => {
                 self.ignore();
                 Ok(())
             }
@@ -88,21 +88,21 @@ impl EventmqSession {
 
     pub(super) fn worker_says(
         &mut self,
-        message: eventmq::Message<'_>,
+        message: eventmq::EmqpMessage<'_>,
         now: Timestamp,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<(), String> {
         match (message.command, &mut self.part) {
-            (Said::Ready, Part::Worker(work)) => work.ready(),
-            (Said::Reply { body, request: Some(request) }, Part::Worker(work)) => {
+            (EmqpCommand::Ready, Part::Worker(work)) => work.ready(),
+            (EmqpCommand::Reply { body, request: Some(request) }, Part::Worker(work)) => {
                 let Some(client) = &self.client else { return Ok(()) };
                 if !work.result(request, body, client, now, commands) {
                     self.ignore();
                 }
             }
             // The document's REPLY has no place for the id of its request.
-            (Said::Reply { body, request: None }, Part::Worker(work)) => {
+            (EmqpCommand::Reply { body, request: None }, Part::Worker(work)) => {
                 let Some(client) = &self.client else { return Ok(()) };
                 let request = work.request_of(message.id)?;
                 if !work.result(&request, body, client, now, commands) {
@@ -111,14 +111,16 @@ impl EventmqSession {
             }
             // Like any message, it shows that the worker is alive. Queues that have not been notified of free slots are
             // notified now.
-            (Said::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
-            (Said::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
+            (EmqpCommand::Heartbeat, Part::Worker(work)) => work.has_room |= work.slots().free() > 0,
+            (EmqpCommand::Inform { queues, kind: PeerKind::Worker, counts }, _) => {
                 return self.join(message.id, queues, counts, now, commands, output);
             }
-            (Said::Inform { kind: PeerKind::Scheduler, .. }, _) => {
+            (EmqpCommand::Inform { kind: PeerKind::Scheduler, .. }, _) => {
                 return Err("a scheduler must connect to a listener with role=frontend".to_owned());
             }
-            (Said::Kbye | Said::Kbai | Said::Disconnect, Part::Worker(work)) => work.leave(),
+            (EmqpCommand::Kbye | EmqpCommand::Kbai | EmqpCommand::Disconnect, Part::Worker(work)) => {
+                work.leave()
+            }
             _ => self.ignore(),
         }
         Ok(())
@@ -126,21 +128,21 @@ impl EventmqSession {
 
     pub(super) fn client_says(
         &mut self,
-        message: eventmq::Message<'_>,
+        message: eventmq::EmqpMessage<'_>,
         now: Timestamp,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<(), String> {
         let id = message.id;
         match message.command {
-            Said::Request(job) => {
+            EmqpCommand::Request(job) => {
                 let Some(client) = &self.client else { return Ok(()) };
                 self.intake.request(id, &job, client, commands)
             }
-            Said::Schedule(schedule) => self.schedule(id, &schedule, true, commands),
-            Said::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
-            Said::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
-            Said::Inform { kind: PeerKind::Scheduler, .. } => {
+            EmqpCommand::Schedule(schedule) => self.schedule(id, &schedule, true, commands),
+            EmqpCommand::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
+            EmqpCommand::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
+            EmqpCommand::Inform { kind: PeerKind::Scheduler, .. } => {
                 let Some(client) = &self.client else { return Ok(()) };
                 if !matches!(self.part, Part::Scheduler(_)) {
                     let registration = self.exchange.join_scheduler(&self.identity, &client.id, now);
@@ -149,18 +151,18 @@ impl EventmqSession {
                 self.acknowledge(id, now, output);
                 Ok(())
             }
-            Said::Inform { kind: PeerKind::Worker, .. } => {
+            EmqpCommand::Inform { kind: PeerKind::Worker, .. } => {
                 Err("a worker must connect to a listener with role=backend".to_owned())
             }
-            Said::Disconnect => {
+            EmqpCommand::Disconnect => {
                 Err("clients cannot stop the broker; use the administration interface".to_owned())
             }
-            Said::Kbye | Said::Kbai => {
+            EmqpCommand::Kbye | EmqpCommand::Kbai => {
                 self.part = Part::None;
                 self.heartbeat_at = Timestamp::NEVER;
                 Ok(())
             }
-            Said::Heartbeat => Ok(()),
+            EmqpCommand::Heartbeat => Ok(()),
             _ => {
                 self.ignore();
                 Ok(())
@@ -170,29 +172,34 @@ impl EventmqSession {
 
     pub(super) fn administrator_says(
         &mut self,
-        message: &eventmq::Message<'_>,
+        message: &eventmq::EmqpMessage<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<(), String> {
         let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
         match message.command {
-            Said::Status | Said::ShowWorkers | Said::ShowSchedulers | Said::Disconnect if !is_admin => {
+            EmqpCommand::Status
+            | EmqpCommand::ShowWorkers
+            | EmqpCommand::ShowSchedulers
+            | EmqpCommand::Disconnect
+                if !is_admin =>
+            {
                 let why = "only administrators may send this request";
                 deny(&Rejection::new(RejectionKind::Unauthorized, why), output);
                 return Err(why.to_owned());
             }
-            Said::Status => self.ask_status(commands, output),
-            Said::ShowWorkers => {
+            EmqpCommand::Status => self.ask_status(commands, output),
+            EmqpCommand::ShowWorkers => {
                 let text = self.exchange.show_workers();
                 self.reply(text.as_bytes(), None, output);
             }
-            Said::ShowSchedulers => {
+            EmqpCommand::ShowSchedulers => {
                 let text = self.exchange.show_schedulers();
                 self.reply(text.as_bytes(), None, output);
             }
-            Said::Disconnect => {
+            EmqpCommand::Disconnect => {
                 let id = message.id;
-                eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
+                eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Ack(id) }.encode(output);
                 self.stops_broker = true;
             }
             _ => self.ignore(),
@@ -202,11 +209,11 @@ impl EventmqSession {
 
     pub(super) fn publisher_says(
         &mut self,
-        message: &eventmq::Message<'_>,
+        message: &eventmq::EmqpMessage<'_>,
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
         match message.command {
-            Said::Publish { topic, body, .. } => self.publish(message.id, topic, body, commands),
+            EmqpCommand::Publish { topic, body, .. } => self.publish(message.id, topic, body, commands),
             _ => {
                 self.ignore();
                 Ok(())

@@ -6,8 +6,8 @@ use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
-use mqcore_wire::eventmq::{self, Case, Command as Said, Schedule};
-use mqcore_wire::zmtp::{Cutter, Item};
+use mqcore_wire::eventmq::{self, Case, EmqpCommand, Schedule};
+use mqcore_wire::zmtp::{Item, ZmtpDecoder};
 
 use super::{EventmqSession, Part};
 use crate::eventmq::pending::Asked;
@@ -77,9 +77,10 @@ impl EventmqSession {
     ) {
         let (interval, cron) = (schedule.interval.or(Some(b"-1")), schedule.cron.or(Some(b"")));
         let schedule = Schedule { interval, cron, ..*schedule };
-        let command = if begins { Said::Schedule(schedule) } else { Said::Unschedule(schedule) };
+        let command =
+            if begins { EmqpCommand::Schedule(schedule) } else { EmqpCommand::Unschedule(schedule) };
         let mut bytes = Vec::new();
-        eventmq::Message { id, command }.encode(&mut bytes);
+        eventmq::EmqpMessage { id, command }.encode(&mut bytes);
         let most = if begins { 1 } else { usize::MAX };
         for scheduler in self.exchange.schedulers().into_iter().take(most) {
             let properties = Properties { hops: 16, ..Properties::default() };
@@ -121,12 +122,12 @@ impl EventmqSession {
     /// Passes a client's message on to this scheduler. Clients of other protocols may send anything; only these two
     /// commands are passed on.
     pub(super) fn for_scheduler(&mut self, message: &Message, output: &mut Vec<u8>) {
-        let mut cutter = Cutter::new();
+        let mut decoder = ZmtpDecoder::new();
         let body = message.body();
-        let is_schedule = match cutter.next(body, &self.config.limits) {
+        let is_schedule = match decoder.next(body, &self.config.limits) {
             Ok(Some((Item::Message(parts), consumed))) if consumed == body.len() => {
                 let command = eventmq::parse(parts, Case::Exact).map(|message| message.command);
-                matches!(command, Ok(Said::Schedule(_) | Said::Unschedule(_)))
+                matches!(command, Ok(EmqpCommand::Schedule(_) | EmqpCommand::Unschedule(_)))
             }
             _ => false,
         };

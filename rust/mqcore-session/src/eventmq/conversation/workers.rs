@@ -8,7 +8,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_wire::eventmq::{self, Command as Said, encode_heartbeat, queues};
+use mqcore_wire::eventmq::{self, EmqpCommand, encode_heartbeat, queues};
 
 use super::{EventmqSession, HEARTBEAT_INTERVAL, Part, deny};
 use crate::eventmq::pending::Asked;
@@ -95,7 +95,7 @@ impl EventmqSession {
 
     /// Confirms that a peer has joined, and sends a heartbeat: the original's workers start after the first one.
     pub(super) fn acknowledge(&mut self, id: &[u8], now: Timestamp, output: &mut Vec<u8>) {
-        eventmq::Message { id: self.ids.next(), command: Said::Ack(id) }.encode(output);
+        eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Ack(id) }.encode(output);
         self.heartbeat(now, output);
     }
 
@@ -105,7 +105,7 @@ impl EventmqSession {
     }
 
     pub(super) fn reply(&mut self, body: &[u8], request: Option<&[u8]>, output: &mut Vec<u8>) {
-        let command = Said::Reply { body, request };
-        eventmq::Message { id: self.ids.next(), command }.encode(output);
+        let command = EmqpCommand::Reply { body, request };
+        eventmq::EmqpMessage { id: self.ids.next(), command }.encode(output);
     }
 }

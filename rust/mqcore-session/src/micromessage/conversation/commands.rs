@@ -5,8 +5,8 @@ use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::micromessage::command;
-use mqcore_wire::micromessage::extension::Kind;
-use mqcore_wire::micromessage::failure::{Failure, Token};
+use mqcore_wire::micromessage::extension::ExtensionKind;
+use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::filter::Filter;
 
@@ -16,7 +16,7 @@ use crate::micromessage::subscriptions::{Key, Subscription};
 
 impl MicroMessageSession {
     pub(super) fn answers_commands(&self) -> bool {
-        self.agreement.id_of_kind(Kind::Answers).is_some()
+        self.agreement.id_of_kind(ExtensionKind::Answers).is_some()
     }
 
     pub(super) fn command(
@@ -24,21 +24,24 @@ impl MicroMessageSession {
         payload: &[u8],
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let said = command::parse(payload)?;
         let id = match said.argument("id") {
             Some(id) if is_field(id) => Some(Box::from(String::from_utf8_lossy(id))),
             Some(_) => {
-                return Err(Failure::new(
-                    Token::Malformed,
+                return Err(ProtocolFailure::new(
+                    ErrorToken::Malformed,
                     "an id may contain only lower-case letters, digits and hyphens",
                 ));
             }
             None => None,
         };
         let done = match &*said.name {
-            "subscribe" | "unsubscribe" if self.agreement.id_of_kind(Kind::Subscribes).is_none() => {
-                Err(Failure::new(Token::Unexpected, format!("{} needs the extension pub-sub", said.name)))
+            "subscribe" | "unsubscribe" if self.agreement.id_of_kind(ExtensionKind::Subscribes).is_none() => {
+                Err(ProtocolFailure::new(
+                    ErrorToken::Unexpected,
+                    format!("{} needs the extension pub-sub", said.name),
+                ))
             }
             "subscribe" => self.subscribe(&said, id.clone(), commands),
             "unsubscribe" => self.unsubscribe(&said, id.clone(), commands, output),
@@ -48,8 +51,8 @@ impl MicroMessageSession {
                 }
                 Ok(())
             }
-            other => Err(Failure::new(
-                Token::UnknownCommand,
+            other => Err(ProtocolFailure::new(
+                ErrorToken::UnknownCommand,
                 format!("{other}; known are subscribe and unsubscribe"),
             )),
         };
@@ -64,17 +67,17 @@ impl MicroMessageSession {
 
     pub(super) fn subscribe(
         &mut self,
-        said: &command::Command<'_>,
+        said: &command::CommandPayload<'_>,
         id: Option<Box<str>>,
         commands: &mut Vec<Command>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let destination = said.argument("destination").unwrap_or_default();
         let place = Place::parse(destination)?;
         let filter = Filter::parse(said.argument("filter").unwrap_or_default())
-            .map_err(|error| Failure::new(Token::BadFilter, error.to_string()))?;
+            .map_err(|error| ProtocolFailure::new(ErrorToken::BadFilter, error.to_string()))?;
         if matches!(place, Place::Queue(_)) && !filter.is_empty() {
             let why = "filters apply to topics only: a queue delivers each message to one receiver";
-            return Err(Failure::new(Token::BadFilter, why));
+            return Err(ProtocolFailure::new(ErrorToken::BadFilter, why));
         }
         let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
         let subscription = Subscription { key, place: place.clone(), destination: destination.into() };
@@ -102,22 +105,22 @@ impl MicroMessageSession {
 
     pub(super) fn unsubscribe(
         &mut self,
-        said: &command::Command<'_>,
+        said: &command::CommandPayload<'_>,
         id: Option<Box<str>>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let key = match (&id, said.argument("destination")) {
             (Some(id), _) => Key::Id(id.clone()),
             (None, Some(destination)) => Key::Destination(destination.into()),
             (None, None) => {
-                return Err(Failure::new(
-                    Token::Malformed,
+                return Err(ProtocolFailure::new(
+                    ErrorToken::Malformed,
                     "unsubscribe needs the id or destination of a subscription",
                 ));
             }
         };
-        let unknown = || Failure::new(Token::Unexpected, "there is no such subscription");
+        let unknown = || ProtocolFailure::new(ErrorToken::Unexpected, "there is no such subscription");
         let tag = self.subscriptions.tag(&key).ok_or_else(unknown)?;
         let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
         match place {

@@ -5,8 +5,8 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::micromessage::extension::X_MQCORE;
-use mqcore_wire::micromessage::failure::Failure;
-use mqcore_wire::micromessage::handshake::{self, Handshake, Opening};
+use mqcore_wire::micromessage::failure::ProtocolFailure;
+use mqcore_wire::micromessage::handshake::{self, Handshake, HandshakeInput};
 use mqcore_wire::micromessage::negotiation::{self, Lists};
 
 use super::{IDENTITY, LIST_BYTES_MAX, MicroMessageSession, Stage};
@@ -21,14 +21,14 @@ impl MicroMessageSession {
         now: Timestamp,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Result<usize, Failure> {
+    ) -> Result<usize, ProtocolFailure> {
         let longest = self.config.limits.header_bytes_max.min(LIST_BYTES_MAX);
         // The other limits apply to an ERROR frame, which can replace the handshake.
         let limits = Limits { header_bytes_max: longest, frame_bytes_max: LIST_BYTES_MAX.into() };
         let Some((opening, size)) = handshake::decode(input, &limits)? else { return Ok(0) };
         let said = match opening {
-            Opening::Handshake(said) => said,
-            Opening::Error { .. } => {
+            HandshakeInput::Handshake(said) => said,
+            HandshakeInput::Error { .. } => {
                 self.stage = Stage::Over;
                 return Ok(size);
             }
@@ -41,7 +41,11 @@ impl MicroMessageSession {
         Ok(size)
     }
 
-    pub(super) fn reply(&mut self, said: &Handshake<'_>, output: &mut Vec<u8>) -> Result<(), Failure> {
+    pub(super) fn reply(
+        &mut self,
+        said: &Handshake<'_>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), ProtocolFailure> {
         negotiation::check_version(said)?;
         let offer = Lists::read(said)?;
         let reply = negotiation::reply(&offer, &self.terms.required, &self.abilities())?;
@@ -66,7 +70,7 @@ impl MicroMessageSession {
         reply: &Lists,
         now: Timestamp,
         commands: &mut Vec<Command>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), ProtocolFailure> {
         let last = Lists::read(said)?;
         self.agreement = negotiation::conclude(offer, reply, &last, &self.abilities())?;
         self.incoming = Incoming::new(self.config.connection, now, &self.agreement);

@@ -1,12 +1,13 @@
 //! Answers from the store of limits.
 
 use mqcore_limiter::limiter::{Adjust, Limiter, StepRun};
+use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as Ruling, Rule};
 use mqcore_limiter::time::Ttl;
-use mqcore_wire::throttr::answer::{self, Verdict};
+use mqcore_wire::throttr::answer::{self, ConsumeOutcome};
 use mqcore_wire::throttr::request;
-use mqcore_wire::throttr::{IMPOSSIBLE, NO, YES};
+use mqcore_wire::throttr::{FAILURE, IMPOSSIBLE, SUCCESS};
 
-use super::{ThrottrSession, mode_of, rule_of, to_wire, verdict};
+use super::{ThrottrSession, of_wire, to_wire};
 use crate::throttr::listener;
 use crate::throttr::minutes::Tally;
 
@@ -59,10 +60,17 @@ impl ThrottrSession {
         }
     }
 
-    pub(super) fn consume(&self, mode: u8, rule: &request::Rule<'_>, run: &mut StepRun<'_>) -> Verdict {
-        let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else { return Verdict::IMPOSSIBLE };
+    pub(super) fn consume(
+        &self,
+        mode: u8,
+        rule: &request::Rule<'_>,
+        run: &mut StepRun<'_>,
+    ) -> ConsumeOutcome {
+        let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else {
+            return ConsumeOutcome::IMPOSSIBLE;
+        };
         let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
-        ruling.map_or(Verdict::IMPOSSIBLE, verdict)
+        ruling.map_or(ConsumeOutcome::IMPOSSIBLE, verdict)
     }
 
     pub(super) fn consume_all<'a>(
@@ -82,16 +90,46 @@ impl ThrottrSession {
             }
             _ => None,
         };
-        let verdicts: Vec<Verdict> = match all {
+        let verdicts: Vec<ConsumeOutcome> = match all {
             Some(_) => rulings.into_iter().map(verdict).collect(),
-            None => vec![Verdict::IMPOSSIBLE; rules.len()],
+            None => vec![ConsumeOutcome::IMPOSSIBLE; rules.len()],
         };
         let status = match all {
-            Some(true) => YES,
-            Some(false) => NO,
+            Some(true) => SUCCESS,
+            Some(false) => FAILURE,
             None => IMPOSSIBLE,
         };
-        self.count_refusal(status == NO && mode == request::TAKE);
+        self.count_refusal(status == FAILURE && mode == request::TAKE);
         answer::verdicts(status, &verdicts, self.terms.dialect.width, output);
+    }
+}
+
+const fn mode_of(code: u8) -> Option<ConsumeMode> {
+    match code {
+        request::TAKE => Some(ConsumeMode::Take),
+        request::PEEK => Some(ConsumeMode::Peek),
+        request::DRY_RUN => Some(ConsumeMode::DryRun),
+        request::REFUND => Some(ConsumeMode::Refund),
+        _ => None,
+    }
+}
+
+fn rule_of(rule: &request::Rule<'_>) -> Option<Rule> {
+    let algorithm = match rule.algorithm {
+        0 => Algorithm::FixedWindow,
+        1 => Algorithm::SlidingWindow,
+        2 => Algorithm::Gcra,
+        _ => return None,
+    };
+    Some(Rule { algorithm, limit: rule.limit, cost: rule.cost, period: of_wire(rule.period) })
+}
+
+fn verdict(ruling: Ruling) -> ConsumeOutcome {
+    ConsumeOutcome {
+        status: if ruling.allowed { SUCCESS } else { FAILURE },
+        limit: ruling.limit,
+        remaining: ruling.remaining,
+        retry_after: ruling.retry_after,
+        reset_after: ruling.reset_after,
     }
 }
