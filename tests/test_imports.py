@@ -33,6 +33,32 @@ LAYERS: dict[str, list[set[str]]] = {
         {"compaction", "maintenance", "reading", "snapshot"},
         {"inspection"},
     ],
+    "mqcore-wire": [
+        {"error", "codec"},
+        {"tmqp", "micromessage", "mqks", "throttr", "zmtp"},
+        {"eventmq"},  # travels inside ZMTP
+    ],
+    "mqcore-session": [
+        # Interfaces between sessions, the broker and the server.
+        {"extension", "listener", "message_id", "node", "permission", "request_error", "session"},
+        # One folder for each protocol, and the interface that each implements.
+        {"eventmq", "micromessage", "mqks", "throttr", "tmqp", "protocol", "forwards", "schedules"},
+        {"registry", "any"},
+    ],
+    "mqcore-client": [
+        {"counters", "error", "models", "random", "received", "state", "micromessage", "mqks"},
+        {"address", "mailbox", "message_id"},
+        {"config", "consumption", "request", "throttr/address", "throttr/pushes"},
+        # Protocols as state machines, without a socket, and how to reach a server.
+        {"conversation", "dial", "route", "standing", "waiter", "micromessage/greeting", "mqks/greeting"}
+        | {"micromessage/conversation", "mqks/conversation", "throttr/conversation"},
+        {"dialogue", "throttr"},
+        {"shared", "membership"},
+        {"connection"},
+        {"client"},
+        # Operations of a client.
+        {"admin", "consume", "direct", "event", "publish", "pull", "micromessage/operations", "mqks/operations"},
+    ],
     "mqcore-server": [
         # Modules without imports, and configuration.
         {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
@@ -176,9 +202,10 @@ def cycles(graph: Graph) -> list[list[str]]:
 def layer_of(name: str, layers: list[set[str]]) -> int | None:
     """The number of the layer that a file is in; `None` for files, such as `lib.rs`, that are in none."""
     parts = Path(name).with_suffix("").parts
-    for number, entries in enumerate(layers):
-        if any("/".join(parts[:n]) in entries for n in range(1, len(parts) + 1)):
-            return number
+    for length in range(len(parts), 0, -1):  # the entry that names the file most exactly
+        for number, entries in enumerate(layers):
+            if "/".join(parts[:length]) in entries:
+                return number
     return None
 
 

@@ -1,7 +1,7 @@
 """Prose check: refuses private jargon, inverted sentences and overlong lines in docs, comments, messages, test names.
 
-`python tests/test_prose.py` prints findings in files that are already clean (the test); `... FILES` all findings of
-these files and folders; `... --counts` numbers of findings per folder. It needs nothing but the standard library.
+`python tests/test_prose.py` prints all findings (the test); `... FILES` those of these files and folders;
+`... --counts` numbers of findings per folder. It needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,22 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Markdown wraps here; tables, code and the targets of links may be longer.
 LINE_COLUMNS_MAX = 100
-
-# Files and folders that are still being rewritten, Python modules without suffix. Entries are only removed; the aim is
-# an empty set.
-NOT_YET_REWRITTEN: frozenset[str] = frozenset(
-    {
-        "rust/mqcore-archive",
-        "rust/mqcore-authority",
-        "rust/mqcore-cluster",
-        "rust/mqcore-journal",
-        "rust/mqcore-limiter",
-        "rust/mqcore-scheduler",
-        "rust/mqcore-server",
-        "rust/mqcore-tls",
-        "rust/mqcore-wire",
-    }
-)
 
 # Text that quotes other people's words, or lists the words that this check refuses.
 NOT_PROSE = ("tests/test_prose.py", "tests/vectors/", "fuzz/corpus/", "target/")
@@ -280,22 +264,15 @@ def tracked() -> list[str]:
     ]
 
 
-def check(names: list[str], skip: Callable[[str], bool] = lambda _: False) -> Iterator[tuple[str, Finding]]:
+def check(names: list[str]) -> Iterator[tuple[str, Finding]]:
     """The findings of each file."""
     for name in names:
-        if not skip(name):
-            for finding in findings(name, (ROOT / name).read_text()):
-                yield name, finding
-
-
-def being_rewritten(name: str) -> bool:
-    """Whether a file is in the table, by its name, its name without suffix, or a folder that it is in."""
-    path = Path(name)
-    return not NOT_YET_REWRITTEN.isdisjoint({name, str(path.with_suffix("")), *map(str, path.parents)})
+        for finding in findings(name, (ROOT / name).read_text()):
+            yield name, finding
 
 
 def test_prose_is_plain() -> None:
-    found = [f"{name}:{f.line}: {f.text!r}: {f.advice}" for name, f in check(tracked(), being_rewritten)]
+    found = [f"{name}:{f.line}: {f.text!r}: {f.advice}" for name, f in check(tracked())]
     assert not found, "\n".join(found)
 
 
@@ -329,7 +306,7 @@ if __name__ == "__main__":
             sys.stdout.write(f"{count:6} {folder}\n")
     else:
         total = 0
-        for name, finding in check(chosen, (lambda _: False) if arguments else being_rewritten):
+        for name, finding in check(chosen):
             total += 1
             sys.stdout.write(f"{name}:{finding.line}: {finding.text!r}: {finding.advice}\n")
         sys.exit(1 if total else 0)

@@ -127,6 +127,34 @@ def test_crates_depend_downwards_only() -> None:
             assert outsider not in known or crate.name in rooms, f"{crate.name} may not depend on {outsider}"
 
 
+# Types whose name occurs twice although it has one meaning, and why.
+SHARED_TYPE_NAMES = {
+    # The client does not depend on the broker, so it defines its own half of what both say to each other.
+    "both ends of one connection": {
+        *("Binding", "ChannelInformation", "ChannelOptions", "Clear", "Client", "ClientInformation", "Event"),
+        *("EventKind", "EventScope", "Interaction", "MessageId", "NodeInformation", "QueueAddress"),
+        *("QueueInformation", "QueueOptions", "Request", "Subject", "Target"),
+    },
+    # Two protocols' documents use the word; code names the module: `tmqp::Frame`, `micromessage::Frame`.
+    "one word of two protocols": {"Frame"},
+    # The encoded form and the store's form of one value.
+    "wire form and stored form": {"Rule", "Ttl"},
+    # The class that Python programs see, and the type behind it.
+    "Python class and its core": {"Broker"},
+}
+
+
+def test_a_public_type_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(ROOT.glob("rust/*/src/**/*.rs")):
+        for name in re.findall(r"^pub (?:struct|enum|trait|type|union) (\w+)", path.read_text(), flags=re.MULTILINE):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT / "rust")))
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    excepted = set[str]().union(*SHARED_TYPE_NAMES.values())
+    assert not {name: where for name, where in twice.items() if name not in excepted}
+    assert not excepted - twice.keys(), "an exception that is not needed any more"
+
+
 def registered_protocols() -> dict[str, tuple[str, str]]:
     """The protocols of the registry: for each module its variant and the type that implements it."""
     registry = (ROOT / "rust/mqcore-session/src/registry.rs").read_text()

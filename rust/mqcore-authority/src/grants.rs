@@ -9,7 +9,7 @@
 //! assert!(grants.allow(Action::Push, &Resource::Queue("orders", 1)));
 //! assert!(!grants.allow(Action::Push, &Resource::Queue("invoices", 1)));
 //! assert!(!grants.allow(Action::Administer, &Resource::Server));
-//! # Ok::<(), mqcore_authority::rule::RuleError>(())
+//! # Ok::<(), mqcore_authority::rule::PermissionRuleError>(())
 //! ```
 
 use crate::action::Action;

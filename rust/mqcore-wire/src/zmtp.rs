@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use mqcore_wire::codec::Limits;
-//! use mqcore_wire::zmtp::{ZmtpDecoder, Item, encode_message};
+//! use mqcore_wire::zmtp::{Item, ZmtpDecoder, encode_message};
 //!
 //! let mut bytes = Vec::new();
 //! encode_message(&[b"topic", b"body"], &mut bytes);
