@@ -42,7 +42,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # Interfaces between sessions, the broker and the server.
         {"extension", "listener", "message_id", "node", "permission", "request_error", "session"},
         # One folder for each protocol, and the interface that each implements.
-        {"eventmq", "micromessage", "mqks", "throttr", "tmqp", "protocol", "forwards", "schedules"},
+        {"eventmq", "micromessage", "mqks", "throttr", "tmqp", "protocol", "forwards", "schedules", "uplink"},
         {"registry", "any"},
     ],
     "mqcore-client": [

@@ -1,5 +1,5 @@
-//! A long queue of saved messages: taken with receipts, held, drained by half, crashed, drained to its end. How fast, and
-//! how much memory the server has in use meanwhile.
+//! A long queue of saved messages: published with receipts, stored, half drained, crashed, drained completely.
+//! Measures the rate and the memory of the server.
 
 use std::io::{self, Read};
 use std::time::{Duration, Instant};
@@ -19,24 +19,24 @@ pub const BODY_BYTES: usize = 1024;
 /// Messages that wait for their receipts.
 const WINDOW: u64 = 4096;
 const SCRATCH_BYTES: usize = 1 << 20;
-/// How often memory is looked at.
+/// Interval between readings of memory.
 const LOOK: Duration = Duration::from_millis(50);
-/// Nothing for this long, and nothing will come.
+/// If no frame arrives for this time, none will.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Result of a phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Phase {
-    /// Messages taken, or drained.
+    /// Messages confirmed or drained.
     pub messages: u64,
-    /// How long that took.
+    /// Duration of the phase.
     pub elapsed: Duration,
-    /// The most memory that the server had in use, in bytes.
+    /// Maximum memory of the server in bytes.
     pub peak_bytes: u64,
 }
 
 impl Phase {
-    /// Messages a second.
+    /// Messages per second.
     pub fn rate(&self) -> f64 {
         self.messages as f64 / self.elapsed.as_secs_f64()
     }
@@ -45,7 +45,7 @@ impl Phase {
 /// Publishes `count` messages and waits for all receipts.
 ///
 /// # Errors
-/// If a message is refused, or the connection breaks.
+/// If a message is rejected, or the connection breaks.
 pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
     let mut peer = Peer::new(Tmqp { address: process.address }.producer()?)?;
     let mut watch = Watch::new(process);
@@ -80,7 +80,7 @@ pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
 /// Receives and acknowledges `count` messages; the queue must be round robin.
 ///
 /// # Errors
-/// If a body is not what was published, or nothing comes any more.
+/// If a body differs from the published one, or no more messages arrive.
 pub fn drain(process: &Process, count: u64) -> io::Result<Phase> {
     let mut peer = Peer::new(Tmqp { address: process.address }.consumer(0)?)?;
     let mut watch = Watch::new(process);
@@ -162,7 +162,7 @@ impl Peer {
         })
     }
 
-    /// Writes what can be written, and shows each frame that came, with the place for what is to be written then.
+    /// Writes as much as possible, and calls the function for each received frame with the output buffer.
     fn turn(&mut self, show: &mut dyn FnMut(&Frame<'_>, &mut Vec<u8>) -> io::Result<()>) -> io::Result<()> {
         self.flush()?;
         match self.stream.read(&mut self.input[self.filled..]) {

@@ -1,7 +1,6 @@
-//! Producers who wait for receipts of messages that a queue saves: how many receipts a second, and how many messages
-//! shared one sync.
+//! Producers that wait for receipts of messages that a queue saves: receipts per second, and messages per sync.
 //!
-//! One thread does all of it with non-blocking sockets. Every receipt is decoded: a refusal is an error, no figure.
+//! One thread does all of it with non-blocking sockets. Every receipt is decoded; a rejection is an error.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -19,7 +18,7 @@ use crate::wire::{Outbox, Wire};
 
 const SCRATCH_BYTES: usize = 64 * 1024;
 
-/// No receipt for this long, and none will come.
+/// If no receipt arrives for this time, none will.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Result of a run.
@@ -27,33 +26,33 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Receipts {
     /// Messages confirmed as saved.
     pub receipts: u64,
-    /// How long that took.
+    /// Duration of the measurement.
     pub elapsed: Duration,
-    /// Syncs meanwhile.
+    /// Syncs in this time.
     pub syncs: u64,
 }
 
 impl Receipts {
-    /// Receipts a second.
+    /// Receipts per second.
     pub fn rate(&self) -> f64 {
         self.receipts as f64 / self.elapsed.as_secs_f64()
     }
 
-    /// Messages that shared one sync: the batch that really formed.
+    /// Messages per sync: the size of the batches.
     pub fn batch(&self) -> f64 {
         self.receipts as f64 / self.syncs.max(1) as f64
     }
 }
 
-/// A directory for one measurement, on the disk that is measured. Gone when dropped.
+/// A directory for one measurement, on the measured disk. Removed when dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new one beside this program, in the target directory, or in the directory that `MQCORE_BENCH_DIR` names.
+    /// Creates one in the directory that `MQCORE_BENCH_DIR` names, or beside this program in the target directory.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn new(name: &str) -> io::Result<Self> {
         let parent = match std::env::var_os("MQCORE_BENCH_DIR") {
             Some(named) => PathBuf::from(named),
@@ -80,7 +79,7 @@ impl Drop for Scratch {
 /// `window` messages that wait for their receipts.
 ///
 /// # Errors
-/// If a connection breaks, a message is refused, or the queue has not got what receipts speak of.
+/// If a connection breaks, a message is rejected, or the queue does not contain the confirmed messages.
 pub fn measure(
     process: &Process,
     producers: usize,
@@ -177,7 +176,7 @@ impl Run {
         Ok(())
     }
 
-    /// Publishes nothing more, and takes the receipts that are still on their way.
+    /// Publishes no more, and receives the outstanding receipts.
     fn finish(&mut self) -> io::Result<()> {
         self.publish_max = self.published;
         let published = self.published;
@@ -198,12 +197,12 @@ impl Run {
 }
 
 impl Producer {
-    /// Writes what the socket takes.
+    /// Writes as much as the socket accepts.
     fn flush(&mut self) -> io::Result<()> {
         self.output.flush(&mut self.stream)
     }
 
-    /// Reads all that is there, and answers how many receipts it were.
+    /// Reads all available input, and returns the number of receipts.
     fn read(&mut self) -> io::Result<u64> {
         let mut receipts = 0;
         loop {

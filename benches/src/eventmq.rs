@@ -1,5 +1,5 @@
-//! Jobs through a broker of EventMQ, with clients and workers that do nothing but speak: how many a second reach a worker, and
-//! how long one takes from its client to its worker.
+//! Jobs through an EventMQ broker, with clients and workers that do nothing but send and receive: jobs per second
+//! that reach a worker, and the time of one job from client to worker.
 //!
 //! Clients and workers are DEALER sockets, with frames built here, so that the generator costs little and is the same for all
 //! brokers. A worker sends READY for each job that it received, like a worker that has run it.
@@ -40,9 +40,9 @@ pub enum Jobs {
 
 const CLIENTS: usize = 4;
 const WORKERS: usize = 4;
-/// Jobs that one worker can have at a time.
+/// Maximum jobs of one worker.
 const SLOTS: usize = 256;
-/// Jobs on their way to workers. There is always a slot for the next one, so that nothing is waited for but the broker.
+/// Jobs in flight to workers. There is always a free slot for the next one, so that only the broker is measured.
 const WINDOW: u64 = 800;
 const REFILL: u64 = WINDOW / 4;
 
@@ -57,7 +57,7 @@ const ID_AT: usize = 2 + 2 + eventmq::VERSION.len() + 2 + b"REQUEST".len() + 2;
 const NO_ID: [u8; ID_BYTES] = *b"00000000-0000-4000-8000-000000000000";
 
 const SCRATCH_BYTES: usize = 256 * 1024;
-/// A broker that says nothing for so long has lost something.
+/// If a broker sends nothing for this time, it has lost something.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 impl Jobs {
@@ -68,7 +68,7 @@ impl Jobs {
         }
     }
 
-    /// The REQUEST of such a job, with an id that is still to be written.
+    /// The REQUEST of such a job, with an ID that is filled in later.
     fn request(self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let job = Job { queue: QUEUE, headers: self.headers(), body: BODY, extra: Vec::new() };
@@ -125,7 +125,7 @@ struct Came {
 }
 
 impl Peer {
-    /// Connects a DEALER socket. With an identity that is text, because not every broker takes others.
+    /// Connects a DEALER socket with a textual identity, because not every broker accepts others.
     fn connect(address: SocketAddr, identity: &str) -> io::Result<Self> {
         let stream = dealer(address, identity)?;
         stream.set_nonblocking(true)?;
@@ -137,7 +137,7 @@ impl Peer {
         })
     }
 
-    /// A worker with so many free slots.
+    /// A worker with this many free slots.
     fn worker(address: SocketAddr, number: usize) -> io::Result<Self> {
         let mut worker = Self::connect(address, &format!("bench-worker-{number}"))?;
         let queues = br#"[[10, "default"]]"#;
@@ -156,13 +156,13 @@ impl Peer {
         Ok(worker)
     }
 
-    /// Writes what the socket takes.
+    /// Writes as much as the socket accepts.
     fn flush(&mut self) -> io::Result<()> {
         self.output.flush(&mut self.stream)
     }
 
-    /// Writes and reads what can be. `given` is called for each job with its id, and appends what its worker says then; a job
-    /// is what equals `request` but for the id.
+    /// Writes and reads as much as possible. `given` is called for each job with its ID, and appends the worker's
+    /// answer. A job is a message that equals `request` except for the ID.
     fn turn(&mut self, request: &[u8], mut given: impl FnMut(&[u8], &mut Vec<u8>)) -> io::Result<Came> {
         let mut came = Came::default();
         self.flush()?;
@@ -298,7 +298,7 @@ impl Run {
         Ok(())
     }
 
-    /// Sends so many jobs, each client its part.
+    /// Sends this many jobs, shared equally by the clients.
     fn send(&mut self, jobs: u64) -> io::Result<()> {
         for client in &mut self.peers[..CLIENTS] {
             for _ in 0..jobs / CLIENTS as u64 {
@@ -312,7 +312,7 @@ impl Run {
         Ok(())
     }
 
-    /// Sends nothing more, and takes what is still on its way.
+    /// Sends no more, and receives everything in flight.
     fn finish(&mut self) -> io::Result<()> {
         let start = Instant::now();
         let notices = if self.tells_all { self.sent } else { 0 };
@@ -344,8 +344,8 @@ impl Run {
     }
 }
 
-/// How long jobs take from being written by a client until a worker has read them, one at a time. The generator has a
-/// processor for itself and spins, so that its own sleeping is not measured.
+/// Times of jobs from the client's write to the worker's read, one at a time. The generator has a processor of its
+/// own and spins, so that its own sleeping is not measured.
 ///
 /// # Errors
 /// If a connection breaks or a job is lost.

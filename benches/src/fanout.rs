@@ -1,4 +1,4 @@
-//! One producer, some consumers who all get everything: how many deliveries a second.
+//! One producer and several consumers that receive everything: deliveries per second.
 //!
 //! One thread does all of it with non-blocking sockets. The producer stays a window ahead of the slowest consumer, so
 //! nothing needs to be dropped and only received messages are measured.
@@ -12,10 +12,10 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::wire::{Wire, learn_delivery_bytes};
 
-/// Messages that the producer may be ahead.
+/// Maximum lead of the producer, in messages.
 const WINDOW: u64 = 8192;
 
-/// It writes when this much of the window is free: small writes would measure system calls.
+/// The producer writes when this much of the window is free: small writes would measure system calls.
 const REFILL: u64 = WINDOW / 4;
 
 /// Messages encoded one behind the other, to be written in large pieces.
@@ -26,14 +26,14 @@ const SCRATCH_BYTES: usize = 256 * 1024;
 /// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Fanout {
-    /// Deliveries in all.
+    /// Total deliveries.
     pub deliveries: u64,
-    /// How long that took.
+    /// Duration of the measurement.
     pub elapsed: Duration,
 }
 
 impl Fanout {
-    /// Deliveries a second.
+    /// Deliveries per second.
     pub fn rate(&self) -> f64 {
         self.deliveries as f64 / self.elapsed.as_secs_f64()
     }
@@ -137,7 +137,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes up to `allowed` bytes in all. False if the socket takes no more for now.
+    /// Writes up to `allowed` bytes in total. False if the socket accepts no more for now.
     fn write(&mut self, allowed: u64) -> io::Result<bool> {
         while self.sent_bytes < allowed {
             let at = (self.sent_bytes % self.block.len() as u64) as usize;
@@ -158,7 +158,7 @@ impl Run {
     }
 }
 
-/// Reads all that is there, and answers how much that was.
+/// Reads all available input, and returns its size.
 ///
 /// # Errors
 /// If the peer has closed.

@@ -1,4 +1,4 @@
-//! How long a message takes from the moment it should have been published to the moment it is read.
+//! Time of a message from the moment at which it was due to the moment at which it is read.
 //!
 //! Open loop: messages are due at fixed times whatever the broker does, and their age counts from then, so a pause of the
 //! broker shows in every message that was due during it.
@@ -14,11 +14,11 @@ use crate::wire::{Wire, learn_delivery_bytes};
 pub struct Latency {
     /// Messages measured.
     pub messages: usize,
-    /// Half of them were faster.
+    /// Median.
     pub p50: Duration,
-    /// All but one in a hundred were.
+    /// 99th percentile.
     pub p99: Duration,
-    /// The slowest.
+    /// Maximum.
     pub max: Duration,
 }
 

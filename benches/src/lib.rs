@@ -1,15 +1,15 @@
-//! Measures the broker from outside: a load generator on one side, the server as a process of its own on the other.
+//! Measures the broker from outside: a load generator, and the server as a separate process.
 //!
 //! `cargo run --release -p mqcore-bench --bin load -- all`
 //!
-//! | module | what lives there |
+//! | module | contents |
 //! |---|---|
-//! | [`scenario`] | what is measured, by name, and what it is compared with |
+//! | [`scenario`] | the scenarios by name, and their comparisons |
 //! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`], [`schedules`] | the measurements |
-//! | [`plain_loop`] | what the disk gives without a broker |
-//! | [`wire`] | what the generator has to know about a protocol |
+//! | [`plain_loop`] | the speed of the disk without a broker |
+//! | [`wire`] | the interface to a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
-//! | [`process`], [`serve`] | the process under test, and what runs in it |
+//! | [`process`], [`serve`] | the process under test, and its program |
 //! | [`report`] | figures as a table and as JSON |
 
 pub mod backlog;

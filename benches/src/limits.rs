@@ -1,5 +1,5 @@
-//! Rate limit requests: a number of connections, each with a number of requests in flight, as fast as the answers arrive.
-//! The generator only counts bytes or lines, so that it costs little.
+//! Rate limit requests: a number of connections, each with a number of requests in flight, as fast as the answers
+//! arrive. To cost little, the generator only counts bytes or lines.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -16,18 +16,18 @@ use crate::wire::connect;
 /// Requests to send repeatedly, and the form of their answers.
 #[derive(Debug, Clone)]
 pub struct Ask {
-    /// One request, or several that connections take turns with.
+    /// One request, or several that connections send in turn.
     pub requests: Vec<Vec<u8>>,
     /// Form of the answer to each request.
     pub answer: ThrottrAnswer,
 }
 
-/// How much an answer is.
+/// Size of an answer.
 #[derive(Debug, Clone, Copy)]
 pub enum ThrottrAnswer {
-    /// So many bytes.
+    /// In bytes.
     Bytes(usize),
-    /// So many lines.
+    /// In lines.
     Lines(usize),
 }
 
@@ -77,7 +77,7 @@ pub fn decrease_each(count: u64) -> Ask {
     Ask { requests, answer: ThrottrAnswer::Bytes(1) }
 }
 
-/// The command that Redis users count with.
+/// The usual command for counters in Redis.
 #[must_use]
 pub fn incr() -> Ask {
     Ask { requests: vec![resp(&[b"INCR", KEY])], answer: ThrottrAnswer::Lines(1) }
@@ -101,10 +101,10 @@ if left < cost then return {0, limit, left, rest, rest} end
 left = redis.call('DECRBY', KEYS[1], cost)
 return {1, limit, left, 0, rest}";
 
-/// Loads the script into a Redis, and answers with what calls it.
+/// Loads the script into a Redis, and returns the command that calls it.
 ///
 /// # Errors
-/// If it does not take it.
+/// If Redis rejects the script.
 pub fn script(redis: &Process) -> io::Result<Ask> {
     let mut stream = connect(redis.address)?;
     stream.write_all(&resp(&[b"SCRIPT", b"LOAD", SCRIPT.as_bytes()]))?;
@@ -130,9 +130,9 @@ pub fn create(address: SocketAddr) -> io::Result<()> {
 /// Result of a run that sends requests as fast as the answers arrive.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
-    /// Requests a second, without the warm-up.
+    /// Requests per second, without the warm-up.
     pub rate: f64,
-    /// Requests in all.
+    /// Total requests.
     pub count: u64,
 }
 
@@ -143,7 +143,7 @@ struct Client {
     /// Index of the batch in flight.
     at: usize,
     unsent: usize,
-    /// Bytes or lines still to come for it.
+    /// Bytes or lines of it that have not arrived.
     missing: usize,
 }
 
@@ -205,7 +205,7 @@ fn batches(requests: &[Vec<u8>], connections: usize, pipeline: usize, number: us
 }
 
 impl Client {
-    /// Sends and receives what can be, and answers how many batches came to their end.
+    /// Sends and receives as much as possible, and returns the number of completed batches.
     fn go_on(&mut self, whole: usize, answer: ThrottrAnswer, scratch: &mut [u8]) -> io::Result<u64> {
         let mut done = 0;
         self.send()?;
@@ -226,7 +226,7 @@ impl Client {
                 (self.missing, self.unsent) = (whole, self.batches[self.at].len());
                 self.send()?;
             }
-            // That was all there was; what comes later is an event of its own, and asking for it now costs a call.
+            // All available input is read. Later input causes an event, and checking for it now costs a system call.
             if read < scratch.len() {
                 return Ok(done);
             }
@@ -249,15 +249,15 @@ impl Client {
 /// Cost of many counters.
 #[derive(Debug, Clone, Copy)]
 pub struct Growth {
-    /// Creations a second, of the first tenth.
+    /// Creations per second of the first tenth.
     pub first: f64,
-    /// Of the last tenth.
+    /// Creations per second of the last tenth.
     pub last: f64,
-    /// Resident bytes for each of them.
+    /// Resident bytes per counter.
     pub bytes_each: f64,
 }
 
-/// Creates so many counters with keys of 16 bytes.
+/// Creates this many counters with keys of 16 bytes.
 ///
 /// # Errors
 /// If the server does not answer.
@@ -289,15 +289,15 @@ pub fn create_many(process: &Process, address: SocketAddr, count: u64, ttl: Ttl)
 /// How long requests took, in microseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Waits {
-    /// Half of them took no longer.
+    /// Median.
     pub p50: f64,
-    /// 99 of 100.
+    /// 99th percentile.
     pub p99: f64,
-    /// 999 of 1,000.
+    /// 99.9th percentile.
     pub p999: f64,
-    /// The longest.
+    /// Maximum.
     pub max: f64,
-    /// How many took longer than a millisecond.
+    /// Number of requests over one millisecond.
     pub over_millisecond: f64,
 }
 
@@ -320,7 +320,7 @@ impl Waits {
 /// # Errors
 /// If the server does not answer, or was too slow to have them all before the first expires.
 pub fn mass_expiry(process: &Process, address: SocketAddr, count: u64) -> io::Result<(Waits, Waits)> {
-    /// How long each period is watched. Sweeping takes one or two seconds.
+    /// Duration of each period. Sweeping takes one or two seconds.
     const WATCHED: Duration = Duration::from_secs(3);
     const SECONDS: u64 = 8;
     let begin = Instant::now();

@@ -9,33 +9,33 @@ use crate::wire::Wire;
 /// Memory of a number of connections or messages.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
-    /// How many.
+    /// Number of connections or messages.
     pub count: u64,
-    /// Resident bytes before them.
+    /// Resident bytes before creating them.
     pub before: u64,
-    /// And with them.
+    /// Resident bytes afterwards.
     pub after: u64,
 }
 
 impl Memory {
-    /// Bytes that one of them costs.
+    /// Bytes per connection or message.
     pub fn bytes_each(&self) -> f64 {
         self.after.saturating_sub(self.before) as f64 / self.count as f64
     }
 
-    /// Bytes that all of them cost.
+    /// Bytes of all.
     pub fn bytes(&self) -> u64 {
         self.after.saturating_sub(self.before)
     }
 }
 
-/// Connects that many clients, who shake hands and then say nothing.
+/// Connects this many clients, which perform the handshake and then send nothing.
 ///
 /// # Errors
 /// If one of them cannot connect.
 pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
     let wire = Tmqp { address: process.address };
-    // The first connection pays for what is there once.
+    // The first connection pays one-time costs.
     let _first = wire.producer()?;
     let before = process.resident_bytes()?;
     let mut clients = Vec::new();
@@ -49,7 +49,7 @@ pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
 /// Stores this many messages in a queue without consumers.
 ///
 /// # Errors
-/// If the server does not take them.
+/// If the server rejects them.
 pub fn stored_messages(process: &Process, count: u64) -> io::Result<Memory> {
     let mut producer = Tmqp { address: process.address }.producer()?;
     let publication = publication();

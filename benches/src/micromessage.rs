@@ -15,9 +15,9 @@ use crate::wire::connect;
 
 /// Messages that each side may have unacknowledged.
 const WINDOW: u64 = 1000;
-/// Messages that are acknowledged, or sent, at once.
+/// Messages that are acknowledged or sent together.
 const BATCH: u64 = 250;
-/// How long a side waits before it looks whether the run is over.
+/// Interval at which a side checks whether the run is over.
 const MOMENT: Duration = Duration::from_millis(100);
 /// Numbers there are.
 const NUMBERS: u64 = 65_535;
@@ -101,7 +101,7 @@ fn receiver(address: SocketAddr, work: Work) -> io::Result<TcpStream> {
     }
 }
 
-/// Reads what comes within a moment, so that a run that is over is noticed; nothing if nothing comes.
+/// Reads what arrives within a moment, so that the end of the run is noticed; nothing if nothing arrives.
 fn read_for_a_while(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     match stream.read(buffer) {
         Ok(0) => Err(io::Error::other("the broker closed the connection")),
@@ -110,7 +110,7 @@ fn read_for_a_while(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<usi
     }
 }
 
-/// Sends as long as the window allows, until told to end.
+/// Sends as long as the window allows, until the run ends.
 fn produce(address: SocketAddr, work: Work, ended: &AtomicBool) -> io::Result<()> {
     let mut stream = connect(address)?;
     shake_hands(&mut stream, "batch-ack:max-count=1000")?;
@@ -133,7 +133,7 @@ fn produce(address: SocketAddr, work: Work, ended: &AtomicBool) -> io::Result<()
                 return Err(io::Error::other("something else than an acknowledgement came"));
             };
             let number = u64::from(u16::from_be_bytes([high, low]));
-            // The first number behind what is acknowledged that is written so.
+            // The first unacknowledged number with this encoding.
             acknowledged += (number + NUMBERS - acknowledged % NUMBERS) % NUMBERS;
             read.drain(..size);
         }
@@ -164,7 +164,7 @@ fn consume(mut stream: TcpStream, work: Work, consumed: &AtomicU64, ended: &Atom
     Ok(())
 }
 
-/// Messages a second that were published, delivered and acknowledged.
+/// Messages per second that were published, delivered and acknowledged.
 ///
 /// # Errors
 /// If a connection breaks.

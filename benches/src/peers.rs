@@ -1,4 +1,4 @@
-//! Other brokers at the same work, so that figures of one machine can be compared with each other.
+//! Other brokers with the same work, for comparisons on one machine.
 
 pub mod eventmq;
 pub mod nats;

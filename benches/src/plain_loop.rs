@@ -11,21 +11,21 @@ use crate::BODY_BYTES;
 /// The file that the loop writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// It grows: every sync makes its new length durable too. The plainest of logs.
+    /// The file grows: every sync makes its new length durable too. The simplest log.
     Growing,
-    /// All of it was written and synced before, and is overwritten: a sync has nothing but the records to do. No log
-    /// could be faster.
+    /// The file was written and synced before, and is overwritten, so a sync only writes the records. No log could be
+    /// faster.
     Overwritten,
 }
 
-/// Bytes that are written before they are overwritten; at their end the loop begins anew.
+/// Bytes that are written before they are overwritten; at their end the loop starts again.
 const OVERWRITTEN_BYTES: usize = 64 * 1024 * 1024;
 
-/// Records of [`BODY_BYTES`] a second, `batch` of them to one write and one fdatasync. Uses up `directory`, which need
-/// not exist and is gone afterwards.
+/// Records of [`BODY_BYTES`] per second, with `batch` of them per write and fdatasync. Creates `directory` and
+/// removes it at the end.
 ///
 /// # Errors
-/// Whatever the disk says.
+/// Any error of the disk.
 pub fn rate(directory: &Path, target: Target, batch: usize, duration: Duration) -> io::Result<f64> {
     let _ = fs::remove_dir_all(directory);
     fs::create_dir_all(directory)?;

@@ -1,4 +1,4 @@
-//! The process under test: started, looked at through `/proc`, and ended with its owner.
+//! The process under test: started, observed through `/proc`, and stopped with its owner.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::eventmq::Sockets;
 use crate::serve::Serve;
 
-/// A process that does not answer within this time does not answer at all.
+/// Time in which a process must answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A running process. Killed when dropped.
@@ -22,21 +22,21 @@ pub struct Process {
     pub address: SocketAddr,
     /// Address for MQKS, if it has such a listener.
     pub mqks: Option<SocketAddr>,
-    /// Where it speaks MicroMessage2, if it does.
+    /// Address for MicroMessage2, if it has such a listener.
     pub mm2: Option<SocketAddr>,
     /// Addresses for jobs, if it has such listeners.
     pub eventmq: Option<Sockets>,
     /// Address for rate limit requests, if it has such a listener.
     pub throttr: Option<SocketAddr>,
-    /// Where its admin side is, if it has one.
+    /// Address of its admin side, if it has one.
     pub admin: Option<SocketAddr>,
 }
 
 impl Process {
-    /// Starts mqcore: this very program, told to serve, or another one that takes the same arguments and says as much.
+    /// Starts mqcore: this program with the arguments to serve, or another one with the same arguments and output.
     ///
     /// # Errors
-    /// If it does not start, or does not say where it listens.
+    /// If it does not start, or does not print its addresses.
     pub fn mqcore(options: &Serve, server: Option<&str>) -> io::Result<Self> {
         let mut command = match server.map(|server| server.split_whitespace().collect::<Vec<_>>()) {
             Some(words) if !words.is_empty() => {
@@ -74,7 +74,7 @@ impl Process {
     /// installed.
     ///
     /// # Errors
-    /// If it is, and does not listen.
+    /// If it is installed and does not listen.
     pub fn other(program: &str, arguments: impl Fn(u16) -> Vec<String>) -> io::Result<Option<Self>> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut command = Command::new(program);
@@ -85,7 +85,7 @@ impl Process {
     /// Starts another broker, and waits until it listens. `None` if it is not installed.
     ///
     /// # Errors
-    /// If it is, and does not listen.
+    /// If it is installed and does not listen.
     pub fn listening(mut command: Command, address: SocketAddr) -> io::Result<Option<Self>> {
         let started = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let child = match started {
@@ -105,7 +105,7 @@ impl Process {
         Ok(Some(process))
     }
 
-    /// Memory that it has in use, in bytes.
+    /// Its memory in bytes.
     ///
     /// # Errors
     /// If it has ended.
@@ -116,7 +116,7 @@ impl Process {
         kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS"))
     }
 
-    /// Processor time it has used, in seconds.
+    /// Its processor time in seconds.
     ///
     /// # Errors
     /// If it has ended.
@@ -135,7 +135,7 @@ impl Process {
     /// A metric of mqcore that has no labels.
     ///
     /// # Errors
-    /// If there is none of this name.
+    /// If it does not exist.
     pub fn metric(&self, name: &str) -> io::Result<f64> {
         let page = self.get("/metrics")?;
         let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -152,7 +152,7 @@ impl Process {
         Ok(response.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.into()))
     }
 
-    /// Ends it as a crash would, with SIGKILL: it gets no time for anything.
+    /// Kills it with SIGKILL, as in a crash.
     ///
     /// # Errors
     /// If it has ended before.
@@ -162,10 +162,10 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until the totals are as wanted, and answers with them.
+    /// Waits until the totals satisfy the condition, and returns them.
     ///
     /// # Errors
-    /// If that does not happen within a minute.
+    /// If that takes more than a minute.
     pub fn totals_when(&self, wanted: impl Fn(&Value) -> bool) -> io::Result<Value> {
         let start = Instant::now();
         loop {
@@ -181,7 +181,7 @@ impl Process {
     }
 }
 
-/// Linux counts processor time in hundredths of a second, on every platform, where it shows it to programs.
+/// Linux reports processor time to programs in hundredths of a second on every platform.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 fn cpu_seconds_of(process: &str) -> io::Result<f64> {

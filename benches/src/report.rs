@@ -5,11 +5,11 @@ use serde_json::{Value, json};
 /// Goal of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// This or more.
+    /// At least this.
     AtLeast(f64),
-    /// This or less.
+    /// At most this.
     AtMost(f64),
-    /// Nothing was.
+    /// No goal.
     None,
 }
 
@@ -31,7 +31,7 @@ impl Goal {
     }
 }
 
-/// One thing measured of one broker, once or several times.
+/// One measured quantity of one broker, from one or several runs.
 #[derive(Debug, Clone)]
 pub struct Figure {
     /// The scenario.
@@ -42,18 +42,18 @@ pub struct Figure {
     pub what: &'static str,
     /// Goal for mqcore.
     pub goal: Goal,
-    /// One value a run.
+    /// One value for each run.
     pub values: Vec<f64>,
     /// Processor seconds that the broker used in all runs.
     pub cpu_seconds: f64,
-    /// Amount done in these seconds, counted as in `what`; `None`: not counted.
+    /// The work done in these seconds, counted as in `what`; `None`: not counted.
     pub done: Option<u64>,
     /// Processors that other programs kept busy during the worst of the runs; `None`: it does not matter here.
     pub disturbance: Option<f64>,
 }
 
 impl Figure {
-    /// A figure without values yet. Other brokers promised nothing.
+    /// A figure without values. Other brokers have no goal.
     pub fn new(scenario: &'static str, broker: &'static str, what: &'static str, goal: Goal) -> Self {
         let goal = if broker == "mqcore" { goal } else { Goal::None };
         Self {
@@ -68,20 +68,20 @@ impl Figure {
         }
     }
 
-    /// The one in the middle.
+    /// The median.
     pub fn median(&self) -> f64 {
         let mut values = self.values.clone();
         values.sort_unstable_by(f64::total_cmp);
         values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
-    /// Whether the promise is kept.
+    /// Whether the goal is reached.
     pub fn is_met(&self) -> bool {
         self.goal.is_met(self.median())
     }
 
-    /// Nanoseconds of the broker's processor time, system calls among them, for each that it did: what it leaves to others
-    /// on a machine that it shares with them.
+    /// Nanoseconds of the broker's processor time per unit of work, including system calls: the load that it puts on
+    /// a shared machine.
     pub fn cpu_ns_each(&self) -> Option<f64> {
         self.done.filter(|done| *done > 0).map(|done| self.cpu_seconds * 1e9 / done as f64)
     }
@@ -93,7 +93,7 @@ impl Figure {
     }
 }
 
-/// mqcore's figure divided by that of another broker, where there is one.
+/// mqcore's figure divided by that of another broker, if there is one.
 fn ratio(figure: &Figure, figures: &[Figure]) -> Option<f64> {
     let same = |other: &&Figure| {
         other.broker == "mqcore" && other.scenario == figure.scenario && other.what == figure.what
@@ -154,7 +154,7 @@ pub fn table(figures: &[Figure]) -> String {
     text
 }
 
-/// The same for programs.
+/// The figures for programs.
 pub fn json(figures: &[Figure]) -> Value {
     let values: Vec<Value> = figures
         .iter()
@@ -177,7 +177,7 @@ pub fn json(figures: &[Figure]) -> Value {
     json!({"figures": values})
 }
 
-/// A number as people read it: whole from a hundred on, with commas.
+/// A number for people: without decimals from a hundred on, with commas.
 fn number(value: f64) -> String {
     if value.abs() < 100.0 {
         return format!("{value:.1}");

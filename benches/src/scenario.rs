@@ -1,4 +1,4 @@
-//! Scenarios by the question that each answers, and their goals.
+//! Scenarios, each answering one question, and their goals.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::{
     backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, schedules, work_queue,
 };
 
-/// How a measurement is to be run.
+/// Options of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// How long each run is measured.
@@ -61,7 +61,7 @@ pub enum Scenario {
     RoundRobinAck,
     /// 10,000 messages a second, open loop.
     Latency,
-    /// 10,000 clients that say nothing.
+    /// 10,000 idle clients.
     IdleConnections,
     /// A million messages without consumers.
     StoredMillion,
@@ -89,12 +89,12 @@ pub enum Scenario {
     LimitsExpiry,
     /// The work of [`Scenario::LimitsPipeline`] with limits that survive.
     LimitsPersist,
-    /// A million schedules of jobs, saved, of which a thousand are due in each second.
+    /// A million saved schedules of jobs, of which a thousand are due in each second.
     SchedulesMillion,
 }
 
 impl Scenario {
-    /// All of them.
+    /// All scenarios.
     pub const ALL: [Self; 23] = [
         Self::Broadcast1To1,
         Self::Broadcast1To100,
@@ -150,12 +150,12 @@ impl Scenario {
         }
     }
 
-    /// The scenario of this name.
+    /// The scenario with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scenario| scenario.name() == name)
     }
 
-    /// Measures it.
+    /// Runs it.
     ///
     /// # Errors
     /// If a process does not start or a connection breaks.
@@ -241,7 +241,8 @@ impl Scenario {
         self.compared(plan, Status::Broadcast, names, measure)
     }
 
-    /// Measures mqcore, and other brokers if wanted: one run of each in turn, so that a disturbance hits all alike.
+    /// Measures mqcore and, if requested, other brokers: one run of each in turn, so that a disturbance affects all
+    /// equally.
     fn compared<const N: usize>(
         self,
         plan: Plan,

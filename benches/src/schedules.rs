@@ -1,7 +1,7 @@
-//! A million schedules that the broker keeps: what they cost in memory, and how late they run.
+//! A million schedules in the broker: their cost in memory, and how late they run.
 //!
-//! The intervals are spread over a thousand seconds, so a thousand schedules are due in each second; one worker takes their jobs
-//! and compares the due time that each carries with the clock.
+//! The intervals are spread over a thousand seconds, so a thousand schedules are due in each second. One worker
+//! receives their jobs and compares the due time in each with the clock.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -18,28 +18,28 @@ use crate::process::Process;
 /// Result of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Lateness {
-    /// Runs that came.
+    /// Runs that arrived.
     pub runs: u64,
-    /// Milliseconds between due time and worker, for half of them at most.
+    /// Median time from due to received, in milliseconds.
     pub p50: f64,
-    /// For 99 of 100.
+    /// 99th percentile.
     pub p99: f64,
-    /// For all.
+    /// Maximum.
     pub max: f64,
     /// Resident bytes of the whole broker with all schedules, before the first of them is due.
     pub bytes: u64,
-    /// Schedules a second that were taken.
+    /// Schedules accepted per second.
     pub taken: f64,
 }
 
-/// The first one is due so long after it was sent: by then all must be there.
+/// Time from sending the first schedule until it is due; by then all must be accepted.
 const FIRST: Duration = Duration::from_secs(40);
-/// Over so many milliseconds the others are spread.
+/// The others are spread over this time in milliseconds.
 const SPREAD_MS: u64 = 1_000_000;
-/// Schedules that are sent before one looks whether they have come: nothing tells.
+/// Schedules sent between two checks that they were accepted; the protocol has no confirmation.
 const CHUNK: u64 = 25_000;
 const SLOTS: usize = 4_096;
-/// How often the worker says that it is there.
+/// Interval between heartbeats of the worker.
 const BEAT: Duration = Duration::from_secs(2);
 const KEPT: &str = "mqcore_schedules";
 
@@ -53,10 +53,10 @@ fn heartbeat() -> Vec<u8> {
     bytes
 }
 
-/// Has `count` schedules kept and takes their runs for `duration`.
+/// Creates `count` schedules and receives their runs for `duration`.
 ///
 /// # Errors
-/// If a connection breaks, or if the broker does not take all schedules before the first of them is due.
+/// If a connection breaks, or the broker has not accepted all schedules before the first is due.
 pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Duration) -> io::Result<Lateness> {
     let mut worker = dealer(sockets.backend, "bench-worker")?;
     let mut bytes = Vec::new();
@@ -110,7 +110,7 @@ pub fn measure(process: &Process, sockets: Sockets, count: u64, duration: Durati
     Ok(Lateness { runs, p50, p99, max, bytes, taken })
 }
 
-/// How late each run comes, in milliseconds, for so long from the first one on.
+/// How late each run arrives, in milliseconds, from the first one on.
 fn take_runs(worker: &mut TcpStream, duration: Duration) -> io::Result<Vec<f64>> {
     let mut late = Vec::new();
     let mut input = Vec::new();

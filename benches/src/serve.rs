@@ -34,20 +34,20 @@ pub struct Saving {
     pub delivery_handler: String,
     /// The data directory.
     pub data_dir: PathBuf,
-    /// How the server treats lifecycle events of messages.
+    /// Whether lifecycle events are recorded.
     pub history: History,
-    /// Whether its limits survive.
+    /// Whether its limits are persistent.
     pub limits: bool,
 }
 
 /// How the server treats lifecycle events of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum History {
-    /// Nothing.
+    /// They are not recorded.
     Off,
-    /// They are noted in the journal.
+    /// They are recorded in the journal.
     Journal,
-    /// They are noted, and archived as Parquet.
+    /// They are recorded, and archived as Parquet.
     Archive,
 }
 
@@ -72,7 +72,7 @@ impl History {
 }
 
 impl Serve {
-    /// The arguments from which [`Serve::from_arguments`] makes this again.
+    /// The arguments from which [`Serve::from_arguments`] restores this value.
     pub fn arguments(&self) -> Vec<String> {
         let mut arguments = vec![
             self.status.as_str().into(),
@@ -89,7 +89,7 @@ impl Serve {
         arguments
     }
 
-    /// Reads what [`Serve::arguments`] wrote.
+    /// Parses the arguments of [`Serve::arguments`].
     pub fn from_arguments(arguments: &[String]) -> Option<Self> {
         let [status, acknowledge, shards, workers, saving @ ..] = arguments else { return None };
         let saving = match saving {
@@ -117,7 +117,7 @@ impl Serve {
     }
 }
 
-/// Serves. Prints one line of JSON with its addresses first.
+/// Serves. First prints one line of JSON with its addresses.
 ///
 /// # Errors
 /// If it cannot start.
@@ -148,7 +148,7 @@ pub fn serve(options: Serve) -> Result<(), Box<dyn Error>> {
         channel: ChannelOptions { queue, ..ChannelOptions::default() },
         auto_create_channels: true,
         auto_create_queues: true,
-        // Idle connections are measured by the ten thousand; they must not be pinged meanwhile.
+        // Ten thousand idle connections are measured; they must not be pinged meanwhile.
         ping_interval: Duration::from_secs(3600),
         ..Config::default()
     };

@@ -12,10 +12,10 @@ use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
 use crate::BODY_BYTES;
 use crate::wire::{Wire, connect};
 
-/// The channel that everything goes through.
+/// The channel of all messages.
 pub const CHANNEL: &str = "bench";
 
-/// Bytes of the ids that the generator gives its messages.
+/// Bytes of the IDs of generated messages.
 pub const ID_BYTES: usize = 8;
 
 /// Offset of the id in a frame whose payload length fits one byte.

@@ -9,7 +9,7 @@ use crate::durable::Scratch;
 use crate::eventmq::Sockets;
 use crate::process::Process;
 
-/// A router that runs, and what it keeps on disk.
+/// A running router and its directory.
 #[derive(Debug)]
 pub struct Router {
     /// Its process.
@@ -26,7 +26,7 @@ const NO_LOG: &str = "import logging\nlogging.disable(logging.CRITICAL)\n";
 /// Starts `program`, the `emq-router` of an environment that has the package.
 ///
 /// # Errors
-/// If it is not there, or does not start.
+/// If it does not exist or does not start.
 pub fn start(program: &str) -> io::Result<Router> {
     let directory = Scratch::new("emq-router")?;
     fs::write(directory.path().join("sitecustomize.py"), NO_LOG)?;

@@ -14,7 +14,7 @@ pub struct Redis {
     pub address: SocketAddr,
 }
 
-/// Starts one that keeps nothing on disk and never drops a slow subscriber of this size; `None` if none is installed.
+/// Starts one that saves nothing and never drops a slow subscriber of this size; `None` if none is installed.
 ///
 /// # Errors
 /// If it is installed and does not start.

@@ -80,7 +80,7 @@ fn the_oldest_files_go_until_the_rest_is_within_the_limit() {
 }
 
 #[test]
-fn what_retention_removed_is_not_archived_again() {
+fn removed_history_is_not_archived_again() {
     let disk = MemoryStorage::new(4);
     let mut archive = three_days(&disk);
     let reach = archive.archived(0, 77);

@@ -183,7 +183,7 @@ fn a_cache_replaces_and_its_readers_do_not_end_the_message() {
 }
 
 #[test]
-fn clearing_stopping_and_removing_a_queue_drop_what_is_in_it_as_erased() {
+fn clearing_stopping_and_removing_a_queue_drop_its_messages_as_erased() {
     let (mut w, p, a) = with_consumer(acknowledged(Status::Pull));
     let clear = Clear { high_priority: true, normal: true };
     w.publish(&p, "ch/1", "1");

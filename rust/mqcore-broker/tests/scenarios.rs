@@ -658,7 +658,7 @@ fn only_overridden_steps_are_asked() {
 }
 
 #[test]
-fn a_waiting_decision_holds_those_behind_it_in_its_own_queue_and_no_other() {
+fn a_pending_decision_delays_only_later_messages_of_its_queue() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
     let a = w.client("a");
@@ -963,7 +963,7 @@ fn a_slow_consumer_misses_broadcasts_is_passed_over_in_turns_and_closed_in_the_e
 // ---- Clients, direct messages, events --------------------------------------------------------------------
 
 #[test]
-fn client_ids_are_unique_among_those_connected() {
+fn client_ids_are_unique_among_connected_clients() {
     let mut w = World::new();
     let a = w.client("a");
     assert_eq!(w.introduce("a", true).unwrap_err().kind, RejectionKind::Busy);

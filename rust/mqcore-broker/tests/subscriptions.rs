@@ -108,7 +108,7 @@ fn workers() -> (World, Arc<Client>, Arc<Client>, Arc<Client>) {
 }
 
 #[test]
-fn subscriptions_share_a_queue_with_each_other_and_with_those_who_joined_its_channel() {
+fn subscriptions_share_a_queue_with_consumers_of_its_channel() {
     let (mut world, producer, one, two) = workers();
     world.join(&one, "jobs").unwrap();
     world.consume(&one, 7, AT_ONCE);

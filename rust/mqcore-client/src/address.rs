@@ -279,18 +279,18 @@ pub(crate) fn tls_options(query: &str) -> Result<Option<ClientTls>, String> {
 }
 
 fn percent_decoded(text: &str) -> Option<String> {
-    let mut octets = Vec::with_capacity(text.len());
+    let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
-    while let Some(octet) = rest.next() {
-        if octet == b'%' {
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
             let mut digit = || char::from(rest.next()?).to_digit(16);
             let (high, low) = (digit()?, digit()?);
-            octets.push((high * 16 + low) as u8);
+            bytes.push((high * 16 + low) as u8);
         } else {
-            octets.push(octet);
+            bytes.push(byte);
         }
     }
-    String::from_utf8(octets).ok()
+    String::from_utf8(bytes).ok()
 }
 
 impl fmt::Display for BrokerAddress {

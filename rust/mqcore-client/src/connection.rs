@@ -208,7 +208,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
     let Link { stream, mut input, .. } = link;
     let encrypted = matches!(stream, Stream::Tls(_));
     let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
-    let (mut octets, mut written) = (Vec::new(), 0);
+    let (mut bytes, mut written) = (Vec::new(), 0);
     // TLS may still buffer written data.
     let mut unflushed = false;
     let mut timers = Timers::new();
@@ -216,11 +216,11 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
         return End::Lost(cause);
     }
     loop {
-        if written == octets.len() {
+        if written == bytes.len() {
             written = 0;
-            shared.take_output(&mut octets);
+            shared.take_output(&mut bytes);
         }
-        let (reading, closing) = match shared.outlook(octets.is_empty()) {
+        let (reading, closing) = match shared.outlook(bytes.is_empty()) {
             Outlook::Finished => {
                 // The broker has all data, so an error of the shutdown does not matter.
                 drop(writer.shutdown().await);
@@ -244,7 +244,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
                     return End::Lost(cause);
                 }
             }
-            wrote = write_or_flush(&mut writer, &octets[written..]), if unflushed || written < octets.len() => {
+            wrote = write_or_flush(&mut writer, &bytes[written..]), if unflushed || written < bytes.len() => {
                 match wrote {
                     Ok(count) => {
                         unflushed = encrypted && count > 0;
@@ -265,11 +265,11 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
 }
 
 /// Writes some of `bytes`; when there is nothing to write, sees to it that what was written leaves.
-async fn write_or_flush(writer: &mut WriteHalf<Stream>, octets: &[u8]) -> io::Result<usize> {
-    if octets.is_empty() {
+async fn write_or_flush(writer: &mut WriteHalf<Stream>, bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
         return writer.flush().await.map(|()| 0);
     }
-    writer.write(octets).await
+    writer.write(bytes).await
 }
 
 /// The next step of the connection task.
@@ -351,15 +351,15 @@ impl Shared {
     }
 
     /// Takes the output in exchange for the previous buffer.
-    fn take_output(&self, octets: &mut Vec<u8>) {
-        octets.clear();
+    fn take_output(&self, bytes: &mut Vec<u8>) {
+        bytes.clear();
         // Frees the memory of a burst.
-        octets.shrink_to(READ_BUFFER_KEPT_BYTES);
+        bytes.shrink_to(READ_BUFFER_KEPT_BYTES);
         let mut core = lock(&self.core);
-        core.conversation.take_output(octets);
-        let was_writing = std::mem::replace(&mut core.writing, !octets.is_empty());
+        core.conversation.take_output(bytes);
+        let was_writing = std::mem::replace(&mut core.writing, !bytes.is_empty());
         drop(core);
-        if !octets.is_empty() {
+        if !bytes.is_empty() {
             self.room.notify_waiters();
         } else if was_writing {
             self.written.notify_waiters();

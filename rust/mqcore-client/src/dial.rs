@@ -116,7 +116,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
             Protocol::Mqks => mqks::greeting::greet(stream, config, &address).await,
             Protocol::Micromessage => micromessage::greeting::greet(stream, config, &address).await,
             Protocol::Tmqp | Protocol::Throttr => {
-                let hello = hello_octets(config, endpoint.path(), &hello_id())?;
+                let hello = encode_hello(config, endpoint.path(), &hello_id())?;
                 shake_hands(stream, &hello, config, &address).await
             }
         }
@@ -128,7 +128,7 @@ pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Resul
 }
 
 /// The first bytes of a conversation.
-pub(crate) fn hello_octets(
+pub(crate) fn encode_hello(
     config: &ClientConfig,
     path: &str,
     message_id: &str,
@@ -264,13 +264,13 @@ impl AsyncRead for Stream {
 }
 
 impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, octets: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Tcp(stream) => Pin::new(stream).poll_write(context, octets),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, octets),
+            Self::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
             #[cfg(unix)]
-            Self::Unix(stream) => Pin::new(stream).poll_write(context, octets),
-            Self::Local(stream) => Pin::new(stream).poll_write(context, octets),
+            Self::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Local(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -312,12 +312,12 @@ mod tests {
             token: Some("tok".into()),
             ..ClientConfig::default()
         };
-        let octets = hello_octets(&config, "/path", "id-001").unwrap();
+        let bytes = encode_hello(&config, "/path", "id-001").unwrap();
         let lines = include_str!("../../../tests/vectors/tmqp.jsonl").lines();
         let mut vectors = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         let vector = vectors.find(|vector| vector["name"] == "V06").unwrap();
         let expected = [&PREAMBLE[..], &unhex(vector["hex"].as_str().unwrap())].concat();
-        assert_eq!(octets, expected);
+        assert_eq!(bytes, expected);
     }
 
     #[test]

@@ -130,10 +130,10 @@ impl Dialogue {
     }
 
     /// Takes all output, in exchange for an empty buffer.
-    pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
+    pub(crate) fn take_output(&mut self, bytes: &mut Vec<u8>) {
         match self {
-            Self::Micromessage(conversation) => conversation.take_output(octets),
-            Self::Tmqp(_) | Self::Mqks(_) => std::mem::swap(self.output(), octets),
+            Self::Micromessage(conversation) => conversation.take_output(bytes),
+            Self::Tmqp(_) | Self::Mqks(_) => std::mem::swap(self.output(), bytes),
         }
     }
 

@@ -62,7 +62,7 @@ impl Default for ThrottrConfig {
 #[derive(Debug)]
 pub struct Questions {
     address: ThrottrAddress,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     expected: VecDeque<Expected>,
     subscribes: Vec<Box<[u8]>>,
     unsubscribes: Vec<Box<[u8]>>,
@@ -88,7 +88,7 @@ impl Questions {
     /// needs [`Questions::push_all`], and for `Event`, which clients cannot send.
     pub fn push(&mut self, request: &ThrottrRequest<'_>) -> Result<(), ClientError> {
         let expected = self.expected_of(request)?;
-        encode(request, self.address.dialect, &mut self.octets).map_err(too_long)?;
+        encode(request, self.address.dialect, &mut self.bytes).map_err(too_long)?;
         match request {
             ThrottrRequest::Subscribe { channel } => self.subscribes.push((*channel).into()),
             ThrottrRequest::Unsubscribe { channel } => self.unsubscribes.push((*channel).into()),
@@ -106,7 +106,7 @@ impl Questions {
         if rules.is_empty() {
             return Err(ClientError::invalid("rules", "give at least one rule"));
         }
-        encode_consume_all(mode, rules, self.address.dialect, &mut self.octets).map_err(too_long)?;
+        encode_consume_all(mode, rules, self.address.dialect, &mut self.bytes).map_err(too_long)?;
         self.expected.push_back(Expected::Verdicts);
         Ok(())
     }
@@ -179,7 +179,7 @@ impl ThrottrClient {
     pub fn questions(&self) -> Questions {
         Questions {
             address: self.address.clone(),
-            octets: Vec::new(),
+            bytes: Vec::new(),
             expected: VecDeque::new(),
             subscribes: Vec::new(),
             unsubscribes: Vec::new(),

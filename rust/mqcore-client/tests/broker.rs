@@ -104,7 +104,7 @@ async fn pulling_leaves_the_rest_and_repeats_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_an_error_that_names_it() {
+async fn a_missing_queue_is_an_error_that_names_it() {
     let server = broker().await;
     let client = over_tcp(&server).await;
     let nowhere = QueueAddress::new("nowhere", 9).unwrap();
@@ -126,7 +126,7 @@ fn settle_all(batch: &[Delivered]) -> usize {
 /// A message that arrives while its consumer is dropped has no owner: the client must requeue it before the
 /// acknowledgement timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_arrives_while_a_consumer_is_dropped_is_handed_back() {
+async fn messages_that_arrive_while_a_consumer_is_dropped_are_requeued() {
     const MESSAGES: u32 = 4_000;
     let server = broker().await;
     let client = over_tcp(&server).await;

@@ -49,10 +49,10 @@ impl Broker {
     /// Accepts the next connection and performs the handshake.
     async fn accept(&mut self) -> Peer {
         let mut peer = self.next().await;
-        assert_eq!(peer.read_octets(8).await, PREAMBLE);
+        assert_eq!(peer.read_bytes(8).await, PREAMBLE);
         let hello = peer.read().await;
         assert_eq!((hello.kind(), hello.content_type()), (Kind::SERVER, 101));
-        peer.write_octets(&PREAMBLE).await;
+        peer.write_bytes(&PREAMBLE).await;
         peer.write(&Frame { content_type: 202, target: b"me", ..Frame::new(Kind::SERVER) }).await;
         peer
     }
@@ -63,7 +63,7 @@ impl Broker {
 }
 
 impl Peer {
-    async fn read_octets(&mut self, count: usize) -> Vec<u8> {
+    async fn read_bytes(&mut self, count: usize) -> Vec<u8> {
         while self.input.len() < count {
             assert!(self.stream.read_buf(&mut self.input).await.unwrap() > 0, "the client goes on");
         }
@@ -86,14 +86,14 @@ impl Peer {
         self.stream.read_buf(&mut self.input).await.unwrap_or(0) == 0
     }
 
-    async fn write_octets(&mut self, octets: &[u8]) {
-        self.stream.write_all(octets).await.unwrap();
+    async fn write_bytes(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
     }
 
     async fn write(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        encode(frame, &mut octets);
-        self.write_octets(&octets).await;
+        let mut bytes = Vec::new();
+        encode(frame, &mut bytes);
+        self.write_bytes(&bytes).await;
     }
 
     /// Reads a request and answers it.
@@ -129,8 +129,8 @@ fn soon() -> ClientConfig {
     ClientConfig { backoff, ..ClientConfig::default() }
 }
 
-fn text(octets: &[u8]) -> &str {
-    str::from_utf8(octets).unwrap()
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).unwrap()
 }
 
 #[tokio::test]
@@ -138,19 +138,19 @@ async fn the_handshake_may_come_in_pieces_with_traffic_behind_it() {
     let (transport, mut broker) = transport();
     let connecting = tokio::spawn(Client::connect(ClientConfig::default(), transport));
     let mut peer = broker.next().await;
-    peer.read_octets(8).await;
+    peer.read_bytes(8).await;
     peer.read().await;
-    let mut octets = PREAMBLE.to_vec();
+    let mut bytes = PREAMBLE.to_vec();
     let accepted = Frame { content_type: 202, target: b"given", ..Frame::new(Kind::SERVER) };
-    encode(&accepted, &mut octets);
-    octets.extend_from_slice(&PING);
-    for octet in octets {
-        peer.write_octets(&[octet]).await;
+    encode(&accepted, &mut bytes);
+    bytes.extend_from_slice(&PING);
+    for byte in bytes {
+        peer.write_bytes(&[byte]).await;
         tokio::task::yield_now().await;
     }
     let client = connecting.await.unwrap().unwrap();
     assert_eq!(client.id(), "given");
-    assert_eq!(peer.read_octets(8).await, PONG);
+    assert_eq!(peer.read_bytes(8).await, PONG);
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn a_refused_handshake_is_an_error_that_says_why() {
     let (transport, mut broker) = transport();
     let connecting = tokio::spawn(Client::connect(ClientConfig::default(), transport));
     let mut peer = broker.next().await;
-    peer.write_octets(&PREAMBLE).await;
+    peer.write_bytes(&PREAMBLE).await;
     let refused = Frame { content_type: 401, payload: b"no such token", ..Frame::new(Kind::SERVER) };
     peer.write(&refused).await;
     let error = connecting.await.unwrap().unwrap_err();
@@ -393,9 +393,9 @@ async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
     tokio::time::pause();
     let mut states = client.states();
     states.mark_unchanged();
-    assert_eq!(peer.read_octets(8).await, PING);
-    peer.write_octets(&PONG).await;
-    assert_eq!(peer.read_octets(8).await, PING);
+    assert_eq!(peer.read_bytes(8).await, PING);
+    peer.write_bytes(&PONG).await;
+    assert_eq!(peer.read_bytes(8).await, PING);
     assert!(!states.has_changed().unwrap());
     // Half open: nothing is refused, and no data arrives.
     let lost = states.wait_for(|state| matches!(state, ClientState::Waiting { .. })).await.unwrap().clone();
@@ -419,7 +419,7 @@ async fn a_client_that_cannot_read_still_shows_that_it_lives() {
     }
     tokio::time::pause();
     for _ in 0..3 {
-        assert_eq!(peer.read_octets(8).await, PING);
+        assert_eq!(peer.read_bytes(8).await, PING);
     }
     assert!(matches!(client.state(), ClientState::Connected { .. }));
     peer.deliver("m2", 1, false).await;
@@ -549,7 +549,7 @@ async fn the_connection_goes_with_the_last_handle() {
 async fn a_broken_frame_ends_the_connection_and_nothing_else() {
     let (client, mut broker, mut peer) = connect(soon()).await;
     // The frame announces headers without a length.
-    peer.write_octets(&[0x11, 0x30, 0, 0, 0, 0, 0, 0, 0, 0]).await;
+    peer.write_bytes(&[0x11, 0x30, 0, 0, 0, 0, 0, 0, 0, 0]).await;
     let _peer = broker.accept().await;
     let mut states = client.states();
     states.wait_for(|state| matches!(state, ClientState::Connected { .. })).await.unwrap();

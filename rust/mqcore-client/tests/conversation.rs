@@ -19,14 +19,14 @@ fn open() -> Names {
 
 /// The frames that were written since the last call.
 fn written(conversation: &mut Names) -> Vec<(Kind, u16, String, Vec<u8>)> {
-    let octets = std::mem::take(conversation.output());
+    let bytes = std::mem::take(conversation.output());
     let (mut at, mut frames) = (0, Vec::new());
-    while let Some((frame, size)) = decode(&octets[at..], &Limits::default()).unwrap() {
+    while let Some((frame, size)) = decode(&bytes[at..], &Limits::default()).unwrap() {
         let target = String::from_utf8(frame.target.to_vec()).unwrap();
         frames.push((frame.kind, frame.content_type, target, frame.id.to_vec()));
         at += size;
     }
-    assert_eq!(at, octets.len());
+    assert_eq!(at, bytes.len());
     frames
 }
 
@@ -66,7 +66,7 @@ fn request_id(id: &[u8], more: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_receipt_says_who_acknowledged() {
+fn a_receipt_names_the_sender_of_the_acknowledgement() {
     let mut conversation = open();
     let id = publish(&mut conversation, None, "a");
     let (who, result) = settled(conversation.receive(&acknowledgement(&id)));
@@ -147,7 +147,7 @@ fn new_ids_are_32_hex_digits_and_never_repeat() {
 }
 
 #[test]
-fn what_fits_no_frame_is_refused_and_nothing_is_written() {
+fn a_message_too_large_for_a_frame_is_rejected_and_not_written() {
     let limits = Limits { frame_bytes_max: 1024, ..Limits::default() };
     let mut conversation = Names::new(limits);
     conversation.opened("me");
@@ -190,7 +190,7 @@ fn a_cached_message_comes_as_a_response() {
 }
 
 #[test]
-fn a_pull_that_is_given_up_keeps_what_it_had_and_hands_back_the_rest() {
+fn a_cancelled_pull_keeps_received_messages_and_requeues_the_rest() {
     let mut conversation = open();
     let id = pull(&mut conversation, "p");
     let message = request_id(&id, "");

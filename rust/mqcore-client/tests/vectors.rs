@@ -17,11 +17,11 @@ fn vector(name: &str) -> Vec<u8> {
     let lines = include_str!("../../../tests/vectors/tmqp.jsonl").lines();
     let mut vectors = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
     let vector = vectors.find(|vector| vector["name"] == name).unwrap();
-    let mut octets = unhex(vector["hex"].as_str().unwrap());
+    let mut bytes = unhex(vector["hex"].as_str().unwrap());
     if let Some(size) = vector["body_size"].as_u64() {
-        octets.resize(octets.len() + size as usize, unhex(vector["body_fill"].as_str().unwrap())[0]);
+        bytes.resize(bytes.len() + size as usize, unhex(vector["body_fill"].as_str().unwrap())[0]);
     }
-    octets
+    bytes
 }
 
 fn unhex(hex: &str) -> Vec<u8> {
@@ -41,9 +41,9 @@ fn assert_writes(conversation: &mut Conversation<()>, name: &str) {
     let limits = Limits::default();
     let (theirs, _) = decode(&expected, &limits).unwrap().unwrap();
     let (ours, size) = decode(conversation.output(), &limits).unwrap().unwrap();
-    let mut octets = Vec::new();
-    encode(&Frame { id: theirs.id, ..ours }, &mut octets);
-    assert_eq!(octets, expected, "{name}: {ours:?} instead of {theirs:?}");
+    let mut bytes = Vec::new();
+    encode(&Frame { id: theirs.id, ..ours }, &mut bytes);
+    assert_eq!(bytes, expected, "{name}: {ours:?} instead of {theirs:?}");
     assert_eq!(size, conversation.output().len(), "{name}: one frame and nothing else");
     conversation.output().clear();
 }
@@ -65,9 +65,9 @@ fn joining_and_leaving_are_written_as_the_original_writes_them() {
     // This client does not wait for the answer to leaving, so that bit is clear; V13 is the same with it.
     conversation.give_up(&join);
     let (left, _) = decode(conversation.output(), &Limits::default()).unwrap().unwrap();
-    let mut octets = Vec::new();
-    encode(&Frame { pending_response: true, id: b"id-018", ..left }, &mut octets);
-    assert_eq!(octets, vector("V13"));
+    let mut bytes = Vec::new();
+    encode(&Frame { pending_response: true, id: b"id-018", ..left }, &mut bytes);
+    assert_eq!(bytes, vector("V13"));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn operations_are_written_as_the_original_writes_them() {
 }
 
 #[test]
-fn options_are_written_with_the_names_of_the_protocol_and_only_those_that_are_given() {
+fn given_options_are_written_with_the_names_of_the_protocol() {
     let options = QueueOptions { request_acknowledge: Some(true), ..QueueOptions::default() };
     assert_eq!(serde_json::to_string(&options).unwrap(), r#"{"RequestAcknowledge":true}"#);
     assert_eq!(serde_json::to_string(&QueueOptions::default()).unwrap(), "{}");

@@ -321,7 +321,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn what_was_synced_survives_every_crash_and_of_the_rest_only_a_beginning() {
+fn synced_records_survive_every_crash_with_a_prefix_of_the_rest() {
     let seeds = mqcore_testkit::seeds(1_000, 10_000);
     let failed = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)

@@ -313,7 +313,7 @@ fn a_newer_version_and_another_shard_are_refused_untouched() {
 }
 
 #[test]
-fn a_report_says_in_words_what_is_lost() {
+fn a_report_describes_lost_records() {
     let sample = sample(true);
     let (_, at) = place(&sample.files, &payload(8));
     let mut files = sample.files.clone();

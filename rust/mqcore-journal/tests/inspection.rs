@@ -35,7 +35,7 @@ fn damage(disk: &MemoryStorage, chance: &mut Random) {
 }
 
 #[test]
-fn looking_sees_what_opening_finds_and_changes_nothing() {
+fn inspection_agrees_with_opening_and_changes_nothing() {
     let mut damaged = 0;
     let seeds = mqcore_testkit::seeds(200, 2_000);
     for seed in seeds.clone() {

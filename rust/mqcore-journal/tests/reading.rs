@@ -73,7 +73,7 @@ fn housekeeping_between_locating_and_reading_takes_nothing_away() {
 }
 
 #[test]
-fn what_is_written_and_synced_between_locating_and_reading_is_read_as_it_was() {
+fn writes_between_locating_and_reading_do_not_affect_the_read() {
     let mut journal = filled(MemoryStorage::new(4), 60);
     let wanted: Vec<u64> = (0..60).collect();
     let located = journal.locate(&wanted);

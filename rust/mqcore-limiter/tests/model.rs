@@ -484,7 +484,7 @@ fn a_bucket_refills_evenly_and_allows_its_whole_limit_at_once() {
 }
 
 #[test]
-fn a_bucket_whose_rule_changes_keeps_what_was_taken() {
+fn a_bucket_whose_rule_changes_keeps_its_consumption() {
     let store = store();
     let take = |limit, cost, seconds, now| {
         let verdict =
@@ -502,7 +502,7 @@ fn a_bucket_whose_rule_changes_keeps_what_was_taken() {
 }
 
 #[test]
-fn what_was_taken_can_be_given_back_and_no_more() {
+fn refunds_are_limited_to_the_consumption() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
         let store = store();
         let five = rule(algorithm, 10, 5, 60);
@@ -558,7 +558,7 @@ fn several_keys_are_spent_together_or_not_at_all() {
 }
 
 #[test]
-fn a_rule_does_not_touch_what_another_kind_holds() {
+fn a_rule_does_not_change_an_entry_of_another_kind() {
     let store = store();
     store.set(b"buffer", b"value", false, Ttl { unit: SECONDS, amount: 60 }, at(1));
     store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), ConsumeMode::Take, 64, at(1)).unwrap();
@@ -712,7 +712,7 @@ fn threads_that_spend_from_several_keys_neither_overspend_nor_wait_for_each_othe
 }
 
 #[test]
-fn a_listing_sees_what_was_there_all_the_time_whatever_comes_and_goes() {
+fn a_listing_contains_every_entry_that_exists_throughout() {
     let store = store();
     let ttl = Ttl { unit: SECONDS, amount: 3600 };
     for number in 0..5000_u32 {
@@ -734,7 +734,7 @@ fn a_listing_sees_what_was_there_all_the_time_whatever_comes_and_goes() {
 }
 
 #[test]
-fn what_a_rule_makes_of_an_expired_entry_is_a_new_one() {
+fn a_rule_on_an_expired_entry_creates_a_new_one() {
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::Gcra] {
         let store = store();
         let take = |key: &[u8], now| {
@@ -803,7 +803,7 @@ fn changes_of_non_persistent_entries_are_not_reported() {
 }
 
 #[test]
-fn what_waits_to_be_fetched_is_bounded_by_what_is_stored_however_much_comes_and_goes() {
+fn pending_changes_are_bounded_by_the_stored_entries() {
     let store = store();
     store.watch_changes();
     let ttl = Ttl { unit: SECONDS, amount: 60 };

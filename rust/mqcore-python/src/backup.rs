@@ -74,9 +74,9 @@ impl ZstdWriter {
         Ok(Self { encoder: Mutex::new(Some(encoder)) })
     }
 
-    fn write(&self, py: Python<'_>, octets: &[u8]) -> PyResult<()> {
+    fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
         py.detach(|| match lock(&self.encoder).as_mut() {
-            Some(encoder) => encoder.write_all(octets),
+            Some(encoder) => encoder.write_all(bytes),
             None => Err(std::io::Error::other("the file is closed")),
         })
         .map_err(failed)
@@ -115,9 +115,9 @@ impl ZstdReader {
 
 fn read_up_to(source: &mut impl Read, size: usize) -> std::io::Result<Vec<u8>> {
     let size = size.min(READ_MAX);
-    let mut octets = Vec::with_capacity(size);
-    source.take(size as u64).read_to_end(&mut octets)?;
-    Ok(octets)
+    let mut bytes = Vec::with_capacity(size);
+    source.take(size as u64).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// With the system's error number, by which callers detect a full disk.

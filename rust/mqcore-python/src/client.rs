@@ -257,7 +257,7 @@ impl Client {
     #[getter]
     fn extensions(&self) -> PyResult<Vec<(String, Pairs)>> {
         let agreement = self.core.get()?.agreement().map_err(error::client)?;
-        let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let extension = |extension: &Extension<'_>| {
             let properties = extension.properties.iter();
             // Tokens are secret.

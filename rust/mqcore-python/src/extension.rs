@@ -207,17 +207,17 @@ impl ExtensionReply {
 
     /// Settles with the handler's result: `None`, one payload, or several. Raises for anything else.
     fn settle(&self, result: &Bound<'_, PyAny>) -> PyResult<()> {
-        let octets = |payload: &Bound<'_, PyAny>| -> Option<Vec<u8>> {
+        let bytes = |payload: &Bound<'_, PyAny>| -> Option<Vec<u8>> {
             Some(payload.cast::<PyBytes>().ok()?.as_bytes().to_vec())
         };
         let frames = if result.is_none() {
             Vec::new()
-        } else if let Some(payload) = octets(result) {
+        } else if let Some(payload) = bytes(result) {
             vec![payload]
         } else {
             let payloads = result.try_iter().map_err(|_| nonsense(result))?;
             payloads
-                .map(|payload| octets(&payload?).ok_or_else(|| nonsense(result)))
+                .map(|payload| bytes(&payload?).ok_or_else(|| nonsense(result)))
                 .collect::<PyResult<_>>()?
         };
         self.send(ExtensionAnswer::Frames(frames));

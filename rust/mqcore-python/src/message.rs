@@ -140,7 +140,7 @@ impl Headers {
         Self { text }
     }
 
-    fn octets(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         match &self.text {
             HeaderText::Message(message) => message.headers(),
             HeaderText::Received(received) => received.header_text(),
@@ -148,7 +148,7 @@ impl Headers {
     }
 
     fn pairs(&self) -> header::Pairs<'_> {
-        header::pairs(self.octets())
+        header::pairs(self.bytes())
     }
 
     /// Each key once, in its first spelling.
@@ -166,14 +166,14 @@ impl Headers {
 #[pymethods]
 impl Headers {
     fn __getitem__<'py>(&self, py: Python<'py>, key: &str) -> PyResult<Bound<'py, PyString>> {
-        match header::header_value(self.octets(), key) {
+        match header::header_value(self.bytes(), key) {
             Some(value) => Ok(text(py, value)),
             None => Err(PyKeyError::new_err(key.to_owned())),
         }
     }
 
     fn __contains__(&self, key: &Bound<'_, PyAny>) -> bool {
-        key.extract::<&str>().is_ok_and(|key| header::header_value(self.octets(), key).is_some())
+        key.extract::<&str>().is_ok_and(|key| header::header_value(self.bytes(), key).is_some())
     }
 
     fn __len__(&self) -> usize {
@@ -191,7 +191,7 @@ impl Headers {
         key: &str,
         default: Option<Bound<'py, PyAny>>,
     ) -> Option<Bound<'py, PyAny>> {
-        match header::header_value(self.octets(), key) {
+        match header::header_value(self.bytes(), key) {
             Some(value) => Some(text(py, value).into_any()),
             None => default,
         }
@@ -235,9 +235,9 @@ impl Headers {
 
 /// Names and header values are UTF-8 by the protocol. Invalid bytes become U+FFFD, so that a peer's bad text does not
 /// prevent a handler from deciding.
-pub(crate) fn text<'py>(py: Python<'py>, octets: &[u8]) -> Bound<'py, PyString> {
-    match std::str::from_utf8(octets) {
+pub(crate) fn text<'py>(py: Python<'py>, bytes: &[u8]) -> Bound<'py, PyString> {
+    match std::str::from_utf8(bytes) {
         Ok(text) => PyString::new(py, text),
-        Err(_) => PyString::new(py, &String::from_utf8_lossy(octets)),
+        Err(_) => PyString::new(py, &String::from_utf8_lossy(bytes)),
     }
 }

@@ -122,27 +122,27 @@ impl Store {
     }
 
     fn apply(&self, key: &Bound<'_, PyAny>, rule: &Rule, mode: ConsumeMode) -> PyResult<Verdict> {
-        let octets = octets(key)?;
-        let verdict = self.limiter.consume(octets, rule, mode, BITS, self.now());
+        let bytes = bytes(key)?;
+        let verdict = self.limiter.consume(bytes, rule, mode, BITS, self.now());
         verdict.map(Verdict::of).map_err(error::rule)
     }
 }
 
 /// The bytes of a key, without a copy.
-fn octets<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
-    let octets = match key.cast::<PyString>() {
+fn bytes<'a>(key: &'a Bound<'_, PyAny>) -> PyResult<&'a [u8]> {
+    let bytes = match key.cast::<PyString>() {
         Ok(text) => text.to_str()?.as_bytes(),
         Err(_) => match key.cast::<PyBytes>() {
-            Ok(octets) => octets.as_bytes(),
+            Ok(bytes) => bytes.as_bytes(),
             Err(_) => return Err(InvalidArgument::new_err("a key must be text or bytes")),
         },
     };
-    if octets.len() > KEY_BYTES_MAX {
+    if bytes.len() > KEY_BYTES_MAX {
         let words =
-            format!("a key of {} bytes exceeds the limit of {KEY_BYTES_MAX}; use a hash of it", octets.len());
+            format!("a key of {} bytes exceeds the limit of {KEY_BYTES_MAX}; use a hash of it", bytes.len());
         return Err(InvalidArgument::new_err(words));
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 fn algorithm(number: u8) -> PyResult<Algorithm> {
@@ -205,7 +205,7 @@ impl LimitStore {
         let mode = mode(number)?;
         let requests: Vec<(&[u8], Rule)> = parts
             .iter()
-            .map(|(key, rule, cost)| Ok((octets(key)?, Rule { cost: *cost, ..rule.get().rule })))
+            .map(|(key, rule, cost)| Ok((bytes(key)?, Rule { cost: *cost, ..rule.get().rule })))
             .collect::<PyResult<_>>()?;
         let mut verdicts = Vec::with_capacity(requests.len());
         let allowed = self.0.limiter.consume_all(&requests, mode, BITS, self.0.now(), &mut verdicts);
@@ -215,7 +215,7 @@ impl LimitStore {
 
     /// Resets the usage of a key.
     fn purge(&self, key: &Bound<'_, PyAny>) -> PyResult<bool> {
-        Ok(self.0.limiter.purge(octets(key)?, self.0.now()))
+        Ok(self.0.limiter.purge(bytes(key)?, self.0.now()))
     }
 
     fn __len__(&self) -> usize {

@@ -126,9 +126,9 @@ impl Walk {
 /// FNV-1a over everything that determines the order. It is stable across versions, because files store it.
 fn fingerprint(queues: &[(usize, QueuePositions)]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut take = |octets: &[u8]| {
-        for octet in octets {
-            hash = (hash ^ u64::from(*octet)).wrapping_mul(0x0100_0000_01b3);
+    let mut take = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
     };
     for (shard, queue) in queues {

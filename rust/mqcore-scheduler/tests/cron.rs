@@ -27,7 +27,7 @@ fn following(cron: &str, name: &str, from: &str, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn expressions_mean_what_cronsim_says_around_changes_of_clocks() {
+fn expressions_agree_with_cronsim_around_clock_changes() {
     let lines = include_str!("../../../tests/vectors/cron.jsonl");
     let mut wrong = Vec::new();
     let mut compared = 0;
@@ -63,7 +63,7 @@ fn times_of_the_day_happen_once_when_clocks_are_turned() {
 }
 
 #[test]
-fn what_follows_the_clock_happens_as_often_as_it_is_shown() {
+fn runs_happen_once_for_each_time_that_the_clock_shows_them() {
     let autumn = following("30 * * * *", "Europe/Berlin", "2026-10-24T23:40:00Z", 3);
     assert_eq!(autumn, ["10-25 02:30:00 +0200", "10-25 02:30:00 +0100", "10-25 03:30:00 +0100"]);
     let spring = following("0 30 2 * * *", "Europe/Berlin", "2026-03-28T12:00:00Z", 1);
@@ -96,7 +96,7 @@ fn rare_days_are_found_and_impossible_ones_are_not() {
 }
 
 #[test]
-fn what_means_nothing_is_refused_with_the_field_named() {
+fn invalid_expressions_are_rejected_with_the_name_of_the_field() {
     for (text, field) in [
         ("60 * * * *", "minute"),
         ("* 24 * * *", "hour"),

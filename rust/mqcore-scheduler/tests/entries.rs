@@ -70,7 +70,7 @@ fn an_interval_keeps_its_grid_however_late_it_is_looked_at() {
 }
 
 #[test]
-fn what_was_missed_is_left_out_or_happens_as_is_planned() {
+fn missed_runs_are_skipped_or_caught_up_as_configured() {
     for when in [Recurrence::Every(HOUR), hourly()] {
         let later = START + 5 * HOUR + 2_000;
         let mut none = with(plan(when.clone(), CatchUp::None));
@@ -122,7 +122,7 @@ fn a_set_clock_is_distinguished_from_a_running_or_slewed_one() {
 }
 
 #[test]
-fn a_clock_that_is_set_forward_lets_what_was_jumped_over_happen_as_is_planned() {
+fn runs_skipped_by_a_clock_set_forward_are_caught_up_as_configured() {
     for (catch_up, expected) in
         [(CatchUp::None, vec![]), (CatchUp::Latest, vec![5]), (CatchUp::All, vec![1, 2, 3, 4, 5])]
     {
@@ -230,7 +230,7 @@ fn entries_that_come_and_go_leave_nothing_behind() {
     }
     assert_eq!(scheduler.len(), 10);
     let shown = format!("{scheduler:?}").len();
-    assert!(shown < 100_000, "it still knows {shown} octets about ten entries");
+    assert!(shown < 100_000, "it still knows {shown} bytes about ten entries");
     let next: Vec<_> = scheduler.upcoming(3).iter().map(|entry| entry.what).collect();
     assert_eq!(next, [99_990, 99_991, 99_992]);
 }
@@ -292,19 +292,19 @@ proptest! {
 
     #[test]
     fn records_bring_plans_and_states_back(plan in plans(), due_ms: u64, fence: u64, left: u32) {
-        let mut octets = Vec::new();
-        encode_plan(&id(9), &plan, &mut octets);
-        octets.extend_from_slice(b"rest");
+        let mut bytes = Vec::new();
+        encode_plan(&id(9), &plan, &mut bytes);
+        bytes.extend_from_slice(b"rest");
         let zones = TimeZoneDatabase::bundled();
         let mut find = |text: &str, zone: &str| CronInZone::new(text, zone, &zones).map(Arc::new);
-        let (found, back, rest) = decode_plan(&octets, &mut find).expect("just written");
+        let (found, back, rest) = decode_plan(&bytes, &mut find).expect("just written");
         prop_assert_eq!((found, rest), (id(9), &b"rest"[..]));
         prop_assert_eq!(format!("{:?}", back), format!("{:?}", plan));
-        for cut in 0..octets.len() - 4 {
-            prop_assert!(decode_plan(&octets[..cut], &mut find).is_err());
+        for cut in 0..bytes.len() - 4 {
+            prop_assert!(decode_plan(&bytes[..cut], &mut find).is_err());
         }
-        octets[0] = 2;
-        prop_assert_eq!(decode_plan(&octets, &mut find).err(), Some(ScheduleDecodeError::Version(2)));
+        bytes[0] = 2;
+        prop_assert_eq!(decode_plan(&bytes, &mut find).err(), Some(ScheduleDecodeError::Version(2)));
         let state = PlanProgress { due_ms, fence, left: NonZeroU32::new(left) };
         prop_assert_eq!(PlanProgress::decode(&state.encode()), Ok(state));
     }

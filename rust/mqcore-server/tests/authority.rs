@@ -347,7 +347,7 @@ async fn elsewhere_than_on_loopback_one_listens_only_with_users_or_if_told_to() 
 }
 
 #[tokio::test]
-async fn peers_without_credentials_may_do_what_the_rules_for_them_say() {
+async fn peers_without_credentials_have_the_anonymous_permissions() {
     let scratch = Scratch::new();
     scratch.token("someone", &["*"]);
     let mut config = listening(&scratch);
@@ -467,7 +467,7 @@ where
 }
 
 #[tokio::test]
-async fn an_authenticator_decides_who_gets_in_and_silence_is_no() {
+async fn an_authenticator_decides_about_logins_and_a_timeout_rejects_them() {
     let scratch = Scratch::new();
     let (server, address, _) = with_authenticator(&scratch, true, Duration::ZERO, |asked| match asked {
         "login good" => {

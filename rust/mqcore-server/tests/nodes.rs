@@ -84,7 +84,7 @@ async fn client(server: &Server) -> Peer<tokio::io::DuplexStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_publishes_is_at_the_master_with_its_source_and_goes_no_further() {
+async fn messages_reach_the_upstream_with_their_source_and_no_further_broker() {
     let (top, middle_directory, bottom_directory) = (Directory::new(), Directory::new(), Directory::new());
     let top = start(config(Some(&top), named("top"))).await;
     let middle = start(config(Some(&middle_directory), downstream_of("middle", &[address(&top)]))).await;
@@ -197,7 +197,7 @@ async fn messages_are_kept_for_a_master_that_is_away_and_come_in_order_after_bot
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_keeping_what_is_published_while_a_master_is_away_stays_here() {
+async fn without_storage_messages_for_a_disconnected_upstream_are_not_forwarded() {
     let downstream = start(config(None, downstream_of("down", &["127.0.0.1:9".into()]))).await;
     client(&downstream).await.publish_confirmed("ch", "x").await;
     assert_eq!(bodies(&downstream, "ch").await, ["x"]);
@@ -278,7 +278,7 @@ async fn original_master(listener: &TcpListener) -> Peer<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_master_of_the_originals_sort_gets_plain_frames_and_again_what_it_did_not_read() {
+async fn an_original_upstream_receives_plain_frames_and_unread_ones_again() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let down = Directory::new();
     let there = listener.local_addr().expect("bound").to_string();
@@ -300,7 +300,7 @@ async fn a_master_of_the_originals_sort_gets_plain_frames_and_again_what_it_did_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_keeping_needs_is_said_at_the_start() {
+async fn missing_requirements_of_message_storage_are_reported_at_start() {
     let node = NodeConfig { keep_messages: true, ..downstream_of("down", &["127.0.0.1:9".into()]) };
     let refused = Server::start(config(None, node), Vec::new(), Arc::new(NoHandlers)).await;
     let expected =

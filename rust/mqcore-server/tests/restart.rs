@@ -51,7 +51,7 @@ async fn connect(server: &Server) -> Peer<DuplexStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_saved_is_there_after_a_restart_and_what_was_acknowledged_is_not() {
+async fn a_restart_keeps_saved_messages_and_not_acknowledged_ones() {
     let directory = Directory::new();
     let server = start(&directory, 2).await.expect("it starts");
     let mut peer = connect(&server).await;
@@ -112,7 +112,7 @@ async fn a_directory_of_something_else_is_refused_and_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn settle_waits_for_what_is_being_written() {
+async fn settle_waits_for_pending_writes() {
     let directory = Directory::new();
     let server = start(&directory, 1).await.expect("it starts");
     let mut peer = connect(&server).await;
@@ -154,8 +154,8 @@ fn archived(directory: &Path) -> (u64, u64) {
     let Ok(manifests) = std::fs::read_dir(directory.join("archive/_manifests")) else { return (0, 0) };
     let newest = manifests.filter_map(|entry| Some(entry.ok()?.path())).max();
     // Old ones are removed while this looks: then there is a newer one at the next look.
-    let Some(octets) = newest.and_then(|path| std::fs::read(path).ok()) else { return (0, 0) };
-    let manifest = Manifest::parse(&octets).expect("a manifest is whole or not there");
+    let Some(bytes) = newest.and_then(|path| std::fs::read(path).ok()) else { return (0, 0) };
+    let manifest = Manifest::parse(&bytes).expect("a manifest is whole or not there");
     let rows = |table: &str| {
         let files = manifest.files.iter().filter(|file| file.table == table);
         files

@@ -66,7 +66,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_one_client_publishes_another_receives_in_order() {
+async fn published_messages_are_received_in_order() {
     let server = start(config()).await;
     let mut consumer = dial(&server, "consumer").await;
     consumer.join("news").await;
@@ -83,7 +83,7 @@ async fn what_one_client_publishes_another_receives_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_order() {
+async fn messages_of_a_topic_reach_each_subscriber_once_and_in_order() {
     let server = start(config()).await;
     let mut by_name = dial(&server, "by-name").await;
     let mut by_mask = dial(&server, "by-mask").await;
@@ -93,15 +93,15 @@ async fn what_is_published_to_a_topic_reaches_all_its_subscribers_once_and_in_or
     local.join("@topic:news.*").await;
     local.join("@topic:news.eu").await;
     let mut producer = dial(&server, "producer").await;
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for number in 0..20_000_u32 {
         let payload = number.to_le_bytes();
         let frame =
             Frame { id: b"x", target: b"@topic:news.eu", payload: &payload, ..Frame::new(Kind::QUEUE) };
-        tmqp::encode(&frame, &mut octets);
+        tmqp::encode(&frame, &mut bytes);
     }
     let sending = tokio::spawn(async move {
-        producer.write(&octets).await;
+        producer.write(&bytes).await;
         producer
     });
     for number in 0..20_000_u32 {
@@ -146,21 +146,21 @@ async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
     let mut producer = dial(&server, "producer").await;
     let bodies: Vec<Vec<u8>> =
         [0, 1, 252, 253, 40_000, 65_536, 1_000_003, 5_000_000].map(|size| vec![7; size]).into();
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for body in &bodies {
         let frame = Frame { id: b"x", target: b"large", payload: body, ..Frame::new(Kind::QUEUE) };
-        tmqp::encode(&frame, &mut octets);
+        tmqp::encode(&frame, &mut bytes);
     }
     // The first frames byte by byte, the rest in pieces that match no frame.
-    let (slowly, rest) = octets.split_at(600);
-    for octet in slowly {
-        producer.write(&[*octet]).await;
+    let (slowly, rest) = bytes.split_at(600);
+    for byte in slowly {
+        producer.write(&[*byte]).await;
     }
     let reading = tokio::spawn(async move {
         let mut sizes = Vec::new();
         for _ in 0..8 {
             let received = consumer.receive().await.expect("it comes");
-            assert!(received.payload.iter().all(|octet| *octet == 7));
+            assert!(received.payload.iter().all(|byte| *byte == 7));
             sizes.push(received.payload.len());
         }
         sizes
@@ -174,18 +174,18 @@ async fn a_frame_may_come_in_any_pieces_and_be_larger_than_any_buffer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_published_before_a_connection_closed_is_delivered() {
+async fn messages_published_before_a_connection_closes_are_delivered() {
     let server = start(config()).await;
     let mut consumer = dial(&server, "consumer").await;
     consumer.join("last-words").await;
     let mut producer = dial(&server, "producer").await;
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for number in 0..20_000_u32 {
         let payload = number.to_le_bytes();
         let frame = Frame { id: b"x", target: b"last-words", payload: &payload, ..Frame::new(Kind::QUEUE) };
-        tmqp::encode(&frame, &mut octets);
+        tmqp::encode(&frame, &mut bytes);
     }
-    producer.write(&octets).await;
+    producer.write(&bytes).await;
     drop(producer);
     for number in 0..20_000_u32 {
         assert_eq!(consumer.receive().await.expect("it comes").payload, number.to_le_bytes());
@@ -380,7 +380,7 @@ async fn a_peer_that_asks_and_never_reads_is_bounded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_writes_what_is_on_its_way_says_goodbye_and_leaves_nothing() {
+async fn stop_writes_pending_output_and_goodbye_and_ends_all_tasks() {
     let server = start(config()).await;
     let mut consumer = dial(&server, "consumer").await;
     consumer.join("end").await;
@@ -410,7 +410,7 @@ async fn stop_writes_what_is_on_its_way_says_goodbye_and_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_under_load_does_not_wait_for_those_who_keep_publishing() {
+async fn a_stop_under_load_does_not_wait_for_active_producers() {
     let server = start(config()).await;
     let mut consumer = dial(&server, "consumer").await;
     consumer.join("flood").await;
@@ -419,13 +419,13 @@ async fn a_stop_under_load_does_not_wait_for_those_who_keep_publishing() {
     for number in 0..4 {
         let mut producer = dial(&server, &format!("producer-{number}")).await;
         producers.push(tokio::spawn(async move {
-            let mut octets = Vec::new();
+            let mut bytes = Vec::new();
             for _ in 0..100 {
                 let frame =
                     Frame { id: b"x", target: b"flood", payload: &[0; 128], ..Frame::new(Kind::QUEUE) };
-                tmqp::encode(&frame, &mut octets);
+                tmqp::encode(&frame, &mut bytes);
             }
-            while producer.stream.write_all(&octets).await.is_ok() {}
+            while producer.stream.write_all(&bytes).await.is_ok() {}
         }));
     }
     eventually("messages flow", async || {
@@ -593,12 +593,12 @@ async fn a_slow_upload_is_not_taken_for_a_dead_peer() {
     let mut peer = local(&server, "peer").await;
     peer.join("uploads").await;
     let payload = vec![7; 1 << 20];
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     tmqp::encode(
         &Frame { id: b"big", target: b"uploads", payload: &payload, ..Frame::new(Kind::QUEUE) },
-        &mut octets,
+        &mut bytes,
     );
-    for part in octets.chunks(octets.len() / 8 + 1) {
+    for part in bytes.chunks(bytes.len() / 8 + 1) {
         peer.write(part).await;
         server.settle().await;
         server.advance(Duration::from_secs(50));

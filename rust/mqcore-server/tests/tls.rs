@@ -129,12 +129,12 @@ async fn frame(stream: &mut TlsStream<TcpStream>, input: &mut Vec<u8>) -> (Kind,
 
 /// Shakes TMQP's hands too; answers with what came behind it.
 async fn welcome(stream: &mut TlsStream<TcpStream>) -> Vec<u8> {
-    let mut octets = PREAMBLE.to_vec();
+    let mut bytes = PREAMBLE.to_vec();
     let mut payload = Vec::new();
     hello::encode(&Hello::default(), &mut payload).expect("a plain Hello");
     let hello = Frame { content_type: operation::HELLO, payload: &payload, ..Frame::new(Kind::SERVER) };
-    tmqp::encode(&hello, &mut octets);
-    stream.write_all(&octets).await.expect("it reads");
+    tmqp::encode(&hello, &mut bytes);
+    stream.write_all(&bytes).await.expect("it reads");
     stream.flush().await.expect("it reads");
     let mut echo = [0; 8];
     timeout(PATIENCE, stream.read_exact(&mut echo)).await.expect("in time").expect("it answers");
@@ -166,7 +166,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_large_and_what_is_small_arrives_whole_through_tls() {
+async fn large_and_small_messages_arrive_complete_through_tls() {
     let authority = Authority::new();
     let server = start(config(listener(&authority.issue("server.pem", "server")))).await;
     assert!(server.listeners()[0].url().starts_with("tmqps://127.0.0.1:"));
@@ -180,17 +180,17 @@ async fn what_is_large_and_what_is_small_arrives_whole_through_tls() {
         pending_response: true,
         ..Frame::new(Kind::SERVER)
     };
-    let mut octets = Vec::new();
-    tmqp::encode(&join, &mut octets);
+    let mut bytes = Vec::new();
+    tmqp::encode(&join, &mut bytes);
     let sizes = [0, 1, 16_383, 16_384, 16_385, 4_000_003, 7, 20_000_000];
     let bodies: Vec<Vec<u8>> =
         sizes.iter().map(|size| (0..*size).map(|at| (at % 251) as u8).collect()).collect();
     for body in &bodies {
-        tmqp::encode(&Frame { target: b"large", payload: body, ..Frame::new(Kind::QUEUE) }, &mut octets);
+        tmqp::encode(&Frame { target: b"large", payload: body, ..Frame::new(Kind::QUEUE) }, &mut bytes);
     }
     let (mut reading, mut writing) = tokio::io::split(stream);
     let write = tokio::spawn(async move {
-        writing.write_all(&octets).await.expect("it reads");
+        writing.write_all(&bytes).await.expect("it reads");
         writing.flush().await.expect("it reads");
         writing
     });
@@ -209,13 +209,13 @@ async fn what_is_large_and_what_is_small_arrives_whole_through_tls() {
             assert_ne!(read.expect("it is open"), 0);
         }
     }
-    assert!(received == bodies, "every octet arrived, in order");
+    assert!(received == bodies, "every byte arrived, in order");
     drop(write.await.expect("all was written"));
     server.stop(Duration::ZERO).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_who_stall_in_handshakes_keep_no_client_out() {
+async fn stalled_handshakes_do_not_block_clients() {
     let authority = Authority::new();
     let config = Config {
         tls_handshakes_max: 4,

@@ -48,12 +48,12 @@ async fn start(path: &Path, options: &str) -> Result<Server, StartError> {
 /// Shakes hands, and answers with what came back first.
 async fn greet(path: &Path) -> [u8; 8] {
     let mut stream = UnixStream::connect(path).await.expect("it listens");
-    let mut octets = PREAMBLE.to_vec();
+    let mut bytes = PREAMBLE.to_vec();
     let mut payload = Vec::new();
     hello::encode(&Hello::default(), &mut payload).expect("a plain Hello");
     let hello = Frame { content_type: operation::HELLO, payload: &payload, ..Frame::new(Kind::SERVER) };
-    mqcore_wire::tmqp::encode(&hello, &mut octets);
-    stream.write_all(&octets).await.expect("it reads");
+    mqcore_wire::tmqp::encode(&hello, &mut bytes);
+    stream.write_all(&bytes).await.expect("it reads");
     let mut echo = [0; 8];
     tokio::time::timeout(Duration::from_secs(20), stream.read_exact(&mut echo))
         .await
@@ -74,7 +74,7 @@ async fn a_unix_socket_is_served_like_any_other_and_gone_with_its_server() {
 }
 
 #[tokio::test]
-async fn only_the_owner_may_connect_unless_the_url_says_who_else() {
+async fn only_the_owner_may_connect_unless_the_url_sets_a_mode() {
     let directory = Directory::new();
     let path = directory.socket();
     let mode = || std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o777;

@@ -456,7 +456,7 @@ fn probe_text(probe: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_libzmq_sent_gets_a_greeting_and_a_ready_whole_and_byte_by_byte() {
+fn bytes_of_libzmq_get_a_greeting_and_a_ready_in_any_split() {
     for vector in vectors("eventmq_zmtp.jsonl") {
         let bytes: Vec<u8> = vector["received"]
             .as_array()
@@ -615,7 +615,7 @@ fn a_client_that_closes_at_once_loses_no_job() {
 }
 
 #[test]
-fn result_goes_only_to_the_client_that_asked_for_it() {
+fn a_result_reaches_only_the_client_of_its_request() {
     let mut world = World::new(2);
     let worker = world.worker("", 3);
     let (one, two) = (world.client(), world.client());

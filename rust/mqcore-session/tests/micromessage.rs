@@ -213,7 +213,7 @@ fn a_message_of_a_queue_goes_to_one_receiver_in_order() {
 }
 
 #[test]
-fn a_message_of_a_topic_goes_to_all_who_subscribed_once_each() {
+fn a_topic_message_reaches_each_subscriber_once() {
     let mut world = World::new(3);
     let (one, two, sender) =
         (world.open("", "pub-sub"), world.open("", "pub-sub"), world.open("", "pub-sub"));
@@ -259,7 +259,7 @@ fn a_subscription_without_an_id_is_ended_by_its_destination() {
 }
 
 #[test]
-fn filters_let_pass_what_fits_one_subscription_of_several() {
+fn filters_pass_messages_that_match_any_subscription() {
     let mut world = World::new(2);
     let (peer, sender) = (world.open("", "pub-sub"), world.open("", ""));
     for (id, filter) in [("a", "price%3EN10%3Bregion%3DTeu"), ("b", "urgent%26Tyes")] {
@@ -481,7 +481,7 @@ fn numbers_of_messages_begin_again_with_1() {
 }
 
 #[test]
-fn what_is_sent_is_acknowledged_up_to_the_last_that_was_accepted() {
+fn messages_are_acknowledged_up_to_the_last_accepted_one() {
     for shards in [1, 3] {
         let mut world = World::new(shards);
         let receiver = world.open("", "pub-sub");
@@ -572,7 +572,7 @@ fn messages_of_topics_that_wait_for_acknowledgements_are_counted() {
 // ---- content ---------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_type_goes_with_each_message_to_those_who_know_types() {
+fn messages_carry_a_type_to_peers_that_support_types() {
     let mut world = World::new(1);
     let (knows, other) = (world.open("dotnet", "pub-sub"), world.open("", "pub-sub"));
     for peer in [knows, other] {
@@ -758,7 +758,7 @@ fn silent_peer_times_out_only_if_the_listener_has_a_timeout() {
 }
 
 #[test]
-fn what_a_peer_sent_before_it_closed_its_side_is_done_and_acknowledged() {
+fn input_before_a_half_close_is_handled_and_acknowledged() {
     let mut world = World::new(2);
     let receiver = world.open("", "pub-sub");
     world.send(receiver, &command("subscribe;destination=orders"));

@@ -317,7 +317,7 @@ fn failed_request_gets_an_error_number_and_a_logged_reason() {
 }
 
 #[test]
-fn what_a_peer_publishes_behind_its_consume_finds_the_queue() {
+fn a_publish_after_a_consume_finds_the_queue() {
     for last in [false, true] {
         let mut world = World::new(3);
         let peer = world.connect();

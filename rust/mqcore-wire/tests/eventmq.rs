@@ -24,21 +24,21 @@ fn unhex(text: &str) -> Vec<u8> {
 }
 
 /// The message of a vector as it stands on the wire.
-fn octets(vector: &Value) -> Vec<u8> {
+fn bytes(vector: &Value) -> Vec<u8> {
     let frames: Vec<_> =
         vector["frames"].as_array().unwrap().iter().map(|frame| unhex(frame.as_str().unwrap())).collect();
-    let mut octets = Vec::new();
-    encode_message(&frames.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    encode_message(&frames.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut bytes);
+    bytes
 }
 
-/// Parses the one message in `octets`.
-fn read<T>(octets: &[u8], case: Case, then: impl FnOnce(Result<EmqpMessage<'_>, EmqpError>) -> T) -> T {
+/// Parses the one message in `bytes`.
+fn read<T>(bytes: &[u8], case: Case, then: impl FnOnce(Result<EmqpMessage<'_>, EmqpError>) -> T) -> T {
     let mut decoder = ZmtpDecoder::new();
-    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(octets, &Limits::default()) else {
+    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(bytes, &Limits::default()) else {
         panic!("a message")
     };
-    assert_eq!(consumed, octets.len());
+    assert_eq!(consumed, bytes.len());
     then(parse(parts, case))
 }
 
@@ -48,10 +48,10 @@ fn case(vector: &Value) -> Case {
 
 /// The command's name, as the codec understood it.
 fn name(message: &EmqpMessage<'_>) -> String {
-    let mut octets = Vec::new();
-    message.encode(&mut octets);
+    let mut bytes = Vec::new();
+    message.encode(&mut bytes);
     let mut decoder = ZmtpDecoder::new();
-    let Ok(Some((Item::Message(parts), _))) = decoder.next(&octets, &Limits::default()) else {
+    let Ok(Some((Item::Message(parts), _))) = decoder.next(&bytes, &Limits::default()) else {
         panic!("a message")
     };
     String::from_utf8(parts.get(2).unwrap().to_vec()).unwrap()
@@ -61,7 +61,7 @@ fn name(message: &EmqpMessage<'_>) -> String {
 fn every_message_of_the_original_is_read_and_written_as_it_was() {
     let mut messages = 0;
     for vector in vectors().iter().filter(|vector| vector["kind"] == "message") {
-        let sent = octets(vector);
+        let sent = bytes(vector);
         eventmq_check::check(&sent);
         let word = vector["text"][2].as_str().unwrap();
         read(&sent, case(vector), |message| match message {
@@ -88,8 +88,8 @@ fn every_probe_is_read_or_refused_as_it_should() {
     let probes: Vec<_> = vectors.iter().filter(|vector| vector["kind"] == "probe").collect();
     assert_eq!(probes.len(), 32);
     for probe in probes {
-        eventmq_check::check(&octets(probe));
-        read(&octets(probe), case(probe), |message| {
+        eventmq_check::check(&bytes(probe));
+        read(&bytes(probe), case(probe), |message| {
             let found = message.as_ref().map(name).ok();
             assert_eq!(found.as_deref(), probe["command"].as_str(), "{}: {message:?}", probe["name"]);
         });
@@ -98,10 +98,10 @@ fn every_probe_is_read_or_refused_as_it_should() {
 
 #[test]
 fn a_heartbeat_tells_the_time_as_the_original_does() {
-    let mut octets = Vec::new();
-    encode_heartbeat(b"id", 1_795_216_278_089, &mut octets);
-    read(&octets, Case::Exact, |message| assert_eq!(message.unwrap().command, EmqpCommand::Heartbeat));
-    assert!(octets.ends_with(b"1795216278.089"));
+    let mut bytes = Vec::new();
+    encode_heartbeat(b"id", 1_795_216_278_089, &mut bytes);
+    read(&bytes, Case::Exact, |message| assert_eq!(message.unwrap().command, EmqpCommand::Heartbeat));
+    assert!(bytes.ends_with(b"1795216278.089"));
 }
 
 #[test]
@@ -213,9 +213,9 @@ fn names_beyond_their_limit_are_refused() {
         [b"", b"eMQP/1.0", b"PUBLISH", b"id", &long, b"", b"news"],
         [b"", b"eMQP/1.0", b"REPLY", b"id", b"{}", &long, b""],
     ] {
-        let mut octets = Vec::new();
-        encode_message(&frames, &mut octets);
-        read(&octets, Case::Any, |message| assert!(matches!(message, Err(EmqpError::NameTooLong { .. }))));
+        let mut bytes = Vec::new();
+        encode_message(&frames, &mut bytes);
+        read(&bytes, Case::Any, |message| assert!(matches!(message, Err(EmqpError::NameTooLong { .. }))));
     }
 }
 
@@ -251,15 +251,15 @@ fn frame() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_keep_the_promises(octets in prop::collection::vec(any::<u8>(), 0..200)) {
-        eventmq_check::check(&octets);
+    fn arbitrary_bytes_keep_the_promises(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        eventmq_check::check(&bytes);
     }
 
     #[test]
     fn any_frames_keep_the_promises(frames in prop::collection::vec(frame(), 1..10)) {
-        let mut octets = Vec::new();
-        encode_message(&frames.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut octets);
-        eventmq_check::check(&octets);
+        let mut bytes = Vec::new();
+        encode_message(&frames.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut bytes);
+        eventmq_check::check(&bytes);
     }
 
     #[test]

@@ -132,21 +132,21 @@ fn limits() -> impl Strategy<Value = Limits> {
 proptest! {
     #[test]
     fn a_frame_comes_back_as_it_was(frame in frame(), tail in vec(any::<u8>(), 0..20)) {
-        let octets = frame.encoded();
-        prop_assert_eq!(frame.borrow().encoded_size(), octets.len());
-        let input = [&octets[..], &tail].concat();
+        let bytes = frame.encoded();
+        prop_assert_eq!(frame.borrow().encoded_size(), bytes.len());
+        let input = [&bytes[..], &tail].concat();
         let found = decode(&input, &Limits::default());
-        prop_assert_eq!(found, Ok(Some((frame.borrow(), octets.len()))));
+        prop_assert_eq!(found, Ok(Some((frame.borrow(), bytes.len()))));
     }
 
     #[test]
     fn nothing_beyond_the_limits_is_accepted(frame in frame(), limits in limits()) {
-        let octets = frame.encoded();
+        let bytes = frame.encoded();
         let frame = frame.borrow();
-        let fits = octets.len() as u64 <= limits.frame_bytes_max
+        let fits = bytes.len() as u64 <= limits.frame_bytes_max
             && frame.headers.len() as u64 <= u64::from(limits.header_bytes_max);
-        match decode(&octets, &limits) {
-            Ok(found) => prop_assert!(fits && found == Some((frame, octets.len()))),
+        match decode(&bytes, &limits) {
+            Ok(found) => prop_assert!(fits && found == Some((frame, bytes.len()))),
             Err(WireError::TooLarge { .. }) => prop_assert!(!fits),
             Err(error) => prop_assert!(false, "{}", error),
         }
@@ -168,12 +168,12 @@ proptest! {
         damage in vec((any::<Index>(), any::<u8>()), 1..6),
         near_the_front in any::<bool>(),
     ) {
-        let mut octets = frame.encoded();
-        let reach = if near_the_front { 20.min(octets.len()) } else { octets.len() };
-        for (at, octet) in damage {
-            octets[at.index(reach)] = octet;
+        let mut bytes = frame.encoded();
+        let reach = if near_the_front { 20.min(bytes.len()) } else { bytes.len() };
+        for (at, byte) in damage {
+            bytes[at.index(reach)] = byte;
         }
-        tmqp_check::check(&octets);
+        tmqp_check::check(&bytes);
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Vector {
         self.0["kind"].as_str().unwrap()
     }
 
-    fn octets(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         let hex = self.0["hex"].as_str().unwrap();
         (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
     }
@@ -47,25 +47,25 @@ fn vectors(kinds: &[&str]) -> Vec<Vector> {
 
 fn vector(name: &str) -> Vec<u8> {
     let kinds = ["handshake", "error", "message", "fragment", "command", "extension", "bad"];
-    vectors(&kinds).iter().find(|vector| vector.name() == name).unwrap().octets()
+    vectors(&kinds).iter().find(|vector| vector.name() == name).unwrap().bytes()
 }
 
 #[test]
 fn every_frame_is_read_whole_in_pieces_and_with_others_behind_it_and_written_as_it_was() {
     for vector in vectors(&["error", "message", "fragment", "command", "extension"]) {
-        let octets = vector.octets();
+        let bytes = vector.bytes();
         let limits = Limits::default();
-        for end in 0..octets.len() {
-            assert_eq!(decode(&octets[..end], AGREED, &limits), Ok(None), "{} cut at {end}", vector.name());
+        for end in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..end], AGREED, &limits), Ok(None), "{} cut at {end}", vector.name());
         }
-        let longer = [&octets[..], TAIL].concat();
+        let longer = [&bytes[..], TAIL].concat();
         let (frame, size) = decode(&longer, AGREED, &limits).unwrap().unwrap();
-        assert_eq!(size, octets.len(), "{}", vector.name());
-        assert_eq!(decode(&octets, AGREED, &limits), Ok(Some((frame, size))));
+        assert_eq!(size, bytes.len(), "{}", vector.name());
+        assert_eq!(decode(&bytes, AGREED, &limits), Ok(Some((frame, size))));
         if vector.0["canonical"] != false {
             let mut again = Vec::new();
             encode(&frame, &mut again);
-            assert_eq!(again, octets, "{}", vector.name());
+            assert_eq!(again, bytes, "{}", vector.name());
         }
     }
 }
@@ -73,25 +73,20 @@ fn every_frame_is_read_whole_in_pieces_and_with_others_behind_it_and_written_as_
 #[test]
 fn every_handshake_is_read_whole_in_pieces_and_with_others_behind_it_and_written_as_it_was() {
     for vector in vectors(&["handshake"]) {
-        let octets = vector.octets();
+        let bytes = vector.bytes();
         let limits = Limits::default();
-        for end in 0..octets.len() {
-            assert_eq!(
-                handshake::decode(&octets[..end], &limits),
-                Ok(None),
-                "{} cut at {end}",
-                vector.name()
-            );
+        for end in 0..bytes.len() {
+            assert_eq!(handshake::decode(&bytes[..end], &limits), Ok(None), "{} cut at {end}", vector.name());
         }
-        let longer = [&octets[..], TAIL].concat();
+        let longer = [&bytes[..], TAIL].concat();
         let Some((HandshakeInput::Handshake(found), size)) = handshake::decode(&longer, &limits).unwrap()
         else {
             panic!("{} is a handshake", vector.name())
         };
-        assert_eq!(size, octets.len());
+        assert_eq!(size, bytes.len());
         let mut again = Vec::new();
         handshake::encode(&found, &mut again);
-        assert_eq!(again, octets, "{}", vector.name());
+        assert_eq!(again, bytes, "{}", vector.name());
         for list in [found.required, found.optional] {
             let mut again = Vec::new();
             handshake::encode_list(&handshake::parse_list(list).unwrap(), &mut again);
@@ -105,11 +100,11 @@ fn every_handshake_is_read_whole_in_pieces_and_with_others_behind_it_and_written
 fn a_bad_frame_fails_at_the_first_byte_that_makes_it_invalid() {
     for vector in vectors(&["bad"]) {
         let Some(fails_at) = vector.0["fails_at"].as_u64() else { continue };
-        let octets = vector.octets();
-        for end in 0..=octets.len() {
-            let found = decode(&octets[..end], AGREED, &Limits::default());
+        let bytes = vector.bytes();
+        for end in 0..=bytes.len() {
+            let found = decode(&bytes[..end], AGREED, &Limits::default());
             let fails = end as u64 >= fails_at;
-            assert_eq!(found.is_err(), fails, "{} with {end} octets: {found:?}", vector.name());
+            assert_eq!(found.is_err(), fails, "{} with {end} bytes: {found:?}", vector.name());
         }
     }
     assert!(command::parse(&vector("B8")[2..]).is_err());
@@ -149,9 +144,9 @@ fn a_message_in_parts_is_refused_when_all_together_are_too_large() {
 fn a_large_message_is_written_in_parts_of_a_mebibyte() {
     for (size, parts) in [(0, 1), (FRAGMENT_BYTES_MAX, 1), (FRAGMENT_BYTES_MAX + 1, 2), (3 << 20, 3)] {
         let payload = vec![b'p'; size];
-        let mut octets = Vec::new();
-        encode_split(9, b"q", b"k:N1;", &payload, &mut octets);
-        let (mut assembly, mut rest, mut found) = (Assembly::new(1 << 30), &octets[..], 0);
+        let mut bytes = Vec::new();
+        encode_split(9, b"q", b"k:N1;", &payload, &mut bytes);
+        let (mut assembly, mut rest, mut found) = (Assembly::new(1 << 30), &bytes[..], 0);
         let mut whole = Vec::new();
         while let Some((Frame::Message(frame), taken)) = decode(rest, 0, &Limits::default()).unwrap() {
             assert_eq!(frame.sequence, 9);
@@ -165,7 +160,7 @@ fn a_large_message_is_written_in_parts_of_a_mebibyte() {
                 Assembled::Unfinished => {}
             }
         }
-        assert!(whole == payload, "{size} octets come back");
+        assert!(whole == payload, "{size} bytes come back");
         assert_eq!(found, parts);
     }
 }
@@ -276,20 +271,20 @@ fn every_input_of_the_corpus_keeps_the_promises() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..300)) {
-        micromessage_check::check(&octets);
+    fn arbitrary_bytes_keep_the_promises(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        micromessage_check::check(&bytes);
     }
 
     #[test]
     fn damaged_frames_keep_the_promises(
-        which in 0..40_usize, at in any::<prop::sample::Index>(), octet in any::<u8>(),
+        which in 0..40_usize, at in any::<prop::sample::Index>(), byte in any::<u8>(),
     ) {
         let kinds = ["handshake", "error", "message", "fragment", "command", "extension", "bad"];
         let all = vectors(&kinds);
-        let mut octets = all[which % all.len()].octets();
-        let at = at.index(octets.len());
-        octets[at] = octet;
-        micromessage_check::check(&octets);
+        let mut bytes = all[which % all.len()].bytes();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        micromessage_check::check(&bytes);
     }
 
     #[test]

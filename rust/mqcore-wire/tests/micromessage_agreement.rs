@@ -88,7 +88,7 @@ fn of_several_serializers_the_last_message_names_one() {
 }
 
 #[test]
-fn a_server_replies_with_what_it_demands_and_what_it_can_of_the_wishes() {
+fn a_server_replies_with_its_demands_and_supported_wishes() {
     let same = |required: &str, optional: &str| Ok((required.to_owned(), optional.to_owned()));
     assert_eq!(answered(("", ""), ""), same("", "batch-ack:max-count=1000;pub-sub"));
     assert_eq!(answered(("json;pub-sub", "ack"), ""), same("", "ack"));
@@ -104,7 +104,7 @@ fn a_server_replies_with_what_it_demands_and_what_it_can_of_the_wishes() {
 }
 
 #[test]
-fn what_is_required_and_not_known_is_named() {
+fn an_unknown_required_extension_is_named() {
     for (required, why) in [
         ("microauth", "extension: unsupported microauth"),
         ("json;x-other", "extension: unsupported x-other"),
@@ -119,7 +119,7 @@ fn what_is_required_and_not_known_is_named() {
 }
 
 #[test]
-fn what_neither_side_offered_or_what_is_left_out_is_refused() {
+fn unoffered_and_missing_extensions_are_rejected() {
     let known = vendors();
     let abilities = abilities(&known);
     let (offer, answer) = (lists("json", "pub-sub"), lists("batch-ack:max-count=5", "pub-sub"));
@@ -178,7 +178,7 @@ fn the_smaller_window_holds_however_it_is_spelled() {
 }
 
 #[test]
-fn client_and_server_agree_on_what_is_required_and_what_both_like() {
+fn client_and_server_agree_on_required_and_common_extensions() {
     let (required, optional, agreement) =
         agreed(("json;x-note:v=1", "pub-sub;x-mqcore;tomorrow"), "dotnet").unwrap();
     assert_eq!((&*required, &*optional), ("json;x-note:v=1;dotnet", "pub-sub;x-mqcore"));
@@ -195,16 +195,16 @@ fn client_and_server_agree_on_what_is_required_and_what_both_like() {
 fn another_major_version_is_not_spoken_and_another_minor_one_is() {
     assert_eq!(check_version(&Handshake { minor: 9, ..handshake("", "") }), Ok(()));
     let failure = check_version(&Handshake { major: 2, ..handshake("", "") }).unwrap_err();
-    let mut octets = Vec::new();
-    failure.encode(&mut octets);
-    assert_eq!(octets, b"\x04\x1dversion: 2.0 is not supported");
+    let mut bytes = Vec::new();
+    failure.encode(&mut bytes);
+    assert_eq!(bytes, b"\x04\x1dversion: 2.0 is not supported");
 }
 
 #[test]
 fn the_text_of_an_error_has_at_most_255_bytes() {
-    let mut octets = Vec::new();
-    ProtocolFailure::new(ErrorToken::Internal, "\u{e9}".repeat(500)).encode(&mut octets);
-    let Ok(Some((Frame::Error { text }, _))) = decode(&octets, 0, &Limits::default()) else {
+    let mut bytes = Vec::new();
+    ProtocolFailure::new(ErrorToken::Internal, "\u{e9}".repeat(500)).encode(&mut bytes);
+    let Ok(Some((Frame::Error { text }, _))) = decode(&bytes, 0, &Limits::default()) else {
         panic!("an ERROR frame")
     };
     assert!(text.len() <= TEXT_BYTES_MAX && std::str::from_utf8(text).is_ok());
@@ -230,7 +230,7 @@ fn an_acknowledgement_covers_everything_before_it_also_across_the_wrap() {
 }
 
 #[test]
-fn what_was_not_sent_cannot_be_acknowledged() {
+fn an_unsent_message_cannot_be_acknowledged() {
     let mut sent = SendWindow::new(10);
     assert_eq!(settled(&mut sent, 1), Err(ErrorToken::Ack));
     for index in 0..7 {

@@ -164,8 +164,8 @@ fn word() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
-        mqks_check::check(&octets);
+    fn arbitrary_bytes_keep_the_promises(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        mqks_check::check(&bytes);
     }
 
     #[test]

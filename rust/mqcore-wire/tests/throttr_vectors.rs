@@ -72,13 +72,13 @@ fn for_each_request(mut then: impl FnMut(&str, Dialect, &[u8], ThrottrRequest<'_
 }
 
 /// Whole, with a tail, and cut everywhere.
-fn expect_request(id: &str, dialect: Dialect, octets: &[u8], expected: ThrottrRequest<'_>) {
+fn expect_request(id: &str, dialect: Dialect, bytes: &[u8], expected: ThrottrRequest<'_>) {
     let limits = Limits::default();
-    let found = Ok(Some((expected, octets.len())));
-    assert_eq!(request::decode(octets, dialect, &limits), found, "{id}");
-    assert_eq!(request::decode(&[octets, TAIL].concat(), dialect, &limits), found, "{id} with a tail");
-    for end in 0..octets.len() {
-        assert_eq!(request::decode(&octets[..end], dialect, &limits), Ok(None), "{id} cut at {end}");
+    let found = Ok(Some((expected, bytes.len())));
+    assert_eq!(request::decode(bytes, dialect, &limits), found, "{id}");
+    assert_eq!(request::decode(&[bytes, TAIL].concat(), dialect, &limits), found, "{id} with a tail");
+    for end in 0..bytes.len() {
+        assert_eq!(request::decode(&bytes[..end], dialect, &limits), Ok(None), "{id} cut at {end}");
     }
 }
 
@@ -90,11 +90,11 @@ fn all_dialogues_are_there() {
 #[test]
 fn every_request_is_found_whole_in_pieces_and_with_a_tail() {
     let mut requests = 0;
-    for_each_request(|id, dialect, octets, found| {
-        expect_request(id, dialect, octets, found);
+    for_each_request(|id, dialect, bytes, found| {
+        expect_request(id, dialect, bytes, found);
         let mut again = Vec::new();
         request::encode(&found, dialect, &mut again).unwrap();
-        assert_eq!(again, octets, "{id}");
+        assert_eq!(again, bytes, "{id}");
         requests += 1;
     });
     assert!(requests > 1000, "{requests}");
@@ -105,14 +105,14 @@ fn the_same_requests_in_other_widths_say_the_same() {
     for_each_request(|id, dialect, _, found| {
         for width in Width::ALL {
             let dialect = Dialect { width, ..dialect };
-            let mut octets = Vec::new();
-            if request::encode(&found, dialect, &mut octets).is_err() {
+            let mut bytes = Vec::new();
+            if request::encode(&found, dialect, &mut bytes).is_err() {
                 assert_eq!(width, Width::U8, "{id}: only long values do not fit");
-                assert!(octets.is_empty());
+                assert!(bytes.is_empty());
                 continue;
             }
-            let (derived, _) = request::decode(&octets, dialect, &Limits::default()).unwrap().unwrap();
-            expect_request(id, dialect, &octets, derived);
+            let (derived, _) = request::decode(&bytes, dialect, &Limits::default()).unwrap().unwrap();
+            expect_request(id, dialect, &bytes, derived);
             if width > Width::U8 {
                 assert_eq!(derived, found, "{id} in {}", width.as_str());
             }

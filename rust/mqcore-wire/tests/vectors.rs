@@ -23,7 +23,7 @@ impl Vector {
         self.0[field].as_str().unwrap_or_else(|| panic!("{} has no text {field}", self.0["name"]))
     }
 
-    fn octets(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         unhex(self.text("hex"))
     }
 
@@ -40,15 +40,15 @@ impl Vector {
     }
 
     /// The frame with its body. `None`: there is no frame in it, or none that memory should hold.
-    fn frame_octets(&self) -> Option<Vec<u8>> {
+    fn frame_bytes(&self) -> Option<Vec<u8>> {
         if !self.has_fields() || self.body_size() > BODY_BYTES_IN_MEMORY_MAX {
             return None;
         }
-        let mut octets = self.octets();
+        let mut bytes = self.bytes();
         if self.is("head") {
-            octets.resize(octets.len() + self.body_size() as usize, unhex(self.text("body_fill"))[0]);
+            bytes.resize(bytes.len() + self.body_size() as usize, unhex(self.text("body_fill"))[0]);
         }
-        Some(octets)
+        Some(bytes)
     }
 
     /// Calls `then` with the frame that the fields describe, body included.
@@ -96,11 +96,11 @@ fn unhex(text: &str) -> Vec<u8> {
 /// Decodes each frame vector from the bytes that `arrange` returns, and compares it with its fields.
 fn expect_fields(arrange: impl Fn(&[u8]) -> Vec<u8>) {
     for vector in vectors() {
-        let Some(octets) = vector.frame_octets() else { continue };
-        let input = arrange(&octets);
+        let Some(bytes) = vector.frame_bytes() else { continue };
+        let input = arrange(&bytes);
         vector.with_frame(|expected| {
             let found = decode(&input, &Limits::default());
-            assert_eq!(found, Ok(Some((*expected, octets.len()))), "{}", vector.text("name"));
+            assert_eq!(found, Ok(Some((*expected, bytes.len()))), "{}", vector.text("name"));
         });
     }
 }
@@ -118,22 +118,22 @@ fn a_whole_frame_is_decoded() {
 }
 
 #[test]
-fn what_follows_a_frame_is_left_alone() {
-    expect_fields(|octets| [octets, TAIL].concat());
+fn bytes_after_a_frame_are_not_consumed() {
+    expect_fields(|bytes| [bytes, TAIL].concat());
 }
 
 #[test]
 fn a_part_of_a_frame_is_not_yet_a_frame() {
     let limits = Limits::default();
     for vector in vectors() {
-        let Some(octets) = vector.frame_octets() else { continue };
-        let head_size = vector.octets().len();
-        for end in 0..octets.len() {
-            assert_eq!(decode(&octets[..end], &limits), Ok(None), "{} cut at {end}", vector.text("name"));
-            let size = needed(&octets[..end], &limits).unwrap();
-            assert!(size == octets.len() || (size == 0 && end < head_size));
+        let Some(bytes) = vector.frame_bytes() else { continue };
+        let head_size = vector.bytes().len();
+        for end in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..end], &limits), Ok(None), "{} cut at {end}", vector.text("name"));
+            let size = needed(&bytes[..end], &limits).unwrap();
+            assert!(size == bytes.len() || (size == 0 && end < head_size));
         }
-        assert_eq!(needed(&octets, &limits), Ok(octets.len()));
+        assert_eq!(needed(&bytes, &limits), Ok(bytes.len()));
     }
 }
 
@@ -141,7 +141,7 @@ fn a_part_of_a_frame_is_not_yet_a_frame() {
 fn fields_encode_to_the_bytes() {
     for vector in vectors().iter().filter(|vector| vector.has_fields() && !vector.is("head")) {
         let expected = match (vector.0["encodes_back"].as_bool().unwrap(), vector.0["encoded"].as_str()) {
-            (true, None) => vector.octets(),
+            (true, None) => vector.bytes(),
             (false, Some(encoded)) => unhex(encoded),
             (false, None) => continue,
             (true, Some(_)) => panic!("two answers in {}", vector.text("name")),
@@ -161,7 +161,7 @@ fn a_head_encodes_without_its_body() {
         vector.with_frame(|frame| {
             let mut output = Vec::new();
             encode_head(frame, vector.body_size(), &mut output);
-            assert_eq!(output, vector.octets(), "{}", vector.text("name"));
+            assert_eq!(output, vector.bytes(), "{}", vector.text("name"));
             assert_eq!(frame.head_size(vector.body_size()), output.len());
         });
     }
@@ -190,7 +190,7 @@ fn header_text_splits_into_its_pairs() {
 }
 
 #[test]
-fn a_hello_body_says_who_the_client_is() {
+fn a_hello_body_identifies_the_client() {
     let with_hello: Vec<_> = vectors().into_iter().filter(|vector| vector.0["hello"].is_object()).collect();
     assert_eq!(with_hello.len(), 2);
     for vector in with_hello {
@@ -224,13 +224,13 @@ fn an_invalid_frame_is_refused_however_it_arrives() {
     assert_eq!(invalid.len(), 1);
     for vector in invalid {
         assert_eq!(vector.text("error"), "malformed");
-        let octets = vector.octets();
+        let bytes = vector.bytes();
         let refused =
             |input: &[u8]| matches!(decode(input, &Limits::default()), Err(WireError::Malformed { .. }));
-        assert!(refused(&octets));
-        assert!(refused(&[&octets[..], TAIL].concat()));
-        for end in 0..octets.len() {
-            assert_eq!(decode(&octets[..end], &Limits::default()), Ok(None));
+        assert!(refused(&bytes));
+        assert!(refused(&[&bytes[..], TAIL].concat()));
+        for end in 0..bytes.len() {
+            assert_eq!(decode(&bytes[..end], &Limits::default()), Ok(None));
         }
     }
 }
@@ -238,22 +238,22 @@ fn an_invalid_frame_is_refused_however_it_arrives() {
 #[test]
 fn constants_are_the_bytes_of_their_vectors() {
     for (name, constant) in [("V01", PREAMBLE), ("V02", PREAMBLE_V1), ("V03", PING), ("V04", PONG)] {
-        assert_eq!(vector(name).octets(), constant, "{name}");
+        assert_eq!(vector(name).bytes(), constant, "{name}");
     }
 }
 
 #[test]
 fn only_the_twino_4_vector_looks_like_twino_4() {
     for vector in vectors().iter().filter(|vector| vector.has_fields()) {
-        let octets = vector.octets();
-        let looks = hello::looks_like_twino4([octets[0], octets[1]]);
+        let bytes = vector.bytes();
+        let looks = hello::looks_like_twino4([bytes[0], bytes[1]]);
         assert_eq!(looks, vector.is("twino4"), "{}", vector.text("name"));
     }
 }
 
 #[test]
 fn a_body_beyond_the_limit_is_rejected_at_its_length() {
-    let head = vector("V51").octets();
+    let head = vector("V51").bytes();
     let length_end = 8 + 8;
     for end in 0..head.len() {
         let found = decode(&head[..end], &Limits::default());
@@ -271,13 +271,13 @@ fn a_body_beyond_the_limit_is_rejected_at_its_length() {
 #[test]
 fn a_lying_length_is_refused_at_once() {
     for claim in [u64::MAX, u64::MAX - 8, u64::MAX - 1000, 1 << 63] {
-        let mut octets = vec![0x11, 0x10, 255, 255, 255, 0, 0, 255];
-        octets.extend_from_slice(&claim.to_le_bytes());
+        let mut bytes = vec![0x11, 0x10, 255, 255, 255, 0, 0, 255];
+        bytes.extend_from_slice(&claim.to_le_bytes());
         for frame_bytes_max in [0, 64 * 1024 * 1024, u64::MAX] {
             let limits = Limits { frame_bytes_max, ..Limits::default() };
-            let refusal = decode(&octets, &limits).unwrap_err();
+            let refusal = decode(&bytes, &limits).unwrap_err();
             assert!(matches!(refusal, WireError::TooLarge { part: "frame", .. }));
-            assert_eq!(needed(&octets, &limits), Err(refusal));
+            assert_eq!(needed(&bytes, &limits), Err(refusal));
         }
     }
 }
@@ -294,28 +294,28 @@ fn a_frame_too_large_without_its_header_does_not_wait_for_it() {
 
 #[test]
 fn limits_are_inclusive() {
-    let octets = vector("V28").octets();
+    let bytes = vector("V28").bytes();
     let headers = 18;
     let limits = |frame_bytes_max, header_bytes_max| Limits { frame_bytes_max, header_bytes_max };
-    let size = octets.len() as u64;
-    assert!(decode(&octets, &limits(size, headers)).unwrap().is_some());
-    let refusal = decode(&octets, &limits(size - 1, headers)).unwrap_err();
+    let size = bytes.len() as u64;
+    assert!(decode(&bytes, &limits(size, headers)).unwrap().is_some());
+    let refusal = decode(&bytes, &limits(size - 1, headers)).unwrap_err();
     assert_eq!(refusal, WireError::TooLarge { part: "frame", size, max: size - 1 });
-    let refusal = decode(&octets, &limits(size, headers - 1)).unwrap_err();
+    let refusal = decode(&bytes, &limits(size, headers - 1)).unwrap_err();
     assert_eq!(refusal, WireError::TooLarge { part: "header", size: 18, max: 17 });
 }
 
 #[test]
 fn ping_and_pong_have_no_header_and_may_have_parts() {
     for kind in [Kind::PING, Kind::PONG] {
-        let octets = [kind.0, 0x3F, 1, 0, 0, 0, 0, 253, 1, 0, b'i', b'p'];
+        let bytes = [kind.0, 0x3F, 1, 0, 0, 0, 0, 253, 1, 0, b'i', b'p'];
         let expected = Frame { hops: 31, id: b"i", payload: b"p", ..Frame::new(kind) };
-        assert_eq!(decode(&octets, &Limits::default()), Ok(Some((expected, octets.len()))));
+        assert_eq!(decode(&bytes, &Limits::default()), Ok(Some((expected, bytes.len()))));
     }
 }
 
 #[test]
-fn check_refuses_what_a_frame_cannot_hold() {
+fn check_rejects_fields_that_exceed_a_frame() {
     let long = vec![b'x'; 65_536];
     let plain = Frame::new(Kind::QUEUE);
     for frame in [

@@ -33,12 +33,12 @@ fn everything_that_libzmq_sent_is_read_whole_and_in_pieces() {
     let vectors = recorded();
     assert_eq!(vectors.len(), 8);
     for vector in vectors {
-        let octets = received(&vector);
-        zmtp_check::check(&octets);
-        let (greeting, consumed) = Greeting::decode(&octets).unwrap().expect("a whole greeting");
+        let bytes = received(&vector);
+        zmtp_check::check(&bytes);
+        let (greeting, consumed) = Greeting::decode(&bytes).unwrap().expect("a whole greeting");
         let minor = u8::from(vector["peer"] == "libzmq 4.3.5");
         assert_eq!((greeting.minor, greeting.as_server), (minor, false));
-        let behind = &octets[consumed..];
+        let behind = &bytes[consumed..];
         zmtp_check::check(behind);
         // The beginning of another frame is left alone.
         let tailed = [behind, &[1, 5, 7]].concat();
@@ -79,7 +79,7 @@ fn check_rest(vector: &Value, ready: Ready<'_>, rest: &[Found]) {
 }
 
 #[test]
-fn what_answered_libzmq_is_what_is_written_here() {
+fn our_encoding_equals_the_bytes_that_libzmq_accepted() {
     for vector in recorded() {
         let mut greeting = Vec::new();
         Greeting { minor: 0, as_server: false }.encode(&mut greeting);
@@ -91,16 +91,16 @@ fn what_answered_libzmq_is_what_is_written_here() {
     }
 }
 
-fn greeting_with(at: usize, octets: &[u8]) -> Vec<u8> {
+fn greeting_with(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut greeting = Vec::new();
     Greeting { minor: 0, as_server: false }.encode(&mut greeting);
-    greeting[at..at + octets.len()].copy_from_slice(octets);
+    greeting[at..at + bytes.len()].copy_from_slice(bytes);
     greeting
 }
 
 #[test]
 fn an_invalid_greeting_is_rejected_at_the_first_invalid_byte() {
-    for (at, octets) in [
+    for (at, bytes) in [
         (0, &b"G"[..]),
         (0, b"\x00"),
         (9, b"\x7e"),
@@ -112,9 +112,9 @@ fn an_invalid_greeting_is_rejected_at_the_first_invalid_byte() {
         (31, b"X"),
         (32, b"\x02"),
     ] {
-        let greeting = greeting_with(at, octets);
-        let proof = Greeting::decode(&greeting[..at + octets.len()]);
-        assert!(matches!(proof, Err(WireError::Malformed { .. })), "{octets:?} at {at}: {proof:?}");
+        let greeting = greeting_with(at, bytes);
+        let proof = Greeting::decode(&greeting[..at + bytes.len()]);
+        assert!(matches!(proof, Err(WireError::Malformed { .. })), "{bytes:?} at {at}: {proof:?}");
         zmtp_check::check(&greeting);
     }
     // A later version is spoken as this one.
@@ -122,9 +122,9 @@ fn an_invalid_greeting_is_rejected_at_the_first_invalid_byte() {
     assert_eq!(Greeting::decode(&later), Ok(Some((Greeting { minor: 9, as_server: false }, GREETING_BYTES))));
 }
 
-fn refused(octets: &[u8], limits: &Limits) -> Option<WireError> {
-    zmtp_check::check(octets);
-    read(octets, octets.len(), limits).2
+fn refused(bytes: &[u8], limits: &Limits) -> Option<WireError> {
+    zmtp_check::check(bytes);
+    read(bytes, bytes.len(), limits).2
 }
 
 #[test]
@@ -143,42 +143,42 @@ fn frames_that_cannot_be_are_refused() {
 #[test]
 fn a_message_is_bounded_in_bytes_and_frames() {
     let limits = Limits { frame_bytes_max: 20, header_bytes_max: 10 };
-    let mut octets = Vec::new();
-    encode_message(&[&[1; 8], &[2; 8]], &mut octets);
-    assert_eq!(refused(&octets, &limits), None);
-    octets.clear();
-    encode_message(&[&[1; 8], &[2; 9]], &mut octets);
+    let mut bytes = Vec::new();
+    encode_message(&[&[1; 8], &[2; 8]], &mut bytes);
+    assert_eq!(refused(&bytes, &limits), None);
+    bytes.clear();
+    encode_message(&[&[1; 8], &[2; 9]], &mut bytes);
     assert!(matches!(
-        refused(&octets, &limits),
+        refused(&bytes, &limits),
         Some(WireError::TooLarge { part: "message", size: 21, max: 20 })
     ));
 
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for _ in 0..PARTS_MAX {
-        encode_part(b"", true, &mut octets);
+        encode_part(b"", true, &mut bytes);
     }
-    assert_eq!(refused(&octets, &Limits::default()), None);
-    encode_part(b"", false, &mut octets);
-    let error = refused(&octets, &Limits::default());
+    assert_eq!(refused(&bytes, &Limits::default()), None);
+    encode_part(b"", false, &mut bytes);
+    let error = refused(&bytes, &Limits::default());
     assert!(matches!(error, Some(WireError::TooLarge { part: "number of frames", .. })));
 }
 
 #[test]
 fn a_command_inside_of_a_message_is_read_before_the_message_is_whole_and_counts_into_its_bound() {
-    let mut octets = Vec::new();
-    encode_part(b"one", true, &mut octets);
-    ZmtpCommand::Ping { time_to_live: 1, context: b"here" }.encode(&mut octets);
+    let mut bytes = Vec::new();
+    encode_part(b"one", true, &mut bytes);
+    ZmtpCommand::Ping { time_to_live: 1, context: b"here" }.encode(&mut bytes);
     let mut decoder = ZmtpDecoder::new();
-    let Ok(Some((Item::Command(ping), 0))) = decoder.next(&octets, &Limits::default()) else {
+    let Ok(Some((Item::Command(ping), 0))) = decoder.next(&bytes, &Limits::default()) else {
         panic!("a PING")
     };
     assert_eq!(ZmtpCommand::parse(ping), Ok(ZmtpCommand::Ping { time_to_live: 1, context: b"here" }));
-    assert_eq!(decoder.next(&octets, &Limits::default()), Ok(None));
-    encode_part(b"two", false, &mut octets);
-    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(&octets, &Limits::default()) else {
+    assert_eq!(decoder.next(&bytes, &Limits::default()), Ok(None));
+    encode_part(b"two", false, &mut bytes);
+    let Ok(Some((Item::Message(parts), consumed))) = decoder.next(&bytes, &Limits::default()) else {
         panic!("a message")
     };
-    assert_eq!(consumed, octets.len());
+    assert_eq!(consumed, bytes.len());
     assert_eq!(parts.iter().collect::<Vec<_>>(), [b"one", b"two"]);
 
     let mut endless = Vec::new();
@@ -227,7 +227,7 @@ fn commands_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn sockets_talk_to_those_that_zeromq_lets_them() {
+fn socket_types_connect_as_zeromq_allows() {
     let router = SocketType::Router;
     for (other, talks) in [(SocketType::Dealer, true), (SocketType::Req, true), (SocketType::Sub, false)] {
         assert_eq!((router.talks_to(other), other.talks_to(router)), (talks, talks));
@@ -248,24 +248,24 @@ fn every_input_of_the_corpus_keeps_the_promises() {
 
 proptest! {
     #[test]
-    fn arbitrary_bytes_keep_the_promises(octets in proptest::collection::vec(any::<u8>(), 0..200)) {
-        zmtp_check::check(&octets);
+    fn arbitrary_bytes_keep_the_promises(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        zmtp_check::check(&bytes);
     }
 
     #[test]
     fn any_frames_keep_the_promises(
         frames in proptest::collection::vec((0_u8..8, proptest::collection::vec(any::<u8>(), 0..40)), 0..12)
     ) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for (flags, body) in frames {
-            octets.push(flags);
+            bytes.push(flags);
             if flags & 2 == 0 {
-                octets.push(body.len() as u8);
+                bytes.push(body.len() as u8);
             } else {
-                octets.extend_from_slice(&(body.len() as u64).to_be_bytes());
+                bytes.extend_from_slice(&(body.len() as u64).to_be_bytes());
             }
-            octets.extend_from_slice(&body);
+            bytes.extend_from_slice(&body);
         }
-        zmtp_check::check(&octets);
+        zmtp_check::check(&bytes);
     }
 }

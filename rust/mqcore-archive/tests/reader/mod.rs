@@ -13,8 +13,8 @@ use mqcore_journal::storage::MemoryStorage;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 /// The rows of one file.
-pub fn batches(octets: Vec<u8>) -> Vec<RecordBatch> {
-    let reader = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(octets)).expect("it is Parquet");
+pub fn batches(bytes: Vec<u8>) -> Vec<RecordBatch> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(bytes)).expect("it is Parquet");
     reader.build().expect("its columns are known").map(|batch| batch.expect("it is whole")).collect()
 }
 
@@ -22,9 +22,9 @@ pub fn batches(octets: Vec<u8>) -> Vec<RecordBatch> {
 pub fn files(archive: &Archive<MemoryStorage>) -> Vec<(FileEntry, Vec<RecordBatch>)> {
     let disk = archive.storage().files();
     let read = |entry: &FileEntry| {
-        let octets = disk.get(&entry.path).unwrap_or_else(|| panic!("{} is not there", entry.path)).clone();
-        assert_eq!(octets.len() as u64, entry.bytes);
-        let batches = batches(octets);
+        let bytes = disk.get(&entry.path).unwrap_or_else(|| panic!("{} is not there", entry.path)).clone();
+        assert_eq!(bytes.len() as u64, entry.bytes);
+        let batches = batches(bytes);
         assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>() as u64, entry.rows);
         (entry.clone(), batches)
     };

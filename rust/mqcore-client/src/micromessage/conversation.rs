@@ -162,8 +162,8 @@ impl<W> Conversation<W> {
     }
 
     /// Takes the output, in exchange for an empty buffer.
-    pub(crate) fn take_output(&mut self, octets: &mut Vec<u8>) {
-        std::mem::swap(&mut self.output, octets);
+    pub(crate) fn take_output(&mut self, bytes: &mut Vec<u8>) {
+        std::mem::swap(&mut self.output, bytes);
         // A taken acknowledgement can no longer be replaced.
         self.acknowledgement_at = None;
     }

@@ -115,7 +115,7 @@ fn identity(config: &ClientConfig) -> Result<&str, ClientError> {
 impl Greeting<'_> {
     async fn say(&mut self, lists: &Lists) -> Result<(), ClientError> {
         let (required, optional) = lists.write();
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let handshake = Handshake {
             major: negotiation::MAJOR,
             minor: negotiation::MINOR,
@@ -124,12 +124,12 @@ impl Greeting<'_> {
             required: &required,
             optional: &optional,
         };
-        handshake::encode(&handshake, &mut octets);
-        self.write(&octets).await.map_err(|error| broken(self.address, &error))
+        handshake::encode(&handshake, &mut bytes);
+        self.write(&bytes).await.map_err(|error| broken(self.address, &error))
     }
 
-    async fn write(&mut self, octets: &[u8]) -> io::Result<()> {
-        self.stream.write_all(octets).await?;
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes).await?;
         self.stream.flush().await
     }
 
@@ -171,10 +171,10 @@ impl Greeting<'_> {
 
     /// Waits until the broker answers a command, which it does only after accepting the client.
     async fn make_sure(&mut self, agreement: &Agreement) -> Result<(), ClientError> {
-        let (mut payload, mut octets) = (Vec::new(), Vec::new());
+        let (mut payload, mut bytes) = (Vec::new(), Vec::new());
         command::encode("ping", &[("id", SURE)], &mut payload);
-        encode(&Frame::Command { payload: &payload }, &mut octets);
-        self.write(&octets).await.map_err(|error| broken(self.address, &error))?;
+        encode(&Frame::Command { payload: &payload }, &mut bytes);
+        self.write(&bytes).await.map_err(|error| broken(self.address, &error))?;
         let limits = Limits { header_bytes_max: ANSWER_BYTES_MAX, frame_bytes_max: ANSWER_BYTES_MAX.into() };
         loop {
             match decode(&self.input, agreement.len(), &limits) {
@@ -193,10 +193,10 @@ impl Greeting<'_> {
 
     /// Sends the broker the reason of the failed agreement, and returns it as an error.
     async fn give_up(&mut self, failure: &ProtocolFailure) -> ClientError {
-        let mut octets = Vec::new();
-        failure.encode(&mut octets);
+        let mut bytes = Vec::new();
+        failure.encode(&mut bytes);
         // Errors are ignored, because the connection ends anyway.
-        if self.write(&octets).await.is_ok() {
+        if self.write(&bytes).await.is_ok() {
             drop(self.stream.shutdown().await);
         }
         self.no_agreement(failure.to_string())

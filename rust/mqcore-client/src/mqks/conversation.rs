@@ -168,7 +168,7 @@ impl<W> Conversation<W> {
 
     /// Sends a request with one answer.
     pub(crate) fn question(&mut self, question: &Question<'_>, waiter: W) -> Result<MessageId, ClientError> {
-        if question.data.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
+        if question.data.iter().any(|byte| matches!(byte, b'\n' | b'\t')) {
             return Err(ClientError::invalid("request", "MQKS cannot transmit line ends and tabs"));
         }
         let id = self.ids.next();
@@ -267,7 +267,7 @@ impl<W> Conversation<W> {
 
     /// Stores the bindings of a queue, which the client restores after a reconnect.
     fn updated(&mut self, queue: &QueueAddress, words: &[u8]) -> FrameEvent<W> {
-        let words = words.split(|octet| *octet == b' ').filter(|word| !word.is_empty());
+        let words = words.split(|byte| *byte == b' ').filter(|word| !word.is_empty());
         // The first word is the queue itself; flags belong to this consumer.
         let events = words.skip(1).filter(|word| !word.starts_with(b"--"));
         self.bound.insert(queue.clone(), events.map(Box::from).collect());
@@ -342,9 +342,9 @@ impl<W> Conversation<W> {
         match self.bound.get(queue) {
             Some(events) => consume.replace = events.iter().map(|event| &event[..]).collect(),
             None => {
-                consume.replace = terms.events.as_deref().map(octets).unwrap_or_default();
+                consume.replace = terms.events.as_deref().map(bytes).unwrap_or_default();
                 let by_name = terms.events.is_none() && terms.add_events.is_empty();
-                consume.add = if by_name { own.to_vec() } else { octets(&terms.add_events) };
+                consume.add = if by_name { own.to_vec() } else { bytes(&terms.add_events) };
                 consume.adds = !consume.add.is_empty();
             }
         }
@@ -385,7 +385,7 @@ impl Equivalent<QueueAddress> for Place<'_> {
 }
 
 /// Names as byte slices.
-pub(super) fn octets(names: &[String]) -> Vec<&[u8]> {
+pub(super) fn bytes(names: &[String]) -> Vec<&[u8]> {
     names.iter().map(|name| name.as_bytes()).collect()
 }
 
@@ -416,9 +416,9 @@ fn check_publication(publication: &QueueMessage<'_>) -> Result<(), ClientError> 
     let body = publication.body;
     let why = if body.is_empty() {
         "it is empty; MQKS has no empty messages"
-    } else if body.iter().any(|octet| matches!(octet, b'\n' | b'\t')) {
+    } else if body.iter().any(|byte| matches!(byte, b'\n' | b'\t')) {
         "it contains line ends or tabs, which MQKS cannot transmit; encode it as JSON"
-    } else if body.last().is_some_and(|octet| matches!(octet, b' ' | b'\r' | 0x0b | 0x0c)) {
+    } else if body.last().is_some_and(|byte| matches!(byte, b' ' | b'\r' | 0x0b | 0x0c)) {
         "it ends with white space, which MQKS strips; encode it as JSON"
     } else {
         return Ok(());

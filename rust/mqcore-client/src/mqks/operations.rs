@@ -5,7 +5,7 @@ use std::time::Duration;
 use mqcore_wire::mqks::arguments::Rebind;
 use tokio::time::Instant;
 
-use super::conversation::{Question, octets};
+use super::conversation::{Question, bytes};
 use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::conversation::RequestAnswer;
@@ -42,10 +42,10 @@ impl Client {
         let name = queue.name();
         let rebind = Rebind {
             queue: name.as_bytes(),
-            replace: replace.as_deref().map(octets),
-            remove: octets(remove),
-            remove_masks: octets(remove_masks),
-            add: octets(add),
+            replace: replace.as_deref().map(bytes),
+            remove: bytes(remove),
+            remove_masks: bytes(remove_masks),
+            add: bytes(add),
         };
         let mut data = Vec::new();
         rebind.encode(&mut data);

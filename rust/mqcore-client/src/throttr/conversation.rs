@@ -254,7 +254,7 @@ fn owned(reply: ThrottrReply<'_>) -> Option<ThrottrAnswer> {
     })
 }
 
-fn subscribers(octets: &[u8]) -> Vec<Subscriber> {
+fn subscribers(bytes: &[u8]) -> Vec<Subscriber> {
     let read = |record: &[u8]| {
         let mut record = record;
         let mut id = [0; ID_BYTES];
@@ -266,7 +266,7 @@ fn subscribers(octets: &[u8]) -> Vec<Subscriber> {
             write_bytes: record.get_u64_le(),
         }
     };
-    octets.chunks_exact(SUBSCRIBER_BYTES).map(read).collect()
+    bytes.chunks_exact(SUBSCRIBER_BYTES).map(read).collect()
 }
 
 #[cfg(test)]
@@ -294,18 +294,18 @@ mod tests {
         let mut first = ask(&mut conversation, &[Expected::Status, Expected::Counter]);
         let mut second =
             ask(&mut conversation, &[Expected::Fragment(FragmentedRequest::List), Expected::Status]);
-        let mut octets = vec![1, 3, 2, 0, b'h', b'i', 1, 7, 0, 4, 9, 0];
-        octets.push(1);
-        octets.extend(1u64.to_le_bytes());
-        octets.extend(1u64.to_le_bytes());
-        octets.extend(1u64.to_le_bytes());
-        octets.extend([1, 0, 4]);
-        octets.extend(5u64.to_le_bytes());
-        octets.extend([2, 0, b'k', 0]);
+        let mut bytes = vec![1, 3, 2, 0, b'h', b'i', 1, 7, 0, 4, 9, 0];
+        bytes.push(1);
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend([1, 0, 4]);
+        bytes.extend(5u64.to_le_bytes());
+        bytes.extend([2, 0, b'k', 0]);
         let mut input = BytesMut::new();
         let mut pushes = Vec::new();
-        for octet in octets {
-            input.extend_from_slice(&[octet]);
+        for byte in bytes {
+            input.extend_from_slice(&[byte]);
             pushes.extend(conversation.receive(&mut input).unwrap().pushes);
         }
         assert_eq!(pushes, [Push { channel: None, payload: Bytes::from_static(b"hi") }]);

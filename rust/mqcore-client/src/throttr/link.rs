@@ -217,23 +217,23 @@ impl Link {
         for channel in &questions.unsubscribes {
             self.wanted.remove(channel);
         }
-        output.extend_from_slice(&questions.octets);
+        output.extend_from_slice(&questions.bytes);
         let answered = Vec::with_capacity(questions.expected.len());
         let (expected, subscribes) = (questions.expected, questions.subscribes);
         conversation.asked(Batch { expected, answered, answers, deadline, subscribes });
     }
 
     fn subscribe_again(&self, conversation: &mut Conversation, output: &mut BytesMut) {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let encoded = self.wanted.iter().filter(|channel| {
             let request = ThrottrRequest::Subscribe { channel };
-            encode(&request, self.dialect, &mut octets).is_ok()
+            encode(&request, self.dialect, &mut bytes).is_ok()
         });
         let expected = encoded.map(|_| Expected::Status).collect::<VecDeque<_>>();
         if expected.is_empty() {
             return;
         }
-        output.extend_from_slice(&octets);
+        output.extend_from_slice(&bytes);
         conversation.asked(Batch {
             expected,
             answered: Vec::new(),

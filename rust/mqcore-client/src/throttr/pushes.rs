@@ -38,12 +38,12 @@ impl Pushes {
             return;
         }
         let mut guard = lock(&self.waiting);
-        let (waiting, octets) = &mut *guard;
+        let (waiting, bytes) = &mut *guard;
         for message in messages {
-            if waiting.len() >= WAITING_MAX || *octets + message.payload.len() > WAITING_BYTES_MAX {
+            if waiting.len() >= WAITING_MAX || *bytes + message.payload.len() > WAITING_BYTES_MAX {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             } else {
-                *octets += message.payload.len();
+                *bytes += message.payload.len();
                 waiting.push_back(message);
             }
         }
@@ -53,10 +53,10 @@ impl Pushes {
 
     pub(crate) fn take(&self, count: usize) -> Vec<Push> {
         let mut guard = lock(&self.waiting);
-        let (waiting, octets) = &mut *guard;
+        let (waiting, bytes) = &mut *guard;
         let count = count.min(waiting.len());
         let taken: Vec<Push> = waiting.drain(..count).collect();
-        *octets -= taken.iter().map(|message| message.payload.len()).sum::<usize>();
+        *bytes -= taken.iter().map(|message| message.payload.len()).sum::<usize>();
         taken
     }
 

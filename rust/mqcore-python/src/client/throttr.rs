@@ -194,7 +194,7 @@ struct Fields<'a, 'py> {
 }
 
 impl Fields<'_, '_> {
-    fn octet(&self, at: usize) -> PyResult<u8> {
+    fn byte(&self, at: usize) -> PyResult<u8> {
         self.tuple.get_item(at)?.extract()
     }
 
@@ -210,18 +210,18 @@ impl Fields<'_, '_> {
         Err(InvalidArgument::new_err(words))
     }
 
-    fn octets(&self, at: usize) -> PyResult<PyBackedBytes> {
+    fn bytes(&self, at: usize) -> PyResult<PyBackedBytes> {
         Ok(self.tuple.get_item(at)?.extract()?)
     }
 
     fn ttl(&self, at: usize) -> PyResult<Ttl> {
-        Ok(Ttl { unit: self.octet(at)?, amount: self.value(at + 1)? })
+        Ok(Ttl { unit: self.byte(at)?, amount: self.value(at + 1)? })
     }
 
     /// Algorithm, limit, cost, unit and period from index `at`; the caller holds the key.
     fn rule<'k>(&self, at: usize, key: &'k [u8]) -> PyResult<Rule<'k>> {
         Ok(Rule {
-            algorithm: self.octet(at)?,
+            algorithm: self.byte(at)?,
             limit: self.value(at + 1)?,
             cost: self.value(at + 2)?,
             period: self.ttl(at + 3)?,
@@ -232,20 +232,20 @@ impl Fields<'_, '_> {
 
 fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
     // A key or channel follows the code.
-    let name = || fields.octets(1);
-    let pushed = match fields.octet(0)? {
+    let name = || fields.bytes(1);
+    let pushed = match fields.byte(0)? {
         code::INSERT => {
             let (key, quota, ttl) = (name()?, fields.value(2)?, fields.ttl(3)?);
             questions.push(&ThrottrRequest::Insert { quota, ttl, key: &key })
         }
         code::QUERY => questions.push(&ThrottrRequest::Query { key: &name()? }),
         code::UPDATE => {
-            let (key, attribute, change) = (name()?, fields.octet(2)?, fields.octet(3)?);
+            let (key, attribute, change) = (name()?, fields.byte(2)?, fields.byte(3)?);
             questions.push(&ThrottrRequest::Update { attribute, change, value: fields.value(4)?, key: &key })
         }
         code::PURGE => questions.push(&ThrottrRequest::Purge { key: &name()? }),
         code::SET => {
-            let (key, value, ttl) = (name()?, fields.octets(2)?, fields.ttl(3)?);
+            let (key, value, ttl) = (name()?, fields.bytes(2)?, fields.ttl(3)?);
             questions.push(&ThrottrRequest::Set { ttl, key: &key, value: &value })
         }
         code::GET => questions.push(&ThrottrRequest::Get { key: &name()? }),
@@ -256,7 +256,7 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
         code::SUBSCRIBE => questions.push(&ThrottrRequest::Subscribe { channel: &name()? }),
         code::UNSUBSCRIBE => questions.push(&ThrottrRequest::Unsubscribe { channel: &name()? }),
         code::PUBLISH => {
-            let (channel, payload) = (name()?, fields.octets(2)?);
+            let (channel, payload) = (name()?, fields.bytes(2)?);
             questions.push(&ThrottrRequest::Publish { channel: &channel, payload: &payload })
         }
         code::CONNECTIONS => questions.push(&ThrottrRequest::Connections),
@@ -271,7 +271,7 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
         code::CONSUME => {
             let key = name()?;
             let rule = fields.rule(3, &key)?;
-            questions.push(&ThrottrRequest::Consume { mode: fields.octet(2)?, rule })
+            questions.push(&ThrottrRequest::Consume { mode: fields.byte(2)?, rule })
         }
         code::CONSUME_ALL => return push_all(questions, fields),
         other => return Err(InvalidArgument::new_err(format!("unknown request {other}"))),
@@ -283,10 +283,10 @@ fn push(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
 fn push_all(questions: &mut Questions, fields: &Fields<'_, '_>) -> PyResult<()> {
     let parts: Vec<Bound<'_, PyTuple>> = fields.tuple.get_item(2)?.extract()?;
     let of = |part| Fields { tuple: part, max: fields.max };
-    let keys = parts.iter().map(|part| of(part).octets(0)).collect::<PyResult<Vec<_>>>()?;
+    let keys = parts.iter().map(|part| of(part).bytes(0)).collect::<PyResult<Vec<_>>>()?;
     let rules = parts.iter().zip(&keys).map(|(part, key)| of(part).rule(1, key));
     let rules = rules.collect::<PyResult<Vec<_>>>()?;
-    questions.push_all(fields.octet(1)?, &rules).map_err(error::client)
+    questions.push_all(fields.byte(1)?, &rules).map_err(error::client)
 }
 
 /// Answers that become Python values on the attached thread.
@@ -368,7 +368,7 @@ fn connection<'py>(py: Python<'py>, row: &ConnectionRecord) -> PyResult<Bound<'p
 }
 
 /// Text padded with zeros.
-fn text(octets: &[u8]) -> String {
-    let end = octets.iter().position(|octet| *octet == 0).unwrap_or(octets.len());
-    String::from_utf8_lossy(&octets[..end]).into_owned()
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }

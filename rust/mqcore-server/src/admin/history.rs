@@ -185,12 +185,12 @@ struct Chunks<'a> {
 }
 
 impl Write for Chunks<'_> {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.gathered.extend_from_slice(octets);
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.gathered.extend_from_slice(bytes);
         if self.gathered.len() >= CHUNK {
             self.flush()?;
         }
-        Ok(octets.len())
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -77,18 +77,18 @@ impl Audit {
 }
 
 trait Output: Send {
-    fn put(&mut self, octets: &[u8]) -> io::Result<()>;
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
 impl Output for io::Stderr {
-    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
-        self.write_all(octets)
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write_all(bytes)
     }
 }
 
 /// Ends when all senders are dropped.
 fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost: &AtomicU64) {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     while let Ok(first) = inbox.recv() {
         let mut taken = 0;
         let mut next = Some(first);
@@ -97,26 +97,26 @@ fn write_lines(inbox: &Receiver<AuditRecord>, mut output: Box<dyn Output>, lost:
             if missing > 0 {
                 let mut gap = AuditRecord::new(line.time_ms, AuditEvent::Lost, AuditOutcome::Denied);
                 gap.count = Some(missing);
-                push(&gap, &mut octets);
+                push(&gap, &mut bytes);
             }
-            push(&line, &mut octets);
+            push(&line, &mut bytes);
             taken += 1;
-            if octets.len() < 64 * 1024 {
+            if bytes.len() < 64 * 1024 {
                 next = inbox.try_recv().ok();
             }
         }
-        if let Err(error) = output.put(&octets) {
+        if let Err(error) = output.put(&bytes) {
             lost.fetch_add(taken, Ordering::Relaxed);
             tracing::error!(%error, lines = taken, "cannot write audit lines; they are lost");
         }
-        octets.clear();
+        bytes.clear();
     }
 }
 
-fn push(line: &AuditRecord, octets: &mut Vec<u8>) {
+fn push(line: &AuditRecord, bytes: &mut Vec<u8>) {
     // Numbers and text always serialize to JSON.
-    if serde_json::to_writer(&mut *octets, line).is_ok() {
-        octets.push(b'\n');
+    if serde_json::to_writer(&mut *bytes, line).is_ok() {
+        bytes.push(b'\n');
     }
 }
 
@@ -137,17 +137,17 @@ impl AuditFile {
 }
 
 impl Output for AuditFile {
-    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (_, size) = self.file()?;
-        if *size > 0 && *size + octets.len() as u64 > FILE_BYTES_MAX {
+        if *size > 0 && *size + bytes.len() as u64 > FILE_BYTES_MAX {
             let mut aside = self.path.clone().into_os_string();
             aside.push(".1");
             fs::rename(&self.path, aside)?;
             self.open = None;
         }
         let (file, size) = self.file()?;
-        file.write_all(octets)?;
-        *size += octets.len() as u64;
+        file.write_all(bytes)?;
+        *size += bytes.len() as u64;
         Ok(())
     }
 }
@@ -190,8 +190,8 @@ mod tests {
         let written = Arc::new(std::sync::Mutex::new(Vec::new()));
         struct Kept(Arc<std::sync::Mutex<Vec<u8>>>);
         impl Output for Kept {
-            fn put(&mut self, octets: &[u8]) -> io::Result<()> {
-                self.0.lock().unwrap().extend_from_slice(octets);
+            fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
                 Ok(())
             }
         }

@@ -185,7 +185,7 @@ fn topics(pattern: &TopicPattern) -> Resource<'_> {
 /// A topic or a mask. Names that match a mask begin with the part before its first star.
 fn named_topics(name: &TopicName) -> Resource<'_> {
     let name = name.as_bytes();
-    match name.iter().position(|octet| *octet == b'*') {
+    match name.iter().position(|byte| *byte == b'*') {
         Some(star) => Resource::TopicsFrom(&name[..star]),
         None => Resource::Topic(name),
     }

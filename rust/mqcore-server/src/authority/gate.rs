@@ -127,7 +127,7 @@ impl Gate {
     pub(crate) fn take(
         &mut self,
         commands: Vec<Command>,
-        octets: usize,
+        bytes: usize,
         client: &Arc<Client>,
         hub: &Arc<Hub>,
         steps: &mut Vec<Step>,
@@ -135,7 +135,7 @@ impl Gate {
         if commands.is_empty() {
             return;
         }
-        self.held.push_back((commands.into(), octets));
+        self.held.push_back((commands.into(), bytes));
         self.advance(client, hub, steps);
     }
 
@@ -200,15 +200,15 @@ impl Gate {
 
     /// Passes or rejects, in order, every command that can be decided now.
     fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<Step>) {
-        while let Some((mut commands, octets)) = self.held.pop_front() {
+        while let Some((mut commands, bytes)) = self.held.pop_front() {
             match &mut self.state {
-                GateState::Open => steps.push(Step::Pass(commands.into(), octets)),
+                GateState::Open => steps.push(Step::Pass(commands.into(), bytes)),
                 GateState::Shut => {}
-                GateState::Arriving(_) => return self.held.push_front((commands, octets)),
+                GateState::Arriving(_) => return self.held.push_front((commands, bytes)),
                 GateState::Stranger => {
                     let first = commands.pop_front();
                     if !commands.is_empty() {
-                        self.held.push_front((commands, octets));
+                        self.held.push_front((commands, bytes));
                     }
                     match first {
                         // The session has checked the node's token, the only credential of a node.
@@ -217,7 +217,7 @@ impl Gate {
                                 // If clients must log in here, nodes must as well.
                                 return self.turn_away(LoginRejection::UnknownToken, steps);
                             }
-                            commands_of_node(&mut self.held, introduction, octets);
+                            commands_of_node(&mut self.held, introduction, bytes);
                             self.state = GateState::Open;
                         }
                         Some(Command::Introduce(introduction)) => {
@@ -237,9 +237,9 @@ impl Gate {
                     }
                 }
                 GateState::Known(known) => {
-                    let rest = known.judge(commands, octets, &self.origin, client, hub, steps);
+                    let rest = known.judge(commands, bytes, &self.origin, client, hub, steps);
                     if let Some(rest) = rest {
-                        return self.held.push_front((rest, octets));
+                        return self.held.push_front((rest, bytes));
                     }
                 }
             }
@@ -251,9 +251,9 @@ impl Gate {
 fn commands_of_node(
     held: &mut VecDeque<(VecDeque<Command>, usize)>,
     introduction: Box<Introduction>,
-    octets: usize,
+    bytes: usize,
 ) {
-    held.push_front((VecDeque::from([Command::Introduce(introduction)]), octets));
+    held.push_front((VecDeque::from([Command::Introduce(introduction)]), bytes));
 }
 
 fn became(steps: &[Step]) -> Option<Arc<Client>> {
@@ -298,14 +298,14 @@ impl Known {
     fn judge(
         &mut self,
         commands: VecDeque<Command>,
-        octets: usize,
+        bytes: usize,
         origin: &Origin,
         client: &Arc<Client>,
         hub: &Arc<Hub>,
         steps: &mut Vec<Step>,
     ) -> Option<VecDeque<Command>> {
         let now = hub.clock.now();
-        let octets_each = octets.checked_div(commands.len()).unwrap_or(0);
+        let bytes_each = bytes.checked_div(commands.len()).unwrap_or(0);
         let mut passed = Vec::with_capacity(commands.len());
         let mut commands = commands.into_iter();
         let mut held = None;
@@ -320,7 +320,7 @@ impl Known {
                     let reason = format!("you are not allowed to {action} on {resource}");
                     let rejection = Rejection::new(RejectionKind::Unauthorized, reason);
                     // Earlier commands go to their shard before the peer receives this rejection.
-                    pass(&mut passed, octets_each, steps);
+                    pass(&mut passed, bytes_each, steps);
                     demand::refuse(command, rejection, hub.shards.len(), &mut |event| {
                         steps.push(Step::Tell(event));
                     });
@@ -331,7 +331,7 @@ impl Known {
                 }
             }
         }
-        pass(&mut passed, octets_each, steps);
+        pass(&mut passed, bytes_each, steps);
         let Some(held) = held else {
             self.round += 1;
             return None;
@@ -427,9 +427,9 @@ fn same(last: &QueueAddress, queue: &QueueAddress) -> bool {
     last.id == queue.id && (last.channel.is_same(&queue.channel) || last.channel == queue.channel)
 }
 
-fn pass(passed: &mut Vec<Command>, octets_each: usize, steps: &mut Vec<Step>) {
+fn pass(passed: &mut Vec<Command>, bytes_each: usize, steps: &mut Vec<Step>) {
     if !passed.is_empty() {
-        let octets = octets_each * passed.len();
-        steps.push(Step::Pass(mem::take(passed), octets));
+        let bytes = bytes_each * passed.len();
+        steps.push(Step::Pass(mem::take(passed), bytes));
     }
 }

@@ -138,13 +138,13 @@ impl Store {
     /// [`StoreError`] if it exists and cannot be read or parsed.
     pub fn read(&self) -> Result<Records, StoreError> {
         let format = |why: String| StoreError::Format { path: self.path.clone(), why };
-        let octets = match fs::metadata(&self.path) {
+        let bytes = match fs::metadata(&self.path) {
             Ok(found) if found.len() > FILE_BYTES_MAX => return Err(format("it is too large".into())),
             Ok(_) => fs::read(&self.path).map_err(|source| self.io(source))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Records::default()),
             Err(source) => return Err(self.io(source)),
         };
-        let contents: Contents = serde_json::from_slice(&octets)
+        let contents: Contents = serde_json::from_slice(&bytes)
             .map_err(|error| format(format!("line {}, column {}", error.line(), error.column())))?;
         if contents.version != VERSION {
             return Err(format(format!("its version is {}, not {VERSION}", contents.version)));
@@ -236,8 +236,8 @@ impl Store {
 
     fn replace(&self, records: &Records) -> io::Result<()> {
         let contents = Contents { version: VERSION, records: records.clone() };
-        let mut octets = serde_json::to_vec_pretty(&contents)?;
-        octets.push(b'\n');
+        let mut bytes = serde_json::to_vec_pretty(&contents)?;
+        bytes.push(b'\n');
         let new = self.beside("new");
         // A temporary file left by a process that died.
         match fs::remove_file(&new) {
@@ -245,7 +245,7 @@ impl Store {
             _ => {}
         }
         let mut file = private_file(&new)?;
-        file.write_all(&octets)?;
+        file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
         #[cfg(unix)]
@@ -328,9 +328,9 @@ pub fn hash_password(password: &str) -> Result<String, StoreError> {
 /// # Errors
 /// [`StoreError::Random`] if the system provides none.
 pub fn random<const N: usize>() -> Result<[u8; N], StoreError> {
-    let mut octets = [0; N];
-    getrandom::fill(&mut octets).map_err(|error| StoreError::Random(io::Error::other(error.to_string())))?;
-    Ok(octets)
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| StoreError::Random(io::Error::other(error.to_string())))?;
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -208,20 +208,20 @@ impl<'a> ListenerUrl<'a> {
 
     /// Decodes percent escapes.
     fn decoded(&self, text: &str) -> Result<String, ConfigError> {
-        let mut octets = Vec::with_capacity(text.len());
+        let mut bytes = Vec::with_capacity(text.len());
         let mut rest = text.bytes();
-        while let Some(octet) = rest.next() {
-            if octet != b'%' {
-                octets.push(octet);
+        while let Some(byte) = rest.next() {
+            if byte != b'%' {
+                bytes.push(byte);
                 continue;
             }
             let mut digit = || rest.next().and_then(|digit| char::from(digit).to_digit(16));
             match (digit(), digit()) {
-                (Some(high), Some(low)) => octets.push((high * 16 + low) as u8),
+                (Some(high), Some(low)) => bytes.push((high * 16 + low) as u8),
                 _ => return Err(self.bad("behind a '%' there are two hexadecimal digits")),
             }
         }
-        String::from_utf8(octets).map_err(|_| self.bad("its percent escapes are no UTF-8"))
+        String::from_utf8(bytes).map_err(|_| self.bad("its percent escapes are no UTF-8"))
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct LimitJournal {
     /// Puts that were replaced by later ones.
     replaced: Vec<u64>,
     /// Scratch: one encoded entry.
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// Alive while a backup needs the files unchanged.
     pin: Weak<Pin>,
 }
@@ -92,7 +92,7 @@ impl LimitJournal {
             next: recovered.next_sequence.max(1),
             pending: VecDeque::new(),
             replaced: Vec::new(),
-            octets: Vec::new(),
+            bytes: Vec::new(),
             pin: Weak::new(),
         };
         // If the clock shows less than at the last write, it was set back: the remaining times are those at that
@@ -112,15 +112,15 @@ impl LimitJournal {
     /// Restores entries in the order in which they were created, not in the order in which they were written.
     fn restore(&mut self, limiter: &Limiter, back: u64, now: Nanos) -> Result<Restored, JournalError> {
         let mut restored = Restored::default();
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let mut entries: Vec<Read> = Vec::new();
         self.journal.each_live(0, &mut |number, live| {
             let payload = live.ok().map(|live| live.payload);
             match payload.and_then(|payload| Some((record::sequence(payload).ok()?, payload))) {
                 Some((sequence, payload)) => {
-                    let begin = octets.len();
-                    octets.extend_from_slice(payload);
-                    entries.push((sequence, number, begin, octets.len()));
+                    let begin = bytes.len();
+                    bytes.extend_from_slice(payload);
+                    entries.push((sequence, number, begin, bytes.len()));
                 }
                 None => restored.unreadable += 1,
             }
@@ -130,7 +130,7 @@ impl LimitJournal {
         for (index, (sequence, number, begin, end)) in entries.iter().copied().enumerate() {
             // A crash between a put and the settlement of the previous one leaves both; the later one is valid.
             let replaced = entries.get(index + 1).is_some_and(|next| next.0 == sequence);
-            match record::decode(&octets[begin..end]) {
+            match record::decode(&bytes[begin..end]) {
                 Ok(kept) if !replaced && limiter.restore(&kept.clone().earlier(back), now) => {
                     self.places.insert(sequence, number);
                     restored.entries += 1;
@@ -193,9 +193,9 @@ impl LimitJournal {
             match change {
                 EntryChange::Remove(sequence) => drop(self.places.remove(sequence)),
                 EntryChange::Put(kept) => {
-                    self.octets.clear();
-                    record::encode(kept, &mut self.octets);
-                    self.journal.put(self.next, 0, &[&self.octets])?;
+                    self.bytes.clear();
+                    record::encode(kept, &mut self.bytes);
+                    self.journal.put(self.next, 0, &[&self.bytes])?;
                     self.replaced.extend(self.places.insert(kept.sequence, self.next));
                     self.next += 1;
                     *saved += 1;
@@ -203,7 +203,7 @@ impl LimitJournal {
             }
             self.pending.pop_front();
         }
-        self.octets.shrink_to(64 * 1024);
+        self.bytes.shrink_to(64 * 1024);
         self.journal.settle(&self.replaced)?;
         self.replaced.clear();
         Ok(changed)

@@ -473,7 +473,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut moved = false;
         while let Some(filtered) = self.forwarding.poll_filters(&self.hub, context) {
             moved = true;
-            self.queue(filtered.commands, filtered.octets);
+            self.queue(filtered.commands, filtered.bytes);
             if !filtered.refused.is_empty() {
                 self.give_event(Event::Confirmed(filtered.refused), now);
             }

@@ -29,8 +29,8 @@ enum Chunk {
 impl Chunk {
     fn as_slice(&self) -> &[u8] {
         match self {
-            Self::Own(octets) => octets,
-            Self::Shared(octets) => octets,
+            Self::Own(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
         }
     }
 }
@@ -59,20 +59,20 @@ impl Output {
         (result, added)
     }
 
-    pub(crate) fn push_own(&mut self, octets: Vec<u8>, spares: &SpareBytes) {
-        if octets.len() <= COPY_BYTES_MAX {
-            self.append(|tail| tail.extend_from_slice(&octets));
-            spares.give(octets);
+    pub(crate) fn push_own(&mut self, bytes: Vec<u8>, spares: &SpareBytes) {
+        if bytes.len() <= COPY_BYTES_MAX {
+            self.append(|tail| tail.extend_from_slice(&bytes));
+            spares.give(bytes);
         } else {
-            self.push(Chunk::Own(octets));
+            self.push(Chunk::Own(bytes));
         }
     }
 
-    pub(crate) fn push_shared(&mut self, octets: Bytes) {
-        if octets.len() <= COPY_BYTES_MAX {
-            self.append(|tail| tail.extend_from_slice(&octets));
+    pub(crate) fn push_shared(&mut self, bytes: Bytes) {
+        if bytes.len() <= COPY_BYTES_MAX {
+            self.append(|tail| tail.extend_from_slice(&bytes));
         } else {
-            self.push(Chunk::Shared(octets));
+            self.push(Chunk::Shared(bytes));
         }
     }
 
@@ -134,8 +134,8 @@ impl Output {
                 return;
             }
             self.at -= size;
-            if let Some(Chunk::Own(octets)) = self.chunks.pop_front() {
-                spares.give(octets);
+            if let Some(Chunk::Own(bytes)) = self.chunks.pop_front() {
+                spares.give(bytes);
             }
         }
         if self.unwritten == 0 {

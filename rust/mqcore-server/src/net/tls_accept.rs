@@ -86,7 +86,7 @@ pub(crate) async fn secure(
 /// The peer's first bytes, which identify its protocol if it is not TLS.
 #[derive(Debug, Default)]
 struct First {
-    octets: [u8; FIRST_BYTES],
+    bytes: [u8; FIRST_BYTES],
     count: usize,
 }
 
@@ -96,10 +96,10 @@ async fn shake_hands(
     first: &mut First,
 ) -> Result<Secured, Refused> {
     let broken = |error: std::io::Error, first: &First, stream| {
-        let (rejection, reason) = HandshakeRejection::of(&error, &first.octets[..first.count]);
+        let (rejection, reason) = HandshakeRejection::of(&error, &first.bytes[..first.count]);
         Refused { rejection, reason, stream }
     };
-    first.count = match stream.peek(&mut first.octets).await {
+    first.count = match stream.peek(&mut first.bytes).await {
         Ok(count) => count,
         Err(error) => return Err(broken(error, first, None)),
     };

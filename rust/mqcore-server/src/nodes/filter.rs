@@ -215,7 +215,7 @@ fn ask(
 pub(crate) struct FilteredBatch {
     pub(crate) commands: Vec<Command>,
     /// Bytes from which the commands were decoded.
-    pub(crate) octets: usize,
+    pub(crate) bytes: usize,
     /// Frames to be forwarded.
     pub(crate) noted: Option<ForwardBatch>,
     /// Numbers of forwarded messages that the filter rejected, to be confirmed.
@@ -392,7 +392,7 @@ mod tests {
             connected_at: Timestamp(0),
         };
         let commands = vec![passed_on(1, b"yes"), passed_on(2, b"no"), passed_on(3, b"?")];
-        let judged = FilteredBatch { commands, octets: 9, noted: None, refused: Vec::new() };
+        let judged = FilteredBatch { commands, bytes: 9, noted: None, refused: Vec::new() };
         let judged = filter_accepted(&port, &counter, &node, judged).await;
         assert_eq!((judged.refused, judged.commands.len()), (vec![2], 2));
         assert_eq!(counter.load(Ordering::Relaxed), 1, "one had no answer");

@@ -260,9 +260,8 @@ impl World {
                 let payload = shard.journal.read(waiting.sequence.0).expect("it is saved");
                 let put = decode_put(&payload).expect("we wrote it");
                 let text = put.message.headers();
-                let line = text
-                    .split(|octet| *octet == b'\n')
-                    .find_map(|line| line.strip_prefix(b"EventMQ-Headers:"));
+                let line =
+                    text.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"EventMQ-Headers:"));
                 let line = line.expect("it is a job").trim_ascii();
                 let number = |name: &[u8]| -> u64 {
                     let value = headers::value(line, name).and_then(|value| str::from_utf8(value).ok());

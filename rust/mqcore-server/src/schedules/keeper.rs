@@ -481,7 +481,7 @@ impl<S: Storage> Keeper<S> {
 
 fn view(entry: &ScheduleEntry<ScheduleData>) -> ScheduleView {
     let (queue, headers, job) = parts(&entry.what.run).unwrap_or_default();
-    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (interval_ms, cron) = match &entry.plan.when {
         Recurrence::Every(interval) => (Some(*interval), None),
         Recurrence::Cron(cron) => (None, Some((cron.text().to_owned(), cron.zone().to_owned()))),

@@ -61,7 +61,7 @@ impl BackupStream {
     }
 
     fn note(&mut self, name: &str, bytes: u64, length: u64, digest: &[u8]) {
-        let sha256: String = digest.iter().map(|octet| format!("{octet:02x}")).collect();
+        let sha256: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         self.manifest.push(json!({"name": name, "bytes": bytes, "length": length, "sha256": sha256}));
     }
 
@@ -174,7 +174,7 @@ fn header(name: &str, bytes: u64, created_ms: u64) -> [u8; BLOCK] {
     put(148, "        ");
     put(156, "0");
     put(257, "ustar\x0000");
-    let sum: u32 = block.iter().map(|&octet| u32::from(octet)).sum();
+    let sum: u32 = block.iter().map(|&byte| u32::from(byte)).sum();
     block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
     block
 }

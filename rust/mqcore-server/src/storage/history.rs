@@ -40,7 +40,7 @@ impl HistoryDir {
         }
         let format = path.join("format");
         let found = match fs::read(&format) {
-            Ok(octets) => String::from_utf8_lossy(&octets).into_owned(),
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing(&format)),
             Err(source) => return Err(DataDirError::Io { path: format, source }),
         };

@@ -138,8 +138,8 @@ impl StoppedDataDir {
         };
         let format_path = path.join("format");
         let shards = match fs::read(&format_path) {
-            Ok(octets) => {
-                let found = String::from_utf8_lossy(&octets).into_owned();
+            Ok(bytes) => {
+                let found = String::from_utf8_lossy(&bytes).into_owned();
                 read_format(&found).ok_or(DataDirError::Format { path: format_path, found })?
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -197,12 +197,12 @@ impl JournalThread {
                 self.missed = 0;
             }
         }
-        let octets = self.packer.pack(&block.bytes);
-        match self.journal.note(block.time.0, octets) {
+        let bytes = self.packer.pack(&block.bytes);
+        match self.journal.note(block.time.0, bytes) {
             Ok(_) => {
                 let counters = &self.hub.counters.history;
                 counters.steps.add(block.steps);
-                counters.bytes.add(octets.len() as u64);
+                counters.bytes.add(bytes.len() as u64);
                 if self.missing && self.missed == 0 {
                     self.missing = false;
                     counters.set_missing(self.shard, false);

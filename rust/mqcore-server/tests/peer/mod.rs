@@ -70,8 +70,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
     /// Says Hello; with the answer.
     pub(crate) async fn shake_hands(stream: S, hello: &Hello<'_>) -> (Self, Received) {
         let mut peer = Self::new(stream);
-        let octets = hello::opening(hello, b"hello").expect("a plain Hello");
-        peer.write(&octets).await;
+        let bytes = hello::opening(hello, b"hello").expect("a plain Hello");
+        peer.write(&bytes).await;
         let mut preamble = [0; 8];
         peer.stream.read_exact(&mut preamble).await.expect("the preamble comes back");
         assert_eq!(preamble, tmqp::PREAMBLE);
@@ -86,15 +86,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Peer<S> {
         peer
     }
 
-    pub(crate) async fn write(&mut self, octets: &[u8]) {
-        let written = timeout(PATIENCE, self.stream.write_all(octets)).await;
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        let written = timeout(PATIENCE, self.stream.write_all(bytes)).await;
         written.expect("in time").expect("the other side reads");
     }
 
     pub(crate) async fn send(&mut self, frame: &Frame<'_>) {
-        let mut octets = Vec::new();
-        tmqp::encode(frame, &mut octets);
-        self.write(&octets).await;
+        let mut bytes = Vec::new();
+        tmqp::encode(frame, &mut bytes);
+        self.write(&bytes).await;
     }
 
     /// The next frame; `None` when the other side has closed.

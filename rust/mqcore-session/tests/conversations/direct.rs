@@ -21,7 +21,7 @@ fn to(target: &str) -> Frame<'_> {
 }
 
 #[test]
-fn a_direct_message_goes_to_a_client_with_what_it_asks_for() {
+fn a_direct_message_reaches_a_client_with_its_answer_options() {
     let mut talk = Talk::open();
     let (to, message) = direct(talk.command(&vector("V36")));
     assert_eq!(to, ClientPattern::Id("other".into()));

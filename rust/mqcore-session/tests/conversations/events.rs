@@ -29,7 +29,7 @@ fn subscription(talk: &mut Talk, bytes: &[u8]) -> EventSubscription {
 }
 
 #[test]
-fn events_are_subscribed_to_with_what_they_need() {
+fn event_subscriptions_carry_their_arguments() {
     let mut talk = Talk::open();
     let server = subscription(&mut talk, &vector("V42"));
     assert_eq!(

@@ -54,7 +54,7 @@ fn a_hello_introduces_the_client() {
 }
 
 #[test]
-fn a_hello_is_read_in_both_orders_and_keeps_what_it_does_not_know() {
+fn a_hello_is_read_in_both_orders_and_keeps_unknown_fields() {
     for first_line in ["CONNECT /", "tmq://remote-host CONNECT", ""] {
         let body = format!("{first_line}\r\nClient-Id:w-1\r\nColour: blue\r\n");
         let introduction = introduction(greeted().receive(&hello(&body)).0);

@@ -408,7 +408,7 @@ fn a_delivery_takes_queue_and_acknowledgement_from_the_queue_and_may_hide_its_so
 }
 
 #[test]
-fn names_of_other_protocols_are_cut_to_what_a_frame_can_hold() {
+fn names_of_other_protocols_are_truncated_to_fit_a_frame() {
     let bytes = delivered(&delivery("ch/1", message("M", &"p".repeat(300), "", ""), false), true);
     assert_eq!(only_frame(&bytes).source, "p".repeat(255).as_bytes());
 }

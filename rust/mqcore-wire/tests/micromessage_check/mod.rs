@@ -68,7 +68,7 @@ fn check_frames(input: &[u8], limits: &Limits) {
 fn check_end(rest: &[u8], end: &Result<Option<(Frame<'_>, usize)>, WireError>, limits: &Limits) {
     match (end, needed(rest, AGREED, limits)) {
         (Ok(_), Ok(size)) => {
-            assert!(size > rest.len(), "{size} octets are there");
+            assert!(size > rest.len(), "{size} bytes are there");
             assert!(size as u64 <= limits.frame_bytes_max + 66_000);
         }
         (Err(error), found) => assert_eq!(found.as_ref(), Err(error)),

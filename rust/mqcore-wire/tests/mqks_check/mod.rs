@@ -14,7 +14,7 @@ pub(crate) fn check(input: &[u8]) {
     for limits in [Limits::default(), Limits { frame_bytes_max: 40, header_bytes_max: 0 }] {
         let whole = read(input, input.len().max(1), &limits);
         for piece in [1, 7] {
-            assert_eq!(whole, read(input, piece, &limits), "pieces of {piece} octets say something else");
+            assert_eq!(whole, read(input, piece, &limits), "pieces of {piece} bytes say something else");
         }
         for line in whole.0 {
             assert!(line.len() as u64 <= limits.frame_bytes_max);

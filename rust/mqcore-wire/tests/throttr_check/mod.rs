@@ -31,30 +31,30 @@ const EXPECTED: [Expected; 16] = [
 
 /// Checks every promise on one input.
 pub(crate) fn check(input: &[u8]) {
-    let Some((&choice, octets)) = input.split_first() else { return };
+    let Some((&choice, bytes)) = input.split_first() else { return };
     let width = Width::ALL[usize::from(choice & 3)];
     let family = if choice & 4 == 0 { Family::V71 } else { Family::V73 };
     let dialect = Dialect { width, family };
     if choice & 8 == 0 {
-        check_requests(octets, dialect);
+        check_requests(bytes, dialect);
     } else {
-        check_replies(octets, EXPECTED[usize::from(choice >> 4)], dialect);
+        check_replies(bytes, EXPECTED[usize::from(choice >> 4)], dialect);
     }
 }
 
 fn check_requests(mut rest: &[u8], dialect: Dialect) {
     while let Ok(Some((found, consumed))) = request::decode(rest, dialect, &LIMITS) {
-        let (octets, behind) = rest.split_at(consumed);
+        let (bytes, behind) = rest.split_at(consumed);
         assert_eq!(request::needed(rest, dialect, &LIMITS), Ok(consumed));
-        assert_eq!(request::decode(octets, dialect, &LIMITS), Ok(Some((found, consumed))));
-        expect_not_yet(octets, |part| {
+        assert_eq!(request::decode(bytes, dialect, &LIMITS), Ok(Some((found, consumed))));
+        expect_not_yet(bytes, |part| {
             let needed = request::needed(part, dialect, &LIMITS).unwrap();
             assert!(needed == 0 || needed == consumed, "{needed} and {consumed}");
             request::decode(part, dialect, &LIMITS).unwrap().is_none()
         });
         let mut again = Vec::new();
         request::encode(&found, dialect, &mut again).unwrap();
-        assert_eq!(again, octets, "there is one way to write a request");
+        assert_eq!(again, bytes, "there is one way to write a request");
         if let ThrottrRequest::ConsumeAll { rules, .. } = found {
             assert_eq!(rules.iter().count(), rules.len());
         }
@@ -64,10 +64,10 @@ fn check_requests(mut rest: &[u8], dialect: Dialect) {
 
 fn check_replies(mut rest: &[u8], expected: Expected, dialect: Dialect) {
     while let Ok(Some((found, consumed))) = reply::decode(rest, expected, dialect, &LIMITS) {
-        let (octets, behind) = rest.split_at(consumed);
+        let (bytes, behind) = rest.split_at(consumed);
         assert!(consumed > 0);
-        assert_eq!(reply::decode(octets, expected, dialect, &LIMITS), Ok(Some((found.clone(), consumed))));
-        expect_not_yet(octets, |part| reply::decode(part, expected, dialect, &LIMITS).unwrap().is_none());
+        assert_eq!(reply::decode(bytes, expected, dialect, &LIMITS), Ok(Some((found.clone(), consumed))));
+        expect_not_yet(bytes, |part| reply::decode(part, expected, dialect, &LIMITS).unwrap().is_none());
         if let reply::ThrottrReply::Fragment(fragment) = found {
             assert_eq!(fragment.iter().count(), fragment.len());
         }
@@ -76,9 +76,9 @@ fn check_replies(mut rest: &[u8], expected: Expected, dialect: Dialect) {
 }
 
 /// Every cut of something short, and some of something long.
-fn expect_not_yet(octets: &[u8], is_none: impl Fn(&[u8]) -> bool) {
-    let step = 1 + octets.len() / 300;
-    for end in (0..octets.len()).step_by(step) {
-        assert!(is_none(&octets[..end]), "cut at {end} of {}", octets.len());
+fn expect_not_yet(bytes: &[u8], is_none: impl Fn(&[u8]) -> bool) {
+    let step = 1 + bytes.len() / 300;
+    for end in (0..bytes.len()).step_by(step) {
+        assert!(is_none(&bytes[..end]), "cut at {end} of {}", bytes.len());
     }
 }

@@ -38,7 +38,7 @@ fn check_front(input: &[u8], limits: &Limits) -> Option<usize> {
         }
         Ok(None) => {
             let size = needed(input, limits).expect("decode found no fault");
-            assert!(size == 0 || size > input.len(), "nothing is missing of {size} octets");
+            assert!(size == 0 || size > input.len(), "nothing is missing of {size} bytes");
             assert!(size as u64 <= limits.frame_bytes_max);
             None
         }
@@ -63,20 +63,20 @@ fn check_pieces(input: &[u8], limits: &Limits, whole: &Decoded<'_>) {
 }
 
 /// Checks that the frame is within its bytes and the limits, and that encoding it gives the same frame.
-fn check_frame(frame: &Frame<'_>, octets: &[u8], limits: &Limits) {
-    assert!(octets.len() as u64 <= limits.frame_bytes_max);
+fn check_frame(frame: &Frame<'_>, bytes: &[u8], limits: &Limits) {
+    assert!(bytes.len() as u64 <= limits.frame_bytes_max);
     assert!(frame.headers.len() as u64 <= u64::from(limits.header_bytes_max));
     assert_eq!(frame.check(), Ok(()));
-    assert_eq!(needed(octets, limits), Ok(octets.len()));
+    assert_eq!(needed(bytes, limits), Ok(bytes.len()));
 
     let mut encoded = Vec::new();
     encode(frame, &mut encoded);
     assert_eq!(encoded.len(), frame.encoded_size());
-    assert!(encoded.len() <= octets.len());
+    assert!(encoded.len() <= bytes.len());
     assert_eq!(decode(&encoded, limits), Ok(Some((*frame, encoded.len()))));
     let keeps_its_header_bit = !matches!(frame.kind, Kind::PING | Kind::PONG);
-    if encoded.len() == octets.len() && keeps_its_header_bit {
-        assert_eq!(encoded, octets);
+    if encoded.len() == bytes.len() && keeps_its_header_bit {
+        assert_eq!(encoded, bytes);
     }
 
     let mut head = Vec::new();
@@ -98,7 +98,7 @@ fn check_header_text(headers: &[u8]) {
             accepted.push((key, value));
         } else {
             assert!(
-                [key, value].concat().iter().any(|octet| b"\r\n".contains(octet)) || rewritten.len() > 60_000
+                [key, value].concat().iter().any(|byte| b"\r\n".contains(byte)) || rewritten.len() > 60_000
             );
         }
     }

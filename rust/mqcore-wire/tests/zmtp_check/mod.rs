@@ -21,7 +21,7 @@ pub(crate) fn check(input: &[u8]) {
     for limits in [Limits::default(), Limits { frame_bytes_max: 100, header_bytes_max: 40 }] {
         let whole = read(input, input.len().max(1), &limits);
         for piece in [1, 7] {
-            assert_eq!(whole, read(input, piece, &limits), "pieces of {piece} octets say something else");
+            assert_eq!(whole, read(input, piece, &limits), "pieces of {piece} bytes say something else");
         }
         for found in &whole.0 {
             check_found(found, &limits);
@@ -35,7 +35,7 @@ fn check_greeting(input: &[u8]) {
         match Greeting::decode(&input[..end]) {
             Ok(None) => {}
             Err(error) => assert_eq!(whole, Err(error)),
-            found => panic!("{found:?} of {end} octets"),
+            found => panic!("{found:?} of {end} bytes"),
         }
     }
     if let Ok(Some((greeting, consumed))) = whole {
@@ -67,7 +67,7 @@ pub(crate) fn read(input: &[u8], piece: usize, limits: &Limits) -> (Vec<Found>, 
             buffer.drain(..consumed);
         }
         let needed = decoder.needed(&buffer, limits);
-        assert!(needed == 0 || needed > buffer.len(), "{needed} of {} octets", buffer.len());
+        assert!(needed == 0 || needed > buffer.len(), "{needed} of {} bytes", buffer.len());
         assert!(needed as u64 <= limits.frame_bytes_max);
     }
     (all, buffer.len(), None)

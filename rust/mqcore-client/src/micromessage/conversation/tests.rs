@@ -24,10 +24,10 @@ fn publish(conversation: &mut Names, headers: &[u8], who: Option<&'static str>) 
 }
 
 fn hear(conversation: &mut Names, frame: &Frame<'_>) -> FrameEvent<&'static str> {
-    let mut octets = Vec::new();
-    encode(frame, &mut octets);
-    let (arrival, size) = conversation.receive(&octets).unwrap().unwrap();
-    assert_eq!(size, octets.len());
+    let mut bytes = Vec::new();
+    encode(frame, &mut bytes);
+    let (arrival, size) = conversation.receive(&bytes).unwrap().unwrap();
+    assert_eq!(size, bytes.len());
     arrival
 }
 
@@ -46,15 +46,15 @@ fn deliver(conversation: &mut Names, sequence: u16) -> Received {
 }
 
 fn acknowledgement(id: u8, number: u16) -> Vec<u8> {
-    let mut octets = Vec::new();
-    encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut octets);
-    octets
+    let mut bytes = Vec::new();
+    encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut bytes);
+    bytes
 }
 
 fn written(conversation: &mut Names) -> Vec<u8> {
-    let mut octets = Vec::new();
-    conversation.take_output(&mut octets);
-    octets
+    let mut bytes = Vec::new();
+    conversation.take_output(&mut bytes);
+    bytes
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn one_acknowledgement_goes_out_for_all_that_was_settled_since_the_last_write() 
     conversation.settle(&messages[3], false);
     publish(&mut conversation, b"", None).unwrap();
     conversation.settle(&messages[5], false);
-    let octets = written(&mut conversation);
-    assert!(octets.starts_with(&acknowledgement(1, 5)) && octets.ends_with(&acknowledgement(1, 6)));
+    let bytes = written(&mut conversation);
+    assert!(bytes.starts_with(&acknowledgement(1, 5)) && bytes.ends_with(&acknowledgement(1, 6)));
 }
 
 #[test]
@@ -82,8 +82,8 @@ fn a_refusal_is_not_taken_for_an_acknowledgement_that_a_later_one_replaces() {
     assert_eq!(written(&mut conversation), acknowledgement(1, 1));
     conversation.settle(&messages[1], true);
     conversation.settle(&messages[2], false);
-    let octets = [acknowledgement(2, 2), acknowledgement(1, 3)].concat();
-    assert_eq!(written(&mut conversation), octets);
+    let bytes = [acknowledgement(2, 2), acknowledgement(1, 3)].concat();
+    assert_eq!(written(&mut conversation), bytes);
 }
 
 #[test]
@@ -123,8 +123,8 @@ fn a_type_is_named_once_for_consecutive_messages() {
     for _ in 0..2 {
         publish(&mut conversation, b"Mm2-Type:T1\r\n", None).unwrap();
     }
-    let octets = written(&mut conversation);
-    assert_eq!(octets.windows(2).filter(|two| *two == b"T1").count(), 1);
+    let bytes = written(&mut conversation);
+    assert_eq!(bytes.windows(2).filter(|two| *two == b"T1").count(), 1);
     publish(&mut conversation, b"", None).unwrap();
     assert!(written(&mut conversation).starts_with(&[2, 1, 0]), "it is taken back");
     hear(&mut conversation, &Frame::Extension { id: 1, payload: b"T2" });

@@ -64,7 +64,7 @@ fn a_publish_waits_under_its_own_id() {
 }
 
 #[test]
-fn what_a_line_would_change_is_refused_before_it_is_sent() {
+fn arguments_that_would_break_a_line_are_rejected_before_sending() {
     let mut conversation = open();
     let event = queue("hello");
     for body in [&b""[..], b"a\nb", b"a\tb", b"a ", b"a\r"] {
@@ -80,7 +80,7 @@ fn what_a_line_would_change_is_refused_before_it_is_sent() {
 }
 
 #[test]
-fn an_error_says_what_was_asked_and_under_which_number_the_broker_knows_it() {
+fn an_error_names_the_request_and_its_error_number() {
     let mut conversation = open();
     let question =
         Question { operation: "rebind", about: "q1", action: "rebind", confirm: true, data: b"q1 e1" };
@@ -113,7 +113,7 @@ fn deliveries_tell_their_event_and_how_often_they_came_back() {
 }
 
 #[test]
-fn a_consumer_says_what_its_queue_is_bound_to() {
+fn a_consumer_reports_the_bindings_of_its_queue() {
     let line = |terms: ConsumeTerms| {
         let mut conversation = open();
         conversation.take_up(&consumption("q", terms), "me").unwrap();
@@ -132,7 +132,7 @@ fn a_consumer_says_what_its_queue_is_bound_to() {
 }
 
 #[test]
-fn consumers_begin_again_bound_to_what_the_broker_said_last() {
+fn reconnected_consumers_restore_the_latest_bindings() {
     let mut conversation = open();
     let terms = ConsumeTerms { events: Some(vec!["old".into()]), ..ConsumeTerms::default() };
     let one = consume(&mut conversation, &consumption("q", terms));

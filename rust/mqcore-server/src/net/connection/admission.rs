@@ -19,15 +19,15 @@ use crate::authority::keys::LimitKeys;
 use crate::stats::counters::CloseReason;
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
-    pub(super) fn pass(&mut self, mut commands: Vec<Command>, octets: usize, now: Timestamp) {
+    pub(super) fn pass(&mut self, mut commands: Vec<Command>, bytes: usize, now: Timestamp) {
         if !self.hub.guard.is_open() {
             self.refuse_beyond_limits(&mut commands, now);
         }
         if self.admission.gate.is_open() {
-            self.route(commands, octets);
+            self.route(commands, bytes);
         } else {
             let mut steps = Vec::new();
-            self.admission.gate.take(commands, octets, &self.client, &self.hub, &mut steps);
+            self.admission.gate.take(commands, bytes, &self.client, &self.hub, &mut steps);
             self.follow(steps, now);
         }
     }
@@ -51,7 +51,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     pub(super) fn follow(&mut self, steps: Vec<Step>, now: Timestamp) {
         for step in steps {
             match step {
-                Step::Pass(commands, octets) => self.route(commands, octets),
+                Step::Pass(commands, bytes) => self.route(commands, bytes),
                 Step::Become(client) => {
                     self.client = client;
                     self.restrict_limits();

@@ -51,7 +51,7 @@ impl Forwarding {
         hub: &Hub,
     ) -> Option<Vec<Command>> {
         let (noted, shown) = if is_node { Default::default() } else { self.note(&mut commands, client, hub) };
-        let filtered = FilteredBatch { commands, octets: bytes, noted, refused: Vec::new() };
+        let filtered = FilteredBatch { commands, bytes, noted, refused: Vec::new() };
         let nodes = hub.nodes.as_ref();
         let accept = nodes.and_then(|nodes| nodes.filters.accept.as_ref()).filter(|_| is_node);
         let pending = match (nodes, accept) {

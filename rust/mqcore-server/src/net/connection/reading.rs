@@ -133,21 +133,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     /// Passes input to the session, and keeps the bytes that it leaves.
-    pub(super) fn receive(&mut self, octets: &[u8], now: Timestamp) {
+    pub(super) fn receive(&mut self, bytes: &[u8], now: Timestamp) {
         self.set_time();
         let mut commands = self.hub.spare_commands.take(self.input.usual_commands);
         let (session, source) = (&mut self.session, self.input.source);
         let result = self.output.append(|output| match source {
-            Source::Closed => session.receive_last(octets, now, &mut commands, output),
-            Source::Open | Source::Paused => session.receive(octets, now, &mut commands, output),
+            Source::Closed => session.receive_last(bytes, now, &mut commands, output),
+            Source::Open | Source::Paused => session.receive(bytes, now, &mut commands, output),
         });
         if let Some(keys) = &self.admission.keys {
             keys.end_round();
         }
-        let consumed = *result.as_ref().unwrap_or(&octets.len());
-        self.keep(&octets[consumed..]);
+        let consumed = *result.as_ref().unwrap_or(&bytes.len());
+        self.keep(&bytes[consumed..]);
         self.input.usual_commands = commands.len();
-        if result.is_err() && !self.welcomed && matches!(octets, [0x16, 3, ..]) {
+        if result.is_err() && !self.welcomed && matches!(bytes, [0x16, 3, ..]) {
             tracing::info!(
                 connection = self.outbox.connection.0,
                 "it speaks TLS, and this listener does not: write its URL with an 's', or the client's without"
