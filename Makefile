@@ -215,6 +215,12 @@ spark-crash: $(EXTENSION) ## kill a Spark stream from queue to queue SPARK_ROUND
 pictures: $(EXTENSION) ## renew the pictures of reports in docs/images from a run of a minute; needs Chromium
 	@PYTHONPATH=tests $(PY) -m spark.pictures
 
+SEEDS ?= 2000
+
+.PHONY: promises
+promises: $(EXTENSION) ## check the histories of SEEDS (2000) random plans, or replay and shrink one: SEED=number
+	@PYTHONPATH=tests $(PY) -m promises.search $(if $(SEED),--seed $(SEED) --shrink,--seeds $(SEEDS))
+
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes

@@ -1,0 +1,216 @@
+"""Producers: they publish to queues, topics and routers, and record what they were answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import mm2_peer
+import mqcore
+import throttr_peer
+from conformance.adapters import PARTIES, Party, Place
+from mqcore import errors, throttr
+from promises.plan import Actor, Step
+from promises.scene import REQUEST_SECONDS, Scene, body_of
+
+CONSUMER_SECONDS = 0.15
+"""Longest wait for a confirmation that a consumer causes."""
+
+LOST = (errors.TransportError,)
+SILENT = (errors.ConfirmTimeout, errors.RequestTimeout)
+CUT = (OSError, EOFError, AssertionError, mm2_peer.Cut, throttr_peer.Cut)
+"""Exceptions of a peer of bytes when its connection ends, or when the broker answers with an error."""
+REJECTED = (errors.Nacked, errors.OperationError)
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """Outcome and detail of a publish that raised."""
+    if isinstance(error, LOST):
+        return "unknown", str(error)
+    if isinstance(error, SILENT):
+        return "timeout", str(error)
+    if isinstance(error, REJECTED):
+        return "rejected", f"{type(error).__name__}: {error}"
+    raise error
+
+
+async def produce(scene: Scene, actor: Actor) -> None:
+    """Publish all bursts of an actor."""
+    await scene.until(actor.start)
+    if actor.protocol.startswith("raw-"):
+        await asyncio.to_thread(_produce_raw, scene, actor)
+    elif actor.protocol == "throttr":
+        await _produce_throttr(scene, actor)
+    else:
+        async with scene.connect(actor) as client:
+            for step in actor.steps:
+                await _burst(scene, actor, client, step)
+
+
+async def _burst(scene: Scene, actor: Actor, client: mqcore.Client, step: Step) -> None:
+    verdicts = step.get("verdicts", [""])
+    messages = [(scene.label(actor), verdicts[number % len(verdicts)]) for number in range(step["count"])]
+    if step.get("batch") and not step.get("cc"):
+        await _publish_many(scene, actor, client, step, messages)
+        return
+    for label, verdict in messages:
+        if await _publish(scene, actor, client, step, label, verdict) == "timeout":
+            return
+        if step["gap"]:
+            await asyncio.sleep(step["gap"] / 1000)
+
+
+def _confirm_seconds(scene: Scene, actor: Actor) -> float:
+    """How long a producer waits: in some queues a confirmation comes only when a consumer has the message."""
+    rules = scene.world.queues.get(actor.target)
+    waits = rules is not None and rules.decisions.confirms_at in {"sent", "consumed"}
+    return CONSUMER_SECONDS if waits else REQUEST_SECONDS
+
+
+async def _publish_many(
+    scene: Scene, actor: Actor, client: mqcore.Client, step: Step, messages: list[tuple[str, str]]
+) -> None:
+    at = scene.history.now()
+    bodies = [body_of(label, verdict, step.get("size", 0)) for label, verdict in messages]
+    confirm, high = step["confirm"], step.get("high", False)
+    try:
+        receipts = await client.publish_many(
+            actor.target,
+            bodies,
+            confirm=confirm,
+            high_priority=high,
+            timeout=_confirm_seconds(scene, actor),
+            return_exceptions=True,
+        )
+        answers: list[Any] = list(receipts)
+    except errors.MqcoreError as error:
+        answers = [error] * len(messages)
+    for (label, verdict), answer in zip(messages, answers, strict=True):
+        outcome = outcome_of(answer) if isinstance(answer, BaseException) else ("confirmed" if confirm else "sent", "")
+        _record(scene, actor, at, label, verdict, step, [(actor.target, "queue")], outcome)
+
+
+async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step, label: str, verdict: str) -> str:
+    """Publish one message, and return the outcome."""
+    at = scene.history.now()
+    body = body_of(label, verdict, step.get("size", 0))
+    confirm = step["confirm"]
+    kind, _, name = actor.target.partition(":")
+    copies: list[str] = step.get("cc", [])
+    rejected: set[str] = set()
+    try:
+        if kind == "@router":
+            await client.send(actor.target, body, confirm=confirm)
+        elif kind == "@topic":
+            topic = f"topic/{name}" if actor.protocol == "mm2" else name
+            await client.publish(topic, body, confirm=confirm)
+        else:
+            options: dict[str, Any] = {"timeout": _confirm_seconds(scene, actor)}
+            if copies:
+                options["cc"] = copies
+            if step.get("high"):
+                options["high_priority"] = True
+            receipt = await client.publish(actor.target, body, confirm=confirm, **options)
+            rejected = {copy.queue for copy in getattr(receipt, "rejected", ())}
+        outcome = ("confirmed" if confirm else "sent", "")
+    except errors.MqcoreError as error:
+        outcome = outcome_of(error)
+    if kind == "@router":
+        # The router's confirmation says that the message was passed on, not that it is saved.
+        outcome = ("accepted", "") if outcome[0] == "confirmed" else outcome
+        _record(
+            scene, actor, at, label, verdict, step, [(queue, "router") for queue in scene.plan.routers[name]], outcome
+        )
+    elif kind == "@topic":
+        _record(
+            scene, actor, at, label, verdict, step, [(queue, "topic") for queue in scene.plan.topics[name]], outcome
+        )
+    else:
+        _record(scene, actor, at, label, verdict, step, [(actor.target, "queue")], outcome)
+        for copy in copies:
+            answer = outcome if outcome[0] in {"confirmed", "sent"} else ("unknown", outcome[1])
+            if copy in rejected:
+                answer = ("rejected", "reported in the receipt")
+            _record(scene, actor, at, label, verdict, step, [(copy, "cc")], answer)
+    return outcome[0]
+
+
+def _record(
+    scene: Scene,
+    actor: Actor,
+    at: float,
+    label: str,
+    verdict: str,
+    step: Step,
+    places: list[tuple[str, str]],
+    answer: tuple[str, str],
+) -> None:
+    for queue, via in places:
+        outcome, detail = answer
+        rules = scene.world.queues.get(queue)
+        if outcome == "rejected" and rules is not None and rules.decisions.confirms_at in {"sent", "consumed"}:
+            outcome = "nacked"  # by a consumer, after the queue had taken it
+        scene.history.add(
+            "publish",
+            at,
+            client=actor.name,
+            queue=queue,
+            label=label,
+            outcome=outcome,
+            detail=detail,
+            verdict=verdict,
+            via=via,
+            high=bool(step.get("high")),
+            asked=bool(step["confirm"]),
+        )
+
+
+async def _produce_throttr(scene: Scene, actor: Actor) -> None:
+    topic = actor.target.partition(":")[2]
+    # Its first request connects, so a broker that starts again causes no error here.
+    client = throttr.Client(scene.url(actor), request_timeout=REQUEST_SECONDS)
+    try:
+        for step in actor.steps:
+            for _ in range(step["count"]):
+                at, label = scene.history.now(), scene.label(actor)
+                try:
+                    taken = await client.publish(topic, body_of(label))
+                    answer = ("accepted", "") if taken else ("sent", "answered 00")
+                except errors.MqcoreError as error:
+                    answer = outcome_of(error)
+                _record(
+                    scene, actor, at, label, "", step, [(queue, "topic") for queue in scene.plan.topics[topic]], answer
+                )
+                await asyncio.sleep(step["gap"] / 1000)
+    finally:
+        await client.close()
+
+
+def open_party(scene: Scene, actor: Actor) -> Party:
+    """A peer of bytes."""
+    scheme = actor.protocol.removeprefix("raw-")
+    urls = scene.broker.emqp_sockets if scheme == "emqp" else [scene.url(actor)]
+    return PARTIES[scheme](*urls)
+
+
+def _produce_raw(scene: Scene, actor: Actor) -> None:
+    is_topic = actor.target.startswith("@topic:")
+    place = Place(actor.target.removeprefix("@topic:"), not is_topic)
+    places = [(queue, "topic") for queue in scene.plan.topics[place.name]] if is_topic else [(actor.target, "queue")]
+    published: list[tuple[float, str]] = []
+    outcome = ("unknown", "the connection was lost")
+    with contextlib.suppress(*CUT):
+        party = open_party(scene, actor)
+        try:
+            for step in actor.steps:
+                for _ in range(step["count"]):
+                    published.append((scene.history.now(), scene.label(actor)))
+                    party.publish(place, body_of(published[-1][1]))
+            # An answer to a later request: the broker has read everything before.
+            party.take()
+            outcome = ("accepted", "")
+        finally:
+            party.close()
+    for at, label in published:
+        _record(scene, actor, at, label, "", actor.steps[0], places, outcome)
