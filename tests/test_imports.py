@@ -278,8 +278,9 @@ def test_the_reader_finds_planted_cycles_and_upward_imports(tmp_path: Path) -> N
 
 
 if __name__ == "__main__":
-    for line in large_cycles({}):
-        sys.stdout.write(f"{line}\n\n")
+    found = [f"{cycle}\n" for cycle in large_cycles({})]
     for place, layers in LAYERS.items():
-        for problem in upward_imports(graphs()[place], layers):
-            sys.stdout.write(f"{place}: {problem}\n")
+        found += [f"{place}: {problem}" for problem in upward_imports(graphs()[place], layers)]
+    for line in found:
+        sys.stdout.write(f"{line}\n")
+    sys.exit(bool(found))
