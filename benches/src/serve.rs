@@ -185,17 +185,17 @@ mod tests {
             history: History::Archive,
             limits: true,
         };
-        let told = Serve {
+        let original = Serve {
             status: Status::Pull,
             acknowledge: false,
             shards: 2,
             workers: 0,
             saving: Some(saving.clone()),
         };
-        let read = Serve::from_arguments(&told.arguments()).unwrap().saving.unwrap();
+        let read = Serve::from_arguments(&original.arguments()).unwrap().saving.unwrap();
         assert_eq!((read.delivery_handler, read.data_dir), (saving.delivery_handler, saving.data_dir));
         assert_eq!((read.history, read.limits), (saving.history, saving.limits));
-        let unsaved = Serve { saving: None, ..told };
+        let unsaved = Serve { saving: None, ..original };
         assert!(Serve::from_arguments(&unsaved.arguments()).unwrap().saving.is_none());
         let mut unknown = unsaved.arguments();
         unknown.push("--sync".into());

@@ -100,7 +100,7 @@ impl Run {
         let mut producer = wire.producer()?;
         let mut first = wire.consumer(0)?;
         let delivery_bytes = learn_delivery_bytes(wire, &mut producer, &mut first)?;
-        // The message that told the size is acknowledged like all others.
+        // The message with the size is acknowledged like all others.
         first.write_all(&acknowledgement())?;
         let poll = Poll::new()?;
         let mut streams = vec![first];

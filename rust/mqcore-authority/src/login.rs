@@ -414,12 +414,14 @@ mod tests {
 
     #[test]
     fn rejection_text_does_not_reveal_the_reason() {
-        let told = [
+        let rejections = [
             LoginRejection::UnknownToken,
             LoginRejection::ExpiredToken,
             LoginRejection::WrongPassword,
             LoginRejection::Restricted("address"),
         ];
-        assert!(told.iter().all(|refusal| refusal.for_peer() == LoginRejection::Authenticator.for_peer()));
+        assert!(
+            rejections.iter().all(|refusal| refusal.for_peer() == LoginRejection::Authenticator.for_peer())
+        );
     }
 }

@@ -605,9 +605,9 @@ fn passed_on(epoch: u64, number: u64, body: &str, to: &str) -> Command {
 }
 
 fn confirmed(world: &mut World, link: &Arc<Client>) -> Vec<u64> {
-    let told = world.notifications(link.connection).into_iter();
+    let notices = world.notifications(link.connection).into_iter();
     let numbers =
-        told.filter_map(|event| if let Event::Confirmed(numbers) = event { Some(numbers) } else { None });
+        notices.filter_map(|event| if let Event::Confirmed(numbers) = event { Some(numbers) } else { None });
     numbers.flatten().collect()
 }
 
@@ -634,7 +634,7 @@ fn forwarded_message_is_confirmed_when_saved_and_accepted_once() {
         (vec![5], vec![]),
         "once more: only confirmed again"
     );
-    assert_eq!(w.notifications(link.connection).len(), 0, "and nothing of what producers are told");
+    assert_eq!(w.notifications(link.connection).len(), 0, "and no notification for producers");
 }
 
 /// Sends all messages, settles some of them, crashes after every record, and sends unconfirmed messages again.

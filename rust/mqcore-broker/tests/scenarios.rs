@@ -488,8 +488,8 @@ fn message_requeued_too_often_is_dead_lettered_with_its_history() {
     });
     let transfer = transfer.expect("the message goes to the dead-letter queue");
     assert_eq!(transfer.to, queue("dead/1"));
-    let told = String::from_utf8_lossy(transfer.message.headers()).into_owned();
-    assert_eq!(told, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\n");
+    let headers = String::from_utf8_lossy(transfer.message.headers()).into_owned();
+    assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\n");
     w.broker.transfer(transfer, w.now, &mut w.effects);
     assert_eq!(w.stored("dead/1"), 1);
     assert_eq!(w.information("ch/1").stats.dead_lettered, 1);
@@ -528,9 +528,9 @@ fn permanently_rejected_message_is_dead_lettered_at_once() {
         Effect::Transfer(transfer) => Some(transfer.clone()),
         _ => None,
     });
-    let told = transfer.expect("it goes to the dead-letter queue").message;
-    let told = String::from_utf8_lossy(told.headers()).into_owned();
-    assert_eq!(told, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\n");
+    let headers = transfer.expect("it goes to the dead-letter queue").message;
+    let headers = String::from_utf8_lossy(headers.headers()).into_owned();
+    assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\n");
     assert_eq!(dropped(&w, "ch/2", DropReason::Limit), 1, "without one it is dropped");
     assert_eq!((w.stored("ch/1"), w.stored("ch/2")), (0, 0));
 }
@@ -608,7 +608,7 @@ fn each_policy_confirms_once_at_its_own_step() {
     w.nack(&a, "ch/3", "5", "sold out");
     assert_eq!(w.heard(&p), ["5 nack sold out by a"]);
     w.nack(&a, "ch/3", "5", "again");
-    assert!(w.heard(&p).is_empty(), "its fate was told once");
+    assert!(w.heard(&p).is_empty(), "its outcome is reported once");
     w.publish(&p, "ch/3", "6");
     w.advance(15 * SECOND);
     assert!(w.heard(&p).contains(&"6 nack timeout".to_owned()));
@@ -909,7 +909,7 @@ fn pulling_asks_the_handler_too() {
     assert_eq!(w.pull(&a, "ch/1", 2), (vec![], None), "undecided yet");
     w.answer(Step::CanConsumerReceive, ALLOW);
     w.answer(Step::CanConsumerReceive, ALLOW);
-    let told: Vec<_> = w
+    let notices: Vec<_> = w
         .notifications(a.connection)
         .into_iter()
         .map(|event| match event {
@@ -920,7 +920,7 @@ fn pulling_asks_the_handler_too() {
             other => panic!("a pull brings no {other:?}"),
         })
         .collect();
-    assert_eq!(told, ["1 1/2", "2 2/2", "Complete"]);
+    assert_eq!(notices, ["1 1/2", "2 2/2", "Complete"]);
 }
 
 #[test]

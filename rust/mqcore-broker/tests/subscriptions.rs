@@ -262,10 +262,10 @@ fn removing_a_queue_ends_its_subscriptions_and_notifies_them() {
     world.consume(&one, 4, EXPLICIT);
     world.publish(&producer, Q, "a");
     world.request(&producer, Request::RemoveQueue { queue: queue(Q) }).unwrap();
-    let told = world.notifications(one.connection);
+    let notices = world.notifications(one.connection);
     assert!(
-        matches!(&told[..], [Event::SubscriptionEnded { queue: ended, tag: Tag(4) }] if *ended == queue(Q)),
-        "{told:?}"
+        matches!(&notices[..], [Event::SubscriptionEnded { queue: ended, tag: Tag(4) }] if *ended == queue(Q)),
+        "{notices:?}"
     );
     world.create(&producer, Q, changes(Status::RoundRobin));
     world.tagged();
@@ -343,8 +343,9 @@ fn publish_to_topic(world: &mut World, client: &Arc<Client>, name: &str, id: &st
 
 /// The notifications of a client about its queues' bindings: `tag [topics] removal`.
 fn rebound(world: &mut World, client: &Arc<Client>) -> Vec<String> {
-    let told = world.notifications(client.connection);
-    told.into_iter()
+    let notices = world.notifications(client.connection);
+    notices
+        .into_iter()
         .filter_map(|event| match event {
             Event::BindingsChanged { tag, bindings } => {
                 let names: Vec<_> = bindings.topics.iter().map(ToString::to_string).collect();
@@ -474,10 +475,10 @@ fn dropping_a_queue_notifies_of_no_bindings_and_then_of_the_end() {
     let subscribe = QueueSubscription { binding: Some(going(UnusedPolicy::Keep)), ..subscription(Q, 1) };
     ask(&mut world, &one, Request::SubscribeQueue(Box::new(subscribe))).unwrap();
     ask(&mut world, &producer, Request::DropQueue { queue: queue(Q) }).unwrap();
-    let told = world.notifications(one.connection);
+    let notices = world.notifications(one.connection);
     assert!(
-        matches!(&told[..], [Event::BindingsChanged { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
-        "{told:?}"
+        matches!(&notices[..], [Event::BindingsChanged { bindings, .. }, Event::SubscriptionEnded { .. }] if bindings.topics.is_empty()),
+        "{notices:?}"
     );
     ask(&mut world, &producer, Request::DropQueue { queue: queue("nosuch/0") }).unwrap();
 }
@@ -561,7 +562,7 @@ fn queues_of_a_worker_share_its_slots() {
     world.settle(&one, 1, "a", None);
     assert!(world.tagged().is_empty(), "settled is not ready");
     assert_eq!((slots.give(1), slots.give(1)), (Some(1), None));
-    assert!(world.tagged().is_empty(), "no queue was told");
+    assert!(world.tagged().is_empty(), "no queue was notified");
     world.command(&one, Command::RoomFor { queue: queue("other/0") });
     assert_eq!((world.tagged(), slots.free()), (vec!["2.2:b".to_owned()], 0));
 }

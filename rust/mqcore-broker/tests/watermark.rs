@@ -192,8 +192,8 @@ fn handler_is_notified_of_a_cleared_message_before_it_is_settled() {
         }
     }
     assert!(farewells.is_empty(), "each is settled, behind its farewell");
-    let told = w.effects.iter().filter(|effect| matches!(effect, Effect::Dequeued(..))).count();
-    assert_eq!(told, 2, "the third was in memory");
+    let notices = w.effects.iter().filter(|effect| matches!(effect, Effect::Dequeued(..))).count();
+    assert_eq!(notices, 2, "the third was in memory");
 }
 
 #[test]

@@ -50,7 +50,7 @@ struct Standing {
     users: usize,
     /// The client requested it on this connection, and the broker has not refused. The client cancels it after its last
     /// user.
-    told: bool,
+    announced: bool,
     /// Whether the broker has confirmed it on this connection.
     agreed: bool,
 }
@@ -102,7 +102,7 @@ impl<W> Conversation<W> {
         self.output.clear();
         self.pulls = 0;
         for standing in self.intents.values_mut() {
-            (standing.told, standing.agreed) = (false, false);
+            (standing.announced, standing.agreed) = (false, false);
         }
         let pending = std::mem::take(&mut self.pending);
         pending.into_values().filter_map(|pending| Some((pending.waiter?, partial(pending.expect)))).collect()
@@ -113,9 +113,9 @@ impl<W> Conversation<W> {
         let missing: Vec<(Intent, Request)> = self
             .intents
             .iter_mut()
-            .filter(|(_, standing)| !standing.told)
+            .filter(|(_, standing)| !standing.announced)
             .map(|(key, standing)| {
-                standing.told = true;
+                standing.announced = true;
                 (key.clone(), Request::take_up(&standing.intent))
             })
             .collect();
@@ -248,7 +248,7 @@ impl<W> Conversation<W> {
             return Ok(TakenUp::Already(waiter));
         }
         let id = self.ask(&Request::take_up(&intent), true, Expect::Intent(key.clone()), Some(waiter))?;
-        self.count_user(key, intent).told = true;
+        self.count_user(key, intent).announced = true;
         Ok(TakenUp::Asked(id))
     }
 
@@ -260,9 +260,9 @@ impl<W> Conversation<W> {
         if standing.users > 0 {
             return;
         }
-        let was_told = standing.told;
+        let was_announced = standing.announced;
         let intent = self.intents.remove(&key).map_or_else(|| intent.clone(), |standing| standing.intent);
-        if self.open && was_told {
+        if self.open && was_announced {
             let request = Request::give_up(&intent);
             let id = self.ids.next();
             // No answer is requested, because it would not be used.
@@ -354,7 +354,7 @@ impl<W> Conversation<W> {
     }
 
     fn count_user(&mut self, key: Intent, intent: Intent) -> &mut Standing {
-        let new = Standing { intent, users: 0, told: false, agreed: false };
+        let new = Standing { intent, users: 0, announced: false, agreed: false };
         let standing = self.intents.entry(key).or_insert(new);
         standing.users += 1;
         standing

@@ -24,7 +24,7 @@ pub struct Receipts {
     open: VecDeque<(u64, u32)>,
     /// Highest number received.
     last: u64,
-    told: u64,
+    confirmed: u64,
 }
 
 impl Receipts {
@@ -61,12 +61,12 @@ impl Receipts {
 
     /// Returns the number up to which all frames are stored, or `None` if that was already confirmed.
     pub fn confirm(&mut self) -> Option<u64> {
-        let mut through = self.told;
+        let mut through = self.confirmed;
         while let Some((number, 0)) = self.open.front().copied() {
             through = number;
             self.open.pop_front();
         }
-        (through > std::mem::replace(&mut self.told, through)).then_some(through)
+        (through > std::mem::replace(&mut self.confirmed, through)).then_some(through)
     }
 
     /// Number of unconfirmed frames.

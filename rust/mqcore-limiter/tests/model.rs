@@ -387,8 +387,8 @@ proptest! {
             let cost = ((u128::from(cost) * u128::from(limit)) >> 32) as u64 + cost % 2;
             let of = |algorithm| Rule { algorithm, limit, cost, period: Ttl { unit: 1, amount: period } };
             let verdict = store.consume(b"bucket", &of(Algorithm::Gcra), ConsumeMode::Take, 64, Nanos(now)).unwrap();
-            let told = (verdict.allowed, verdict.remaining, verdict.retry_after, verdict.reset_after);
-            prop_assert_eq!(told, bucket.take(limit, cost, period, now));
+            let changes = (verdict.allowed, verdict.remaining, verdict.retry_after, verdict.reset_after);
+            prop_assert_eq!(changes, bucket.take(limit, cost, period, now));
             let sliding = of(Algorithm::SlidingWindow);
             let verdict = store.consume(b"window", &sliding, ConsumeMode::Take, 64, Nanos(now)).unwrap();
             prop_assert_eq!((verdict.allowed, verdict.remaining), window.take(limit, cost, period, now));
@@ -401,7 +401,9 @@ fn fetch(store: &Limiter, kept: &mut BTreeMap<u64, mqcore_limiter::change::Persi
     for shard in 0..SHARDS {
         while store.fetch_changes(shard, 2, |change| match change {
             EntryChange::Put(record) => drop(kept.insert(record.sequence, record)),
-            EntryChange::Remove(sequence) => assert!(kept.remove(&sequence).is_some(), "it was never told"),
+            EntryChange::Remove(sequence) => {
+                assert!(kept.remove(&sequence).is_some(), "it was never reported")
+            }
         }) {}
     }
 }
@@ -757,14 +759,14 @@ fn a_rule_on_an_expired_entry_creates_a_new_one() {
 fn the_end_of_a_persistent_entry_is_reported_before_its_successor() {
     let store = store();
     store.watch_changes();
-    let mut told = BTreeMap::new();
+    let mut changes = BTreeMap::new();
     let per_second = rule(Algorithm::Gcra, 5, 1, 1);
     for second in 1..20 {
         store.consume(b"user", &per_second, ConsumeMode::Take, kept(64), at(second)).unwrap();
-        fetch(&store, &mut told);
-        assert_eq!(told.len(), 1, "the one before is gone");
+        fetch(&store, &mut changes);
+        assert_eq!(changes.len(), 1, "the one before is gone");
     }
-    let last = told.into_values().next().unwrap();
+    let last = changes.into_values().next().unwrap();
     assert_eq!((&*last.key, last.sequence), (&b"user"[..], 19));
 }
 
@@ -792,14 +794,14 @@ fn changes_of_non_persistent_entries_are_not_reported() {
     store.set(b"buffer", b"value", false, ttl, at(1));
     store.consume(b"bucket", &rule(Algorithm::Gcra, 3, 1, 60), ConsumeMode::Take, 64, at(1)).unwrap();
     store.adjust_quota(b"other", Adjust::Increase, 1, at(1));
-    let mut told = BTreeMap::new();
-    fetch(&store, &mut told);
-    assert_eq!(told.values().map(|kept| &*kept.key).collect::<Vec<_>>(), [b"kept"]);
+    let mut changes = BTreeMap::new();
+    fetch(&store, &mut changes);
+    assert_eq!(changes.values().map(|kept| &*kept.key).collect::<Vec<_>>(), [b"kept"]);
     for key in [&b"kept"[..], b"other", b"buffer", b"bucket"] {
         store.purge(key, at(1));
     }
-    fetch(&store, &mut told);
-    assert!(told.is_empty());
+    fetch(&store, &mut changes);
+    assert!(changes.is_empty());
 }
 
 #[test]
@@ -815,7 +817,7 @@ fn pending_changes_are_bounded_by_the_stored_entries() {
     }
     let unfetched: usize = (0..SHARDS).map(|shard| store.unfetched(shard)).sum();
     assert!(unfetched <= 100, "{unfetched}");
-    let mut told = BTreeMap::new();
-    fetch(&store, &mut told);
-    assert!(told.is_empty());
+    let mut changes = BTreeMap::new();
+    fetch(&store, &mut changes);
+    assert!(changes.is_empty());
 }

@@ -363,7 +363,7 @@ fn comparable(mut said: Texts) -> Texts {
 fn replay(shards: usize) -> Vec<Texts> {
     let mut world = World::new(shards);
     let mut peers: HashMap<String, ConnectionId> = HashMap::new();
-    let mut told: HashMap<ConnectionId, Vec<Texts>> = HashMap::new();
+    let mut replies: HashMap<ConnectionId, Vec<Texts>> = HashMap::new();
     let (mut expected, mut more) = (HashMap::<ConnectionId, Vec<Texts>>::new(), Vec::new());
     for vector in vectors("eventmq.jsonl").iter().filter(|vector| vector["kind"] == "message") {
         let identity = vector["identity"].as_str().unwrap_or("").to_owned();
@@ -380,17 +380,17 @@ fn replay(shards: usize) -> Vec<Texts> {
                 }
             }
             for connection in peers.values() {
-                told.entry(*connection).or_default().extend(world.messages(*connection));
+                replies.entry(*connection).or_default().extend(world.messages(*connection));
             }
         } else if parts[2] != b"HEARTBEAT" {
             let said = parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect();
             expected.entry(peer).or_default().push(said);
         }
     }
-    for (peer, told) in told {
+    for (peer, replies) in replies {
         let mut wanted: VecDeque<_> =
             expected.remove(&peer).unwrap_or_default().into_iter().map(comparable).collect();
-        for said in told.into_iter().map(comparable) {
+        for said in replies.into_iter().map(comparable) {
             // The original does not always keep the order of two dispatches and their notices.
             match wanted.iter().take(3).position(|wanted| *wanted == said) {
                 Some(at) => drop(wanted.remove(at)),
@@ -540,8 +540,8 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
     assert!(world.messages(client).is_empty(), "nobody has a slot");
     world.close(known);
     let worker = world.worker("", 4);
-    let told = world.messages(worker);
-    let jobs: Vec<_> = told.iter().map(|said| (&*said[3], &*said[4])).collect();
+    let replies = world.messages(worker);
+    let jobs: Vec<_> = replies.iter().map(|said| (&*said[3], &*said[4])).collect();
     assert_eq!(jobs, [("u", "nobody"), ("x", "not a queue; at all"), ("d", "default")], "the name stays");
     let known = world.worker(r#"[[1, "mail"]]"#, 1);
     assert_eq!(world.jobs(known), ["m"]);
@@ -574,11 +574,14 @@ fn unique_key_allows_one_job_and_duplicates_are_reported() {
     assert_eq!(world.jobs(worker), ["1"]);
     world.messages(client);
     world.request(other, "2", "default", "reply-requested,unique:order-17");
-    let told = world.messages(other);
-    assert_eq!((told.len(), &*told[0][2], &*told[0][5]), (1, "REPLY", "2"));
-    assert!(told[0][4].contains("\"type\":\"Duplicate\"") && told[0][4].contains("order-17"), "{told:?}");
+    let replies = world.messages(other);
+    assert_eq!((replies.len(), &*replies[0][2], &*replies[0][5]), (1, "REPLY", "2"));
+    assert!(
+        replies[0][4].contains("\"type\":\"Duplicate\"") && replies[0][4].contains("order-17"),
+        "{replies:?}"
+    );
     world.request(other, "3", "default", "unique:order-17");
-    assert!(world.messages(other).is_empty(), "who wants no result is not told");
+    assert!(world.messages(other).is_empty(), "a client that wants no result receives none");
     assert_eq!(world.count(|counters| &counters.duplicates), 2);
     world.say(worker, &["REPLY", "r", "{}", "1"]);
     world.say(worker, &["READY", "r"]);
@@ -639,8 +642,12 @@ fn job_is_lost_with_its_worker_unless_guaranteed() {
     let first = world.worker("", 3);
     world.request(client, "plain", "default", "");
     world.request(client, "kept", "default", "guarantee");
-    let told = world.messages(first);
-    assert_eq!((&*told[0][5], &*told[1][5]), ("", "guarantee,reply-requested"), "the broker wants to know");
+    let replies = world.messages(first);
+    assert_eq!(
+        (&*replies[0][5], &*replies[1][5]),
+        ("", "guarantee,reply-requested"),
+        "the broker wants to know"
+    );
     world.close(first);
     let second = world.worker("", 3);
     assert_eq!(world.jobs(second), ["kept"]);
@@ -662,8 +669,8 @@ fn worker_can_ask_for_the_number_of_each_attempt() {
         world.heard(worker);
         world.say(worker, &["READY", "r"]);
         world.say(worker, &["READY", "r"]);
-        let told = world.messages(worker);
-        let headers: Vec<_> = told.iter().map(|request| request[5].as_str()).collect();
+        let replies = world.messages(worker);
+        let headers: Vec<_> = replies.iter().map(|request| request[5].as_str()).collect();
         let kept = format!("reply-requested,guarantee,attempt:{attempt}");
         assert_eq!(headers, if attempt == 1 { vec!["", &kept] } else { vec![kept.as_str()] });
         world.close(worker);
@@ -888,8 +895,8 @@ fn messages_of_other_protocols_are_guaranteed_jobs() {
     let mut effects = VecDeque::new();
     world.command(worker, vec![Command::Publish { queue, message }], &mut effects);
     world.carry_out(&mut effects);
-    let told = world.messages(worker);
-    assert_eq!(told[0][3..], ["t", "orders/7", "reply-requested", "body"]);
+    let replies = world.messages(worker);
+    assert_eq!(replies[0][3..], ["t", "orders/7", "reply-requested", "body"]);
     world.close(worker);
     let worker = world.worker(r#"[[1, "orders/7"]]"#, 1);
     assert_eq!(world.jobs(worker), ["t"]);
@@ -978,8 +985,12 @@ fn schedule_has_only_one_owner() {
         assert_eq!(world.messages(scheduler)[0][2], "UNSCHEDULE", "it would do {headers} {cron} wrong");
     }
     world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
-    let told = world.messages(scheduler);
-    assert_eq!(told[0][2..], ["UNSCHEDULE", "s", "q", "", "-1", "job", ""], "it would die of seven frames");
+    let replies = world.messages(scheduler);
+    assert_eq!(
+        replies[0][2..],
+        ["UNSCHEDULE", "s", "q", "", "-1", "job", ""],
+        "it would die of seven frames"
+    );
     let kept = kept.0.lock().unwrap();
     let begun: Vec<_> = kept.iter().map(|(begins, _)| *begins).collect();
     assert_eq!(begun, [false, true, true, true, true], "and {:?}", world.request_errors(client));
@@ -1179,14 +1190,14 @@ fn denied_client_receives_the_reason_if_it_asked_for_a_result() {
         peer.session.event(event, now, &mut bytes).unwrap();
     }
     peer.written.extend_from_slice(&bytes);
-    let told = world.messages(client);
-    assert_eq!(told.len(), 1, "{told:?}");
-    let result: Value = serde_json::from_str(&told[0][4]).unwrap();
+    let replies = world.messages(client);
+    assert_eq!(replies.len(), 1, "{replies:?}");
+    let result: Value = serde_json::from_str(&replies[0][4]).unwrap();
     assert_eq!(
         (&result["error"]["type"], &result["error"]["message"]),
         (&"Denied".into(), &"no rule allows it".into())
     );
-    assert_eq!(told[0][5], "asked");
+    assert_eq!(replies[0][5], "asked");
     assert_eq!(world.peers.get_mut(&client).unwrap().session.take_request_errors().len(), 2);
 }
 

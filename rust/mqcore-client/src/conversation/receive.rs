@@ -128,9 +128,9 @@ impl<W> Conversation<W> {
                 (Ok(_), _) => standing.agreed = true,
                 // The broker may have accepted another user's request meanwhile.
                 (Err(_), _) if standing.agreed => {}
-                (Err(_), Some(_)) => standing.told = false,
+                (Err(_), Some(_)) => standing.announced = false,
                 (Err(error), None) => {
-                    standing.told = false;
+                    standing.announced = false;
                     return FrameEvent::NotRestored(pending.about, error.clone());
                 }
             }

@@ -76,8 +76,8 @@ impl Client {
             confirm: false,
             data: expression.as_bytes(),
         };
-        let told = self.asked(&question, None).await?;
-        let number = std::str::from_utf8(&told).ok().and_then(|text| text.trim().parse().ok());
+        let text = self.asked(&question, None).await?;
+        let number = std::str::from_utf8(&text).ok().and_then(|text| text.trim().parse().ok());
         number.ok_or_else(|| ClientError::BadAnswer {
             operation: question.operation,
             target: expression.into(),
@@ -95,7 +95,9 @@ impl Client {
         let waited =
             self.shared.answer(deadline, |dialogue, waiter| dialogue.question(question, waiter)).await?;
         match waited {
-            Waited::Answered((Ok(RequestAnswer::Response(told)), _)) => Ok(told.body_slice().to_vec()),
+            Waited::Answered((Ok(RequestAnswer::Response(response)), _)) => {
+                Ok(response.body_slice().to_vec())
+            }
             Waited::Answered((result, _)) => result.map(|_| Vec::new()),
             Waited::TooLong(_) => Err(ClientError::RequestTimeout {
                 operation: question.operation,

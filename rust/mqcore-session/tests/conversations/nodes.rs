@@ -173,7 +173,7 @@ fn a_node_that_sends_no_numbers_is_served_without_confirmations() {
     let (mut talk, _) = linked(terms(), Vec::new());
     let Command::Publish { message, .. } = talk.command(&encoded(&to_queue("ch"))) else { panic!() };
     assert_eq!((message.source(), message.ticket()), (&b"first-client"[..], None));
-    assert!(message.producer().is_none(), "nobody here is told of its fate");
+    assert!(message.producer().is_none(), "no client here is its producer fate");
 }
 
 #[test]
