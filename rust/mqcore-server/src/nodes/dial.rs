@@ -3,7 +3,7 @@
 use std::io;
 
 use bytes::{Buf, BytesMut};
-use mqcore_session::uplink::{Acceptance, Introduction, read_acceptance};
+use mqcore_session::uplink::{Acceptance, NodeIntroduction, read_acceptance};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -55,7 +55,7 @@ pub(crate) async fn greet(
     upstream: &UpstreamConfig,
     me: &Introduced,
 ) -> Result<Accepted, String> {
-    let introduction = Introduction {
+    let introduction = NodeIntroduction {
         id: &me.identity.id,
         name: &me.name,
         epoch: me.identity.epoch,

@@ -13,7 +13,7 @@ const LIMITS: Limits = Limits { frame_bytes_max: 1024 * 1024, header_bytes_max: 
 
 /// How a broker introduces itself to an upstream broker.
 #[derive(Clone, Copy)]
-pub struct Introduction<'a> {
+pub struct NodeIntroduction<'a> {
     /// Its id among nodes.
     pub id: &'a str,
     /// Its display name.
@@ -24,7 +24,7 @@ pub struct Introduction<'a> {
     pub token: Option<&'a str>,
 }
 
-impl Introduction<'_> {
+impl NodeIntroduction<'_> {
     /// The first bytes of the connection.
     ///
     /// # Errors
