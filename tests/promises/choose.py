@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from promises.focus import FOCUSED
 from promises.plan import Actor, BrokerPlan, Fault, Plan, QueuePlan, Step
 
 RECEIVING = ("tmqp", "tmqp", "tmqp", "mqks", "mm2")
@@ -16,9 +17,9 @@ VERDICTS = ("",) * 6 + ("refuse", "refuse-late", "raise")
 def plan_for(seed: int) -> Plan:
     """The plan of a seed."""
     chance = random.Random(f"promises {seed}")
-    kind = chance.choices(("mixed", "defaults", "crashes", "jobs"), (50, 20, 22, 8))[0]
-    if kind == "jobs":
-        return _jobs_plan(seed, chance)
+    kind = chance.choices(("mixed", "defaults", "crashes", *FOCUSED), (40, 14, 18, 7, 7, 7, 7))[0]
+    if kind in FOCUSED:
+        return FOCUSED[kind](seed, chance)
     duration = chance.randrange(150, 450)
     broker = _broker(chance, crashes=kind == "crashes")
     queues = _queues(chance, broker, with_defaults=kind == "defaults")
@@ -274,39 +275,3 @@ def _faults(
     if any(actor.proxied for actor in actors):
         faults += [Fault(chance.randrange(duration), "cut") for _ in range(chance.randint(1, 2))]
     return sorted(faults, key=lambda fault: fault.at)
-
-
-def _jobs_plan(seed: int, chance: random.Random) -> Plan:
-    """Jobs and schedules, with workers that come late or leave."""
-    duration = chance.randrange(200, 500)
-    senders = [
-        Actor(
-            f"j{number}",
-            "jobs",
-            "emqp",
-            chance.choice(("work", "other")),
-            chance.randrange(100),
-            options={"part": "sender", "guarantee": chance.random() < 0.7},
-            steps=tuple(
-                {"count": chance.choice((1, 5)), "gap": chance.choice((0, 5))} for _ in range(chance.randint(1, 3))
-            ),
-        )
-        for number in range(chance.choice((1, 2)))
-    ]
-    workers = [
-        Actor(
-            f"w{number}",
-            "jobs",
-            "emqp",
-            "work,other",
-            0 if number else chance.choice((0, 0, 60)),
-            options={"part": "worker", "concurrency": chance.choice((1, 3)), "prefetch": chance.choice((0, 2))},
-            steps=({"for": duration if not number else chance.randrange(50, duration)},),
-        )
-        for number in range(chance.choice((1, 2)))
-    ]
-    if chance.random() < 0.5:
-        schedule = {"interval": chance.choice((20, 50)), "runs": chance.choice((1, 3))}
-        senders.append(Actor("s0", "jobs", "emqp", "work", 0, options={"part": "schedule"}, steps=(schedule,)))
-    broker = BrokerPlan(storage=chance.random() < 0.5, shards=chance.choice((1, 2)))
-    return Plan(seed, duration, broker, actors=(*senders, *workers))

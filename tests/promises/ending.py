@@ -50,7 +50,11 @@ def _count(scene: Scene, broker: mqcore.Broker) -> None:
                 scene.history.add("dropped", queue=queue.address, outcome=reason, count=count)
         for name in ("received", "acks", "removed", "put_back"):
             scene.history.add("counter", queue=queue.address, outcome=name, count=getattr(queue, name))
-        sources = [rules.address for rules in scene.world.queues.values() if rules.dead_letter == queue.address]
+        sources = [
+            rules.address
+            for rules in scene.world.queues.values()
+            if queue.address in {rules.dead_letter, rules.expired_to}
+        ]
         arrived = sum(other.dead_lettered for other in broker.stats().queues if other.address in sources)
         scene.history.add("counter", queue=queue.address, outcome="arrived", count=arrived)
 
@@ -78,7 +82,7 @@ async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None
                 if not batch:
                     await asyncio.sleep(0.02)
         information = await queue.information()
-        left = information.messages + information.priority_messages
+        left = information.messages + information.priority_messages + getattr(information, "delayed_messages", 0)
         scene.history.add("remaining", queue=rules.address, count=left)
     except errors.NotFound:
         scene.history.add("remaining", queue=rules.address, count=0, detail="the queue does not exist")

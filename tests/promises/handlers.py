@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import mqcore
 from mqcore import Decision, SendAck
 
@@ -51,13 +53,21 @@ class Choosy(mqcore.DeliveryHandler):
         return Decision(allow=consumer.name != "unwanted")
 
 
+class Slow(mqcore.DeliveryHandler):
+    """Takes its time before each message is sent."""
+
+    def begin_send(self, queue: mqcore.QueueView, message: mqcore.Message) -> Decision:
+        time.sleep(0.01)
+        return Decision()
+
+
 def registered() -> dict[str, mqcore.DeliveryHandler]:
     """New handlers by key."""
-    return {"verdict-memory": Verdicts(), "verdict-saving": SavingVerdicts(), "choosy": Choosy()}
+    return {"verdict-memory": Verdicts(), "verdict-saving": SavingVerdicts(), "choosy": Choosy(), "slow": Slow()}
 
 
 HANDLERS = registered()
 """Loaded by ``mqcore serve --app promises.handlers:HANDLERS``."""
 
-POLICIES = {"verdict-memory": "memory", "verdict-saving": "at-least-once", "choosy": "memory"}
+POLICIES = {"verdict-memory": "memory", "verdict-saving": "at-least-once", "choosy": "memory", "slow": "memory"}
 """The policy of each handler."""

@@ -65,6 +65,21 @@ def _pulled_while_joined(plan: Plan, address: str) -> bool:
     return any(actor.role == "puller" and actor.target == address for actor in plan.actors)
 
 
+def _runs_out_of_attempts(plan: Plan, address: str) -> bool:
+    queue = plan.queue(address)
+    limited = queue is not None and queue.options.get("put_back_limit", 16) <= 3
+    return limited or any(
+        {"nack", "raise"} & set(step.get("habits", ()))
+        for actor in plan.actors
+        if actor.target == address
+        for step in actor.steps
+    )
+
+
+def _gets_dead_letters(plan: Plan, address: str) -> bool:
+    return any(queue.options.get("dead_letter") == address for queue in plan.queues)
+
+
 def _always(_: Plan, __: str) -> bool:
     return True
 
@@ -77,6 +92,19 @@ KNOWN: tuple[Known, ...] = (
         _joined_by_siblings,
     ),
     Known(frozenset({"prefetch"}), 7, "the broker does not enforce prefetch", _always),
+    Known(frozenset({"early"}), 12, "there is no delay between redeliveries", _always),
+    Known(
+        frozenset({"lost", "drop"}),
+        12,
+        "without a dead-letter queue, messages whose attempts are used up are dropped",
+        _runs_out_of_attempts,
+    ),
+    Known(
+        frozenset({"lost"}),
+        5,
+        "dead letters of a queue in memory are not saved before consumers see them",
+        _gets_dead_letters,
+    ),
     Known(frozenset({"unreported"}), 6, "a receipt does not report rejected copies", _always),
     Known(
         frozenset({"lost", "drop"}),

@@ -59,8 +59,8 @@ def missing(all_lives: dict[str, Lives], lives: Lives) -> Iterator[Finding]:
         publish = confirmed(lives, label)
         if publish is None or _has_left_by_right(lives, label, publish):
             continue
-        place = lives.rules.dead_letter
-        if place is None or not _is_accounted(all_lives.get(place), label):
+        places = [place for place in (lives.rules.dead_letter, lives.rules.expired_to) if place is not None]
+        if not any(_is_accounted(all_lives.get(place), label) for place in places):
             gone.append(label)
         elif not _may_be_dead_lettered(lives, label, publish):
             early.append(label)
@@ -85,6 +85,8 @@ def _has_left_by_right(lives: Lives, label: str, publish: Event) -> bool:
     survives = rules.durable and publish.outcome == "confirmed"
     if not survives and lives.crashed_after(publish.at):
         return True
+    if rules.expired_to is None and _may_expire(lives, publish):
+        return True
     if rules.dead_letter is None and _may_be_dead_lettered(lives, label, publish):
         return True
     left = lives.leaves(publish.at)
@@ -103,12 +105,15 @@ def _cut_while_consumed(lives: Lives, since: float) -> bool:
     return bool(lives.sessions) and any(event.until >= since for event in lives.interruptions)
 
 
+def _may_expire(lives: Lives, publish: Event) -> bool:
+    """Whether it waited too long."""
+    timeout = lives.rules.message_timeout
+    return timeout > 0 and lives.end - publish.at >= 0.9 * timeout
+
+
 def _may_be_dead_lettered(lives: Lives, label: str, publish: Event) -> bool:
     """Whether it waited too long, or its attempts can be used up."""
-    rules = lives.rules
-    if rules.message_timeout and lives.end - publish.at >= 0.9 * rules.message_timeout:
-        return True
-    return lives.requeues(label, publish.at) >= rules.put_back_limit
+    return _may_expire(lives, publish) or lives.requeues(label, publish.at) >= lives.rules.put_back_limit
 
 
 def _is_accounted(lives: Lives | None, label: str) -> bool:
@@ -144,7 +149,7 @@ def newest_in_cache(lives: Lives) -> Iterator[Finding]:
 def strangers(all_lives: dict[str, Lives], lives: Lives) -> Iterator[Finding]:
     """Messages in a queue to which no client published them and no queue dead-lettered them."""
     address = lives.rules.address
-    sources = [other for other in all_lives.values() if other.rules.dead_letter == address]
+    sources = [other for other in all_lives.values() if address in {other.rules.dead_letter, other.rules.expired_to}]
     found = [
         label
         for label in {*lives.delivered, *lives.stored}
@@ -180,7 +185,7 @@ def _explains(lives: Lives, reason: str) -> bool:
                 )
             )
         case "expired":
-            return rules.dead_letter is None and rules.message_timeout > 0
+            return rules.expired_to is None and rules.message_timeout > 0
         case "refused":
             drops = "drop" in {rules.decisions.nack, rules.decisions.timeout, rules.decisions.lost}
             verdicts = {event.verdict for events in lives.published.values() for event in events}

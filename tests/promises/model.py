@@ -9,6 +9,10 @@ Return = Literal["requeue", "drop"]
 
 DEFAULT_ACKNOWLEDGE_TIMEOUT = 15.0
 DEFAULT_PUT_BACK_LIMIT = 16
+DEFAULT_DEAD_LETTER_ID = 65535
+"""The queue of each channel that gets dead letters of queues that name no other."""
+DEFAULT_RETRY_DELAY = 0.1
+"""Least seconds between a nack and the redelivery, in a queue that saves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,9 @@ class QueueRules:
     message_limit: int = 0
     put_back_limit: int = DEFAULT_PUT_BACK_LIMIT
     dead_letter: str | None = None
-    """Where messages go whose attempts are used up; `None`: they are dropped."""
+    """The queue of messages whose attempts are used up; `None`: they are dropped."""
+    expired_to: str | None = None
+    """The queue of messages that waited too long; `None`: they are dropped."""
     only_first: bool = False
     handler: bool = False
     """Whether a Python handler decides; `policy` is then its policy."""
@@ -87,6 +93,13 @@ class QueueRules:
     def one_consumer_each(self) -> bool:
         """Whether a message goes to one consumer, in every status that delivers."""
         return self.only_first or self.statuses - {"paused"} <= SHARED
+
+
+def default_graves(channel: str, *, storage: bool) -> QueueRules:
+    """The queue for dead letters that the broker creates in a channel."""
+    policy = "at-least-once" if storage else "memory"
+    address = f"{channel}/{DEFAULT_DEAD_LETTER_ID}"
+    return QueueRules(address, status="pull", policy=policy, acks=True, storage=storage, dead_letter=address)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,17 @@ from promises import consuming, ending, handlers, producing, working
 from promises.brokers import RunningBroker
 from promises.check import check
 from promises.history import History
-from promises.model import DEFAULT_ACKNOWLEDGE_TIMEOUT, DEFAULT_PUT_BACK_LIMIT, Finding, QueueRules, World
+from promises.model import (
+    DEFAULT_ACKNOWLEDGE_TIMEOUT,
+    DEFAULT_DEAD_LETTER_ID,
+    DEFAULT_PUT_BACK_LIMIT,
+    DEFAULT_RETRY_DELAY,
+    POLICIES,
+    Finding,
+    QueueRules,
+    World,
+    default_graves,
+)
 from promises.plan import Actor, Fault, Plan, Step
 from promises.scene import FENCE, Scene, body_of
 from tcp_proxy import TcpProxy
@@ -81,6 +91,8 @@ async def _declare(scene: Scene) -> None:
             scene.world.queues[queue.address] = rules_of(plan, queue.address, options)
         saved = {"delivery_handler": "at-least-once"} if plan.broker.storage else {}
         for channel in {queue.channel for queue in plan.queues}:
+            graves = default_graves(channel, storage=plan.broker.storage)
+            scene.world.queues[graves.address] = graves
             await client.create_queue(f"{channel}/{FENCE}", QueueOptions(status="cache", **saved))
         for topic, bound in plan.topics.items():
             for address in bound:
@@ -94,6 +106,7 @@ async def _declare(scene: Scene) -> None:
 def rules_of(plan: Plan, address: str, options: dict[str, Any]) -> QueueRules:
     """Describe a queue to the model."""
     key = options.get("delivery_handler", "memory")
+    policy = handlers.POLICIES.get(key, key)
     statuses = {
         step["status"]
         for actor in plan.actors
@@ -103,18 +116,27 @@ def rules_of(plan: Plan, address: str, options: dict[str, Any]) -> QueueRules:
     return QueueRules(
         address,
         status=options["status"],
-        policy=handlers.POLICIES.get(key, key),
+        policy=policy,
         acks=options.get("request_acknowledge", False),
         acknowledge_timeout=options.get("acknowledge_timeout", DEFAULT_ACKNOWLEDGE_TIMEOUT),
         message_timeout=options.get("message_timeout", 0.0),
         message_limit=options.get("message_limit", 0),
         put_back_limit=options.get("put_back_limit", DEFAULT_PUT_BACK_LIMIT),
-        dead_letter=options.get("dead_letter"),
+        dead_letter=_destination(address, options.get("dead_letter")),
+        expired_to=None if options.get("dead_letter") == "drop" else options.get("dead_letter"),
+        first_backoff=DEFAULT_RETRY_DELAY if POLICIES[policy].saves else 0.0,
         only_first=options.get("only_first_acquirer", False),
         handler=key in handlers.POLICIES,
         storage=plan.broker.storage,
         bound_by=frozenset(statuses),
     )
+
+
+def _destination(address: str, chosen: str | None) -> str | None:
+    """The queue for messages whose attempts are used up."""
+    if chosen is None:
+        return f"{address.rpartition('/')[0]}/{DEFAULT_DEAD_LETTER_ID}"
+    return None if chosen == "drop" else chosen
 
 
 async def _play(scene: Scene) -> None:
@@ -202,10 +224,14 @@ async def _administrate(scene: Scene, client: mqcore.Client, actor: Actor, step:
             # This message is admitted, and saved, after all that were counted.
             label = scene.label(actor)
             at = scene.history.now()
-            await client.publish(queue, body_of(label))
-            scene.history.add(
-                "publish", at, client=actor.name, queue=queue, label=label, outcome="confirmed", asked=True
-            )
+            outcome = "unknown"
+            try:
+                await client.publish(queue, body_of(label))
+                outcome = "confirmed"
+            finally:
+                scene.history.add(
+                    "publish", at, client=actor.name, queue=queue, label=label, outcome=outcome, asked=True
+                )
             rules = scene.world.queues[queue]
             if rules.durable:
                 count = information.messages + information.priority_messages
