@@ -85,6 +85,7 @@ async def test_under_load_a_backup_has_everything_that_was_confirmed_before_it_b
     channels = [f"work{number}" for number in range(4)]
     with serving("--data-dir", str(tmp_path / "data"), *ADMIN, environment=SHARDS) as broker:
         async with mqcore.connect(broker.url) as mq, mqcore.connect(broker.url) as worker:
+            await mq.declare("dead", 1, SAVING)
             for channel in channels:
                 options = QueueOptions(
                     status=QueueStatus.ROUND_ROBIN,
@@ -94,7 +95,6 @@ async def test_under_load_a_backup_has_everything_that_was_confirmed_before_it_b
                     dead_letter="dead/1",
                 )
                 await mq.declare(channel, 1, options)
-            await mq.declare("dead", 1, SAVING)
             tasks = [asyncio.create_task(produce(mq, f"{channel}/1", channel, ledger)) for channel in channels]
             tasks += [asyncio.create_task(consume(worker, f"{channel}/1", ledger)) for channel in channels]
             made = []

@@ -200,6 +200,8 @@ def test_options_arrive_at_the_queue(connect: Any) -> None:
         message_limit=7,
         message_size_limit=8,
         put_back_limit=9,
+        retry_delay="3s",
+        retry_delay_max="4s",
         dead_letter="dead/1",
         delivery_handler="at-most-once",
         tag="tagged",

@@ -135,7 +135,7 @@ async def archived(archive: Path, kind: str, count: int) -> None:
 async def declare(mq: mqcore.Client) -> None:
     saving = {"status": QueueStatus.PULL, "request_acknowledge": True, "delivery_handler": "at-least-once"}
     await mq.declare("work", 9, QueueOptions(**saving))
-    await mq.declare("work", 1, QueueOptions(**saving, put_back_limit=1, dead_letter="work/9"))
+    await mq.declare("work", 1, QueueOptions(**saving, put_back_limit=1, retry_delay=0, dead_letter="work/9"))
     await mq.declare("work", 2, QueueOptions(**saving, acknowledge_timeout=1.5))
     await mq.declare("work", 3, QueueOptions(**saving, acknowledge_timeout=60))
     await mq.declare("work", 4, QueueOptions(status=QueueStatus.BROADCAST, delivery_handler="memory"))

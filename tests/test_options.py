@@ -15,8 +15,9 @@ from mqcore.cli.queue import queue
 SAMPLES: dict[str, Any] = {
     "status": "pull",
     "duration": 3723.5,
+    "delay": 0.25,
     "count": 7,
-    "queue": "dead/1",
+    "dead letter": "dead/1",
     "key": "at-most-once",
     "text": "label",
     "durability": "os",
@@ -43,6 +44,7 @@ async def test_every_option_passes_the_wire_and_a_restart(tmp_path: Path) -> Non
     for _ in range(2):
         async with mqcore.Broker(listen=LISTEN, data_dir=tmp_path) as broker, mqcore.connect(broker) as mq:
             if not broker.stats().queues:
+                await mq.create_queue("dead/1")
                 # The options of queues are the defaults of the channel's, so that the queue inherits them.
                 await mq.create_channel("orders", ChannelOptions(queue=QueueOptions(**QUEUE), **CHANNEL))
                 await mq.create_queue("orders/1")
@@ -56,6 +58,7 @@ async def test_every_option_passes_the_wire_and_a_restart(tmp_path: Path) -> Non
 
 async def test_a_change_of_one_option_keeps_the_others() -> None:
     async with mqcore.Broker(listen=LISTEN, auto_create_channels=True) as broker, mqcore.connect(broker) as mq:
+        await mq.create_queue("dead/1")
         await mq.create_queue("orders/1")
         expected = stored(broker)
         for name, value in QUEUE.items():

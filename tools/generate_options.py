@@ -38,6 +38,7 @@ PYTHON = {
     "status": "QueueStatus",
     "flag": "bool",
     "duration": "Duration",
+    "delay": "Duration",
     "count": "int",
     "durability": "Durability",
     "queue ids": "tuple[int, ...]",
@@ -46,7 +47,8 @@ DOCUMENTED = {
     "status": "[status](delivery.md#statuses)",
     "flag": "boolean",
     "duration": "duration",
-    "queue": "queue",
+    "delay": "duration",
+    "dead letter": "queue, or `drop`",
     "key": "key",
     "text": "text",
     "durability": "none, os or fsync",
@@ -91,7 +93,7 @@ def python_options(options: Iterable[Option]) -> str:
 
 def python_information() -> str:
     """Fields of the dataclass about a queue."""
-    types = {"flag": "bool", "duration": "float", "count": "int"}
+    types = {"flag": "bool", "duration": "float", "delay": "float", "count": "int"}
     return "".join(
         f"    {option.name}: {types.get(option.kind, 'str')} | None = None\n"
         + wrapped(f'"""{option.meaning[0].upper()}{option.meaning[1:]}."""', "    ", 120)
@@ -111,7 +113,15 @@ def rows(options: Iterable[Option]) -> str:
 # --- Rust --------------------------------------------------------------------------------------------------------
 
 TEXTS = ("key", "text")
-OPTIONAL = {"queue": "QueueAddress", "key": "Box<str>", "text": "Box<str>", "rate": "Rate", "queue ids": "Vec<u16>"}
+OPTIONAL = {
+    "dead letter": "DeadLetter",
+    "delay": "Duration",
+    "key": "Box<str>",
+    "text": "Box<str>",
+    "rate": "Rate",
+    "queue ids": "Vec<u16>",
+}
+MILLISECONDS = ("duration", "delay")
 
 
 def both() -> tuple[tuple[str, tuple[Option, ...]], ...]:
@@ -184,7 +194,7 @@ def broker_options() -> str:
         text += "        self.queue.apply_to(&mut options.queue);\n" if nested else ""
         for option in options:
             value = "Some(value.clone())" if option.kind in TEXTS else "value.clone()"
-            copied = option.kind not in {"queue", "key", "text", "queue ids"}
+            copied = option.kind not in {"dead letter", "key", "text", "queue ids"}
             start, value = (
                 (f"Some(value) = self.{option.name}", "value")
                 if copied
@@ -208,12 +218,13 @@ def journal_lines() -> str:
         for option in options:
             name, value = option.name, f"options.{option.name}"
             written = {"key": "one_line(value)", "text": "one_line(value)", "queue ids": "ids(value)"}
+            written |= {"delay": "value.as_millis()"}
+            key = f"{name}_ms" if option.kind in MILLISECONDS else name
             if option.kind in OPTIONAL:
                 text += f"    if let Some(value) = &{value} {{\n"
-                text += f'        line(text, "{name}", {written.get(option.kind, "value")});\n    }}\n'
+                text += f'        line(text, "{key}", {written.get(option.kind, "value")});\n    }}\n'
             else:
                 suffix = {"status": ".as_str()", "durability": ".as_str()", "duration": ".as_millis()"}
-                key = f"{name}_ms" if option.kind == "duration" else name
                 text += f'    line(text, "{key}", {value}{suffix.get(option.kind, "")});\n'
         text += f"}}\n\nfn read_{low}_option(options: &mut {thing}Options, name: &str, value: &str) {{\n"
         text += "    match name {\n"
@@ -223,13 +234,14 @@ def journal_lines() -> str:
                 "status": f"{name} = Status::from_text(value).unwrap_or({name})",
                 "durability": f"{name} = Durability::from_text(value).unwrap_or({name})",
                 "duration": f"set_ms(&mut {name}, value)",
-                "queue": f"{name} = address(value)",
+                "delay": f"{name} = value.parse().ok().map(Duration::from_millis)",
+                "dead letter": f"{name} = DeadLetter::parse(value).ok()",
                 "key": f"{name} = Some(value.into())",
                 "text": f"{name} = Some(value.into())",
                 "rate": f"{name} = value.parse().ok()",
                 "queue ids": f"{name} = Some(read_ids(value))",
             }
-            key = f"{option.name}_ms" if option.kind == "duration" else option.name
+            key = f"{option.name}_ms" if option.kind in MILLISECONDS else option.name
             text += f'        "{key}" => {read.get(option.kind, f"set(&mut {name}, value)")},\n'
         if thing == "Channel":
             text += "        _ => read_queue_option(&mut options.queue, name, value),\n    }\n}\n"
@@ -241,9 +253,9 @@ def journal_lines() -> str:
 
 def session_json() -> str:
     """The JSON that the session reads."""
-    types = {"status": "StatusText", "flag": "bool", "duration": "u64", "queue ids": "Vec<u16>"}
-    mapped = {"duration": "Duration::from_millis", "queue ids": "queue_ids"}
-    reading = {"status": "status", "queue": "queue", "durability": "durability", "rate": "rate"}
+    types = {"status": "StatusText", "flag": "bool", "duration": "u64", "delay": "u64", "queue ids": "Vec<u16>"}
+    mapped = {"duration": "Duration::from_millis", "delay": "delay", "queue ids": "queue_ids"}
+    reading = {"status": "status", "dead letter": "dead_letter", "durability": "durability", "rate": "rate"}
     reading |= {"key": "text", "text": "text"}
     text = ""
     for thing, options in both():
@@ -278,7 +290,8 @@ def session_json() -> str:
 def session_information() -> str:
     """The members of queue information that come after the original's."""
     types = {"status": "&'static str", "flag": "bool", "duration": "u64", "durability": "&'static str"}
-    types |= {"key": "Option<&'a str>", "text": "Option<&'a str>", "queue": "Option<String>", "rate": "Option<String>"}
+    types |= {"key": "Option<&'a str>", "text": "Option<&'a str>", "rate": "Option<String>"}
+    types |= {"dead letter": "Option<String>", "delay": "Option<u64>"}
     text = '#[derive(Serialize)]\n#[serde(rename_all = "PascalCase")]\nstruct QueueExtensions<\'a> {\n'
     for option in extensions():
         text += f"    {snake(option.wire)}: {types.get(option.kind) or count(option)},\n"
@@ -287,6 +300,7 @@ def session_information() -> str:
     for option in extensions():
         value = shown(option, f"options.{option.name}")
         value = f"millis(options.{option.name})" if option.kind == "duration" else value
+        value = f"options.{option.name}.map(millis)" if option.kind == "delay" else value
         text += f"            {snake(option.wire)}: {value},\n"
     return text + "        }\n    }\n}\n"
 
@@ -294,13 +308,14 @@ def session_information() -> str:
 def shown(option: Option, value: str) -> str:
     """The value as one that JSON and Python have, except for durations."""
     suffix = {"status": ".as_str()", "durability": ".as_str()", "key": ".as_deref()", "text": ".as_deref()"}
-    suffix |= dict.fromkeys(("queue", "rate"), ".as_ref().map(ToString::to_string)")
+    suffix |= dict.fromkeys(("dead letter", "rate"), ".as_ref().map(ToString::to_string)")
     return value + suffix.get(option.kind, "")
 
 
 def client_type(option: Option) -> str:
     """The type of the value in the client."""
-    types = {"status": "QueueStatus", "flag": "bool", "duration": "u64", "queue ids": "Option<Vec<u16>>"}
+    types = {"status": "QueueStatus", "flag": "bool", "queue ids": "Option<Vec<u16>>"}
+    types |= dict.fromkeys(MILLISECONDS, "u64")
     return count(option) if option.kind == "count" else types.get(option.kind, "String")
 
 
@@ -327,7 +342,7 @@ def client_information() -> str:
     text = ""
     for option in extensions():
         kind = "String" if option.kind == "status" else client_type(option)
-        unit = ", milliseconds" if option.kind == "duration" else ""
+        unit = ", milliseconds" if option.kind in MILLISECONDS else ""
         meaning = f"{option.meaning[0].upper()}{option.meaning[1:]}{unit}."
         text += wrapped(meaning, "    /// ", 100) + f"    pub {snake(option.wire)}: Option<{kind}>,\n"
     return text
@@ -338,7 +353,7 @@ def extension_information() -> str:
     text = ""
     for option in extensions():
         value = f"self.{snake(option.wire)}"
-        if option.kind == "duration":
+        if option.kind in MILLISECONDS:
             value += ".map(seconds)"
         elif option.kind not in {"flag", "count"}:
             value += ".as_deref()"
@@ -348,18 +363,26 @@ def extension_information() -> str:
 
 def extension_changes() -> str:
     """From dataclasses to changes of the broker."""
-    return converting("Changes", {"duration": "optional_duration", "status": "status", "durability": "durability"})
+    return converting(
+        "Changes", {"duration": "optional_duration", "delay": "delay", "status": "status", "durability": "durability"}
+    )
 
 
 def extension_requests() -> str:
     """From dataclasses to what the client sends."""
-    strings = dict.fromkeys(("queue", "rate", "key", "text"), "field")
-    return converting("Options", {"duration": "milliseconds", "status": "status", "durability": "field"} | strings)
+    strings = dict.fromkeys(("dead letter", "rate", "key", "text", "durability"), "field")
+    milliseconds = dict.fromkeys(MILLISECONDS, "milliseconds")
+    return converting("Options", {"status": "status"} | milliseconds | strings)
 
 
 def converting(result: str, functions: dict[str, str]) -> str:
     """Functions that read dataclasses."""
-    usual = {"queue": "optional_queue", "rate": "optional_rate", "key": "optional_text", "text": "optional_text"}
+    usual = {
+        "dead letter": "optional_dead_letter",
+        "rate": "optional_rate",
+        "key": "optional_text",
+        "text": "optional_text",
+    }
     functions = usual | {"queue ids": "queue_ids"} | functions
     suffix, visible = result.lower(), "pub(super) " if result == "Options" else ""
     text = ""
@@ -383,6 +406,7 @@ def extension_snapshot() -> str:
     for option in QUEUE_OPTIONS:
         value = shown(option, f"options.{option.name}")
         value += ".as_secs_f64()" if option.kind == "duration" else ""
+        value += ".as_ref().map(Duration::as_secs_f64)" if option.kind == "delay" else ""
         text += f'    dict.set_item("{option.name}", {value})?;\n'
     return text
 

@@ -72,5 +72,8 @@ class LoopRunner(Generic[R]):
             async with asyncio.timeout(self._timeout):
                 result = await awaitable
             reply.settle(result)
-        except Exception as exception:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        # A callback that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
+        except BaseException as exception:
             self._raised(reply, exception)

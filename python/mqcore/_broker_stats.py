@@ -21,6 +21,13 @@ class QueueStats:
     """Stored messages with high priority."""
     normal: int
     """Stored messages without high priority."""
+    missing_handler: str | None
+    """The key of its delivery handler, if no handler is registered under it: the queue then neither accepts nor
+    delivers messages."""
+    delayed: int
+    """Stored messages that wait for the time of their next delivery."""
+    next_attempt: float | None
+    """When the first of those is delivered again, in Unix time."""
     in_flight: int
     """Delivered and not settled."""
     undecided: int

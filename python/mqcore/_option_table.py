@@ -13,13 +13,14 @@ from typing import Final, Literal, TypeAlias
 __all__ = ["CHANNEL_OPTIONS", "QUEUE_OPTIONS", "Kind", "Option"]
 
 Kind: TypeAlias = Literal[
-    "status", "flag", "duration", "count", "queue", "key", "text", "durability", "rate", "queue ids"
+    "status", "flag", "duration", "delay", "count", "dead letter", "key", "text", "durability", "rate", "queue ids"
 ]
 """The type of a value.
 
 ``count`` is a number from 0 to the option's `maximum`. ``duration`` is seconds in Python and milliseconds in JSON and
-in the journal. ``key`` and ``text`` have at most 255 bytes. ``queue`` is an address such as ``orders/1``; empty text
-removes it. ``rate`` is text such as ``100/s``; empty text and ``none`` remove it.
+in the journal; ``delay`` is a duration that may have no value. ``key`` and ``text`` have at most 255 bytes.
+``dead letter`` is an address such as ``orders/1``, or ``drop``; empty text removes it. ``rate`` is text such as
+``100/s``; empty text and ``none`` remove it.
 """
 
 
@@ -177,13 +178,34 @@ QUEUE_OPTIONS: Final = (
         command="--put-back-limit",
     ),
     Option(
+        name="retry_delay",
+        wire="RetryDelay",
+        kind="delay",
+        meaning="delay before a rejected or timed-out message is redelivered; it doubles with every requeue",
+        default=None,
+        command="--retry-delay",
+        documented="delay before a rejected or timed-out message is [redelivered](delivery.md#retries); it doubles "
+        "with every requeue",
+        documented_default="100 ms for saved messages, 0 for others",
+    ),
+    Option(
+        name="retry_delay_max",
+        wire="RetryDelayMax",
+        kind="duration",
+        meaning="maximum delay before a redelivery",
+        default=60,
+        command="--retry-delay-max",
+    ),
+    Option(
         name="dead_letter",
         wire="DeadLetter",
-        kind="queue",
-        meaning="destination of messages that were requeued too often or waited too long",
+        kind="dead letter",
+        meaning="queue for messages that were requeued too often or waited too long; drop: drop them",
         default=None,
         command="--dead-letter",
-        documented_default="none: dropped and counted",
+        documented="queue for messages that were requeued too often or waited too long, or `drop`; see [dead "
+        "letters](delivery.md#dead-letters)",
+        documented_default="the channel's [dead-letter queue](delivery.md#dead-letters)",
     ),
     Option(
         name="durability",

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import difflib
 import functools
 import logging
 import os
@@ -329,13 +330,27 @@ class Broker:
         return take(self._core.backup(), Path(to), progress)
 
     def start(self) -> None:
-        """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound.
+        """Bind every listener and start. Raises `ListenFailed` if an address cannot be bound, and `ConfigError` for a
+        configuration that cannot work, such as the key of a delivery handler that is not registered.
 
         Awaitable handlers get an event loop of the broker's own; entered with ``async with``, they use the
         caller's.
         """
+        self._check_handlers()
         self._core.start()
         _RUNNING.add(self)
+
+    def _check_handlers(self) -> None:
+        """Raise `ConfigError` if a handler that the configuration names is not registered."""
+        known = (*_core.policies(), *self._handlers)
+        for key in (self._config.delivery_handler, self._config.channel.queue.delivery_handler):
+            if key is not None and key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise errors.ConfigError(
+                    f"no delivery handler has the key {key!r}{hint} (registered: {', '.join(known)}); register the "
+                    "handler before the broker starts, or name another one"
+                )
 
     def stop(self, grace: Duration = 5.0) -> None:
         """Stop: reject new connections, notify clients, and wait up to `grace` for their in-flight work.

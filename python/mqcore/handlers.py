@@ -20,6 +20,8 @@ unless you change it.
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["DeliveryHandler", "PutBack", "SendAck"]
 
 _LOG: Final = logging.getLogger("mqcore.handlers")
+_NEAR: Final = 0.8
+"""How similar the name of a method must be to that of a step to count as misspelt, from 0 to 1."""
 
 _T = TypeVar("_T")
 _Answer: TypeAlias = _T | Awaitable[_T]
@@ -150,6 +154,8 @@ class DeliveryHandler:
     def exception_thrown(self, queue: QueueView, message: Message | None, exception: Exception) -> _Answer[Decision]:
         """Decide instead of a method that raised `exception`, or returned an invalid value.
 
+        Not called for a `SystemExit`, a `KeyboardInterrupt` or the like: the broker logs it and uses `fallback`. No
+        exception of a handler ends the program.
         Not overridden, the exception is logged and `fallback` holds. A message whose `save_message` raised counts as
         not saved, whatever is decided here.
         """
@@ -164,30 +170,63 @@ class DeliveryHandler:
         return False
 
 
-_STEPS: Final = (
-    "received_from_producer",
-    "begin_send",
-    "can_consumer_receive",
-    "consumer_received",
-    "consumer_receive_failed",
-    "end_send",
-    "acknowledge_received",
-    "acknowledge_timed_out",
-    "message_timed_out",
-    "message_dequeued",
-    "exception_thrown",
-    "save_message",
-)
+_ARGUMENTS: Final = {
+    "received_from_producer": 3,
+    "begin_send": 2,
+    "can_consumer_receive": 3,
+    "consumer_received": 3,
+    "consumer_receive_failed": 3,
+    "end_send": 2,
+    "acknowledge_received": 3,
+    "acknowledge_timed_out": 2,
+    "message_timed_out": 2,
+    "message_dequeued": 2,
+    "exception_thrown": 3,
+    "save_message": 2,
+}
+"""The steps, with the number of arguments of each."""
 
 
 def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object]]]:
-    """The steps that `handler` decides itself, each with its bound method."""
+    """The steps that `handler` decides itself, each with its bound method.
+
+    Raises `TypeError` for a public method whose name is nearly that of a step, and for one that cannot take the
+    arguments of its step.
+    """
+    _check_names(type(handler))
     steps = []
-    for step in _STEPS:
+    for step, arguments in _ARGUMENTS.items():
         method = getattr(handler, step)
         if getattr(method, "__func__", None) is not getattr(DeliveryHandler, step):
+            _check_arguments(handler, step, method, arguments)
             steps.append((step, method))
     return steps
+
+
+def _check_names(kind: type[DeliveryHandler]) -> None:
+    for name in dir(kind):
+        if name.startswith("_") or hasattr(DeliveryHandler, name) or not callable(getattr(kind, name)):
+            continue
+        if near := difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=_NEAR):
+            raise TypeError(
+                f"{kind.__qualname__}.{name} is not a step of a delivery handler, so the broker would never call it; "
+                f"did you mean {near[0]}? Begin the name with an underscore if not"
+            )
+
+
+def _check_arguments(handler: DeliveryHandler, step: str, method: Callable[..., object], arguments: int) -> None:
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):
+        # Nothing is known about a callable without a signature.
+        return
+    try:
+        signature.bind(*(None,) * arguments)
+    except TypeError as error:
+        expected = ", ".join(list(inspect.signature(getattr(DeliveryHandler, step)).parameters)[1:])
+        raise TypeError(
+            f"{type(handler).__qualname__}.{step} cannot be called with its {arguments} arguments ({expected}): {error}"
+        ) from None
 
 
 def _report(key: str, method: str, exception: BaseException, count: int) -> None:
@@ -262,11 +301,12 @@ class _AnswerRun:
                 self._loop.call_soon(self._flush)
         except asyncio.CancelledError:
             self._fail(index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended"))
-        except Exception as unhandled:
-            self._fail(index, unhandled)
+        except GeneratorExit as closed:
+            self._fail(index, closed)
+            raise
+        # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
         except BaseException as unhandled:
             self._fail(index, unhandled)
-            raise
         finally:
             self._left -= 1
             if not self._left:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import mqcore
 from protocols.conversation import (
     ACKNOWLEDGE,
     ALREADY_EXISTS,
@@ -94,6 +93,7 @@ def test_a_queue_is_created_with_options(producer: Client, numbers: dict[str, in
         "DeadLetter": "dead/2",
         "Tag": "red",
     }
+    producer.create_queue("dead", 2)
     producer.do(numbers["create"], "ch", headers={"Queue-Id": "1"}, body=json.dumps(options).encode())
     information = producer.queue()
     expected = options | {"OnlyFirstAcquirer": True, "Status": "pull", "TagName": "red"}
@@ -444,11 +444,11 @@ def test_message_nacked_too_often_is_dead_lettered_on_any_shard(
     assert producer.queue()["PutBackMessages"] == 2
 
 
-def test_message_nacked_too_often_is_dropped_without_a_dead_letter_queue(
+def test_message_nacked_too_often_is_dropped_if_its_option_is_drop(
     producer: Client, consumer: Client, eventually: Eventually
 ) -> None:
     """The default limit is 16: one delivery and sixteen redeliveries."""
-    producer.create_queue("ch", 1, RequestAcknowledge=True)
+    producer.create_queue("ch", 1, RequestAcknowledge=True, DeadLetter="drop")
     consumer.join()
     producer.publish(body=b"bad")
     for _ in range(17):
@@ -464,19 +464,14 @@ def test_requeue_limit_of_zero_means_one_attempt(producer: Client, consumer: Cli
     producer.publish(body=b"bad")
     consumer.acknowledge(consumer.receive(), "bad")
     assert consumer.bodies() == []
-    assert producer.queue()["DroppedMessages"]["limit"] == 1
+    assert producer.queue()["DeadLetteredMessages"] == 1
+    assert producer.queue("ch", 65535)["Messages"] == 1
 
 
-def test_missing_dead_letter_queue_neither_accepts_messages_nor_crashes_the_broker(
-    broker: mqcore.Broker, producer: Client, consumer: Client
-) -> None:
-    producer.create_queue("ch", 1, RequestAcknowledge=True, PutBackLimit=0, DeadLetter="missing/1")
-    consumer.join()
-    producer.publish(body=b"bad")
-    consumer.acknowledge(consumer.receive(), "bad")
-    assert consumer.bodies() == []
-    producer.publish(body=b"next")
-    assert consumer.receive().payload == b"next"
+def test_dead_letter_queue_that_does_not_exist_is_refused(producer: Client) -> None:
+    answer = producer.ask(CREATE_QUEUE, "ch", headers={"Queue-Id": "1"}, body=b'{"DeadLetter":"missing/1"}')
+    assert answer.content_type == NOT_FOUND
+    assert b"missing/1 does not exist" in answer.payload
 
 
 def test_messages_of_three_kinds_are_preloaded_and_arrive_in_order(producer: Client, connect: Connect) -> None:

@@ -22,6 +22,7 @@ SAVED = QueueOptions(
     delivery_handler="at-least-once",
     dead_letter="dead/9",
     put_back_limit=2,
+    retry_delay=0,
 )
 DEAD = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once", request_acknowledge=True)
 ERRORS = ("no stock for 17", "no stock for 4711", "card 99 refused")
@@ -60,8 +61,8 @@ def _order(number: int) -> bytes:
 
 
 def _work(mq: sync.Client, lived: Lived) -> None:
-    mq.declare("work", 1, SAVED)
     mq.declare("dead", 9, DEAD)
+    mq.declare("work", 1, SAVED)
     mq.declare("memory", 1, QueueOptions(status=QueueStatus.PULL))
     mq.declare("news", 1, QueueOptions(status=QueueStatus.BROADCAST))
     mq.declare("latest", 1, QueueOptions(status=QueueStatus.CACHE))

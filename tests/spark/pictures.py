@@ -59,10 +59,11 @@ class Shop:
             delivery_handler="at-least-once",
             dead_letter="orders-dead/1",
             put_back_limit=2,
+            retry_delay=0,
         )
         with sync.connect(self.tmqp, name="setup") as mq:
-            mq.declare("orders", 1, saved)
             mq.declare("orders-dead", 1, QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once"))
+            mq.declare("orders", 1, saved)
             mq.declare("mail", 1, QueueOptions(status=QueueStatus.PULL, request_acknowledge=True))
             mq.declare("prices", 0, QueueOptions(status=QueueStatus.BROADCAST))
             mq.declare("stock", 0, QueueOptions(status=QueueStatus.CACHE))

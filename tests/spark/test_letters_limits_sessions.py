@@ -49,10 +49,11 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, living: Told, tmp
         delivery_handler="at-least-once",
         dead_letter="grave/1",
         put_back_limit=1,
+        retry_delay=0,
     )
     with sync.connect(living.served.url) as mq:
-        mq.declare("shop", 1, dying)
         mq.declare("grave", 1, QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once"))
+        mq.declare("shop", 1, dying)
         mq.publish_many("shop/1", [b"first", b"second", b"third"], headers={"Kept": "yes"})
         for _ in range(2):
             for message in mq.queue("shop/1").pull(3):

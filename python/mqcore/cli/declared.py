@@ -45,7 +45,7 @@ def declared(table: Iterable[Option]) -> Callable[[_F], _F]:
                 option.command,
                 option.name,
                 type=_type(option),
-                metavar={"queue": "QUEUE", "key": "KEY", "rate": "RATE"}.get(option.kind),
+                metavar={"dead letter": "QUEUE|drop", "key": "KEY", "rate": "RATE"}.get(option.kind),
                 default=None,
                 help=f"{option.meaning[0].upper()}{option.meaning[1:]}{choices}.",
             )(command)
@@ -60,6 +60,7 @@ def _type(option: Option) -> click.ParamType[Any] | None:
     types: dict[str, click.ParamType[Any]] = {
         "status": STATUS,
         "duration": options.DURATION,
+        "delay": options.DURATION,
         "durability": click.Choice(["none", "os", "fsync"]),
     }
     return types.get(option.kind)

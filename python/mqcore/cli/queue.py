@@ -14,7 +14,18 @@ from mqcore.cli.group import CommandGroup
 
 __all__ = ["queue"]
 
-_COLUMNS = ("queue", "status", "messages", "priority_messages", "received_messages", "deliveries", "acks", "tag_name")
+_COLUMNS = (
+    "queue",
+    "status",
+    "messages",
+    "priority_messages",
+    "delayed_messages",
+    "received_messages",
+    "deliveries",
+    "acks",
+    "tag_name",
+    "missing_handler",
+)
 
 
 @click.group(cls=CommandGroup, short_help="Manage queues: ls, show, create, set, status, clear, rm.")

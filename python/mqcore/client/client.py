@@ -536,7 +536,10 @@ async def _answer(handler: Callable[[Request[Any]], object | Awaitable[object]],
             result = await handler(request)
         else:
             result = await asyncio.to_thread(handler, request)
-    except Exception as error:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
+    except BaseException as error:
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
             await _unless_lost(request.respond(str(error), status=_HANDLER_FAILED_STATUS))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 from mqcore import bodies
 from mqcore.client.incoming import Incoming
+from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore import _core
@@ -46,9 +47,18 @@ class Delivered(Incoming[_T_co]):
         """
         return self._core.ack() == "sent"
 
-    async def nack(self, reason: str = "none") -> bool:
-        """Reject it: the delivery handler of its queue decides what follows. Return whether that was sent."""
-        return self._core.nack(reason) == "sent"
+    @property
+    def attempt(self) -> int | None:
+        """The number of this attempt to deliver it, from 1. ``None``: the broker did not send it."""
+        return self._core.attempt
+
+    async def nack(self, reason: str = "none", *, delay: Duration | None = None) -> bool:
+        """Reject it: the delivery handler of its queue decides what follows. Return whether that was sent.
+
+        A requeued message is redelivered after the queue's ``retry_delay``, or after `delay` instead. Raises
+        `NotSupported` for a `delay` over MQKS and MicroMessage2.
+        """
+        return self._core.nack(reason, None if delay is None else seconds(delay)) == "sent"
 
     @asynccontextmanager
     async def process(self) -> AsyncIterator[Self]:

@@ -86,8 +86,14 @@ class QueueOptions:
     """Handler or ready-made policy. Default: the channel's, then the broker's."""
     put_back_limit: int | None = None
     """How often a message may be requeued before it is dead-lettered or dropped. Default: 16."""
+    retry_delay: Duration | None = None
+    """Delay before a rejected or timed-out message is redelivered; it doubles with every requeue. Default: 100 ms for
+    saved messages, 0 for others."""
+    retry_delay_max: Duration | None = None
+    """Maximum delay before a redelivery. Default: 1 min."""
     dead_letter: str | None = None
-    """Destination of messages that were requeued too often or waited too long. Default: none: dropped and counted."""
+    """Queue for messages that were requeued too often or waited too long; drop: drop them. Default: the channel's
+    [dead-letter queue](delivery.md#dead-letters)."""
     durability: Durability | None = None
     """When a message counts as saved: at once, handed to the operating system, or on disk. Default: fsync."""
     publish_limit: str | None = None

@@ -120,10 +120,8 @@ def run(
         finally:
             CURRENT.reset(token)
         return Ending(assignment.run, encode_value(value))
-    except (Exception, asyncio.CancelledError) as error:
-        return Ending(assignment.run, b"null", fault_of(error))
-    except SystemExit as error:
-        # sys.exit() in a job fails the job; it must not stop the worker.
+    except BaseException as error:
+        # sys.exit() in a job fails the job; no exception of a job stops the worker.
         return Ending(assignment.run, b"null", fault_of(error))
 
 
@@ -138,7 +136,9 @@ async def run_async(assignment: Assignment, registry: Registry, report: Callable
         else:
             value = await asyncio.to_thread(_call_limited, function, args, kwargs, assignment.soft)
         return Ending(assignment.run, encode_value(value))
-    except (Exception, SystemExit) as error:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:
         return Ending(assignment.run, b"null", fault_of(error))
 
 

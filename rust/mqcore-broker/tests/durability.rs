@@ -18,7 +18,7 @@ use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
-use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
@@ -368,7 +368,7 @@ fn dead_letter_stays_in_its_old_journal_until_the_new_one_has_it() {
     create(&mut w, &mut disk, &p, "dead/1", changes(Status::Pull));
     let options = QueueChanges {
         put_back_limit: Some(0),
-        dead_letter: Some(Some(queue("dead/1"))),
+        dead_letter: Some(Some(DeadLetter::Queue(queue("dead/1")))),
         ..saving(Status::RoundRobin)
     };
     create(&mut w, &mut disk, &p, "ch/1", options);
@@ -757,7 +757,8 @@ fn unique_key_allows_one_unsettled_message_also_after_a_restart() {
         assert_eq!(again.heard(&p), ["6 refused 481"], "it is in flight");
         again.nack(&a, "ch/1", "1", "later");
         publish_unique(&mut again, &p, "ch/1", "7", "k");
-        assert_eq!(again.heard(&p), ["7 refused 481"], "it was put back");
+        assert_eq!(again.heard(&p), ["7 refused 481"], "it was requeued");
+        again.advance(Duration::from_millis(100));
         again.ack(&a, "ch/1", "1");
         publish_unique(&mut again, &p, "ch/1", "8", "k");
         disk.commit(&mut again);

@@ -14,7 +14,7 @@ use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use mqcore_broker::model::effect::HandlerFailure;
-use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::options::{DeadLetter, QueueChanges, Status};
 use mqcore_testkit::Random;
 use world::ledger::Ledger;
 use world::{World, acknowledged, changes, handler};
@@ -81,6 +81,7 @@ impl Chaos {
             only_first_acquirer: Some(dice.percent(20)),
             wait_for_acknowledge: Some(dice.percent(20)),
             put_back_limit: Some(3),
+            dead_letter: Some(Some(DeadLetter::Drop)),
             ..if dice.percent(60) { acknowledged(status) } else { changes(status) }
         };
         world.create(&producer, QUEUE, options);

@@ -14,9 +14,9 @@ use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::decision::{Decision, Step};
 use mqcore_broker::model::definition::encode_numbers;
 use mqcore_broker::model::definition::{Definition, NUMBERS_KEY, decode_definition};
-use mqcore_broker::model::effect::{Effect, Transfer};
+use mqcore_broker::model::effect::Effect;
 use mqcore_broker::model::id::{MessageNumber, RequestId, Sequence};
-use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::record::encode_put;
 use mqcore_broker::model::record::{Record, decode_put_head};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
@@ -86,7 +86,8 @@ fn every_consumer_of_a_message_is_named_and_only_the_last_step_ends_it() {
 
 #[test]
 fn nack_timeout_and_lost_consumer_requeue_until_the_limit() {
-    let options = QueueChanges { put_back_limit: Some(3), ..acknowledged(Status::RoundRobin) };
+    let dead_letter = Some(Some(DeadLetter::Drop));
+    let options = QueueChanges { put_back_limit: Some(3), dead_letter, ..acknowledged(Status::RoundRobin) };
     let (mut w, p, a) = with_consumer(options);
     w.publish(&p, "ch/1", "1");
     w.nack(&a, "ch/1", "1", "busy");
@@ -135,24 +136,13 @@ fn a_message_that_waits_too_long_expires_and_is_dropped_or_dead_lettered() {
     w.publish(&p, "ch/1", "1");
     w.advance(Duration::from_secs(6));
     assert_eq!(new_steps(&mut w), ["produced", "expired", "dropped expired!"]);
-    let dead_letter = Some(Some(queue("dead/9")));
+    w.create(&p, "dead/9", changes(Status::Pull));
+    let dead_letter = Some(Some(DeadLetter::Queue(queue("dead/9"))));
     w.create(&p, "ch/2", QueueChanges { message_timeout: timeout, dead_letter, ..changes(Status::Pull) });
     w.publish(&p, "ch/2", "2");
     w.advance(Duration::from_secs(6));
     assert_eq!(new_steps(&mut w), ["produced", "expired", "dead-lettered expired to dead/9!"]);
-    // The dead letter finds its queue the first time, and none the second time.
-    let letter = |w: &mut World| -> Transfer {
-        let at = w.effects.iter().position(|effect| matches!(effect, Effect::Transfer(_)));
-        match w.effects.remove(at.expect("it was dead-lettered")) {
-            Effect::Transfer(transfer) => transfer,
-            _ => unreachable!("the position was found by this pattern"),
-        }
-    };
-    let transfer = letter(&mut w);
-    w.broker.transfer(transfer.clone(), w.now, &mut w.effects);
-    assert_eq!(new_steps(&mut w), ["arrived", "dropped limit!"]);
-    w.create(&p, "dead/9", changes(Status::Pull));
-    w.broker.transfer(transfer, w.now, &mut w.effects);
+    w.transfer();
     assert_eq!(new_steps(&mut w), ["arrived"]);
 }
 

@@ -5,6 +5,7 @@ mod handlers;
 mod history;
 mod model;
 mod prefetch;
+mod retries;
 mod routers;
 mod scenarios;
 mod shards;

@@ -10,7 +10,7 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Request};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::config::HistoryOptions;
-use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::options::{DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_testkit::{Random, seeds};
@@ -344,6 +344,8 @@ impl Pair {
             only_first_acquirer: Some(model.first_only),
             message_limit: Some(model.limit),
             put_back_limit: Some(model.put_back_limit),
+            retry_delay: Some(Some(Duration::ZERO)),
+            dead_letter: Some(Some(DeadLetter::Drop)),
             message_timeout: Some(Duration::from_millis(model.message_timeout)),
             acknowledge_timeout: Some(Duration::from_millis(model.ack_timeout)),
             delivery_handler: memory.map(|_| "at-least-once".into()),

@@ -12,7 +12,7 @@ use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step};
 use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId};
 use mqcore_broker::model::node::Upstream;
-use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::stats::DropReason;
 use mqcore_broker::model::time::Timestamp;
@@ -472,7 +472,7 @@ fn message_requeued_too_often_is_dead_lettered_with_its_history() {
     w.create(&p, "dead/1", changes(Status::Pull));
     let limited = QueueChanges {
         put_back_limit: Some(2),
-        dead_letter: Some(Some(queue("dead/1"))),
+        dead_letter: Some(Some(DeadLetter::Queue(queue("dead/1")))),
         ..acknowledged(Status::Push)
     };
     w.create(&p, "ch/1", limited);
@@ -496,10 +496,11 @@ fn message_requeued_too_often_is_dead_lettered_with_its_history() {
 }
 
 #[test]
-fn message_requeued_too_often_is_dropped_without_a_dead_letter_queue() {
+fn message_requeued_too_often_is_dropped_if_its_option_is_drop() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
-    w.create(&p, "ch/1", acknowledged(Status::Push));
+    let drops = QueueChanges { dead_letter: Some(Some(DeadLetter::Drop)), ..acknowledged(Status::Push) };
+    w.create(&p, "ch/1", drops);
     w.join(&a, "ch").unwrap();
     w.publish(&p, "ch/1", "1");
     for _ in 0..17 {
@@ -515,8 +516,10 @@ fn permanently_rejected_message_is_dead_lettered_at_once() {
     let mut w = World::new();
     let (p, a) = (w.client("p"), w.client("a"));
     w.create(&p, "dead/1", changes(Status::Pull));
-    let buried =
-        QueueChanges { dead_letter: Some(Some(queue("dead/1"))), ..acknowledged(Status::RoundRobin) };
+    let buried = QueueChanges {
+        dead_letter: Some(Some(DeadLetter::Queue(queue("dead/1")))),
+        ..acknowledged(Status::RoundRobin)
+    };
     w.create(&p, "ch/1", buried);
     w.create(&p, "ch/2", acknowledged(Status::RoundRobin));
     w.join(&a, "ch").unwrap();
@@ -531,7 +534,8 @@ fn permanently_rejected_message_is_dead_lettered_at_once() {
     let headers = transfer.expect("it goes to the dead-letter queue").message;
     let headers = String::from_utf8_lossy(headers.headers()).into_owned();
     assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\n");
-    assert_eq!(dropped(&w, "ch/2", DropReason::Limit), 1, "without one it is dropped");
+    w.transfer();
+    assert_eq!(w.stored("ch/65535"), 1, "the channel has a queue for it");
     assert_eq!((w.stored("ch/1"), w.stored("ch/2")), (0, 0));
 }
 
@@ -693,6 +697,30 @@ fn rejection_at_receipt_drops_and_notifies_a_waiting_producer() {
 }
 
 #[test]
+fn arriving_message_that_the_handler_puts_at_the_start_is_delivered_first() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    let a = w.client("a");
+    for (id, put_back) in [("1", PutBack::No), ("2", PutBack::Start), ("3", PutBack::End)] {
+        w.publish(&p, "ch/1", id);
+        w.answer(Step::ReceivedFromProducer, putting_back(put_back));
+    }
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.delivered(), ["a:2", "a:1", "a:3"]);
+}
+
+#[test]
+fn producer_that_waits_hears_at_once_that_the_handler_failed() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ReceivedFromProducer], Status::Push);
+    w.publish(&p, "ch/1", "1");
+    let question = w.question(Step::ReceivedFromProducer);
+    w.reply(&question, Err(HandlerFailure::Raised));
+    assert_eq!(w.heard(&p), ["1 refused 503"]);
+    assert_eq!((w.stored("ch/1"), dropped(&w, "ch/1", DropReason::Refused)), (0, 1));
+}
+
+#[test]
 fn save_step_asks_the_handler_and_reports_the_outcome() {
     let mut w = World::new();
     let p = handled(&mut w, &[Step::ReceivedFromProducer, Step::SaveMessage], Status::Push);
@@ -726,21 +754,104 @@ fn each_consumer_can_be_allowed_or_refused() {
 }
 
 #[test]
-fn message_denied_to_every_consumer_is_dropped_unless_requeued() {
+fn message_denied_to_every_consumer_waits_for_another_one() {
+    for status in [Status::Push, Status::RoundRobin] {
+        let mut w = World::new();
+        let p = handled(&mut w, &[Step::CanConsumerReceive], status);
+        let (a, b, c) = (w.client("a"), w.client("b"), w.client("c"));
+        w.join(&a, "ch").unwrap();
+        w.join(&b, "ch").unwrap();
+        w.publish(&p, "ch/1", "1");
+        w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+        w.answer(Step::CanConsumerReceive, Decision { put_back: PutBack::End, ..Decision::REFUSE });
+        assert!(w.steps().is_empty(), "both were asked");
+        assert_eq!((w.stored("ch/1"), w.information("ch/1").stats.requeued), (1, 0));
+        w.publish(&p, "ch/1", "2");
+        w.answer(Step::CanConsumerReceive, ALLOW);
+        if status == Status::Push {
+            w.answer(Step::CanConsumerReceive, ALLOW);
+        }
+        assert!(w.delivered().iter().all(|seen| seen.ends_with(":2")), "it passes the other message");
+        w.join(&c, "ch").unwrap();
+        assert_eq!(w.steps(), [Step::CanConsumerReceive], "a new consumer may take it at once");
+        while w.steps() == [Step::CanConsumerReceive] {
+            let for_c = w.questions[0].consumer.as_ref().is_some_and(|client| *client.id == *"c");
+            w.answer(Step::CanConsumerReceive, if for_c { ALLOW } else { Decision::REFUSE });
+        }
+        assert_eq!(w.delivered(), ["c:1"]);
+        assert_eq!(w.stored("ch/1"), 0);
+    }
+}
+
+#[test]
+fn consumer_that_the_handler_refuses_is_passed_over_in_round_robin() {
     let mut w = World::new();
-    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::Push);
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::RoundRobin);
     let (a, b) = (w.client("a"), w.client("b"));
     w.join(&a, "ch").unwrap();
     w.join(&b, "ch").unwrap();
+    for id in ["1", "2", "3"] {
+        w.publish(&p, "ch/1", id);
+        while w.steps() == [Step::CanConsumerReceive] {
+            let for_a = w.questions[0].consumer.as_ref().is_some_and(|client| *client.id == *"a");
+            w.answer(Step::CanConsumerReceive, if for_a { Decision::REFUSE } else { ALLOW });
+        }
+    }
+    assert_eq!(w.delivered(), ["b:1", "b:2", "b:3"]);
+    assert_eq!(w.information("ch/1").stats.dropped, [0; 7]);
+}
+
+#[test]
+fn message_refused_to_its_only_consumer_is_tried_again_after_a_moment() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::CanConsumerReceive], Status::RoundRobin);
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
     w.publish(&p, "ch/1", "1");
-    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
-    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
-    assert_eq!(dropped(&w, "ch/1", DropReason::Refused), 1);
-    w.publish(&p, "ch/1", "2");
-    w.answer(Step::CanConsumerReceive, Decision { put_back: PutBack::End, ..Decision::REFUSE });
-    w.answer(Step::CanConsumerReceive, Decision::REFUSE);
-    assert_eq!(w.steps(), [Step::CanConsumerReceive], "it is tried again");
-    assert_eq!(w.information("ch/1").stats.requeued, 1);
+    for _ in 0..40 {
+        w.answer(Step::CanConsumerReceive, Decision::REFUSE);
+        assert!(w.steps().is_empty());
+        w.advance(Duration::from_millis(100));
+    }
+    w.answer(Step::CanConsumerReceive, ALLOW);
+    assert_eq!(w.delivered(), ["a:1"], "its attempts do not run out");
+}
+
+#[test]
+fn handler_that_denies_after_delivery_ends_the_steps_in_push_too() {
+    for status in [Status::Push, Status::RoundRobin] {
+        let mut w = World::new();
+        let p = handled(&mut w, &[Step::ConsumerReceived, Step::EndSend], status);
+        let a = w.client("a");
+        w.join(&a, "ch").unwrap();
+        w.publish(&p, "ch/1", "1");
+        w.answer(Step::ConsumerReceived, Decision::REFUSE);
+        assert!(w.steps().is_empty(), "{status:?}");
+        assert_eq!(w.delivered(), ["a:1"]);
+    }
+}
+
+#[test]
+fn handler_decides_about_each_pull_of_a_cache() {
+    for step in [Step::BeginSend, Step::CanConsumerReceive] {
+        let mut w = World::new();
+        let p = handled(&mut w, &[step], Status::Cache);
+        let a = w.client("a");
+        w.join(&a, "ch").unwrap();
+        w.publish(&p, "ch/1", "1");
+        assert_eq!(w.pull(&a, "ch/1", 1), (vec![], None), "the handler decides");
+        w.answer(step, Decision::REFUSE);
+        let events = w.notifications(a.connection);
+        assert!(
+            matches!(events[..], [Event::PullEnded { outcome: PullOutcome::Unauthorized, .. }]),
+            "{events:?}"
+        );
+        assert_eq!(w.pull(&a, "ch/1", 1), (vec![], None));
+        w.answer(step, ALLOW);
+        assert!(matches!(w.notifications(a.connection)[..], [Event::Cached { .. }]));
+        let information = w.information("ch/1");
+        assert_eq!((information.normal, information.unsettled), (1, 0), "the message stays");
+    }
 }
 
 #[test]
@@ -803,8 +914,8 @@ fn a_failing_or_late_handler_keeps_the_message() {
     let p = handled(&mut w, &steps, Status::RoundRobin);
     let a = w.client("a");
     w.join(&a, "ch").unwrap();
-    w.publish(&p, "ch/1", "1");
-    w.publish(&p, "ch/1", "2");
+    w.publish_unconfirmed(&p, "ch/1", "1");
+    w.publish_unconfirmed(&p, "ch/1", "2");
     let raised = w.question(Step::ReceivedFromProducer);
     w.reply(&raised, Err(HandlerFailure::Raised));
     let late = w.question(Step::ReceivedFromProducer);

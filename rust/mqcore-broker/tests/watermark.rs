@@ -10,7 +10,7 @@ use mqcore_broker::model::command::{Clear, Request};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Effect, Event, PullOutcome};
-use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::options::{DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::policy;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::stats::DropReason;
@@ -140,7 +140,12 @@ fn expired_messages_are_loaded_only_if_needed() {
     let (mut w, p) = forgetful();
     let mortal = QueueChanges { message_timeout: Some(Duration::from_secs(1)), ..saving(Status::Pull) };
     w.create(&p, "ch/1", mortal.clone());
-    w.create(&p, "ch/2", QueueChanges { dead_letter: Some(Some(queue("dead/1"))), ..mortal });
+    w.create(&p, "dead/1", changes(Status::Pull));
+    w.create(
+        &p,
+        "ch/2",
+        QueueChanges { dead_letter: Some(Some(DeadLetter::Queue(queue("dead/1")))), ..mortal },
+    );
     for number in 0..4 {
         w.publish(&p, "ch/1", &number.to_string());
         w.publish(&p, "ch/2", &number.to_string());

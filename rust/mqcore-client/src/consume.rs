@@ -3,13 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
 use crate::consumption::Consumption;
 pub use crate::consumption::{ConsumeTerms, UnusedQueue};
 use crate::counters::Counters;
-use crate::dialogue::Part;
+use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox, QueuedMessage};
 use crate::membership::Membership;
@@ -218,6 +219,20 @@ impl Delivered {
         Ok(self.settle(Some(reason)))
     }
 
+    /// Rejects it like [`Delivered::nack`]. If the broker requeues it, it is not redelivered before `delay` has passed,
+    /// whatever the queue's retry delay.
+    ///
+    /// # Errors
+    ///
+    /// As [`Delivered::nack`], and [`ClientError::NotSupported`] if the protocol has no delays.
+    pub fn nack_after(&self, reason: &str, delay: Duration) -> Result<Settlement, ClientError> {
+        if self.message.wants_acknowledge() {
+            self.shared.with_core(|core| core.conversation.check_delay())?;
+        }
+        crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)?;
+        Ok(self.settle_by(|conversation| conversation.postpone(&self.message, reason, delay)))
+    }
+
     /// Whether the program has settled it.
     #[must_use]
     pub fn is_settled(&self) -> bool {
@@ -225,6 +240,10 @@ impl Delivered {
     }
 
     fn settle(&self, refusal: Option<&str>) -> Settlement {
+        self.settle_by(|conversation| conversation.acknowledge(&self.message, refusal))
+    }
+
+    fn settle_by(&self, write: impl FnOnce(&mut Dialogue) -> Result<(), ClientError>) -> Settlement {
         if self.settled.swap(true, Ordering::Relaxed) {
             return Settlement::Already;
         }
@@ -239,7 +258,7 @@ impl Delivered {
                 Counters::add(&self.shared.counters.stale_settlements, 1);
                 return Settlement::Stale;
             }
-            let written = core.conversation.acknowledge(&self.message, refusal);
+            let written = write(&mut core.conversation);
             debug_assert_eq!(written, Ok(()), "the reason is valid and the rest comes from a frame");
             Settlement::Sent
         })

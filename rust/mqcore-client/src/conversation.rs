@@ -6,6 +6,8 @@
 mod exchange;
 mod receive;
 
+use std::time::Duration;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
@@ -286,6 +288,24 @@ impl<W> Conversation<W> {
     /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value.
     pub fn acknowledge(&mut self, message: &Received, refusal: Option<&str>) -> Result<(), ClientError> {
         let headers = refusal_headers(refusal)?;
+        self.write(&Frame {
+            first_acquirer: message.first_acquirer(),
+            content_type: message.content_type(),
+            id: message.id(),
+            target: message.target(),
+            headers: &headers,
+            ..Frame::new(Kind::ACKNOWLEDGE)
+        })
+    }
+
+    /// Sends a nack for a message of a queue, with the delay before it is redelivered.
+    ///
+    /// # Errors
+    ///
+    /// As [`Conversation::acknowledge`].
+    pub fn postpone(&mut self, message: &Received, reason: &str, delay: Duration) -> Result<(), ClientError> {
+        let mut headers = refusal_headers(Some(reason))?;
+        crate::request::push(&mut headers, key::RETRY_AFTER, &format!("{:.3}", delay.as_secs_f64()))?;
         self.write(&Frame {
             first_acquirer: message.first_acquirer(),
             content_type: message.content_type(),

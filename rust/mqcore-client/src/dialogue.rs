@@ -4,6 +4,7 @@
 //! operation that a protocol lacks, it returns [`ClientError::NotSupported`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{decode, needed};
@@ -174,6 +175,33 @@ impl Dialogue {
                 Ok(())
             }
         }
+    }
+
+    /// Sends a nack for a message of a queue, with the delay before it is redelivered.
+    pub(crate) fn postpone(
+        &mut self,
+        message: &Received,
+        reason: &str,
+        delay: Duration,
+    ) -> Result<(), ClientError> {
+        match self {
+            Self::Tmqp(conversation) => conversation.postpone(message, reason, delay),
+            Self::Mqks(_) | Self::Micromessage(_) => self.check_delay(),
+        }
+    }
+
+    /// Whether the protocol has nacks with a delay.
+    pub(crate) fn check_delay(&self) -> Result<(), ClientError> {
+        let protocol = match self {
+            Self::Tmqp(_) => return Ok(()),
+            Self::Mqks(_) => Protocol::Mqks,
+            Self::Micromessage(_) => Protocol::Micromessage,
+        };
+        Err(ClientError::NotSupported {
+            what: "nacks with a delay".into(),
+            protocol: protocol.name(),
+            instead: "set the queue's retry_delay, or connect to tmqp://",
+        })
     }
 
     /// Handles a message that the program dropped without settling it. Most brokers use a timeout; in MicroMessage2

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use bytes::Bytes;
-use mqcore_wire::tmqp::header::{Pairs, header_value, pairs};
+use mqcore_wire::tmqp::header::{Pairs, header_value, key, pairs};
 use mqcore_wire::tmqp::{Frame, Kind};
 
 /// A received message. Cloning shares it.
@@ -151,6 +151,15 @@ impl Received {
     #[must_use]
     pub fn wants_acknowledge(&self) -> bool {
         self.pending_acknowledge
+    }
+
+    /// The number of this attempt to deliver a message of a queue, from 1; `None` if the broker did not send it.
+    #[must_use]
+    pub fn attempt(&self) -> Option<u32> {
+        // The broker's header follows those of the producer.
+        let own =
+            self.headers().filter(|(name, _)| name.eq_ignore_ascii_case(key::ATTEMPT.as_bytes())).last();
+        own.and_then(|(_, value)| str::from_utf8(value).ok()?.trim().parse().ok())
     }
 
     /// Memory use in bytes.

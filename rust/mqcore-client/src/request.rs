@@ -236,6 +236,7 @@ impl Request {
             ..Self::queue_operation(Operation::QueueInformation, "pull from", queue)
         };
         request.header(key::COUNT, &pull.count.to_string());
+        request.header(key::ATTEMPT, VALUE_YES);
         let clear = match (pull.clear.high_priority, pull.clear.normal) {
             (true, true) => Some(clear::ALL),
             (true, false) => Some(clear::HIGH_PRIORITY),

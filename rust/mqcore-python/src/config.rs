@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::id::QueueAddress;
-use mqcore_broker::model::options::{ChannelChanges, ChannelOptions, Durability, QueueChanges, Status};
+use mqcore_broker::model::options::{
+    ChannelChanges, ChannelOptions, DeadLetter, Durability, QueueChanges, Status,
+};
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_server::config::{
     ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
@@ -211,7 +213,9 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
         tag: optional_text(options, "tag")?,
         delivery_handler: optional_text(options, "delivery_handler")?,
         put_back_limit: field(options, "put_back_limit")?,
-        dead_letter: optional_queue(options, "dead_letter")?,
+        retry_delay: delay(options, "retry_delay")?,
+        retry_delay_max: optional_duration(options, "retry_delay_max")?,
+        dead_letter: optional_dead_letter(options, "dead_letter")?,
         durability: durability(options, "durability")?,
         publish_limit: optional_rate(options, "publish_limit")?,
     })
@@ -242,9 +246,20 @@ fn optional_text(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Box<
     Ok(field::<Option<String>>(options, name)?.map(Into::into))
 }
 
-fn optional_queue(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Option<QueueAddress>>> {
-    let address: Option<String> = field(options, name)?;
-    address.map(|address| queue_address(&address).map(Some)).transpose()
+fn optional_dead_letter(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Option<DeadLetter>>> {
+    let Some(text) = field::<Option<String>>(options, name)? else { return Ok(None) };
+    if text.is_empty() {
+        return Ok(Some(None));
+    }
+    let parsed = DeadLetter::parse(&text);
+    parsed.map(|dead_letter| Some(Some(dead_letter))).map_err(|broken| {
+        error::ConfigError::new_err(format!("invalid {name} {text:?}: {broken}; use a queue or \"drop\""))
+    })
+}
+
+/// A duration that an option may lack.
+fn delay(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Option<Duration>>> {
+    Ok(optional_duration(options, name)?.map(Some))
 }
 
 fn queue_ids(options: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Option<Vec<u16>>>> {

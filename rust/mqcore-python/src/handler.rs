@@ -2,7 +2,7 @@
 
 use mqcore_broker::model::decision::{Decision as BrokerDecision, Step, Steps};
 use mqcore_broker::model::router::Binding;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyException, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
@@ -77,10 +77,14 @@ impl Handler {
         }
     }
 
-    /// Calls `exception_thrown` for `exception`, if it is overridden.
+    /// Calls `exception_thrown` for `exception`, if it is overridden. Not for exceptions such as `SystemExit`, which its
+    /// signature excludes.
     pub(crate) fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
         let step = Step::ExceptionThrown;
         let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
+        if !exception.is_instance_of::<PyException>(py) {
+            return Outcome::Failed(exception);
+        }
         let arguments = (&about.queue, &about.message, exception.value(py));
         match method.bind(py).call1(arguments).and_then(|result| self.read(step, result)) {
             Ok(Reading::Answer(verdict)) => Outcome::Decided(about.recovered(verdict.decision).into()),

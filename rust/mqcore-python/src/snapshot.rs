@@ -1,5 +1,7 @@
 //! Counters of shards and handlers as plain Python values for the dataclasses of `mqcore.broker`.
 
+use std::time::Duration;
+
 use mqcore_broker::model::options::QueueOptions;
 use mqcore_broker::model::router::{Binding, RouterDefinition};
 use mqcore_broker::model::stats::{
@@ -105,6 +107,10 @@ fn queue_dict<'py>(py: Python<'py>, queue: &QueueInformation) -> PyResult<Bound<
     dict.set_item("options", options_dict(py, &queue.options)?)?;
     dict.set_item("high_priority", queue.high_priority)?;
     dict.set_item("normal", queue.normal)?;
+    dict.set_item("missing_handler", queue.missing_handler.as_deref())?;
+    dict.set_item("delayed", queue.delayed)?;
+    let next = queue.next_attempt_ms;
+    dict.set_item("next_attempt", (next > 0).then(|| Duration::from_millis(next).as_secs_f64()))?;
     dict.set_item("in_flight", queue.in_flight)?;
     dict.set_item("undecided", queue.undecided)?;
     dict.set_item("unsettled", queue.unsettled)?;
@@ -129,6 +135,8 @@ fn options_dict<'py>(py: Python<'py>, options: &QueueOptions) -> PyResult<Bound<
     dict.set_item("tag", options.tag.as_deref())?;
     dict.set_item("delivery_handler", options.delivery_handler.as_deref())?;
     dict.set_item("put_back_limit", options.put_back_limit)?;
+    dict.set_item("retry_delay", options.retry_delay.as_ref().map(Duration::as_secs_f64))?;
+    dict.set_item("retry_delay_max", options.retry_delay_max.as_secs_f64())?;
     dict.set_item("dead_letter", options.dead_letter.as_ref().map(ToString::to_string))?;
     dict.set_item("durability", options.durability.as_str())?;
     dict.set_item("publish_limit", options.publish_limit.as_ref().map(ToString::to_string))?;

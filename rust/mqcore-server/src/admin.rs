@@ -53,6 +53,9 @@ use crate::stats::{metrics, snapshot};
 /// Maximum concurrent connections; further ones wait.
 const CONNECTIONS_MAX: usize = 64;
 
+/// Maximum queues without a handler that the readiness page lists.
+const WAITING_SHOWN_MAX: usize = 100;
+
 /// Time to send the head of a request, and maximum idle time of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -229,9 +232,18 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
     }
-    match tokio::time::timeout(SHARD_TIMEOUT, snapshot::ping(&admin.hub)).await {
-        Ok(true) => Json(json!({"status": "ready"})).into_response(),
-        Ok(false) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
+    match tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting_for_handlers(&admin.hub)).await {
+        Ok(Some(waiting)) if waiting.is_empty() => Json(json!({"status": "ready"})).into_response(),
+        // Ready all the same: the other queues work, and clients of this one get an error that names the handler.
+        Ok(Some(waiting)) => {
+            let queues: Vec<_> = waiting
+                .into_iter()
+                .take(WAITING_SHOWN_MAX)
+                .map(|(queue, handler)| json!({"queue": queue.to_string(), "missing_handler": handler}))
+                .collect();
+            Json(json!({"status": "ready", "queues_without_handler": queues})).into_response()
+        }
+        Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
         Err(_) => busy(),
     }
 }

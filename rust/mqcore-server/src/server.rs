@@ -21,7 +21,7 @@ use mqcore_limiter::time::Nanos;
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 
-use self::start::Parts;
+use self::start::{Parts, check_handlers};
 use self::stopping::fence;
 use crate::authority::reload;
 use crate::authority::store::StoreError;
@@ -86,6 +86,7 @@ impl Server {
         handlers: Vec<HandlerSpec>,
         port: Arc<dyn HandlerPort>,
     ) -> Result<Self, StartError> {
+        check_handlers(&config, &handlers)?;
         let parts = Parts::open(config, port).await?;
         let inner = parts.start(handlers)?;
         Ok(Self { inner: Arc::new(inner) })

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::decision::{Decision, Step, Steps};
 use mqcore_broker::model::effect::{Answer, Question};
-use mqcore_broker::model::id::{ChannelName, QueueAddress};
-use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::id::ChannelName;
+use mqcore_broker::model::options::{ChannelOptions, DeadLetter, QueueOptions, Status};
 use mqcore_broker::model::policy;
 use mqcore_server::config::{ClockConfig, Config, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
@@ -220,7 +220,7 @@ async fn dead_letter(shards: usize, failing: &str, dead: &str) {
         put_back_limit: 1,
         // No timer wakes the shard while this test looks.
         acknowledge_timeout: 3 * PATIENCE,
-        dead_letter: Some(QueueAddress::parse(dead).expect("a good name")),
+        dead_letter: Some(DeadLetter::parse(dead).expect("a good name")),
         ..QueueOptions::default()
     };
     let channel = ChannelOptions { queue, ..ChannelOptions::default() };

@@ -388,6 +388,7 @@ fn bodies_of_other_protocols_stay_one_line() {
         hide_source: false,
         first: true,
         tag: Tag(1),
+        attempt: 3,
         requeues: 2,
         name: Some((*b"c1").into()),
     };

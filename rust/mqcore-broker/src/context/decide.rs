@@ -20,6 +20,15 @@ use crate::model::record::Record;
 pub(crate) struct StepDecision {
     pub(crate) decision: Decision,
     pub(crate) own: bool,
+    /// Whether the handler failed to decide, so that this is its fallback.
+    pub(crate) failed: bool,
+}
+
+impl StepDecision {
+    /// The decision of a policy.
+    pub(crate) fn of_policy(decision: Decision) -> Self {
+        Self { decision, own: false, failed: false }
+    }
 }
 
 /// A decision for a handler or policy, apart from the queue and the message.
@@ -77,7 +86,7 @@ pub(crate) fn decide(
         }
         None => {
             let decision = context.state.spec(metadata.handler).base.decide(step, positive);
-            StepDecision { decision, own: false }
+            StepDecision::of_policy(decision)
         }
     };
     if step_decision.decision.save && !entry.saved && !decision_state.save_tried {
@@ -124,6 +133,12 @@ fn save(
 }
 
 impl DecisionState {
+    /// A decision that is made already and only has to be carried out.
+    pub(crate) fn decided(decision: Decision) -> Self {
+        let answer = StepDecision { decision, own: true, failed: false };
+        Self { answer: Some(answer), ..Self::default() }
+    }
+
     /// Takes the answer to the open question; `None` if it failed or missed its deadline.
     pub(crate) fn answered(
         &mut self,
@@ -147,9 +162,10 @@ impl DecisionState {
             self.answer = Some(step_decision);
             return;
         }
+        let failed = answer.is_none();
         let decision =
             answer.unwrap_or_else(|| fallback(context.state.spec(metadata.handler).fallback, step, positive));
-        self.answer = Some(StepDecision { decision, own: true });
+        self.answer = Some(StepDecision { decision, own: true, failed });
     }
 }
 

@@ -1,5 +1,7 @@
 //! Commands and requests: what peers ask of the broker.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::model::bindings::QueueBinding;
@@ -184,6 +186,8 @@ pub enum Retry {
     AsDecided,
     /// Not before this time, if it is requeued.
     NotBefore(Timestamp),
+    /// Not before this delay has passed, if it is requeued.
+    After(Duration),
     /// Never: the message has failed for good and goes to the dead-letter queue. Only a handler of the
     /// queue may still requeue it.
     Never,

@@ -1,8 +1,11 @@
 //! Configuration of a shard, its handlers and its history.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::decision::{Acknowledge, Decision, PutBack, Steps};
+use crate::model::id::{DEAD_LETTERS, QueueAddress};
+use crate::model::names::BrokerNames;
 use crate::model::options::ChannelOptions;
 use crate::model::policy::Policy;
 
@@ -21,8 +24,10 @@ pub struct BrokerConfig {
     pub auto_create_queues: bool,
     /// Maximum number of connected clients; 0: no limit. Default: 0.
     pub client_limit: u32,
-    /// Maximum number of channels on this shard; 0: no limit. Default: 0.
+    /// Maximum number of channels of the broker; 0: no limit. Default: 0.
     pub channel_limit: u32,
+    /// The names of channels and queues; the same for all shards of a broker.
+    pub names: Arc<BrokerNames>,
     /// Key of the handler or policy of queues whose channel names none. Default: `memory`.
     pub delivery_handler: Box<str>,
     /// How long a consumer's output buffer may stay full before its connection is closed. Default: 30
@@ -43,6 +48,15 @@ pub struct BrokerConfig {
     pub seed: u64,
 }
 
+impl BrokerConfig {
+    /// Whether dead letters can go to this queue: it exists, or the broker creates it when it is needed.
+    pub fn is_destination(&self, queue: &QueueAddress) -> bool {
+        let known = self.names.has_channel(&queue.channel);
+        let created = self.auto_create_queues && (known || self.auto_create_channels);
+        created || known && queue.id == DEAD_LETTERS || self.names.has_queue(queue)
+    }
+}
+
 impl Default for BrokerConfig {
     fn default() -> Self {
         Self {
@@ -53,6 +67,7 @@ impl Default for BrokerConfig {
             auto_create_queues: false,
             client_limit: 0,
             channel_limit: 0,
+            names: Arc::default(),
             delivery_handler: crate::model::policy::MEMORY.key.into(),
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::model::id::{ChannelName, MessageNumber, QueueAddress, RouterName, TopicName};
 use crate::model::intake;
-use crate::model::options::{ChannelOptions, Durability, QueueOptions, Status};
+use crate::model::options::{ChannelOptions, DeadLetter, Durability, QueueOptions, Status};
 use crate::model::record::{RecordError, VERSION, address};
 use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
 use crate::model::topic::TopicPattern;
@@ -311,6 +311,10 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
         line(text, "delivery_handler", one_line(value));
     }
     line(text, "put_back_limit", options.put_back_limit);
+    if let Some(value) = &options.retry_delay {
+        line(text, "retry_delay_ms", value.as_millis());
+    }
+    line(text, "retry_delay_max_ms", options.retry_delay_max.as_millis());
     if let Some(value) = &options.dead_letter {
         line(text, "dead_letter", value);
     }
@@ -335,7 +339,9 @@ fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
         "tag" => options.tag = Some(value.into()),
         "delivery_handler" => options.delivery_handler = Some(value.into()),
         "put_back_limit" => set(&mut options.put_back_limit, value),
-        "dead_letter" => options.dead_letter = address(value),
+        "retry_delay_ms" => options.retry_delay = value.parse().ok().map(Duration::from_millis),
+        "retry_delay_max_ms" => set_ms(&mut options.retry_delay_max, value),
+        "dead_letter" => options.dead_letter = DeadLetter::parse(value).ok(),
         "durability" => options.durability = Durability::from_text(value).unwrap_or(options.durability),
         "publish_limit" => options.publish_limit = value.parse().ok(),
         // An option of a later version. This version behaves like its default.

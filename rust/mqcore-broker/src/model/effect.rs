@@ -52,8 +52,31 @@ pub enum Effect {
     Transferred(Origin),
     /// Transfer a dead letter to a queue of a shard, possibly this one, with `Broker::transfer`.
     Transfer(Transfer),
+    /// Report something to the operator.
+    Report(Box<Report>),
     /// Forward something to a shard with `Broker::forwarded`. Effects for one shard keep their order.
     Forward(usize, Forwarded),
+}
+
+/// Something that the operator should know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// The dead-letter queue of a channel was created.
+    DeadLetterQueueCreated {
+        /// The new queue.
+        queue: QueueAddress,
+        /// The queue whose message needed it.
+        from: QueueAddress,
+    },
+    /// The dead-letter queue that a queue names does not exist any more, so another one is used.
+    DeadLetterQueueMissing {
+        /// The missing queue.
+        missing: QueueAddress,
+        /// The queue that names it.
+        from: QueueAddress,
+        /// The queue that is used.
+        used: QueueAddress,
+    },
 }
 
 /// Data that one shard forwards to another.
@@ -142,6 +165,8 @@ pub struct Deliver {
     pub first: bool,
     /// The subscription of the one consumer; [`Tag::CHANNEL`] for those who joined the channel.
     pub tag: Tag,
+    /// The number of this attempt to deliver the message, from 1.
+    pub attempt: u16,
     /// How often the message was requeued before.
     pub requeues: u16,
     /// The name of the subscription, if it has one.
@@ -241,6 +266,8 @@ pub enum Event {
         hide_source: bool,
         /// Whether the message was never delivered before.
         first: bool,
+        /// The number of this attempt to deliver the message, from 1.
+        attempt: u16,
         /// Position of the message, from 1.
         index: u32,
         /// Number of messages in all.
@@ -443,6 +470,8 @@ pub enum HandlerFailure {
 pub struct Transfer {
     /// The new queue.
     pub to: QueueAddress,
+    /// The queue that it leaves.
+    pub from: Arc<QueueAddress>,
     /// The message; its headers contain origin, reason and attempts.
     pub message: Message,
     /// Where it stays saved until the new queue has saved it; `None` if it was never saved.

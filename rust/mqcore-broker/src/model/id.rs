@@ -212,7 +212,22 @@ pub struct QueueAddress {
     pub id: u16,
 }
 
+/// The id of a channel's dead-letter queue, which the broker creates when it is needed.
+pub const DEAD_LETTERS: u16 = u16::MAX;
+
 impl QueueAddress {
+    /// The dead-letter queue of this queue's channel.
+    #[must_use]
+    pub fn dead_letters(&self) -> Self {
+        Self { channel: self.channel.clone(), id: DEAD_LETTERS }
+    }
+
+    /// Whether both name the same queue. Channels are found without regard to case.
+    #[must_use]
+    pub fn is(&self, other: &Self) -> bool {
+        self.id == other.id && self.channel.as_str().eq_ignore_ascii_case(other.channel.as_str())
+    }
+
     /// Parses `channel/id`, or a plain name for queue 0 of that channel. The last `/` separates only if
     /// digits that fit 16 bits follow; so `logs/eu` is queue 0 of the channel `logs/eu`.
     pub fn parse(text: &str) -> Result<Self, NameError> {

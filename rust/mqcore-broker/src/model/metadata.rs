@@ -14,7 +14,12 @@ pub(crate) struct QueueMetadata {
     pub(crate) queue_ref: QueueRef,
     pub(crate) options: QueueOptions,
     pub(crate) handler: HandlerId,
+    /// The key of the handler, if none is registered under it: the queue then neither takes nor delivers
+    /// messages.
+    pub(crate) missing_handler: Option<Box<str>>,
     /// The steps that the handler decides itself.
     pub(crate) overrides: Steps,
+    /// Whether the handler's policy saves messages.
+    pub(crate) policy_saves: bool,
     pub(crate) stats: QueueStats,
 }

@@ -15,6 +15,7 @@ pub mod location;
 pub(crate) mod memory;
 pub mod message;
 pub(crate) mod metadata;
+pub mod names;
 pub mod node;
 pub mod options;
 pub mod policy;

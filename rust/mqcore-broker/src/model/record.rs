@@ -341,7 +341,7 @@ mod tests {
 
     use crate::model::definition::*;
     use crate::model::id::TopicName;
-    use crate::model::options::{ChannelOptions, Durability, QueueOptions, Status};
+    use crate::model::options::{ChannelOptions, DeadLetter, Durability, QueueOptions, Status};
     use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
     use crate::model::topic::TopicPattern;
 
@@ -398,7 +398,9 @@ mod tests {
             message_limit: 10,
             put_back_limit: 3,
             durability: Durability::Os,
-            dead_letter: QueueAddress::parse("dead/9").ok(),
+            retry_delay: Some(Duration::from_millis(20)),
+            retry_delay_max: Duration::from_secs(7),
+            dead_letter: DeadLetter::parse("dead/9").ok(),
             delivery_handler: Some("orders".into()),
             tag: Some("a=b".into()),
             ..QueueOptions::default()

@@ -159,10 +159,17 @@ pub struct QueueInformation {
     pub queue: QueueAddress,
     /// Its options, including its status.
     pub options: QueueOptions,
+    /// The key of its delivery handler, if none is registered under it: the queue then neither takes nor
+    /// delivers messages.
+    pub missing_handler: Option<Box<str>>,
     /// Stored messages of high priority.
     pub high_priority: u64,
     /// The other stored messages.
     pub normal: u64,
+    /// How many of the stored messages wait for the time of their next attempt.
+    pub delayed: u64,
+    /// When the first of those is delivered again, in Unix milliseconds; 0: there is none.
+    pub next_attempt_ms: u64,
     /// Deliveries that are not settled.
     pub in_flight: u64,
     /// Messages that wait for a handler to decide their admission.

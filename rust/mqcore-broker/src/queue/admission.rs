@@ -9,17 +9,18 @@ use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
 use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::command::EventKind;
-use crate::model::decision::{Acknowledge, PutBack, Step};
+use crate::model::decision::{Acknowledge, Decision, PutBack, Step};
 use crate::model::effect::{Effect, Event, Notification, Origin, Subject};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::message::Message;
 use crate::model::options::{Durability, Status};
 use crate::model::rate::TokenBucket;
-use crate::model::record::Record;
+use crate::model::record::{DeliveryProgress, Record};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
+use crate::queue::delayed::Awaits;
 use crate::queue::members::Members;
 use crate::queue::ready::Taken;
 use crate::queue::{Admission, Queue};
@@ -95,8 +96,9 @@ impl Queue {
         self.admit(members, context);
     }
 
-    /// Takes a message from another queue: without a decision and without a confirmation, if there is
-    /// room. A message that was saved there is saved here; only then may the other queue forget it.
+    /// Takes a message from another queue: without asking its handler and without a confirmation, if there
+    /// is room. A message that was saved there, or whose new queue saves messages, is saved here; only then
+    /// does the other queue forget it, and do consumers get it.
     pub(crate) fn transfer(
         &mut self,
         message: Message,
@@ -108,12 +110,17 @@ impl Queue {
         let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(context.now)) };
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
         self.metadata.stats.received += 1;
-        if self.check(&entry.message, context).is_err() {
+        if self.check_room(&entry.message).is_err() {
             context.effects.extend(origin.map(Effect::Transferred));
             self.discard(entry, DropReason::Limit, context);
             return;
         }
-        if let Some(origin) = origin.filter(|_| context.state.commits.storage == Storage::Ready) {
+        if context.state.commits.storage != Storage::Ready {
+            // A record of the old queue stays: after a restart the message may be duplicated, but it is
+            // not lost.
+            return self.store(entry, members, context);
+        }
+        if let Some(origin) = origin {
             let (queue, message) = (self.metadata.address.clone(), entry.message.clone());
             let put = Record::Put { queue, message, received: context.now, number };
             entry.sequence = context.record(put).unwrap_or_default();
@@ -121,8 +128,17 @@ impl Queue {
             self.metadata.stats.saved += 1;
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Saved);
             context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));
+            return self.store(entry, members, context);
         }
-        self.store(entry, members, context);
+        if !self.metadata.policy_saves && self.metadata.missing_handler.is_none() {
+            return self.store(entry, members, context);
+        }
+        // Not "allow": it was announced when its producer published it.
+        let decision = Decision { save: true, put_back: PutBack::End, ..Decision::REFUSE };
+        let decision_state = DecisionState::decided(decision);
+        self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
+        self.consider(self.undecided.len() - 1, context);
+        self.admit(members, context);
     }
 
     /// Restores a message from the journal at start. Messages arrive in queue order, and their bodies
@@ -131,7 +147,7 @@ impl Queue {
         &mut self,
         mut paged_out: PagedOut,
         high: bool,
-        not_before: Timestamp,
+        progress: DeliveryProgress,
         context: &mut Context<'_>,
     ) {
         paged_out.deadline = self.deadline(context.now);
@@ -145,13 +161,15 @@ impl Queue {
                 return self.discard_taken(Taken::PagedOut(paged_out), DropReason::Erased, context);
             }
             Status::Cache => self.replace_cached(context),
-            _ if not_before > context.now => {
-                return self.delay(Taken::PagedOut(paged_out), high, not_before, context);
+            _ if progress.not_before > context.now => {
+                let position = if progress.rank < 0 { PutBack::Start } else { PutBack::End };
+                let awaits = Awaits::Attempt(position);
+                return self.delay(Taken::PagedOut(paged_out), high, progress.not_before, awaits, context);
             }
             _ => {}
         }
         self.arm(paged_out.deadline, context);
-        self.ready.push_paged_out(paged_out, high);
+        self.ready.push_paged_out(paged_out, high, PutBack::End);
         self.schedule(context);
     }
 
@@ -185,6 +203,35 @@ impl Queue {
     }
 
     pub(crate) fn check(&self, message: &Message, context: &Context<'_>) -> Result<(), Rejection> {
+        let metadata = &self.metadata;
+        if let Some(key) = &metadata.missing_handler {
+            let reason = format!(
+                "delivery handler {key:?} of queue {} is not registered, so the queue accepts no messages; start the \
+                 broker with the handler, or choose another one for the queue",
+                metadata.address
+            );
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        self.check_room(message)?;
+        if let Some(key) = self.unique.conflict(message) {
+            let key = String::from_utf8_lossy(key);
+            let reason =
+                format!("queue {} already has a message with the unique key {key}", metadata.address);
+            return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
+        }
+        self.check_storage(context)?;
+        if self.undecided.len() >= context.state.config.undecided_max {
+            let (waiting, address) = (self.undecided.len(), &metadata.address);
+            let reason = format!(
+                "{waiting} messages of queue {address} wait for its delivery handler; try again later"
+            );
+            return Err(Rejection::new(RejectionKind::Busy, reason));
+        }
+        Ok(())
+    }
+
+    /// Whether the queue's options leave room for the message.
+    fn check_room(&self, message: &Message) -> Result<(), Rejection> {
         let options = &self.metadata.options;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
         let address = &self.metadata.address;
@@ -202,12 +249,6 @@ impl Queue {
             );
             return refuse(RejectionKind::LimitExceeded, reason);
         }
-        if let Some(key) = self.unique.conflict(message) {
-            let key = String::from_utf8_lossy(key);
-            let reason = format!("queue {address} already has a message with the unique key {key}");
-            return refuse(RejectionKind::AlreadyExists, reason);
-        }
-        self.check_storage(context)?;
         let stored = (self.ready.len() + self.delayed.len() + self.undecided.len()) as u64;
         let limited = options.message_limit > 0 && options.status != Status::Cache;
         if limited && stored >= options.message_limit {
@@ -217,13 +258,6 @@ impl Queue {
                     "queue {address} is full ({stored} messages); try again when consumers have caught up"
                 ),
             );
-        }
-        if self.undecided.len() >= context.state.config.undecided_max {
-            let waiting = self.undecided.len();
-            let reason = format!(
-                "{waiting} messages of queue {address} wait for its delivery handler; try again later"
-            );
-            return refuse(RejectionKind::Busy, reason);
         }
         Ok(())
     }
@@ -289,7 +323,7 @@ impl Queue {
     pub(crate) fn admission_answered(
         &mut self,
         number: u64,
-        answer: Option<crate::model::decision::Decision>,
+        answer: Option<Decision>,
         members: &Members,
         context: &mut Context<'_>,
     ) {
@@ -331,11 +365,25 @@ impl Queue {
             self.reject(entry.message.clone(), rejection, context);
             return self.discard(entry, DropReason::Refused, context);
         }
+        if step_decision.failed && self.owes_answer(&entry, step_decision) {
+            let (spec, address) = (context.state.spec(self.metadata.handler), &self.metadata.address);
+            let reason = format!(
+                "delivery handler {:?} of queue {address} raised, returned no decision, or did not answer within {} s, \
+                 so the broker did not take the message; the broker's log has the reason",
+                spec.key,
+                spec.timeout.as_secs_f64()
+            );
+            self.reject(entry.message.clone(), Rejection::new(RejectionKind::Busy, reason), context);
+            return self.discard(entry, DropReason::Refused, context);
+        }
         context.finish_passed_on(&entry.message);
         self.acknowledge(&mut entry, step_decision, None, "none", context);
         if step_decision.decision.allow {
             self.announce(&entry, context);
-            self.store(entry, members, context);
+            if step_decision.decision.put_back == PutBack::Start {
+                self.rank_first(&entry, context);
+            }
+            self.store_at(entry, step_decision.decision.put_back, members, context);
         } else if step_decision.decision.put_back == PutBack::No {
             self.reject_admission(entry, context);
         } else {
@@ -354,6 +402,25 @@ impl Queue {
             && !entry.saved
             && !step_decision.own
             && context.state.spec(self.metadata.handler).base.refuse_unsaved
+    }
+
+    /// Whether the producer waits for a confirmation that this decision does not bring.
+    fn owes_answer(&self, entry: &Entry, step_decision: StepDecision) -> bool {
+        let decision = step_decision.decision;
+        decision.allow
+            && decision.acknowledge == Acknowledge::None
+            && !entry.answered
+            && entry.message.properties().pending_acknowledge
+            && entry.message.producer().is_some()
+    }
+
+    /// Records that a saved message precedes all others, also after a restart.
+    fn rank_first(&self, entry: &Entry, context: &mut Context<'_>) {
+        if entry.sequence.0 > 0 {
+            let rank = -((context.state.commits.sequence.0 + 1) as i64);
+            let progress = DeliveryProgress { rank, ..DeliveryProgress::default() };
+            context.record(Record::Touch(entry.sequence, progress));
+        }
     }
 
     /// A producer that waits is notified even if the handler did not ask for it; otherwise it would only see a timeout.

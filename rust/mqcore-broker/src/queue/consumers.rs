@@ -37,6 +37,7 @@ impl Queue {
     ) {
         let own = self.own.get_or_insert_with(|| Arc::new(channel.clone()));
         Arc::make_mut(own).join(consumer, context.now);
+        self.offer_refused(context);
         self.schedule(context);
     }
 
@@ -72,6 +73,7 @@ impl Queue {
         if let Some(own) = &mut self.own {
             Arc::make_mut(own).join(Consumer::of_channel(client.clone()), context.now);
         }
+        self.offer_refused(context);
         self.schedule(context);
     }
 
@@ -105,6 +107,7 @@ impl Queue {
             // The members behind the cursor moved up by one.
             self.cursor -= 1;
         }
+        self.offer_refused(context);
         self.schedule(context);
     }
 

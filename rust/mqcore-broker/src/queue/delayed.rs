@@ -1,8 +1,10 @@
-//! Requeued messages that must not be delivered before a given time.
+//! Messages that must not be delivered before a given time: requeued ones that wait for their next
+//! attempt, and those that all consumers refused. Other messages pass them.
 
 use std::collections::BTreeMap;
 
 use crate::model::command::Clear;
+use crate::model::decision::PutBack;
 use crate::model::time::Timestamp;
 use crate::queue::ready::Taken;
 
@@ -13,6 +15,17 @@ pub(crate) struct Delayed {
     serial: u64,
     /// How many of them have high priority.
     high: u64,
+    /// How many of them were refused by all consumers.
+    refused: u64,
+}
+
+/// The event that a message waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaits {
+    /// Its next attempt. Then it returns to this end of its queue.
+    Attempt(PutBack),
+    /// A consumer that takes it, or its time. Then it returns to the start of its queue.
+    Consumer,
 }
 
 /// A delayed message, whose body may be paged out. Bodies are not paged out while they are here: there
@@ -21,6 +34,26 @@ pub(crate) struct Delayed {
 struct Waiting {
     taken: Taken,
     high: bool,
+    awaits: Awaits,
+}
+
+/// A message whose time has come.
+#[derive(Debug)]
+pub(crate) struct Due {
+    pub(crate) taken: Taken,
+    pub(crate) high: bool,
+    /// The end of the queue to which it returns.
+    pub(crate) position: PutBack,
+}
+
+impl From<Waiting> for Due {
+    fn from(Waiting { taken, high, awaits }: Waiting) -> Self {
+        let position = match awaits {
+            Awaits::Attempt(position) => position,
+            Awaits::Consumer => PutBack::Start,
+        };
+        Self { taken, high, position }
+    }
 }
 
 impl Delayed {
@@ -56,30 +89,48 @@ impl Delayed {
         self.waiting.iter().map(|((time, _), waiting)| (*time, &waiting.taken))
     }
 
-    pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, high: bool) {
+    pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, high: bool, awaits: Awaits) {
         self.serial += 1;
         self.high += u64::from(high);
-        self.waiting.insert((until, self.serial), Waiting { taken, high });
+        self.refused += u64::from(awaits == Awaits::Consumer);
+        self.waiting.insert((until, self.serial), Waiting { taken, high, awaits });
     }
 
-    /// Removes the first message whose time has come; also returns whether its priority is high.
-    pub(crate) fn due(&mut self, now: Timestamp) -> Option<(Taken, bool)> {
+    /// Removes the first message whose time has come.
+    pub(crate) fn due(&mut self, now: Timestamp) -> Option<Due> {
         if self.next() > now {
             return None;
         }
-        let (_, Waiting { taken, high }) = self.waiting.pop_first()?;
-        self.high -= u64::from(high);
-        Some((taken, high))
+        let (_, waiting) = self.waiting.pop_first()?;
+        self.count_out(&waiting);
+        Some(waiting.into())
+    }
+
+    /// Removes the messages that all consumers refused.
+    pub(crate) fn refused(&mut self) -> Vec<Due> {
+        if self.refused == 0 {
+            return Vec::new();
+        }
+        self.take(|waiting| waiting.awaits == Awaits::Consumer).into_iter().map(Due::from).collect()
     }
 
     /// Removes the messages that `clear` selects.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
-        let is_about = |waiting: &Waiting| if waiting.high { clear.high_priority } else { clear.normal };
+        let cleared = self.take(|waiting| if waiting.high { clear.high_priority } else { clear.normal });
+        cleared.into_iter().map(|waiting| waiting.taken).collect()
+    }
+
+    fn take(&mut self, selects: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let all = std::mem::take(&mut self.waiting).into_iter();
-        let (cleared, left) = all.partition(|(_, waiting)| is_about(waiting));
+        let (taken, left) = all.partition(|(_, waiting)| selects(waiting));
         self.waiting = left;
-        let cleared: BTreeMap<_, Waiting> = cleared;
-        self.high -= cleared.values().filter(|waiting| waiting.high).count() as u64;
-        cleared.into_values().map(|waiting| waiting.taken).collect()
+        let taken: Vec<_> = BTreeMap::into_values(taken).collect();
+        taken.iter().for_each(|waiting| self.count_out(waiting));
+        taken
+    }
+
+    fn count_out(&mut self, waiting: &Waiting) {
+        self.high -= u64::from(waiting.high);
+        self.refused -= u64::from(waiting.awaits == Awaits::Consumer);
     }
 }

@@ -18,7 +18,7 @@ use crate::model::subscription::{Settling, TakenSlot};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::flows::{FLOWS_MAX, FlowTarget, PullPosition};
-use crate::queue::members::{Consumer, Member, Members};
+use crate::queue::members::{Consumer, ConsumerKey, Member, Members};
 
 /// The cost of a message toward the budget of a call: one, plus one for each 512 bytes, so that the effects of a call
 /// stay small even if its messages are not.
@@ -62,6 +62,9 @@ impl Queue {
     /// Whether the next stored message may be delivered now.
     fn can_start(&self, members: &Members, context: &Context<'_>) -> bool {
         let options = &self.metadata.options;
+        if self.metadata.missing_handler.is_some() {
+            return false;
+        }
         let drains = matches!(options.status, Status::Push | Status::RoundRobin | Status::Broadcast);
         if !drains || members.is_empty() || self.flows.len() >= FLOWS_MAX {
             return false;
@@ -115,7 +118,7 @@ impl Queue {
     /// Delivers a message to its consumers. Returns it if there is none.
     fn offer(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) -> Option<Entry> {
         if self.gives_to_one() {
-            let Some((position, slot)) = self.choose(members, context) else { return Some(entry) };
+            let Some((position, slot)) = self.choose(members, &[], context) else { return Some(entry) };
             self.send(entry, &members.list()[position].consumer, context);
             if let Some(slot) = slot {
                 slot.spend();
@@ -126,14 +129,15 @@ impl Queue {
         None
     }
 
-    /// The next free consumer in round robin, or the first free one.
+    /// The next free consumer in round robin, or the first free one. `refusers` are passed over.
     pub(crate) fn choose(
         &mut self,
         members: &Members,
+        refusers: &[ConsumerKey],
         context: &Context<'_>,
     ) -> Option<(usize, Option<TakenSlot>)> {
         if members.has_slots() {
-            return self.choose_by_weight(members, context);
+            return self.choose_by_weight(members, refusers, context);
         }
         let count = members.len();
         let first = if self.metadata.options.status == Status::RoundRobin { self.cursor } else { 0 };
@@ -141,6 +145,9 @@ impl Queue {
         let position = (0..count)
             .map(|step| (first + step) % count)
             .filter(|position| !congested.contains_key(&members.connections()[*position]))
+            .filter(|position| {
+                refusers.is_empty() || !refusers.contains(&members.list()[*position].consumer.key())
+            })
             .find(|position| {
                 !members.has_windows() || self.deliveries.has_room(&members.list()[*position].consumer)
             })?;
@@ -153,13 +160,16 @@ impl Queue {
     fn choose_by_weight(
         &self,
         members: &Members,
+        refusers: &[ConsumerKey],
         context: &Context<'_>,
     ) -> Option<(usize, Option<TakenSlot>)> {
         let congested = &context.state.congestion.since;
         loop {
             let free = members.list().iter().enumerate().filter(|(_, member)| {
                 let consumer = &member.consumer;
-                !congested.contains_key(&consumer.client.connection) && self.deliveries.has_room(consumer)
+                !congested.contains_key(&consumer.client.connection)
+                    && self.deliveries.has_room(consumer)
+                    && !refusers.contains(&consumer.key())
             });
             let rank = |(_, member): &(usize, &Member)| {
                 let terms = &member.consumer.terms;
@@ -235,7 +245,7 @@ impl Queue {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         }
         let decision = context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true);
-        let step_decision = StepDecision { decision, own: false };
+        let step_decision = StepDecision::of_policy(decision);
         self.acknowledge(&mut entry, step_decision, None, "none", context);
         if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
             return self.remove(entry, context);
@@ -311,6 +321,7 @@ impl Queue {
             hide_source: self.metadata.options.hide_client_names,
             first,
             tag,
+            attempt: entry.attempts,
             requeues: entry.requeues,
             name,
         }
@@ -400,6 +411,7 @@ impl Queue {
             acknowledge: self.metadata.options.request_acknowledge,
             hide_source: self.metadata.options.hide_client_names,
             first,
+            attempt: entry.attempts,
             index: pull_position.index,
             count: pull_position.count,
             left: pull_position.left,

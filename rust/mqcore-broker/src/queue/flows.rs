@@ -6,8 +6,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::context::decide::{DecisionState, StepDecision};
+use crate::model::id::RequestId;
 use crate::model::subscription::TakenSlot;
-use crate::queue::members::Consumer;
+use crate::queue::members::{Consumer, ConsumerKey};
 
 /// Maximum number of flows of one queue at a time: as many as a batch of questions to a handler.
 pub(crate) const FLOWS_MAX: usize = 256;
@@ -21,6 +22,8 @@ pub(crate) enum FlowTarget {
     One,
     /// The consumer that pulls.
     Pulled(Arc<Consumer>, PullPosition),
+    /// The consumer that pulls a copy of the message of a cache.
+    Cached(Arc<Consumer>, RequestId),
 }
 
 /// The next step of a flow.
@@ -46,6 +49,10 @@ pub(crate) struct Flow {
     /// Consumers not tried yet, the next one last.
     pub(crate) untried: SmallVec<[Arc<Consumer>; 1]>,
     pub(crate) current: Option<Arc<Consumer>>,
+    /// Consumers that refused the message, if it is for one of several.
+    pub(crate) refusers: SmallVec<[ConsumerKey; 2]>,
+    /// The handler's decision before the message was written to the current consumer.
+    pub(crate) before: Option<StepDecision>,
     pub(crate) sent: u32,
     /// The combined decisions of the consumers' steps; `None` before the first.
     pub(crate) joined: Option<StepDecision>,
@@ -69,6 +76,8 @@ pub(crate) enum FlowSlot {
 pub(crate) struct Flows {
     pub(crate) slots: VecDeque<FlowSlot>,
     pub(crate) first: u64,
+    /// How many of them deliver copies of a cached message.
+    pub(crate) copies: usize,
 }
 
 impl Flows {
@@ -80,10 +89,15 @@ impl Flows {
         self.slots.is_empty()
     }
 
-    /// Forgets all flows; later answers are ignored.
-    pub(crate) fn forget(&mut self) {
+    /// Forgets all flows; later answers are ignored. Returns the places of copies of cached messages.
+    pub(crate) fn forget(&mut self) -> Vec<usize> {
         self.first += self.slots.len() as u64;
-        self.slots.clear();
+        self.copies = 0;
+        let copy = |slot| match slot {
+            FlowSlot::Parked(flow) if matches!(flow.mode, FlowTarget::Cached(..)) => Some(flow.held),
+            _ => None,
+        };
+        self.slots.drain(..).filter_map(copy).collect()
     }
 
     pub(crate) fn slot(&mut self, number: u64) -> Option<&mut FlowSlot> {
@@ -132,7 +146,7 @@ impl Flows {
 /// The position of a message in its pull.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PullPosition {
-    pub(crate) request: crate::model::id::RequestId,
+    pub(crate) request: RequestId,
     pub(crate) index: u32,
     pub(crate) count: u32,
     pub(crate) left: Option<(u64, u64)>,

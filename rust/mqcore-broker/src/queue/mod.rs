@@ -7,6 +7,7 @@
 pub(crate) mod admission;
 pub(crate) mod answers;
 pub(crate) mod consumers;
+pub(crate) mod dead_letters;
 pub(crate) mod delayed;
 pub(crate) mod delivery;
 pub(crate) mod dispatch;
@@ -31,7 +32,7 @@ use foldhash::HashMap;
 
 use crate::context::Context;
 use crate::context::decide::{DecisionState, StepDecision};
-use crate::context::state::ShardState;
+use crate::context::state::{Schedule, ShardState};
 use crate::model::client::Client;
 use crate::model::decision::{Step, Steps};
 use crate::model::entry::{Entry, PagedOut};
@@ -118,7 +119,9 @@ impl Queue {
                 queue_ref,
                 options,
                 handler: HandlerId(0),
+                missing_handler: None,
                 overrides: Steps::NONE,
+                policy_saves: false,
                 stats: QueueStats::default(),
             },
             ready: Ready::new(state.paging.memory.clone()),
@@ -145,15 +148,28 @@ impl Queue {
         queue
     }
 
-    /// Finds the handler in the options, or the server's default handler.
+    /// Finds the handler in the options, or the server's default handler. A key under which no handler is
+    /// registered stops the queue until there is one.
     pub(crate) fn choose_handler(&mut self, state: &ShardState) {
         let named = self.metadata.options.delivery_handler.as_deref();
-        let handler = named
-            .and_then(|key| state.handler(key))
-            .or_else(|| state.handler(&state.config.delivery_handler))
-            .unwrap_or(HandlerId(0));
+        let key = named.unwrap_or(&state.config.delivery_handler);
+        let found = state.handler(key);
+        self.metadata.missing_handler = if found.is_some() { None } else { Some(key.into()) };
+        let handler = found.unwrap_or(HandlerId(0));
         self.metadata.handler = handler;
-        self.metadata.overrides = state.spec(handler).overrides;
+        let spec = state.spec(handler);
+        self.metadata.overrides = if found.is_some() { spec.overrides } else { Steps::NONE };
+        self.metadata.policy_saves = spec.base.received.save;
+    }
+
+    /// Chooses the handler once more after one was registered, and continues if the queue waited for it.
+    pub(crate) fn handler_registered(&mut self, state: &mut ShardState) {
+        let waited = self.metadata.missing_handler.is_some();
+        self.choose_handler(state);
+        if waited && self.metadata.missing_handler.is_none() {
+            self.schedule_on(&mut state.schedule);
+            self.arm_on(self.next_deadline(), &mut state.schedule);
+        }
     }
 
     /// Whether deliveries need a handler's decisions or a save.
@@ -167,11 +183,16 @@ impl Queue {
         QueueInformation {
             queue: (*self.metadata.address).clone(),
             options: self.metadata.options.clone(),
+            missing_handler: self.metadata.missing_handler.clone(),
             high_priority,
             normal,
+            delayed: self.delayed.len() as u64,
+            next_attempt_ms: if self.delayed.is_empty() { 0 } else { self.delayed.next().0 },
             in_flight: self.deliveries.open() as u64,
             undecided: self.undecided.len() as u64,
-            unsettled: (self.deliveries.messages() + self.expiring() + self.held_by_pulls()) as u64,
+            unsettled: (self.deliveries.messages() - self.flows.copies
+                + self.expiring()
+                + self.held_by_pulls()) as u64,
             memory_bytes: self.ready.bytes() + self.delayed.bytes() + self.deliveries.bytes(),
             stats: self.metadata.stats,
         }
@@ -211,6 +232,7 @@ impl Queue {
             Status::Cache => self.keep_latest(context),
             _ => {}
         }
+        self.arm(self.next_deadline(), context);
         self.schedule(context);
     }
 
@@ -222,17 +244,25 @@ impl Queue {
 
     /// Adds the queue to the shard's list of work.
     pub(crate) fn schedule(&mut self, context: &mut Context<'_>) {
+        self.schedule_on(&mut context.state.schedule);
+    }
+
+    fn schedule_on(&mut self, schedule: &mut Schedule) {
         if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty()) {
             self.scheduled = true;
-            context.state.schedule.work.push_back(self.metadata.queue_ref);
+            schedule.work.push_back(self.metadata.queue_ref);
         }
     }
 
     /// Makes the shard call [`Queue::timeout`] at `deadline` or earlier.
     pub(crate) fn arm(&mut self, deadline: Timestamp, context: &mut Context<'_>) {
+        self.arm_on(deadline, &mut context.state.schedule);
+    }
+
+    fn arm_on(&mut self, deadline: Timestamp, schedule: &mut Schedule) {
         if deadline < self.armed {
-            context.state.schedule.timers.remove(&(self.armed, self.metadata.queue_ref));
-            context.state.schedule.timers.insert((deadline, self.metadata.queue_ref));
+            schedule.timers.remove(&(self.armed, self.metadata.queue_ref));
+            schedule.timers.insert((deadline, self.metadata.queue_ref));
             self.armed = deadline;
         }
     }
@@ -241,10 +271,19 @@ impl Queue {
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
         self.armed = Timestamp::NEVER;
         self.end_delays(context);
-        self.expire(context);
+        if self.metadata.missing_handler.is_none() {
+            self.expire(context);
+        }
         self.time_out_deliveries(context);
-        let next = self.ready.next_deadline().min(self.deliveries.next_deadline()).min(self.delayed.next());
-        self.arm(next, context);
+        self.arm(self.next_deadline(), context);
+    }
+
+    /// When there is something to do. Messages do not expire while their handler is missing, because it
+    /// decides about them.
+    fn next_deadline(&self) -> Timestamp {
+        let waits = self.metadata.missing_handler.is_some();
+        let expiry = if waits { Timestamp::NEVER } else { self.ready.next_deadline() };
+        expiry.min(self.deliveries.next_deadline()).min(self.delayed.next())
     }
 
     /// The time of the queue's timer, to remove when the queue is removed.

@@ -17,6 +17,7 @@ use crate::model::message::Message;
 use crate::model::record::Record;
 use crate::model::stats::DropReason;
 use crate::queue::Queue;
+use crate::queue::dead_letters::Destination;
 use crate::queue::loads::LoadState;
 use crate::queue::ready::{Eviction, Next, Taken};
 
@@ -182,7 +183,7 @@ impl Queue {
     pub(crate) fn expired_paged_out(&mut self, paged_out: PagedOut, context: &mut Context<'_>) {
         let decision = context.state.spec(self.metadata.handler).base.decide(Step::MessageTimedOut, true);
         let wanted = self.metadata.overrides.contains(Step::MessageTimedOut)
-            || self.metadata.options.dead_letter.is_some()
+            || self.destination(DropReason::Expired) != Destination::Nowhere
             || decision.put_back != PutBack::No
             || decision.acknowledge != Acknowledge::None;
         if wanted {

@@ -8,6 +8,7 @@ use crate::model::client::Client;
 use crate::model::command::Pull;
 use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
+use crate::model::id::RequestId;
 use crate::model::options::Status;
 use crate::queue::Queue;
 use crate::queue::flows::{FlowTarget, PullPosition};
@@ -78,9 +79,13 @@ impl Queue {
             return Some(Ended::With(PullOutcome::Unauthorized));
         }
         match self.metadata.options.status {
+            _ if self.metadata.missing_handler.is_some() => {
+                self.return_held(pulling, context);
+                Some(Ended::With(PullOutcome::Unacceptable))
+            }
             Status::Pull if pulling.pull.count == 0 => Some(Ended::With(PullOutcome::Unacceptable)),
             Status::Pull => self.serve_stored(pulling, members, context),
-            Status::Cache if pulling.count.is_none() => self.serve_cached(pulling, context),
+            Status::Cache if pulling.count.is_none() => self.serve_cached(pulling, members, context),
             _ if pulling.given > 0 => Some(Ended::With(PullOutcome::Complete)),
             _ => {
                 self.return_held(pulling, context);
@@ -100,7 +105,7 @@ impl Queue {
             None => {
                 self.expire(context);
                 let available = u32::try_from(self.ready.len()).unwrap_or(u32::MAX);
-                let count = available.min(pulling.pull.count);
+                let count = available.min(pulling.pull.count).min(self.pulled_at_once());
                 pulling.count = Some(count);
                 count
             }
@@ -130,6 +135,15 @@ impl Queue {
         }
         let outcome = if pulling.given == 0 { PullOutcome::Empty } else { PullOutcome::Complete };
         Some(Ended::With(outcome))
+    }
+
+    /// How many messages a pull may get: one if the next one waits until it is settled, and none until then.
+    fn pulled_at_once(&self) -> u32 {
+        let options = &self.metadata.options;
+        if !(options.wait_for_acknowledge && options.request_acknowledge) {
+            return u32::MAX;
+        }
+        u32::from(self.deliveries.messages() == 0 && self.settling.is_empty())
     }
 
     /// Removes the messages that a pull can get now.
@@ -182,7 +196,12 @@ impl Queue {
         }
     }
 
-    fn serve_cached(&mut self, pulling: &mut Pulling, context: &mut Context<'_>) -> Option<Ended> {
+    fn serve_cached(
+        &mut self,
+        pulling: &mut Pulling,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) -> Option<Ended> {
         while let Some(paged_out) = self.ready.take_lost_newest() {
             self.drop_unreadable(paged_out, context);
         }
@@ -193,19 +212,31 @@ impl Queue {
             self.ask_ahead(true, context);
             return None;
         };
-        let entry = paged_out.with(message.clone());
-        context.record_event(
-            &self.metadata.address,
-            &entry,
-            LifecycleEvent::Delivered(&pulling.consumer.client),
-        );
+        let entry = paged_out.with(message);
+        let consumer = pulling.consumer.clone();
+        if self.asks_while_sending(context.state) {
+            self.start_flow(entry, FlowTarget::Cached(consumer, request), members, context);
+            return Some(Ended::Told);
+        }
+        self.deliver_cached(&entry, &consumer, request, context);
+        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
+        Some(Ended::Told)
+    }
+
+    /// Delivers a copy of the message of a cache and counts it.
+    pub(crate) fn deliver_cached(
+        &mut self,
+        entry: &Entry,
+        consumer: &Consumer,
+        request: RequestId,
+        context: &mut Context<'_>,
+    ) {
         let stats = &mut self.metadata.stats;
         stats.sent += 1;
         stats.deliveries += 1;
         stats.last_sent_ms = context.now.0;
-        let hide_source = self.metadata.options.hide_client_names;
-        context.notify(pulling.consumer.client.connection, Event::Cached { request, message, hide_source });
-        Some(Ended::Told)
+        let (message, hide_source) = (entry.message.clone(), self.metadata.options.hide_client_names);
+        context.notify(consumer.client.connection, Event::Cached { request, message, hide_source });
     }
 }
 

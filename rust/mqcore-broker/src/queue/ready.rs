@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::model::command::Clear;
+use crate::model::decision::PutBack;
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, Sequence};
 use crate::model::memory::MemoryGauge;
@@ -267,29 +268,31 @@ impl Ready {
 
     pub(crate) fn push_back(&mut self, entry: Entry) {
         let high = entry.is_high();
-        self.push_card_back(ReadyEntry::of(entry), high);
+        self.push(ReadyEntry::of(entry), high, PutBack::End);
     }
 
     pub(crate) fn push_front(&mut self, entry: Entry) {
         let high = entry.is_high();
-        let card = ReadyEntry::of(entry);
-        self.count_in(&card);
-        let list = if high { &mut self.high } else { &mut self.normal };
-        self.disordered |= list.cards.front().is_some_and(|first| first.deadline < card.deadline);
-        list.push_front(card);
-        self.window.1 += 1;
+        self.push(ReadyEntry::of(entry), high, PutBack::Start);
     }
 
-    /// Adds a paged-out message at the end.
-    pub(crate) fn push_paged_out(&mut self, paged_out: PagedOut, high: bool) {
-        self.push_card_back(ReadyEntry::of_paged_out(paged_out), high);
+    /// Adds a paged-out message at the start or the end.
+    pub(crate) fn push_paged_out(&mut self, paged_out: PagedOut, high: bool, position: PutBack) {
+        self.push(ReadyEntry::of_paged_out(paged_out), high, position);
     }
 
-    fn push_card_back(&mut self, card: ReadyEntry, high: bool) {
+    #[inline]
+    fn push(&mut self, card: ReadyEntry, high: bool, position: PutBack) {
         self.count_in(&card);
         let list = if high { &mut self.high } else { &mut self.normal };
-        self.disordered |= list.cards.back().is_some_and(|last| last.deadline > card.deadline);
-        list.cards.push_back(card);
+        if position == PutBack::Start {
+            self.disordered |= list.cards.front().is_some_and(|first| first.deadline < card.deadline);
+            list.push_front(card);
+            self.window.1 += 1;
+        } else {
+            self.disordered |= list.cards.back().is_some_and(|last| last.deadline > card.deadline);
+            list.cards.push_back(card);
+        }
     }
 
     fn count_in(&mut self, card: &ReadyEntry) {
@@ -363,7 +366,7 @@ impl Ready {
         let Some(newest) = list.pop(true) else { return Vec::new() };
         self.count_out(&newest);
         let others = self.clear(Clear { high_priority: true, normal: true });
-        self.push_card_back(newest, high);
+        self.push(newest, high, PutBack::End);
         others
     }
 

@@ -1,21 +1,18 @@
 //! Storing messages, requeueing them, and removing them for good.
 
-use std::sync::Arc;
-
 use crate::context::Context;
 use crate::context::decide::notify_dequeued;
 use crate::history::LifecycleEvent;
 use crate::model::command::Clear;
 use crate::model::decision::PutBack;
-use crate::model::effect::{Effect, Origin, Transfer};
 use crate::model::entry::Entry;
-use crate::model::id::QueueAddress;
-use crate::model::message::Message;
 use crate::model::options::Status;
 use crate::model::record::{DeliveryProgress, Record};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
+use crate::queue::dead_letters::Destination;
+use crate::queue::delayed::{Awaits, Due};
 use crate::queue::delivery::{Disposition, Released};
 use crate::queue::members::Members;
 use crate::queue::ready::Taken;
@@ -86,7 +83,8 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         entry.requeues = entry.requeues.saturating_add(1);
-        if entry.requeues > self.metadata.options.put_back_limit {
+        let too_often = entry.requeues > self.metadata.options.put_back_limit;
+        if too_often && self.destination(DropReason::Limit) != Destination::Here {
             self.dead_letter(entry, DropReason::Limit, context);
             return;
         }
@@ -132,56 +130,63 @@ impl Queue {
         }
         if not_before > context.now && self.metadata.options.status != Status::Cache {
             let high = entry.message.properties().high_priority;
-            return self.delay(Taken::InMemory(entry), high, not_before, context);
+            return self.delay(Taken::InMemory(entry), high, not_before, Awaits::Attempt(position), context);
         }
         self.keep(entry, position, context);
     }
 
-    /// Keeps a message until its time.
-    pub(crate) fn delay(&mut self, taken: Taken, high: bool, until: Timestamp, context: &mut Context<'_>) {
-        self.delayed.insert(until, taken, high);
+    /// Keeps a message until its time, or until it expires.
+    pub(crate) fn delay(
+        &mut self,
+        taken: Taken,
+        high: bool,
+        until: Timestamp,
+        awaits: Awaits,
+        context: &mut Context<'_>,
+    ) {
+        let deadline = match &taken {
+            Taken::InMemory(entry) => entry.deadline,
+            Taken::PagedOut(paged_out) => paged_out.deadline,
+        };
+        let until = until.min(deadline);
+        self.delayed.insert(until, taken, high, awaits);
         self.arm(until, context);
     }
 
-    /// Moves messages whose time has come to the end of the queue.
+    /// Returns messages whose time has come to their queue.
     pub(crate) fn end_delays(&mut self, context: &mut Context<'_>) {
-        while let Some((taken, high)) = self.delayed.due(context.now) {
+        let mut due = Vec::new();
+        while let Some(next) = self.delayed.due(context.now) {
+            due.push(next);
+        }
+        self.return_due(due, context);
+    }
+
+    /// Offers the messages that all consumers refused once more, because the consumers changed.
+    pub(crate) fn offer_refused(&mut self, context: &mut Context<'_>) {
+        let refused = self.delayed.refused();
+        self.return_due(refused, context);
+    }
+
+    fn return_due(&mut self, due: Vec<Due>, context: &mut Context<'_>) {
+        let (first, last): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.position == PutBack::Start);
+        // The last one of those that return to the start is put there first.
+        for Due { taken, high, position } in first.into_iter().rev().chain(last) {
             match self.metadata.options.status {
                 Status::Broadcast => self.discard_taken(taken, DropReason::NoConsumer, context),
                 Status::Cache if !self.ready.is_empty() => {
                     self.discard_taken(taken, DropReason::Erased, context);
                 }
                 _ => match taken {
-                    Taken::InMemory(entry) => self.keep(entry, PutBack::End, context),
+                    Taken::InMemory(entry) => self.keep(entry, position, context),
                     Taken::PagedOut(paged_out) => {
                         self.arm(paged_out.deadline, context);
-                        self.ready.push_paged_out(paged_out, high);
+                        self.ready.push_paged_out(paged_out, high, position);
                         self.schedule(context);
                     }
                 },
             }
         }
-    }
-
-    /// Dead-letters a message that failed for good, or drops it if there is no dead-letter queue.
-    pub(crate) fn dead_letter(&mut self, mut entry: Entry, reason: DropReason, context: &mut Context<'_>) {
-        let Some(to) = self.metadata.options.dead_letter.clone() else {
-            self.discard(entry, reason, context);
-            return;
-        };
-        let message = dead_letter_message(&entry, &self.metadata.address, &to, reason);
-        self.metadata.stats.dead_lettered += 1;
-        context.record_event(
-            &self.metadata.address,
-            &entry,
-            LifecycleEvent::DeadLettered(reason, &Arc::new(to.clone())),
-        );
-        // Its record stays here until the other queue has saved the message.
-        let sequence = std::mem::take(&mut entry.sequence);
-        let shard = context.state.config.shard;
-        let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
-        context.effects.push(Effect::Transfer(Transfer { to, message, origin }));
-        self.remove(entry, context);
     }
 
     /// Drops a message and counts it.
@@ -248,7 +253,9 @@ impl Queue {
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, context);
             self.discard(admission.entry, DropReason::Erased, context);
         }
-        self.flows.forget();
+        for copy in self.flows.forget() {
+            self.deliveries.release(copy);
+        }
         self.end_pulls(context);
         self.erase_expiring(context);
         for settlement in std::mem::take(&mut self.settling).into_values() {
@@ -260,28 +267,4 @@ impl Queue {
             self.discard(held.entry, DropReason::Erased, context);
         }
     }
-}
-
-/// The message for the dead-letter queue: its own headers, plus origin and reason.
-fn dead_letter_message(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
-    let message = &entry.message;
-    let mut headers = message.headers().to_vec();
-    let added = format!(
-        "Dead-Letter-Reason:{}\r\nDead-Letter-Queue:{from}\r\nDead-Letter-Attempts:{}\r\n",
-        reason.as_str(),
-        entry.attempts
-    );
-    // A header block cannot exceed 65,535 bytes; a full one keeps only the producer's headers.
-    if headers.len() + added.len() <= usize::from(u16::MAX) {
-        headers.extend_from_slice(added.as_bytes());
-    }
-    let properties = crate::model::message::Properties {
-        content_type: to.id,
-        pending_acknowledge: false,
-        pending_response: false,
-        // The key does not apply here: two failed messages with the same key are two messages.
-        unique: false,
-        ..message.properties()
-    };
-    Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())
 }

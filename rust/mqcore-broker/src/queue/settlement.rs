@@ -1,6 +1,8 @@
 //! Settlement: deliveries are acknowledged, rejected, time out, or are lost with their consumer;
 //! messages expire in the queue.
 
+use std::time::Duration;
+
 use crate::context::Context;
 use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
 use crate::context::questions::Suspended;
@@ -12,11 +14,15 @@ use crate::model::entry::Entry;
 use crate::model::id::{ConnectionId, Tag};
 use crate::model::stats::DropReason;
 use crate::model::subscription::Settling;
+use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::delivery::{Delivery, Disposition};
 use crate::queue::members::{Consumer, ConsumerKey};
 use crate::queue::outcome::{Outcome, Settled, Settlement};
 use crate::queue::ready::Taken;
+
+/// The first retry delay of saved messages, unless the queue's options name one.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl Queue {
     /// Settles a delivery as its consumer acknowledged it. `false` if the consumer does not have such a
@@ -141,7 +147,7 @@ impl Queue {
                 decision.put_back = outcome.requeue_position();
             }
             if !decision.save {
-                let step_decision = StepDecision { decision, own: false };
+                let step_decision = StepDecision::of_policy(decision);
                 return self.settled(held, &delivery.consumer, outcome, step_decision, context);
             }
         }
@@ -240,13 +246,36 @@ impl Queue {
         if let Some(retry) = outcome.retry() {
             let disposition = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
             message.disposition = message.disposition.max(disposition);
-            if let Retry::NotBefore(time) = retry {
-                self.deliveries.postpone(held, time);
-            }
+        }
+        if let Some(time) = self.next_attempt(held, outcome, context.now) {
+            self.deliveries.postpone(held, time);
         }
         if let Some(closed) = self.deliveries.release(held) {
             self.close(closed, context);
         }
+    }
+
+    /// The earliest time of the next delivery if the message is requeued; `None`: at once. A consumer may
+    /// name the time. Otherwise each requeue after a rejection or a timeout doubles the delay. A message
+    /// that was lost with its consumer did not fail, so it is delivered again at once.
+    fn next_attempt(&self, held: usize, outcome: Outcome<'_>, now: Timestamp) -> Option<Timestamp> {
+        match (outcome, outcome.retry()) {
+            (_, Some(Retry::NotBefore(time))) => Some(time),
+            (_, Some(Retry::After(delay))) => Some(now.after(delay)),
+            (_, Some(Retry::AsDecided)) | (Outcome::TimedOut, None) => {
+                let delay = self.retry_delay(&self.deliveries.get(held).entry);
+                (!delay.is_zero()).then(|| now.after(delay))
+            }
+            _ => None,
+        }
+    }
+
+    /// The delay before the next delivery of a message that failed.
+    pub(crate) fn retry_delay(&self, entry: &Entry) -> Duration {
+        let options = &self.metadata.options;
+        let saves = entry.saved || self.metadata.policy_saves;
+        let first = options.retry_delay.unwrap_or(if saves { RETRY_DELAY } else { Duration::ZERO });
+        first.saturating_mul(1 << entry.requeues.min(31)).min(options.retry_delay_max)
     }
 
     /// Expires messages whose deadline has passed.

@@ -5,6 +5,8 @@
 //! handler is asked in batches. But they write in the order in which they began: a flow that may write
 //! and is not the first unfinished one waits.
 
+use std::time::Duration;
+
 use smallvec::SmallVec;
 
 use crate::context::Context;
@@ -14,12 +16,18 @@ use crate::history::LifecycleEvent;
 use crate::model::decision::{Decision, PutBack, Step};
 use crate::model::effect::{Event, PullOutcome};
 use crate::model::entry::Entry;
+use crate::model::id::Sequence;
 use crate::model::options::Status;
 use crate::model::stats::DropReason;
 use crate::queue::Queue;
+use crate::queue::delayed::Awaits;
 use crate::queue::delivery::Disposition;
 use crate::queue::flows::{Flow, FlowSlot, FlowStep, FlowTarget};
-use crate::queue::members::Members;
+use crate::queue::members::{Consumer, Members};
+use crate::queue::ready::Taken;
+
+/// How long a message waits that every consumer refused, unless the consumers change before.
+const REFUSED_DELAY: Duration = Duration::from_millis(100);
 
 /// How a run of steps ended.
 enum RunResult {
@@ -32,6 +40,8 @@ enum RunResult {
 enum FlowEnd {
     /// Finish the message as decided.
     Decided,
+    /// Every consumer refused the message: it waits for other consumers.
+    Refused,
     /// There was no consumer: the message stays the next one.
     NoConsumer,
 }
@@ -45,6 +55,14 @@ impl Queue {
         members: &Members,
         context: &mut Context<'_>,
     ) {
+        // A copy of a cached message is neither saved nor confirmed again.
+        let entry = match mode {
+            FlowTarget::Cached(..) => {
+                self.flows.copies += 1;
+                Entry { answered: true, saved: true, sequence: Sequence(0), ..entry }
+            }
+            FlowTarget::All | FlowTarget::One | FlowTarget::Pulled(..) => entry,
+        };
         let held = self.deliveries.insert(entry);
         let number = self.flows.first + self.flows.slots.len() as u64;
         let flow = Flow {
@@ -54,6 +72,8 @@ impl Queue {
             decision_state: DecisionState::default(),
             untried: SmallVec::new(),
             current: None,
+            refusers: SmallVec::new(),
+            before: None,
             sent: 0,
             joined: None,
             slot: None,
@@ -114,7 +134,7 @@ impl Queue {
         loop {
             let over = match flow.stage {
                 FlowStep::Begin => self.begin(flow, number, members, context),
-                FlowStep::Choose => self.choose_next(flow),
+                FlowStep::Choose => self.choose_next(flow, members, context),
                 FlowStep::Can => self.ask_consumer(flow, number, context),
                 FlowStep::Write => self.write(flow, number, members, context),
                 FlowStep::Received => self.received(flow, number, context),
@@ -179,25 +199,51 @@ impl Queue {
                 let free = consumers.filter(|consumer| !one || self.deliveries.has_room(consumer));
                 flow.untried = free.cloned().collect();
             }
-            FlowTarget::One => {
-                if let Some((position, slot)) = self.choose(members, context) {
-                    flow.untried.push(members.list()[position].consumer.clone());
-                    flow.slot = slot;
-                }
+            FlowTarget::One => self.choose_one(flow, members, context),
+            FlowTarget::Pulled(consumer, _) | FlowTarget::Cached(consumer, _) => {
+                flow.untried.push(consumer.clone());
             }
-            FlowTarget::Pulled(consumer, _) => flow.untried.push(consumer.clone()),
         }
         if flow.untried.is_empty() {
             return Some(StepResult::Over(FlowEnd::NoConsumer));
         }
+        self.reserve(flow);
+        Some(StepResult::Next(FlowStep::Choose))
+    }
+
+    /// Reserves room for the message in the windows of the chosen consumers.
+    fn reserve(&mut self, flow: &mut Flow) {
         for consumer in flow.untried.iter().filter(|consumer| consumer.terms.window > 0) {
             self.deliveries.reserve(consumer);
             flow.reserved.push(consumer.clone());
         }
-        Some(StepResult::Next(FlowStep::Choose))
     }
 
-    fn choose_next(&mut self, flow: &mut Flow) -> Option<StepResult> {
+    /// Gives back the room that was reserved for a consumer.
+    fn unreserve(&mut self, flow: &mut Flow, consumer: &Consumer) {
+        if let Some(place) = flow.reserved.iter().position(|reserved| reserved.key() == consumer.key()) {
+            self.deliveries.unreserve(&flow.reserved.swap_remove(place));
+        }
+    }
+
+    /// Chooses the next free consumer that has not refused the message.
+    fn choose_one(&mut self, flow: &mut Flow, members: &Members, context: &Context<'_>) {
+        if let Some((position, slot)) = self.choose(members, &flow.refusers, context) {
+            flow.untried.push(members.list()[position].consumer.clone());
+            flow.slot = slot;
+        }
+    }
+
+    fn choose_next(
+        &mut self,
+        flow: &mut Flow,
+        members: &Members,
+        context: &Context<'_>,
+    ) -> Option<StepResult> {
+        if matches!(flow.mode, FlowTarget::One) && flow.sent == 0 && flow.untried.is_empty() {
+            self.choose_one(flow, members, context);
+            self.reserve(flow);
+        }
         let enough = self.metadata.options.only_first_acquirer && flow.sent > 0;
         flow.current = if enough { None } else { flow.untried.pop() };
         Some(StepResult::Next(if flow.current.is_some() { FlowStep::Can } else { FlowStep::Combine }))
@@ -210,32 +256,34 @@ impl Queue {
         context: &mut Context<'_>,
     ) -> Option<StepResult> {
         let step_decision = self.step_decision(flow, Step::CanConsumerReceive, number, context)?;
-        if self.join(flow, step_decision, context) {
+        if step_decision.decision.allow {
+            if matches!(flow.mode, FlowTarget::All) {
+                flow.before = Some(step_decision);
+            } else {
+                self.carry_out(flow, step_decision, context);
+            }
             return Some(StepResult::Next(FlowStep::Write));
         }
-        // For one consumer, a refusal ends the flow; among many, the others are still tried.
-        Some(if matches!(flow.mode, FlowTarget::All) {
-            StepResult::Next(FlowStep::Choose)
-        } else {
-            self.refused(flow)
-        })
+        // The others are still tried.
+        flow.slot = None;
+        if let Some(consumer) = flow.current.clone() {
+            self.unreserve(flow, &consumer);
+            flow.refusers.push(consumer.key());
+        }
+        Self::join(flow, step_decision);
+        Some(StepResult::Next(FlowStep::Choose))
     }
 
-    /// Combines the decision of a consumer's step with the others; returns whether it allows to
-    /// continue.
-    fn join(&mut self, flow: &mut Flow, step_decision: StepDecision, context: &mut Context<'_>) -> bool {
-        if matches!(flow.mode, FlowTarget::All) {
-            flow.joined = Some(match flow.joined {
-                None => step_decision,
-                Some(so_far) => StepDecision {
-                    decision: so_far.decision.combine(step_decision.decision),
-                    own: so_far.own || step_decision.own,
-                },
-            });
-        } else {
-            self.carry_out(flow, step_decision, context);
-        }
-        step_decision.decision.allow
+    /// Combines the decision about a consumer with those about the others.
+    fn join(flow: &mut Flow, step_decision: StepDecision) {
+        flow.joined = Some(match flow.joined {
+            None => step_decision,
+            Some(so_far) => StepDecision {
+                decision: so_far.decision.combine(step_decision.decision),
+                own: so_far.own || step_decision.own,
+                failed: so_far.failed || step_decision.failed,
+            },
+        });
     }
 
     fn write(
@@ -250,7 +298,9 @@ impl Queue {
         }
         let consumer = flow.current.clone().expect("a consumer was chosen before");
         let gone = match &flow.mode {
-            FlowTarget::Pulled(..) => !members.has_joined(consumer.client.connection),
+            FlowTarget::Pulled(..) | FlowTarget::Cached(..) => {
+                !members.has_joined(consumer.client.connection)
+            }
             FlowTarget::All | FlowTarget::One => members.position(consumer.key()).is_none(),
         };
         if gone {
@@ -261,22 +311,27 @@ impl Queue {
             FlowTarget::Pulled(_, pull_position) => {
                 self.deliver_pulled(&mut entry, consumer.client.connection, *pull_position, context);
             }
+            FlowTarget::Cached(_, request) => self.deliver_cached(&entry, &consumer, *request, context),
             FlowTarget::All | FlowTarget::One => self.deliver_to(&mut entry, &consumer, context),
         }
         if let Some(slot) = flow.slot.take() {
             slot.spend();
         }
-        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
+        // A cached message may have been replaced while the handler decided; then its history has ended.
+        let replaced = matches!(flow.mode, FlowTarget::Cached(..))
+            && self.ready.newest().is_none_or(|(newest, _)| newest.number != entry.number);
+        if !replaced {
+            let delivered = LifecycleEvent::Delivered(&consumer.client);
+            context.record_event(&self.metadata.address, &entry, delivered);
+        }
         if flow.sent > 0 {
             // Several consumers get one message: it was sent once.
             self.metadata.stats.sent -= 1;
         }
         flow.sent += 1;
         self.deliveries.get_mut(flow.held).entry.attempts = entry.attempts;
-        if let Some(place) = flow.reserved.iter().position(|reserved| reserved.key() == consumer.key()) {
-            self.deliveries.unreserve(&flow.reserved.swap_remove(place));
-        }
-        if self.stays_open(&consumer) {
+        self.unreserve(flow, &consumer);
+        if self.stays_open(&consumer) && !matches!(flow.mode, FlowTarget::Cached(..)) {
             self.open(flow.held, &consumer, context);
         }
         if flow.untried.is_empty() || self.metadata.options.only_first_acquirer {
@@ -286,30 +341,51 @@ impl Queue {
     }
 
     fn received(&mut self, flow: &mut Flow, number: u64, context: &mut Context<'_>) -> Option<StepResult> {
-        let step_decision = self.step_decision(flow, Step::ConsumerReceived, number, context)?;
-        let allowed = self.join(flow, step_decision, context);
-        Some(if matches!(flow.mode, FlowTarget::All) {
-            StepResult::Next(FlowStep::Choose)
-        } else if allowed {
-            StepResult::Next(FlowStep::Combine)
-        } else {
-            self.refused(flow)
-        })
+        let after = self.step_decision(flow, Step::ConsumerReceived, number, context)?;
+        if !matches!(flow.mode, FlowTarget::All) {
+            self.carry_out(flow, after, context);
+            let goes_on = after.decision.allow || flow.sent == 0;
+            return Some(if goes_on {
+                StepResult::Next(FlowStep::Combine)
+            } else {
+                StepResult::Over(FlowEnd::Decided)
+            });
+        }
+        let both = flow.before.take().map_or(after, |before| {
+            // The later decision tells whether the steps continue.
+            let allow = after.decision.allow;
+            let decision = Decision { allow, ..before.decision.combine(after.decision) };
+            StepDecision { decision, own: before.own || after.own, failed: before.failed || after.failed }
+        });
+        Self::join(flow, both);
+        Some(StepResult::Next(FlowStep::Choose))
     }
 
     /// All consumers were tried.
     fn combine(&mut self, flow: &mut Flow, context: &mut Context<'_>) -> Option<StepResult> {
         flow.current = None;
+        flow.written = true;
+        if flow.sent == 0 && flow.refusers.is_empty() {
+            // All consumers left in the meantime.
+            return Some(StepResult::Over(FlowEnd::NoConsumer));
+        }
+        if flow.sent == 0 {
+            if let Some(joined) = flow.joined.take() {
+                // The message stays in its queue, so there is no need to requeue it.
+                let decision = Decision { put_back: PutBack::No, ..joined.decision };
+                self.carry_out(flow, StepDecision { decision, ..joined }, context);
+            }
+            return Some(StepResult::Over(FlowEnd::Refused));
+        }
+        if !matches!(flow.mode, FlowTarget::All) {
+            // Another consumer took it, so the refusals mean nothing.
+            flow.joined = None;
+        }
         if let Some(joined) = flow.joined.take() {
             self.carry_out(flow, joined, context);
             if !joined.decision.allow {
-                return Some(self.refused(flow));
+                return Some(StepResult::Over(FlowEnd::Decided));
             }
-        }
-        flow.written = true;
-        if flow.sent == 0 {
-            // All consumers left in the meantime.
-            return Some(StepResult::Over(FlowEnd::NoConsumer));
         }
         Some(StepResult::Next(FlowStep::End))
     }
@@ -320,12 +396,10 @@ impl Queue {
         Some(StepResult::Over(FlowEnd::Decided))
     }
 
-    /// A step refused the message.
+    /// The handler refused the message before it was offered to a consumer.
     fn refused(&mut self, flow: &Flow) -> StepResult {
-        if flow.sent == 0 {
-            let held = self.deliveries.get_mut(flow.held);
-            held.disposition = held.disposition.max(Disposition::Refused);
-        }
+        let held = self.deliveries.get_mut(flow.held);
+        held.disposition = held.disposition.max(Disposition::Refused);
         StepResult::Over(FlowEnd::Decided)
     }
 
@@ -335,10 +409,20 @@ impl Queue {
             self.deliveries.unreserve(consumer);
         }
         let released = self.deliveries.release(flow.held);
+        if let FlowTarget::Cached(consumer, request) = flow.mode {
+            // The message itself is still in the cache.
+            self.flows.copies -= 1;
+            if flow.sent == 0 {
+                let event = Event::PullEnded { request, outcome: PullOutcome::Unauthorized };
+                context.notify(consumer.client.connection, event);
+            }
+            return;
+        }
         if let Some(released) = released {
             match end {
                 FlowEnd::Decided => self.close(released, context),
                 FlowEnd::NoConsumer => self.handle_no_consumer(released.held.entry, context),
+                FlowEnd::Refused => self.await_consumer(released.held.entry, context),
             }
         }
         if let FlowTarget::Pulled(consumer, pull_position) = flow.mode
@@ -356,7 +440,7 @@ impl Queue {
         let end = self.flows.first + self.flows.slots.len() as u64;
         for number in (from..end).rev() {
             let Some(FlowSlot::Parked(flow)) = self.flows.slot(number) else { continue };
-            if flow.sent > 0 || matches!(flow.mode, FlowTarget::Pulled(..)) {
+            if flow.sent > 0 || matches!(flow.mode, FlowTarget::Pulled(..) | FlowTarget::Cached(..)) {
                 continue;
             }
             let held = flow.held;
@@ -366,6 +450,19 @@ impl Queue {
             self.flows.set(number, FlowSlot::Done);
             if let Some(released) = self.deliveries.release(held) {
                 self.handle_no_consumer(released.held.entry, context);
+            }
+        }
+    }
+
+    /// Every consumer refused the message. It waits until the consumers change, or a moment; other
+    /// messages pass it. Its attempts do not run out, because it was not delivered.
+    fn await_consumer(&mut self, entry: Entry, context: &mut Context<'_>) {
+        match self.metadata.options.status {
+            Status::Broadcast => self.discard(entry, DropReason::Refused, context),
+            Status::Stopped => self.discard(entry, DropReason::Erased, context),
+            _ => {
+                let (high, until) = (entry.is_high(), context.now.after(REFUSED_DELAY));
+                self.delay(Taken::InMemory(entry), high, until, Awaits::Consumer, context);
             }
         }
     }

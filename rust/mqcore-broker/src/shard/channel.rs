@@ -10,7 +10,7 @@ use crate::model::client::Client;
 use crate::model::command::EventKind;
 use crate::model::effect::{Effect, Event, Notification, Subject};
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, Tag};
-use crate::model::options::{ChannelOptions, QueueChanges};
+use crate::model::options::{ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::{ChannelInformation, ClientInformation};
@@ -189,10 +189,25 @@ impl Channel {
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         self.may_create(id)?;
-        check_handler(changes, context.state)?;
+        let address = QueueAddress { channel: self.name.clone(), id };
+        check_changes(Some(&address), changes, context.state)?;
         let mut options = self.options.queue.clone();
         changes.apply_to(&mut options);
-        let address = QueueAddress { channel: self.name.clone(), id };
+        check_waiting(changes, &options)?;
+        self.add_queue(channel, address, options, context);
+        Ok(())
+    }
+
+    /// Adds a queue whatever the channel's options allow.
+    pub(crate) fn add_queue(
+        &mut self,
+        channel: usize,
+        address: QueueAddress,
+        options: QueueOptions,
+        context: &mut Context<'_>,
+    ) {
+        let id = address.id;
+        context.state.config.names.add_queue(&address);
         context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
         let mut queue = Queue::new(address, channel, options, context.state);
         for partial in self.members.partial() {
@@ -203,7 +218,6 @@ impl Channel {
         }
         self.queues.insert(id, queue);
         self.notify_queue(EventKind::QueueCreated, id, context);
-        Ok(())
     }
 
     fn may_create(&self, id: u16) -> Result<(), Rejection> {
@@ -237,8 +251,11 @@ impl Channel {
         changes: &QueueChanges,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        check_handler(changes, context.state)?;
         let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
+        check_changes(Some(&queue.metadata.address), changes, context.state)?;
+        let mut options = queue.metadata.options.clone();
+        changes.apply_to(&mut options);
+        check_waiting(changes, &options)?;
         queue.update(changes, context);
         let options = Box::new(queue.metadata.options.clone());
         context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
@@ -317,20 +334,46 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     queue.end_subscriptions(context);
     queue.erase(context);
     context.record(Record::RemoveQueue((*queue.metadata.address).clone()));
+    context.state.config.names.remove_queue(&queue.metadata.address);
     context.state.schedule.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
     context.state.counters.retired.add(&queue.metadata.stats);
 }
 
-/// Rejects an unknown handler key at once, not when the first message arrives.
-pub(crate) fn check_handler(changes: &QueueChanges, state: &ShardState) -> Result<(), Rejection> {
-    match changes.delivery_handler.as_deref() {
-        Some(key) if state.handler(key).is_none() => {
-            let known: Vec<_> = state.handlers.iter().map(|spec| &*spec.key).collect();
-            let reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
-            Err(Rejection::new(RejectionKind::BadRequest, reason))
-        }
-        _ => Ok(()),
+/// Rejects names that do not exist at once, not when the first message needs them. `queue`: the queue that is
+/// changed; `None` for the defaults of a channel.
+pub(crate) fn check_changes(
+    queue: Option<&QueueAddress>,
+    changes: &QueueChanges,
+    state: &ShardState,
+) -> Result<(), Rejection> {
+    if let Some(key) = changes.delivery_handler.as_deref()
+        && state.handler(key).is_none()
+    {
+        let known: Vec<_> = state.handlers.iter().map(|spec| &*spec.key).collect();
+        let reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
+        return Err(Rejection::new(RejectionKind::BadRequest, reason));
     }
+    let Some(Some(DeadLetter::Queue(to))) = &changes.dead_letter else { return Ok(()) };
+    if queue.is_some_and(|queue| queue.is(to)) {
+        let reason = format!("queue {to} cannot be its own dead-letter queue; name another one");
+        return Err(Rejection::new(RejectionKind::Unacceptable, reason));
+    }
+    if !state.config.is_destination(to) {
+        let reason = format!("dead-letter queue {to} does not exist; create it first");
+        return Err(Rejection::new(RejectionKind::NotFound, reason));
+    }
+    Ok(())
+}
+
+/// Rejects a request to hold back messages in a queue that stores none. A default of the channel has no effect
+/// there.
+fn check_waiting(changes: &QueueChanges, options: &QueueOptions) -> Result<(), Rejection> {
+    if changes.wait_for_acknowledge == Some(true) && options.status == Status::Broadcast {
+        let reason = "a broadcast queue stores no messages, so none can wait for an acknowledgement; choose another \
+                      status, or do not wait";
+        return Err(Rejection::new(RejectionKind::Unacceptable, reason));
+    }
+    Ok(())
 }
 
 pub(crate) fn no_queue(channel: &ChannelName, id: u16) -> Rejection {

@@ -11,7 +11,7 @@ use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::subscription::{JoinedQueues, QueueJoin};
-use crate::shard::channel::{Channel, check_handler, no_queue};
+use crate::shard::channel::{Channel, check_changes, no_queue};
 use crate::shard::entities::{Entities, find, folded, no_channel};
 
 impl Entities {
@@ -176,9 +176,9 @@ impl Entities {
         changes: &ChannelChanges,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
-        check_handler(&changes.queue, context.state)?;
-        let limit = context.state.config.channel_limit as usize;
-        if limit > 0 && self.channels.len() >= limit {
+        check_changes(None, &changes.queue, context.state)?;
+        let limit = context.state.config.channel_limit;
+        if !context.state.config.names.add_channel(name, limit) {
             let reason =
                 format!("the limit of {limit} channels is reached; remove a channel or raise the limit");
             return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
@@ -202,7 +202,7 @@ impl Entities {
         let key = match self.lookup(&address.channel) {
             Some(key) => key,
             None => {
-                check_handler(changes, context.state)?;
+                check_changes(Some(address), changes, context.state)?;
                 self.create_channel(&address.channel, &ChannelChanges::default(), context)?
             }
         };
@@ -212,6 +212,7 @@ impl Entities {
     pub(crate) fn remove_channel(&mut self, key: usize, context: &mut Context<'_>) {
         self.channels[key].remove_queues(context);
         context.record(Record::RemoveChannel(self.channels[key].name.clone()));
+        context.state.config.names.remove_channel(&self.channels[key].name);
         self.notify(EventKind::ChannelRemoved, key, context);
         let channel = self.channels.remove(key);
         self.names.remove(&folded(&channel.name));
@@ -230,6 +231,14 @@ impl Entities {
             .map(|(key, _)| key)
             .collect();
         for key in abandoned {
+            self.remove_channel(key, context);
+        }
+    }
+
+    /// Removes a channel if it is configured to be removed when it is empty, and is.
+    pub(crate) fn destroy_if_abandoned(&mut self, key: usize, context: &mut Context<'_>) {
+        let abandoned = |channel: &Channel| channel.options.destroy_when_empty && channel.is_abandoned();
+        if self.channels.get(key).is_some_and(abandoned) {
             self.remove_channel(key, context);
         }
     }

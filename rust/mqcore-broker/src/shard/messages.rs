@@ -9,7 +9,7 @@ use crate::history::LifecycleEvent;
 use crate::model::client::{Client, Introduction};
 use crate::model::command::{Acknowledgement, ClientPattern, Command, PassedOn, Pull};
 use crate::model::config::BrokerConfig;
-use crate::model::effect::{Effect, Event, Forwarded, PullOutcome, Reply, Transfer};
+use crate::model::effect::{Effect, Event, Forwarded, PullOutcome, Reply};
 use crate::model::id::{QueueAddress, Tag, TopicName};
 use crate::model::intake::Arrival;
 use crate::model::message::Message;
@@ -319,25 +319,6 @@ impl Entities {
     pub(crate) fn relay(&mut self, to: &str, event: Event, context: &mut Context<'_>) {
         let receivers = self.directory.receivers(&ClientPattern::Id(to.into()), true);
         context.effects.extend(receivers.first().map(|receiver| Effect::Notify(*receiver, event)));
-    }
-
-    /// Takes a message from another queue, for [`Effect::Transfer`]. If the queue does not exist, the
-    /// message is dropped and counted as over the limit.
-    pub(crate) fn transfer(&mut self, transfer: Transfer, context: &mut Context<'_>) {
-        let Transfer { to, message, origin } = transfer;
-        let channel = self.names.get(&folded(&to.channel)).map(|key| &mut self.channels[*key]);
-        let found =
-            channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
-        match found {
-            Some((members, queue)) => {
-                queue.transfer(message, origin, &consumers(members, queue), context);
-            }
-            None => {
-                context.state.counters.retired.dropped[DropReason::Limit as usize] += 1;
-                context.record_undeliverable(&to, message, LifecycleEvent::Arrived, DropReason::Limit);
-                context.effects.extend(origin.map(Effect::Transferred));
-            }
-        }
     }
 
     /// Takes what a shard forwarded, for [`Effect::Forward`].

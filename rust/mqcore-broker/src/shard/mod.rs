@@ -2,6 +2,7 @@
 
 pub(crate) mod channel;
 mod channels;
+mod dead_letters;
 pub(crate) mod directory;
 mod entities;
 mod locate;
@@ -94,16 +95,24 @@ impl Broker {
         (&mut self.entities, Context { now, state: &mut self.state, effects })
     }
 
-    /// Adds a handler, or replaces the handler with the same key, also for existing queues. Register
-    /// the same handlers in the same order on every shard, so that their ids are the same everywhere.
+    /// Adds a handler, or replaces the handler with the same key, also for existing queues. Queues that
+    /// lacked it continue. Register the same handlers in the same order on every shard, so that their ids
+    /// are the same everywhere.
     pub fn register_handler(&mut self, spec: HandlerSpec) -> HandlerId {
         let handler = self.state.register(spec);
         for (_, channel) in &mut self.entities.channels {
             for queue in channel.queues.values_mut() {
-                queue.choose_handler(&self.state);
+                queue.handler_registered(&mut self.state);
             }
         }
         handler
+    }
+
+    /// The queues whose delivery handler is not registered, each with the handler's key.
+    pub fn waiting_for_handlers(&self) -> impl Iterator<Item = (&QueueAddress, &str)> {
+        self.entities
+            .queues()
+            .filter_map(|queue| Some((&*queue.metadata.address, queue.metadata.missing_handler.as_deref()?)))
     }
 
     /// Reads the memory that the first of `commands` will need, and returns how many commands these

@@ -106,6 +106,7 @@ impl Entities {
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
+            context.state.config.names.add_queue(&address);
             let queue = Queue::new(address, key, *options, context.state);
             if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
                 replaced.erase(context);
@@ -116,6 +117,7 @@ impl Entities {
     pub(crate) fn restore_channel(&mut self, name: &ChannelName, context: &mut Context<'_>) -> usize {
         self.lookup(name).unwrap_or_else(|| {
             let options = context.state.config.channel.clone();
+            context.state.config.names.add_channel(name, 0);
             let key = self.channels.insert(Channel::new(name.clone(), options));
             self.names.insert(folded(name), key);
             key
@@ -129,6 +131,7 @@ impl Entities {
         let channel = &mut self.channels[key];
         if !channel.queues.contains_key(&address.id) {
             let options = channel.options.queue.clone();
+            context.state.config.names.add_queue(address);
             context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
             let queue = Queue::new(address.clone(), key, options, context.state);
             channel.queues.insert(address.id, queue);
@@ -155,7 +158,7 @@ impl Entities {
             bytes: message.bytes.into(),
         };
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
-            queue.restore(paged_out, message.high_priority, progress.not_before, context);
+            queue.restore(paged_out, message.high_priority, progress, context);
         }
     }
 

@@ -229,6 +229,7 @@ impl Entities {
     ) -> Result<Reply, Rejection> {
         let key = self.lookup(channel).ok_or_else(|| no_channel(channel))?;
         change(&mut self.channels[key], context)?;
+        self.destroy_if_abandoned(key, context);
         Ok(Reply::Done)
     }
 }

@@ -28,6 +28,7 @@ impl Entities {
             if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
                 queue.timeout(context);
             }
+            self.destroy_if_abandoned(queue_ref.channel, context);
         }
         while let Some(queue) = self.bindings.expired(context.now) {
             self.drop_queue(&queue, context);
@@ -123,8 +124,9 @@ impl Entities {
             Suspended::Flow(number) => queue.flow_answered(number, answer, &members, context),
             Suspended::Settlement(number) => queue.settlement_answered(number, answer, context),
             // It belongs to no queue.
-            Suspended::Route(_) => {}
+            Suspended::Route(_) => return,
         }
+        self.destroy_if_abandoned(queue_ref.channel, context);
     }
 
     /// Takes bodies that were loaded for [`Effect::Load`], or could not be read.
@@ -135,6 +137,7 @@ impl Entities {
             messages.iter().filter(|(_, message)| message.is_some()).count() as u64;
         if let Some((_, queue)) = at(&mut self.channels, queue_ref) {
             queue.loaded(messages, context);
+            self.destroy_if_abandoned(queue_ref.channel, context);
         }
     }
 

@@ -229,6 +229,13 @@ impl World {
         self.command(client, Command::Publish { queue: address, message });
     }
 
+    /// Publishes a message whose producer wants no confirmation.
+    pub fn publish_unconfirmed(&mut self, client: &Arc<Client>, address: &str, id: &str) {
+        let properties = Properties { hops: 15, ..Properties::default() };
+        let message = Message::from_parts(id.as_bytes(), b"", b"body", properties, Some(client.clone()));
+        self.command(client, Command::Publish { queue: queue(address), message });
+    }
+
     pub fn word(address: &str, id: &str, negative: Option<&str>) -> Acknowledgement {
         Acknowledgement {
             tag: Tag::CHANNEL,
@@ -360,6 +367,16 @@ impl World {
         let Some(last) = sequences.max() else { return false };
         self.broker.committed(Durability::Fsync, last, self.now, &mut self.effects);
         true
+    }
+
+    /// Moves dead letters to their queues, as the engine does.
+    pub fn transfer(&mut self) {
+        while let Some(at) = self.effects.iter().position(|effect| matches!(effect, Effect::Transfer(_))) {
+            if let Effect::Transfer(transfer) = self.effects.remove(at) {
+                self.broker.transfer(transfer, self.now, &mut self.effects);
+            }
+        }
+        self.turn();
     }
 
     pub fn advance(&mut self, by: Duration) {

@@ -112,6 +112,8 @@ pub(super) fn queue_options(options: &Bound<'_, PyAny>) -> PyResult<QueueOptions
         tag: field(options, "tag")?,
         message_delivery_handler: field(options, "delivery_handler")?,
         put_back_limit: field(options, "put_back_limit")?,
+        retry_delay: milliseconds(options, "retry_delay")?,
+        retry_delay_max: milliseconds(options, "retry_delay_max")?,
         dead_letter: field(options, "dead_letter")?,
         durability: field(options, "durability")?,
         publish_limit: field(options, "publish_limit")?,

@@ -8,6 +8,7 @@ use pyo3::types::{PyBytes, PyString};
 
 use super::error;
 use super::process::Owned;
+use crate::fields::seconds;
 use crate::message::{HeaderText, Headers, text};
 
 /// A received message: a delivery, which can be settled, or a direct message, which cannot.
@@ -104,11 +105,20 @@ impl Received {
     }
 
     /// Like `ack`.
-    fn nack(&self, reason: &str) -> PyResult<&'static str> {
-        match &self.delivered {
-            Some(delivered) => Ok(settlement(delivered.get()?.nack(reason).map_err(error::client)?)),
-            None => Ok(settlement(Settlement::NotAsked)),
-        }
+    #[pyo3(signature = (reason, delay=None))]
+    fn nack(&self, reason: &str, delay: Option<f64>) -> PyResult<&'static str> {
+        let Some(delivered) = &self.delivered else { return Ok(settlement(Settlement::NotAsked)) };
+        let delivered = delivered.get()?;
+        let settled = match delay {
+            None => delivered.nack(reason),
+            Some(delay) => delivered.nack_after(reason, seconds(delay, "delay")?),
+        };
+        Ok(settlement(settled.map_err(error::client)?))
+    }
+
+    #[getter]
+    fn attempt(&self) -> Option<u32> {
+        self.message.attempt()
     }
 
     fn __len__(&self) -> usize {

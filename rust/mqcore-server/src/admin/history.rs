@@ -90,7 +90,7 @@ const ROUNDS: usize = 2;
 
 /// Returns when each shard has run once and each journal writer has written what it had then.
 pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
-    snapshot::ping(&admin.hub).await;
+    snapshot::waiting_for_handlers(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
         match tokio::task::spawn_blocking(move || hub.backups.meet()).await {

@@ -10,7 +10,7 @@ use mqcore_broker::model::command::{
 };
 use mqcore_broker::model::effect::{Event, PullOutcome};
 use mqcore_broker::model::id::{ChannelName, QueueAddress, TopicName};
-use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::options::{DeadLetter, QueueChanges};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::router::Target;
 use mqcore_broker::model::topic::TopicPattern;
@@ -161,7 +161,7 @@ fn of_subscription<'a>(subscription: &'a EventSubscription, visit: &mut impl FnM
 
 /// A queue that dead-letters into another one publishes there on behalf of the client that configured it.
 fn dead_letters<'a>(changes: &'a QueueChanges, visit: &mut impl FnMut(Action, Resource<'a>)) {
-    if let Some(Some(address)) = &changes.dead_letter {
+    if let Some(Some(DeadLetter::Queue(address))) = &changes.dead_letter {
         visit(Action::Push, queue(address));
     }
 }

@@ -48,6 +48,22 @@ pub enum ConfigError {
     /// History is on, but there is no data directory to write it to.
     #[error("history is kept in the data directory, and there is none: set data_dir, or leave history off")]
     HistoryNowhere,
+    /// The dead-letter queue of all queues does not exist.
+    #[error(
+        "dead-letter queue {queue} does not exist; create it first, or let the broker create missing queues"
+    )]
+    NoDeadLetterQueue {
+        /// The queue.
+        queue: String,
+    },
+    /// No delivery handler has this key.
+    #[error("no delivery handler has the key {key:?}; known keys: {known}")]
+    NoHandler {
+        /// The key.
+        key: String,
+        /// The keys of the registered handlers and of the ready-made policies.
+        known: String,
+    },
     /// Persistent limits are on, but there is no data directory to write them to.
     #[error(
         "a listener with persist=on keeps its counters in the data directory, and there is none: set data_dir, or leave persist off"

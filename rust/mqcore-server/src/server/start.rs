@@ -7,6 +7,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::names::BrokerNames;
+use mqcore_broker::model::options::DeadLetter;
 use mqcore_broker::model::policy;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
@@ -20,6 +22,7 @@ use crate::admin::{self, Admin};
 use crate::authority::reload;
 use crate::authority::state::Authority;
 use crate::config::Config;
+use crate::config::error::ConfigError;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::limits;
@@ -233,6 +236,19 @@ fn note_admin(directory: Option<&Arc<DataDir>>, bound: &Bound) {
     }
 }
 
+/// The handlers that the configuration names are registered.
+pub(super) fn check_handlers(config: &Config, handlers: &[HandlerSpec]) -> Result<(), ConfigError> {
+    let policies = policy::ALL.iter().map(|policy| policy.key);
+    let known: Vec<_> = policies.chain(handlers.iter().map(|spec| &*spec.key)).collect();
+    let named = config.channel.queue.delivery_handler.as_deref();
+    let missing =
+        [config.delivery_handler.as_str()].into_iter().chain(named).find(|key| !known.contains(key));
+    match missing {
+        None => Ok(()),
+        Some(key) => Err(ConfigError::NoHandler { key: key.into(), known: known.join(", ") }),
+    }
+}
+
 /// Starts a task for each shard, with the thread that writes its journal if there is a data directory.
 fn start_shards(
     config: &Config,
@@ -248,8 +264,9 @@ fn start_shards(
     let history = HistoryTerms::new(config.history.as_ref(), hub.shards.len(), archiver);
     let mut opened = opened.into_iter();
     let mut engines = Vec::new();
+    let names = Arc::default();
     for shard in 0..hub.shards.len() {
-        let terms = broker_config(config, shard, hub.shards.len(), &seeds);
+        let terms = broker_config(config, shard, hub.shards.len(), &names, &seeds);
         let mut engine = Engine::new(terms, handlers, hub, Arc::clone(port));
         if let Some((opened, directory)) = opened.next().zip(directory) {
             let Opened { journal, had, .. } = opened;
@@ -263,6 +280,13 @@ fn start_shards(
             }
         }
         engines.push(engine);
+    }
+    // Checked now, because the queue may have been restored.
+    let terms = broker_config(config, 0, hub.shards.len(), &names, &seeds);
+    if let Some(DeadLetter::Queue(queue)) = &config.channel.queue.dead_letter
+        && !terms.is_destination(queue)
+    {
+        return Err(ConfigError::NoDeadLetterQueue { queue: queue.to_string() }.into());
     }
     for (engine, inbox) in engines.into_iter().zip(inboxes) {
         tokio::spawn(engine.run(inbox));
@@ -333,7 +357,13 @@ fn job_policy(config: &Config) -> Option<Box<str>> {
     (config.delivery_handler == policy::MEMORY.key).then(|| policy.key.into())
 }
 
-fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomState) -> BrokerConfig {
+fn broker_config(
+    config: &Config,
+    shard: usize,
+    shards: usize,
+    names: &Arc<BrokerNames>,
+    seeds: &RandomState,
+) -> BrokerConfig {
     // The standard library's hasher is keyed with random data from the system, which is sufficient here.
     let mut seed = seeds.build_hasher();
     seed.write_usize(shard);
@@ -345,6 +375,7 @@ fn broker_config(config: &Config, shard: usize, shards: usize, seeds: &RandomSta
         auto_create_queues: config.auto_create_queues,
         client_limit: config.client_limit,
         channel_limit: config.channel_limit,
+        names: Arc::clone(names),
         delivery_handler: config.delivery_handler.as_str().into(),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
-use mqcore_broker::model::effect::Effect;
+use mqcore_broker::model::effect::{Effect, Report};
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -91,6 +91,14 @@ impl Engine {
         let now = self.hub.clock.now();
         self.journal.attach(journal);
         self.broker.restore(had, now, &mut self.effects);
+        for (queue, handler) in self.broker.waiting_for_handlers() {
+            tracing::warn!(
+                %queue,
+                handler,
+                "the delivery handler is not registered: the queue neither takes nor delivers messages until the broker \
+                 runs with it"
+            );
+        }
     }
 
     /// Runs until the server ends.
@@ -255,8 +263,10 @@ impl Engine {
                 }
             }
             Urgent::Upstream(upstream) => self.broker.upstream(*upstream, now, &mut self.effects),
-            Urgent::Ping(reply) => {
-                let _ = reply.send(());
+            Urgent::WaitingForHandlers(reply) => {
+                let waiting = self.broker.waiting_for_handlers();
+                // The caller may have gone; then nothing needs the answer.
+                let _ = reply.send(waiting.map(|(queue, key)| (queue.clone(), key.into())).collect());
             }
             Urgent::Fence(fence) => self.fences.push(fence),
             Urgent::ClockTurned => {}
@@ -266,8 +276,16 @@ impl Engine {
     }
 
     fn register(&mut self, spec: HandlerSpec) {
-        let timeout = spec.timeout;
+        let (timeout, key) = (spec.timeout, spec.key.clone());
+        let waiting = self.broker.waiting_for_handlers().filter(|(_, handler)| **handler == *key).count();
         let handler = self.broker.register_handler(spec);
+        if waiting > 0 {
+            tracing::info!(
+                handler = &*key,
+                queues = waiting,
+                "the delivery handler is registered: its queues continue"
+            );
+        }
         self.handlers.open.set_timeout(handler, timeout);
     }
 
@@ -320,6 +338,7 @@ impl Engine {
                     self.journal.read(ReadRequest::Dequeued(sequence, Box::new(question)));
                 }
                 Effect::Transferred(origin) => self.peers.transferred(origin),
+                Effect::Report(report) => log(&report),
             }
         }
         self.effects = effects;
@@ -340,6 +359,17 @@ impl Engine {
         let slow = rejection.kind == RejectionKind::Busy;
         let reason = if slow { CloseReason::SlowConsumer } else { CloseReason::Refused };
         self.staging.close(connection, reason, &self.hub);
+    }
+}
+
+fn log(report: &Report) {
+    match report {
+        Report::DeadLetterQueueCreated { queue, from } => {
+            tracing::warn!(%queue, %from, "created the dead-letter queue of the channel");
+        }
+        Report::DeadLetterQueueMissing { missing, from, used } => {
+            tracing::warn!(%from, %missing, %used, "the dead-letter queue does not exist any more; using another one");
+        }
     }
 }
 

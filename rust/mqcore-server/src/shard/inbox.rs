@@ -86,8 +86,8 @@ pub(crate) enum Urgent {
     Scheduled(Vec<Command>),
     /// An upstream broker connected, disconnected or introduced itself.
     Upstream(Box<Upstream>),
-    /// Answered when the shard runs.
-    Ping(oneshot::Sender<()>),
+    /// Asks for the queues whose delivery handler is not registered, each with its key. Answered when the shard runs.
+    WaitingForHandlers(oneshot::Sender<Vec<(QueueAddress, Box<str>)>>),
     /// Dropped when there is nothing left to do.
     Fence(mpsc::Sender<()>),
     /// The manual clock was advanced.

@@ -50,20 +50,19 @@ pub(crate) async fn locate(hub: &Hub, sought: Vec<MessageQuery>) -> Option<Vec<(
     Some(found)
 }
 
-/// Returns when every shard has run once; `false` if one has stopped.
-pub(crate) async fn ping(hub: &Hub) -> bool {
+/// Queues whose delivery handler is not registered, with its key. `None` if a shard has stopped.
+pub(crate) async fn waiting_for_handlers(hub: &Hub) -> Option<Vec<(QueueAddress, Box<str>)>> {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
         let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::Ping(reply));
+        shard.send_urgent(Urgent::WaitingForHandlers(reply));
         replies.push(answer);
     }
+    let mut waiting = Vec::new();
     for answer in replies {
-        if answer.await.is_err() {
-            return false;
-        }
+        waiting.extend(answer.await.ok()?);
     }
-    true
+    Some(waiting)
 }
 
 fn join(joined: &mut ShardStats, snapshot: ShardStats) {
@@ -159,6 +158,10 @@ pub(crate) fn router_counts(snapshot: &ShardStats, name: &RouterName) -> RouterC
 pub(crate) struct Totals {
     /// Stored and not in flight.
     pub(crate) ready: u64,
+    /// How many of those wait for the time of their next delivery.
+    pub(crate) delayed: u64,
+    /// Queues whose delivery handler is not registered.
+    pub(crate) queues_without_handler: u64,
     /// Delivered and not settled.
     pub(crate) in_flight: u64,
     /// Waiting for a handler.
@@ -179,6 +182,8 @@ impl Totals {
         }
         for queue in &snapshot.queues {
             totals.ready += queue.high_priority + queue.normal;
+            totals.delayed += queue.delayed;
+            totals.queues_without_handler += u64::from(queue.missing_handler.is_some());
             totals.in_flight += queue.in_flight;
             totals.undecided += queue.undecided;
             totals.memory_bytes += queue.memory_bytes;

@@ -93,6 +93,7 @@ pub(super) struct Pulled<'a> {
     pub(super) acknowledge: bool,
     pub(super) hide_source: bool,
     pub(super) first: bool,
+    pub(super) attempt: u16,
 }
 
 /// Message `index` of the `count` of a pull. `left`: the numbers of high-priority and of other messages that stay in
@@ -109,6 +110,9 @@ pub(super) fn pulled(
     push(&mut lines, key::REQUEST_ID, &pull.id);
     push(&mut lines, key::COUNT, count.to_string().as_bytes());
     push(&mut lines, key::INDEX, index.to_string().as_bytes());
+    if pull.attempts {
+        push(&mut lines, key::ATTEMPT, pulled.attempt.to_string().as_bytes());
+    }
     if let Some((high_priority, normal)) = left {
         push(&mut lines, key::PRIORITY_MESSAGES, high_priority.to_string().as_bytes());
         push(&mut lines, key::MESSAGES, normal.to_string().as_bytes());

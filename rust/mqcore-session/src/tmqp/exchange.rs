@@ -1,6 +1,7 @@
 //! A client's frames as commands, and the broker's events as frames.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{
@@ -188,15 +189,11 @@ impl Exchange {
             }
         };
         let reason = header::header_value(frame.headers, key::NACK_REASON);
-        let retry = || {
-            let unstarted = header::header_value(frame.headers, key::UNSTARTED);
-            unstarted.map_or(Retry::AsDecided, |_| Retry::Unstarted)
-        };
         commands.push(Command::Acknowledge(Acknowledgement {
             tag: Tag::CHANNEL,
             queue: QueueAddress { channel, id: frame.content_type },
             message_id: MessageId::from_slice(frame.id),
-            refusal: reason.map(|reason| Nack::new(&String::from_utf8_lossy(reason), retry())),
+            refusal: reason.map(|reason| Nack::new(&String::from_utf8_lossy(reason), retry(frame.headers))),
             headers: frame.headers.into(),
             hops: frame.hops,
             first_acquirer: frame.first_acquirer,
@@ -401,9 +398,20 @@ impl Exchange {
                     answer_request(client, &pending.asked(), &pending.form, answer, output);
                 }
             }
-            Event::Pulled { request, message, acknowledge, hide_source, first, index, count, left } => {
+            Event::Pulled {
+                request,
+                message,
+                acknowledge,
+                hide_source,
+                first,
+                attempt,
+                index,
+                count,
+                left,
+            } => {
                 if let Some(pull) = self.pending.pull(request) {
-                    let pulled = delivery::Pulled { message: &message, acknowledge, hide_source, first };
+                    let pulled =
+                        delivery::Pulled { message: &message, acknowledge, hide_source, first, attempt };
                     delivery::pulled(pull, &pulled, index, count, left, output);
                 }
             }
@@ -448,6 +456,16 @@ impl Exchange {
         }
         true
     }
+}
+
+/// When a consumer wants a rejected message redelivered. A delay that is not a number of seconds is ignored.
+fn retry(headers: &[u8]) -> Retry {
+    if header::header_value(headers, key::UNSTARTED).is_some() {
+        return Retry::Unstarted;
+    }
+    let delay = header::header_value(headers, key::RETRY_AFTER).and_then(|value| str::from_utf8(value).ok());
+    let delay = delay.and_then(|text| text.trim().parse().ok()).map(Duration::try_from_secs_f64);
+    delay.and_then(Result::ok).map_or(Retry::AsDecided, Retry::After)
 }
 
 /// How the sender of an operation wants the answer; `None` if it wants none.

@@ -233,6 +233,9 @@ struct Queue<'a> {
     dead_lettered_messages: u64,
     save_failed_messages: u64,
     dropped_messages: Dropped<'a>,
+    delayed_messages: u64,
+    next_attempt: u64,
+    missing_handler: Option<&'a str>,
 }
 
 impl<'a> From<&'a QueueInformation> for Queue<'a> {
@@ -275,6 +278,9 @@ impl<'a> From<&'a QueueInformation> for Queue<'a> {
             dead_lettered_messages: stats.dead_lettered,
             save_failed_messages: stats.save_failed,
             dropped_messages: Dropped(&stats.dropped),
+            delayed_messages: information.delayed,
+            next_attempt: information.next_attempt_ms,
+            missing_handler: information.missing_handler.as_deref(),
         }
     }
 }
@@ -285,6 +291,8 @@ impl<'a> From<&'a QueueInformation> for Queue<'a> {
 struct QueueExtensions<'a> {
     message_delivery_handler: Option<&'a str>,
     put_back_limit: u16,
+    retry_delay: Option<u64>,
+    retry_delay_max: u64,
     dead_letter: Option<String>,
     durability: &'static str,
     publish_limit: Option<String>,
@@ -295,6 +303,8 @@ impl<'a> From<&'a QueueOptions> for QueueExtensions<'a> {
         Self {
             message_delivery_handler: options.delivery_handler.as_deref(),
             put_back_limit: options.put_back_limit,
+            retry_delay: options.retry_delay.map(millis),
+            retry_delay_max: millis(options.retry_delay_max),
             dead_letter: options.dead_letter.as_ref().map(ToString::to_string),
             durability: options.durability.as_str(),
             publish_limit: options.publish_limit.as_ref().map(ToString::to_string),

@@ -6,8 +6,7 @@
 
 use std::time::Duration;
 
-use mqcore_broker::model::id::QueueAddress;
-use mqcore_broker::model::options::{ChannelChanges, Durability, QueueChanges, Status};
+use mqcore_broker::model::options::{ChannelChanges, DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::rate::Rate;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
@@ -38,6 +37,8 @@ struct QueueOptions {
     message_delivery_handler: Option<String>,
     delivery_handler: Option<String>,
     put_back_limit: Option<u16>,
+    retry_delay: Option<u64>,
+    retry_delay_max: Option<u64>,
     dead_letter: Option<String>,
     durability: Option<String>,
     publish_limit: Option<String>,
@@ -62,7 +63,9 @@ impl QueueOptions {
             tag: text("Tag", tag)?,
             delivery_handler: text("MessageDeliveryHandler", delivery_handler)?,
             put_back_limit: self.put_back_limit,
-            dead_letter: queue("DeadLetter", self.dead_letter)?,
+            retry_delay: self.retry_delay.map(delay),
+            retry_delay_max: self.retry_delay_max.map(Duration::from_millis),
+            dead_letter: dead_letter("DeadLetter", self.dead_letter)?,
             durability: durability("Durability", self.durability)?,
             publish_limit: rate("PublishLimit", self.publish_limit)?,
         })
@@ -157,16 +160,20 @@ fn durability(name: &str, text: Option<String>) -> Result<Option<Durability>, Re
     durability.map(Some).ok_or_else(|| bad(format!("{name} must be none, os or fsync")))
 }
 
-/// Empty text removes the queue.
-fn queue(name: &str, address: Option<String>) -> Result<Option<Option<QueueAddress>>, Rejection> {
-    match address.as_deref() {
+/// Empty text restores the default.
+fn dead_letter(name: &str, text: Option<String>) -> Result<Option<Option<DeadLetter>>, Rejection> {
+    match text.as_deref() {
         None => Ok(None),
         Some("") => Ok(Some(None)),
-        Some(address) => match QueueAddress::parse(address) {
-            Ok(address) => Ok(Some(Some(address))),
+        Some(text) => match DeadLetter::parse(text) {
+            Ok(dead_letter) => Ok(Some(Some(dead_letter))),
             Err(error) => Err(bad(format!("{name}: {error}"))),
         },
     }
+}
+
+fn delay(milliseconds: u64) -> Option<Duration> {
+    Some(Duration::from_millis(milliseconds))
 }
 
 fn text(name: &str, text: Option<String>) -> Result<Option<Box<str>>, Rejection> {
@@ -212,7 +219,7 @@ mod tests {
     fn every_option_of_a_queue_is_read() {
         let json = br#"{"SendOnlyFirstAcquirer":true,"RequestAcknowledge":true,"AcknowledgeTimeout":33000,
             "MessageTimeout":5,"UseMessageId":false,"WaitForAcknowledge":true,"HideClientNames":true,"Status":3,
-            "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,"Durability":"os",
+            "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,"RetryDelay":10,"RetryDelayMax":11,"Durability":"os",
             "DeadLetter":"dead/2","Tag":"t","PublishLimit":"20/10s"}"#;
         let expected = QueueChanges {
             status: Some(Status::Pull),
@@ -226,7 +233,9 @@ mod tests {
             message_limit: Some(7),
             message_size_limit: Some(8),
             put_back_limit: Some(9),
-            dead_letter: Some(Some(QueueAddress::parse("dead/2").unwrap())),
+            retry_delay: Some(Some(Duration::from_millis(10))),
+            retry_delay_max: Some(Duration::from_millis(11)),
+            dead_letter: Some(Some(DeadLetter::parse("dead/2").unwrap())),
             delivery_handler: Some("memory".into()),
             publish_limit: Some(Some("20/10s".parse().unwrap())),
             tag: Some("t".into()),
@@ -292,8 +301,10 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_dead_letter_queue_removes_it() {
-        assert_eq!(queue_changes(br#"{"DeadLetter":""}"#).unwrap().dead_letter, Some(None));
+    fn dead_letters_can_be_dropped_or_go_to_the_default_queue() {
+        let dead_letter = |json: &str| queue_changes(json.as_bytes()).unwrap().dead_letter;
+        assert_eq!(dead_letter(r#"{"DeadLetter":""}"#), Some(None));
+        assert_eq!(dead_letter(r#"{"DeadLetter":"drop"}"#), Some(Some(DeadLetter::Drop)));
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(super) struct PendingPull {
     pub(super) high_priority: bool,
     pub(super) channel: Box<[u8]>,
     pub(super) queue: u16,
+    /// Whether the client wants the number of each message's attempt.
+    pub(super) attempts: bool,
 }
 
 impl PendingPull {

@@ -28,6 +28,7 @@ pub(super) fn read(
         high_priority: frame.high_priority,
         channel: frame.target.into(),
         queue: frame.content_type,
+        attempts: is(frame.headers, key::ATTEMPT, header::VALUE_YES),
     });
     Ok(Pull {
         request,

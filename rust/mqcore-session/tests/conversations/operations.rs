@@ -7,7 +7,9 @@ use mqcore_broker::model::command::{Clear, Command, Request};
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::node::NodeInformation;
-use mqcore_broker::model::options::{ChannelChanges, ChannelOptions, QueueChanges, QueueOptions, Status};
+use mqcore_broker::model::options::{
+    ChannelChanges, ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status,
+};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
 use mqcore_broker::model::subscription::{JoinedQueues, QueueJoin};
@@ -356,13 +358,17 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         options: QueueOptions {
             status: Status::RoundRobin,
             acknowledge_timeout: Duration::from_secs(u64::MAX / 1000),
-            dead_letter: Some(queue("dead/1")),
+            retry_delay: Some(Duration::from_millis(250)),
+            dead_letter: Some(DeadLetter::Queue(queue("dead/1"))),
             tag: Some("tag".into()),
             publish_limit: Some("7/90s".parse().unwrap()),
             ..QueueOptions::default()
         },
         high_priority: 1,
         normal: 2,
+        missing_handler: Some("key".into()),
+        delayed: 28,
+        next_attempt_ms: 29,
         in_flight: 3,
         undecided: 4,
         unsettled: 26,
@@ -392,10 +398,10 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""ReceivedMessages":6,"SentMessages":7,"Deliveries":8,"NegativeAcks":10,"Acks":9,"#,
         r#""TimeoutMessages":11,"SavedMessages":12,"RemovedMessages":14,"Errors":17,"LastMessageReceived":24,"#,
         r#""LastMessageSent":25,"MessageLimit":0,"MessageSizeLimit":0,"#,
-        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"DeadLetter":"dead/1","Durability":"fsync","#,
+        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":250,"RetryDelayMax":60000,"DeadLetter":"dead/1","Durability":"fsync","#,
         r#""PublishLimit":"7/90s","InFlight":3,"Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
         r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
-        r#""refused":22,"erased":23,"unreadable":27}}"#
+        r#""refused":22,"erased":23,"unreadable":27},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key"}"#
     );
     assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
     assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));

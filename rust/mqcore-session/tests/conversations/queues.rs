@@ -364,6 +364,7 @@ fn an_acknowledgement_of_nothing_is_ignored_and_counted() {
 fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
         tag: Tag::CHANNEL,
+        attempt: 1,
         requeues: 0,
         name: None,
         queue: Arc::new(queue(to)),

@@ -117,6 +117,7 @@ impl Play {
                     hide_source: false,
                     first: true,
                     tag: self.tags[pick % self.tags.len()],
+                    attempt: 1,
                     requeues: 0,
                     name: None,
                 };

@@ -115,6 +115,10 @@ fn has_line_break(bytes: &[u8]) -> bool {
 pub mod key {
     /// Marks an acknowledgement as negative, whatever its value. See [`super::nack_reason`].
     pub const NACK_REASON: &str = "Nack-Reason";
+    /// mqcore extension: in a negative acknowledgement, the delay before the message is redelivered, in seconds: `2.5`.
+    pub const RETRY_AFTER: &str = "Retry-After";
+    /// mqcore extension: in a pull, [`super::VALUE_YES`] asks for the number of the attempt; in a message, that number from 1.
+    pub const ATTEMPT: &str = "Delivery-Attempt";
     /// Channel of an event subscription, or the filter of the channel list.
     pub const CHANNEL_NAME: &str = "Channel-Name";
     /// Queue id, decimal.

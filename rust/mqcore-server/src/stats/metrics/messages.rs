@@ -40,6 +40,11 @@ pub(super) const METRICS: &[Metric] = &[
         samples.value(source.totals.ready)
     }),
     gauge(
+        "mqcore_messages_delayed",
+        "Messages that wait in queues for the time of their next delivery; included in ready.",
+        |source, samples| samples.value(source.totals.delayed),
+    ),
+    gauge(
         "mqcore_messages_unacked",
         "Deliveries in flight: delivered and not settled.",
         |source, samples| samples.value(source.totals.in_flight),
@@ -56,6 +61,11 @@ pub(super) const METRICS: &[Metric] = &[
     ),
     gauge("mqcore_channels", "Channels.", |source, samples| samples.value(source.snapshot.channels.len())),
     gauge("mqcore_queues", "Queues.", |source, samples| samples.value(source.snapshot.queues.len())),
+    gauge(
+        "mqcore_queues_without_handler",
+        "Queues that neither accept nor deliver messages, because their delivery handler is not registered.",
+        |source, samples| samples.value(source.totals.queues_without_handler),
+    ),
     gauge(
         "mqcore_clients",
         "Clients that are connected and have introduced themselves.",

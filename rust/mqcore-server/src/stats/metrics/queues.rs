@@ -11,6 +11,16 @@ pub(super) const METRICS: &[Metric] = &[
     gauge("mqcore_queue_ready", "Messages that wait in the queue for a consumer.", |source, samples| {
         each_queue(source, samples, |queue| queue.high_priority + queue.normal);
     }),
+    gauge(
+        "mqcore_queue_delayed",
+        "Messages that wait in the queue for the time of their next delivery; included in ready.",
+        |source, samples| each_queue(source, samples, |queue| queue.delayed),
+    ),
+    gauge(
+        "mqcore_queue_next_attempt_seconds",
+        "When the first of them is delivered again, in Unix time; 0: there is none.",
+        |source, samples| each_queue(source, samples, |queue| queue.next_attempt_ms / 1000),
+    ),
     gauge("mqcore_queue_unacked", "Deliveries in flight: delivered and not settled.", |source, samples| {
         each_queue(source, samples, |queue| queue.in_flight);
     }),
