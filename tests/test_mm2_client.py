@@ -525,7 +525,7 @@ def says(*octets: bytes) -> Callable[[Server], Awaitable[None]]:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"\x00\xff\x00\xff", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"hello ok\n", errors.VersionMismatch, "does not speak MicroMessage2"),
-        (Handshake(major=2).octets(), errors.VersionMismatch, "does not speak MicroMessage2"),
+        (Handshake(major=0).octets(), errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"\x04\x1fversion: 1.0 not spoken, use 2.0", errors.VersionMismatch, "not spoken"),
         (b"\x04\x0dauth: get out", errors.AuthFailed, "auth: get out"),
         (b"\x04\x00", errors.NoAgreement, "no reason"),
@@ -557,18 +557,26 @@ async def test_a_peer_that_stops_halfway_is_given_up(octets: bytes) -> None:
             await asyncio.wait_for(mqcore.connect(url, connect_timeout="200ms"), 10)
 
 
-async def test_client_sends_the_broker_the_reason_of_a_failed_negotiation() -> None:
+@pytest.mark.parametrize(
+    ("reply", "kind", "text"),
+    [
+        (Handshake(required="x-strange"), errors.NoAgreement, b"extension: unsupported x-strange"),
+        (Handshake(major=0, minor=9), errors.VersionMismatch, b"version: 0.9 is not supported"),
+    ],
+)
+async def test_client_sends_the_broker_the_reason_of_a_failed_negotiation(
+    reply: Handshake, kind: type[Exception], text: bytes
+) -> None:
     heard: list[bytes] = []
 
     async def listen(server: Server) -> None:
         await server.handshake()
-        server.say(Handshake(required="x-strange").octets())
+        server.say(reply.octets())
         heard.append(await server.reader.read())
 
     async with playing(played(listen), "mm2") as url:
-        with pytest.raises(errors.NoAgreement, match="x-strange"):
+        with pytest.raises(kind, match=text.decode().rpartition(" ")[2]):
             await asyncio.wait_for(mqcore.connect(url), 10)
-        text = b"extension: unsupported x-strange"
         await until(lambda: bool(heard))
         assert heard == [bytes([4, len(text)]) + text]
 

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -207,3 +208,9 @@ def test_ctrl_c_interrupts_a_blocking_call(broker: mqcore.Broker, blocking: str)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=20)
     assert stdout == "interrupted\n", stderr
+
+
+@pytest.mark.parametrize("headers", [{"a": 1}, {1: "a"}, [("a", b"b")], [("a",)]])
+def test_headers_that_are_not_strings_are_refused_by_name(client: Client, headers: Any) -> None:
+    with pytest.raises(TypeError, match=r"headers must contain pairs of strings, not .*str\(\)"):
+        client.publish("a/1", b"x", headers=headers)

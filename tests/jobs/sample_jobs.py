@@ -72,6 +72,18 @@ def fail_twice(path: str) -> int:
     return attempt
 
 
+@jobs.task(retries=2, backoff=Backoff("800ms", factor=1, jitter=0))
+def fail_and_tell_the_time(path: str) -> None:
+    note(path, f"{time.monotonic()}")
+    raise ValueError("again")
+
+
+@jobs.task
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
 @jobs.task
 def sleep(path: str, seconds: float) -> str:
     note(path, f"begin {os.getpid()}")

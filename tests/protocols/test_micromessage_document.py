@@ -89,16 +89,20 @@ def test_all_serializers_may_be_required_and_one_be_chosen(connect: Connect) -> 
         peer.frame()
 
 
-def test_a_lower_minor_version_is_spoken_and_another_major_one_is_not(connect: Connect) -> None:
+@pytest.mark.parametrize(("major", "minor"), [(1, 1), (2, 1), (15, 0)])
+def test_lower_version_of_both_sides_is_spoken(connect: Connect, major: int, minor: int) -> None:
     peer = connect()
-    peer.send(Handshake("json", "x-mqcore", minor=1).octets())
+    peer.send(Handshake("json", "x-mqcore", major=major, minor=minor).octets())
     reply = peer.reply()
     assert (reply.major, reply.minor) == (1, 0)
     peer.conclude("json", "x-mqcore")
     assert peer.ask("ping;id=p") == "ok"
+
+
+def test_lower_version_than_the_brokers_is_refused(connect: Connect) -> None:
     other = connect()
-    other.send(bytes.fromhex("020000016300000000"))
-    assert other.read(31) == bytes.fromhex("041d76657273696f6e3a20322e30206973206e6f7420737570706f72746564")
+    other.send(bytes.fromhex("000900016300000000"))
+    assert other.read(31) == b"\x04\x1dversion: 0.9 is not supported"
     with pytest.raises(Cut):
         other.read(1)
 

@@ -66,8 +66,17 @@ def create(name: str, url: str | None, timeout: float, as_json: bool, **given: A
 @options.as_json
 def rm(name: str, yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
     """Remove the channel NAME, its queues and their messages."""
+    from mqcore import errors
+
     with options.connect(url, timeout) as client:
-        lost = sum(queue.messages + queue.priority_messages for queue in client.queues(name))
+        try:
+            lost = sum(queue.messages + queue.priority_messages for queue in client.queues(name))
+        except errors.NotFound as error:
+            raise errors.NotFound(
+                f"cannot remove channel {name}: it does not exist; list channels with 'mqcore channel ls'",
+                error.code,
+                name,
+            ) from None
         confirm_loss(f"removing channel {name}", name, lost, yes=yes)
         client.remove_channel(name)
     output.done("mqcore.channel.rm/1", f"removed {name}", {"channel": name, "messages_lost": lost}, as_json=as_json)

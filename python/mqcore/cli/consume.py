@@ -14,7 +14,7 @@ from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from mqcore.client import Incoming
-    from mqcore.client.options import Order
+    from mqcore.client.options import Clear, Order
 
 __all__ = ["consume", "pull"]
 
@@ -96,6 +96,11 @@ def consume(
     help="Oldest (fifo) or newest (lifo) messages first.",
 )
 @click.option(
+    "--clear",
+    type=click.Choice(["all", "high-priority", "normal"]),
+    help="Also remove the messages of this kind that are left in the queue. [default: none]",
+)
+@click.option(
     "--into", type=click.Path(file_okay=False, path_type=Path), help="Write each body to a file in this directory."
 )
 @click.option("--fail-if-empty", is_flag=True, help="Exit with code 1 if the queue was empty.")
@@ -105,6 +110,7 @@ def pull(
     queue: tuple[str, int],
     count: int,
     order: Order,
+    clear: Clear | None,
     into: Path | None,
     fail_if_empty: bool,
     url: str | None,
@@ -114,7 +120,7 @@ def pull(
     """Pull messages from QUEUE, print them, and acknowledge them if the queue requests acknowledgements."""
     seen = 0
     with options.connect(url, timeout) as client:
-        for message in client.queue(*queue).pull(count, order=order):
+        for message in client.queue(*queue).pull(count, order=order, clear=clear):
             show(message, f"{queue[0]}/{queue[1]}", into, as_json=as_json)
             message.ack()
             seen += 1

@@ -51,6 +51,8 @@ _CODES: tuple[tuple[type[errors.MqcoreError], ExitCode], ...] = (
     (errors.AuthorityMissing, ExitCode.NOT_FOUND),
     (errors.AuthorityError, ExitCode.USAGE),
     (errors.ConfigError, ExitCode.USAGE),
+    (errors.InvalidArgument, ExitCode.USAGE),
+    (errors.BadRequest, ExitCode.USAGE),
     (errors.NotSupported, ExitCode.USAGE),
     (errors.ListenFailed, ExitCode.USAGE),
     (errors.TransportError, ExitCode.UNREACHABLE),

@@ -138,7 +138,9 @@ def address(queue: str, url: str | None) -> str:
     return f"{channel}/{number}"
 
 
-def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> sync.Client:
+def connect(
+    url: str | None, timeout: float, *, name: str = "mqcore-cli", kind: str = "mqcore-cli", client_id: str | None = None
+) -> sync.Client:
     """Connect to the broker that the command line names. `timeout` is in seconds, per request.
 
     Raises `mqcore.errors.TransportError` if no connection can be made.
@@ -146,7 +148,7 @@ def connect(url: str | None, timeout: float, *, name: str = "mqcore-cli") -> syn
     from mqcore import sync
 
     chosen = _chosen(url)
-    return sync.connect(chosen, name=name, kind="mqcore-cli", token=token(), request_timeout=timeout)
+    return sync.connect(chosen, id=client_id, name=name, kind=kind, token=token(), request_timeout=timeout)
 
 
 def token() -> str | None:

@@ -20,6 +20,9 @@ def run(arguments: Sequence[str]) -> int:
     """
     try:
         result = root().main(list(arguments), prog_name="mqcore", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return ExitCode.USAGE
     except click.UsageError as error:
         return _report(_usage(error), ExitCode.USAGE)
     except click.ClickException as error:
@@ -63,6 +66,7 @@ def root() -> click.Group:
         consume.pull,
         direct.send,
         direct.request,
+        direct.receive,
         tail.tail,
         channel.channel,
         queue.queue,

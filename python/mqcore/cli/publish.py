@@ -28,6 +28,8 @@ _BATCH = 256
     "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="Message header. Repeatable."
 )
 @click.option("--high-priority", is_flag=True, help="Deliver before messages of normal priority.")
+@click.option("--cc", multiple=True, metavar="QUEUE", help="Queue that also gets each message. Repeatable.")
+@click.option("--id", "message_id", metavar="ID", help="Id of the message. [default: a new one]")
 @click.option("--no-confirm", is_flag=True, help="Do not wait for the broker's confirmation.")
 @options.connection
 @options.as_json
@@ -39,6 +41,8 @@ def publish(
     count: int,
     header: dict[str, str],
     high_priority: bool,
+    cc: tuple[str, ...],
+    message_id: str | None,
     no_confirm: bool,
     url: str | None,
     timeout: float,
@@ -46,16 +50,32 @@ def publish(
 ) -> None:
     """Publish BODY, files, or lines of stdin to QUEUE, for example orders/1001. With MQKS, QUEUE is an event."""
     bodies, total = _bodies(body, files, from_stdin, count)
+    if message_id is not None and total != 1:
+        raise click.UsageError("--id names one message; publish one BODY or one --file without --count")
     address = options.address(queue, url)
+    copies = [options.address(copy, url) for copy in cc]
     published = 0
     size = 0
     confirmed_by: set[str] = set()
     began = time.perf_counter()
     with options.connect(url, timeout) as client, output.progress(f"publish to {address}", total) as advance:
         for batch in _batches(bodies):
-            receipts = client.publish_many(
-                address, batch, headers=header, high_priority=high_priority, confirm=not no_confirm
-            )
+            if message_id is not None:
+                receipts = [
+                    client.publish(
+                        address,
+                        batch[0],
+                        id=message_id,
+                        headers=header,
+                        high_priority=high_priority,
+                        confirm=not no_confirm,
+                        cc=copies,
+                    )
+                ]
+            else:
+                receipts = client.publish_many(
+                    address, batch, headers=header, high_priority=high_priority, confirm=not no_confirm, cc=copies
+                )
             confirmed_by |= {receipt.by for receipt in receipts}
             published += len(batch)
             size += sum(map(len, batch))

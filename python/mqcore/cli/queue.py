@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,10 @@ from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
 from mqcore.cli.declared import STATUS, declared
 from mqcore.cli.group import CommandGroup
+
+if TYPE_CHECKING:
+    from mqcore import sync
+    from mqcore.client import QueueInformation
 
 __all__ = ["queue"]
 
@@ -109,7 +113,7 @@ def clear(address: tuple[str, int], yes: bool, url: str | None, timeout: float, 
     """Remove the stored messages of QUEUE. Messages in flight are not affected."""
     name = _text(address)
     with options.connect(url, timeout) as client:
-        lost = _stored(client.queue_information(name))
+        lost = _stored(_existing(client, name, "clear"))
         confirm_loss(f"clearing {name}", name, lost, yes=yes)
         client.clear_queue(name)
     output.done("mqcore.queue.clear/1", f"cleared {name}", {"queue": name, "messages_lost": lost}, as_json=as_json)
@@ -124,10 +128,22 @@ def rm(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_
     """Remove QUEUE and its messages."""
     name = _text(address)
     with options.connect(url, timeout) as client:
-        lost = _stored(client.queue_information(name))
+        lost = _stored(_existing(client, name, "remove"))
         confirm_loss(f"removing {name}", name, lost, yes=yes)
         client.remove_queue(name)
     output.done("mqcore.queue.rm/1", f"removed {name}", {"queue": name, "messages_lost": lost}, as_json=as_json)
+
+
+def _existing(client: sync.Client, name: str, action: str) -> QueueInformation:
+    """The queue's information. Raises `NotFound` that states which action is impossible."""
+    from mqcore import errors
+
+    try:
+        return client.queue_information(name)
+    except errors.NotFound as error:
+        raise errors.NotFound(
+            f"cannot {action} queue {name}: it does not exist; list queues with 'mqcore queue ls'", error.code, name
+        ) from None
 
 
 def _change(

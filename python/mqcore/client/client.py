@@ -340,8 +340,8 @@ class Client(ClientBase):
     ) -> None:
         """Answer each direct message with what `handler` returns, until the client closes or the task is cancelled.
 
-        Plain functions run in worker threads; up to `concurrency` messages are handled at once. If a handler raises,
-        the client logs the exception and responds with status 1.
+        Plain functions run in worker threads; up to `concurrency` messages are handled at once. If a handler raises
+        anything, even `SystemExit`, the client logs the exception and responds with status 1.
         """
         gate = asyncio.Semaphore(concurrency)
         async with self.requests(wanted) as requests, asyncio.TaskGroup() as tasks:
@@ -536,10 +536,14 @@ async def _answer(handler: Callable[[Request[Any]], object | Awaitable[object]],
             result = await handler(request)
         else:
             result = await asyncio.to_thread(handler, request)
-    except (asyncio.CancelledError, GeneratorExit):
+    except GeneratorExit:
         raise
     # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
     except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            # Not the handler's doing.
+            raise
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
             await _unless_lost(request.respond(str(error), status=_HANDLER_FAILED_STATUS))

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
-from mqcore import _core
+from mqcore import _core, errors
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
 
+if TYPE_CHECKING:
+    from mqcore.config import Duration
+    from mqcore.sync.messages import Request
+
 __all__ = ["ClientBase", "ConsumerBase"]
 
+_LOG: Final = logging.getLogger("mqcore.client")
+
+_T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
+# Status of the response to a request whose handler raised.
+_HANDLER_FAILED_STATUS: Final = 1
 
-class ClientBase:
+
+class ClientBase(abc.ABC):
     """A client that is connected from the beginning."""
 
     def __init__(self, target: list[str] | _core.Broker, options: ClientOptions) -> None:
@@ -31,6 +45,39 @@ class ClientBase:
         if self._core is not None:
             OPEN.discard(self)
             self._core.abort()
+
+    @overload
+    def requests(self, *, idle_timeout: Duration | None = ...) -> Any: ...
+    @overload
+    def requests(self, wanted: type[_T], *, idle_timeout: Duration | None = ...) -> Any: ...
+    @abc.abstractmethod
+    def requests(self, wanted: type[Any] = bytes, *, idle_timeout: Duration | None = None) -> Any:
+        """Return the direct messages to this client."""
+
+    @overload
+    def serve(self, handler: Callable[[Request[bytes]], object], *, concurrency: int = ...) -> None: ...
+    @overload
+    def serve(self, handler: Callable[[Request[_T]], object], wanted: type[_T], *, concurrency: int = ...) -> None: ...
+    def serve(
+        self, handler: Callable[[Request[Any]], object], wanted: type[Any] = bytes, *, concurrency: int = 16
+    ) -> None:
+        """Answer each direct message with what `handler` returns, until the client closes.
+
+        Handlers run in worker threads, up to `concurrency` at once. If a handler raises anything, even `SystemExit`,
+        the client logs the exception and responds with status 1.
+        """
+        gate = threading.Semaphore(concurrency)
+
+        def answer(request: Request[Any]) -> None:
+            try:
+                _answer(handler, request)
+            finally:
+                gate.release()
+
+        with self.requests(wanted) as requests, ThreadPoolExecutor(concurrency, "mqcore-serve") as pool:
+            for request in requests:
+                gate.acquire()
+                pool.submit(answer, request)
 
     def _connected(self) -> _core.BlockingClient:
         assert self._core is not None
@@ -60,3 +107,28 @@ class ConsumerBase(Iterator[_T_co]):
     def _opened(self) -> Iterator[_T_co]:
         with self:
             yield from self
+
+
+def _answer(handler: Callable[[Request[Any]], object], request: Request[Any]) -> None:
+    try:
+        result = handler(request)
+    except BaseException as error:
+        # This thread only runs handlers: sys.exit() in a handler fails the request and must not end the program.
+        _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
+        if request.wants_response:
+            _unless_lost(partial(request.respond, str(error), status=_HANDLER_FAILED_STATUS))
+        elif request.wants_acknowledge:
+            _unless_lost(partial(request.nack, type(error).__name__))
+        return
+    if request.wants_response:
+        _unless_lost(partial(request.respond, b"" if result is None else result))
+    elif request.wants_acknowledge:
+        _unless_lost(request.ack)
+
+
+def _unless_lost(answer: Callable[[], None]) -> None:
+    """Answer, unless the connection is lost: then the sender no longer waits."""
+    try:
+        answer()
+    except errors.TransportError as error:
+        _LOG.warning("cannot answer a request: %s", error)

@@ -1,5 +1,8 @@
 //! Failed requests, for the log: some protocols send their peer only an error number, so the reason is recorded here.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
 use fastrand::Rng;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
@@ -23,7 +26,10 @@ pub(crate) struct ErrorNumbers {
 
 impl ErrorNumbers {
     pub(crate) fn new(connection: ConnectionId) -> Self {
-        Self { random: Rng::with_seed(connection.0).fork() }
+        // Random for each start, so that numbers of different runs differ.
+        static SEED: OnceLock<u64> = OnceLock::new();
+        let seed = SEED.get_or_init(|| RandomState::new().hash_one(0));
+        Self { random: Rng::with_seed(seed ^ connection.0).fork() }
     }
 
     pub(crate) fn next(&mut self, now: Timestamp) -> String {

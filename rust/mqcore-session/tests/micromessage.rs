@@ -113,8 +113,8 @@ fn failed_agreement_sends_an_error_and_closes() {
 fn unsupported_version_is_named_in_the_error() {
     let mut world = World::new(1);
     let peer = world.connect();
-    world.send(peer, b"\x02\0\0\x01c\0\0\0\0");
-    assert_eq!(world.take(peer), b"\x04\x1dversion: 2.0 is not supported");
+    world.send(peer, b"\0\x02\0\x01c\0\0\0\0");
+    assert_eq!(world.take(peer), b"\x04\x1dversion: 0.2 is not supported");
 }
 
 #[test]

@@ -192,12 +192,16 @@ fn client_and_server_agree_on_required_and_common_extensions() {
 }
 
 #[test]
-fn another_major_version_is_not_spoken_and_another_minor_one_is() {
-    assert_eq!(check_version(&Handshake { minor: 9, ..handshake("", "") }), Ok(()));
-    let failure = check_version(&Handshake { major: 2, ..handshake("", "") }).unwrap_err();
-    let mut bytes = Vec::new();
-    failure.encode(&mut bytes);
-    assert_eq!(bytes, b"\x04\x1dversion: 2.0 is not supported");
+fn higher_version_is_accepted_and_a_lower_or_impossible_one_is_not() {
+    for (major, minor) in [(1, 9), (2, 1), (15, 0)] {
+        assert_eq!(check_version(&Handshake { major, minor, ..handshake("", "") }), Ok(()));
+    }
+    for major in [0, 16, b'G'] {
+        let failure = check_version(&Handshake { major, ..handshake("", "") }).unwrap_err();
+        let mut bytes = Vec::new();
+        failure.encode(&mut bytes);
+        assert!(bytes.ends_with(format!("version: {major}.0 is not supported").as_bytes()));
+    }
 }
 
 #[test]

@@ -35,6 +35,8 @@ use crate::standing::Register;
 const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// The reason of a nack, which has none in this protocol.
 const REFUSED: &str = "refused";
+/// Begins the id of a `fail` that has the reason for which a message is refused; the number of the message follows.
+const MESSAGE: &[u8] = b"message-";
 /// Size of an acknowledgement frame: flags, extension, length, number.
 const ACKNOWLEDGEMENT_BYTES: usize = 5;
 
@@ -72,6 +74,8 @@ pub(crate) struct Conversation<W> {
     /// Reused for the headers of received messages, to save an allocation each.
     headers: Vec<u8>,
     tally: ConversationCounts,
+    /// The number of a message that the broker is about to refuse, and the reason.
+    refusal: Option<(u16, String)>,
 }
 
 impl<W> Conversation<W> {
@@ -95,6 +99,7 @@ impl<W> Conversation<W> {
             output: Vec::new(),
             headers: Vec::new(),
             tally: ConversationCounts::default(),
+            refusal: None,
         }
     }
 
@@ -111,6 +116,7 @@ impl<W> Conversation<W> {
         self.common = common_lines(agreement.serializer(), b"");
         self.type_named.clear();
         self.output.clear();
+        self.refusal = None;
         self.open = true;
         self.restore();
     }
@@ -477,7 +483,16 @@ impl<W> Conversation<W> {
             self.tally.refused_unconfirmed += 1;
             return Ok(FrameEvent::Nothing);
         };
-        let refused = ClientError::Nacked { target: pending.about.to_text(), reason: REFUSED.into() };
+        let target = pending.about.to_text();
+        let refused = match self.refusal.take() {
+            Some((known, reason)) if known == number => ClientError::from(Refusal {
+                code: code(&reason),
+                operation: "publish to",
+                target,
+                reason: reason.into(),
+            }),
+            _ => ClientError::Nacked { target, reason: REFUSED.into() },
+        };
         Ok(FrameEvent::Settled(pending.waiter, Err(refused)))
     }
 
@@ -485,6 +500,14 @@ impl<W> Conversation<W> {
     fn answered(&mut self, payload: &[u8]) -> Result<FrameEvent<W>, WireError> {
         let said = command::parse(payload)?;
         let id = said.argument("id").unwrap_or_default();
+        let reason = || String::from_utf8_lossy(said.argument("reason").unwrap_or_default()).into_owned();
+        if said.name == "fail"
+            && let Some(number) =
+                id.strip_prefix(MESSAGE).and_then(|number| str::from_utf8(number).ok()?.parse().ok())
+        {
+            self.refusal = Some((number, reason()));
+            return Ok(FrameEvent::Nothing);
+        }
         let Some(queue) = self.subscribed.of_id(id).cloned() else {
             // The answer to a heartbeat or an unsubscribe.
             return Ok(FrameEvent::Nothing);
@@ -492,7 +515,7 @@ impl<W> Conversation<W> {
         if said.name == "ok" {
             return Ok(self.subscribed.agreed(&queue));
         }
-        let reason = String::from_utf8_lossy(said.argument("reason").unwrap_or_default()).into_owned();
+        let reason = reason();
         let refusal = Refusal {
             code: code(&reason),
             operation: "subscribe to",

@@ -25,8 +25,6 @@ use crate::error::ClientError;
 
 /// Maximum bytes of a list or an ERROR frame during the handshake.
 const ANSWER_BYTES_MAX: u32 = 16 * 1024;
-/// The possible first bytes of an ERROR frame during the handshake.
-const ERROR_FLAGS: [u8; 2] = [0x04, 0x0C];
 /// The id of the ping that verifies the handshake.
 const SURE: &[u8] = b"hello";
 /// The identity of a client without a name.
@@ -151,7 +149,7 @@ impl Greeting<'_> {
         loop {
             self.read().await?;
             let first = self.input[0];
-            if first != negotiation::MAJOR && !ERROR_FLAGS.contains(&first) {
+            if first > negotiation::MAJOR_MAX {
                 return Err(self.foreign());
             }
             let (opening, size) = match handshake::decode(&self.input, &limits) {
@@ -198,6 +196,14 @@ impl Greeting<'_> {
         // Errors are ignored, because the connection ends anyway.
         if self.write(&bytes).await.is_ok() {
             drop(self.stream.shutdown().await);
+        }
+        if failure.token == ErrorToken::Version {
+            let wanted = Protocol::Micromessage.name();
+            return ClientError::VersionMismatch {
+                address: self.address.clone(),
+                wanted,
+                got: failure.why.clone().into(),
+            };
         }
         self.no_agreement(failure.to_string())
     }

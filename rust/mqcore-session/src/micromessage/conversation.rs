@@ -293,7 +293,10 @@ impl MicroMessageSession {
         rejection: &Rejection,
         output: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
-        if self.incoming.refused(receipt, output) { Ok(()) } else { Err(self.refuse(rejection, output)) }
+        let reason =
+            self.answers_commands().then(|| ProtocolFailure::new(token(rejection.kind), &*rejection.reason));
+        let is_told = self.incoming.refused(receipt, reason.as_ref(), output);
+        if is_told { Ok(()) } else { Err(self.refuse(rejection, output)) }
     }
 
     fn delivered(&mut self, deliver: Deliver, output: &mut Vec<u8>) {

@@ -7,11 +7,10 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::id::{ConnectionId, RequestId};
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_wire::micromessage::content;
 use mqcore_wire::micromessage::extension::{Agreement, ExtensionKind};
 use mqcore_wire::micromessage::failure::ProtocolFailure;
 use mqcore_wire::micromessage::window::{ReceiveOutcome, ReceiveWindow};
-use mqcore_wire::micromessage::{Frame, encode};
+use mqcore_wire::micromessage::{Frame, command, content, encode};
 
 use super::destination::{Place, Places};
 use crate::message_id::MessageIds;
@@ -134,12 +133,25 @@ impl Incoming {
         }
     }
 
-    /// Notifies the peer that a message was rejected. `false` if no agreed extension can express that.
-    pub(super) fn refused(&mut self, receipt: Option<u32>, output: &mut Vec<u8>) -> bool {
+    /// Notifies the peer that a message was rejected. `false` if no agreed extension can express that. A peer that reads
+    /// answers to commands gets the `reason` first: `fail;id=message-NUMBER,reason=...`.
+    pub(super) fn refused(
+        &mut self,
+        receipt: Option<u32>,
+        reason: Option<&ProtocolFailure>,
+        output: &mut Vec<u8>,
+    ) -> bool {
         let (Some(received), Some(id), Some(receipt)) = (&mut self.received, self.refuses, receipt) else {
             return false;
         };
         if let Some(number) = received.refuse(receipt) {
+            if let Some(reason) = reason {
+                let (message, reason) = (format!("message-{number}"), reason.to_string());
+                let mut payload = Vec::new();
+                let arguments = [("id", message.as_bytes()), ("reason", reason.as_bytes())];
+                command::encode("fail", &arguments, &mut payload);
+                encode(&Frame::Command { payload: &payload }, output);
+            }
             encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, output);
         }
         true

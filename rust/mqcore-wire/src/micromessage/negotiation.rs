@@ -19,13 +19,16 @@ pub const MAJOR: u8 = 1;
 /// Supported minor version.
 pub const MINOR: u8 = 0;
 
-/// Rejects a peer with another major version. Any minor version is accepted, because both sides use the lower one,
-/// [`MINOR`].
+/// Largest major version that a peer can announce; a larger number is the first byte of another protocol.
+pub const MAJOR_MAX: u8 = 15;
+
+/// Rejects a peer with a lower major version. Higher versions are accepted, because both sides use the lower one, which
+/// is [`MAJOR`] and [`MINOR`].
 ///
 /// # Errors
 /// [`ProtocolFailure`] with the unsupported version.
 pub fn check_version(handshake: &Handshake<'_>) -> Result<(), ProtocolFailure> {
-    if handshake.major == MAJOR {
+    if (MAJOR..=MAJOR_MAX).contains(&handshake.major) {
         return Ok(());
     }
     let why = format!("{}.{} is not supported", handshake.major, handshake.minor);

@@ -14,6 +14,29 @@ use super::{About, Asked, MicroMessageSession, made_by_receivers, write_fail, wr
 use crate::micromessage::destination::Place;
 use crate::micromessage::subscriptions::{Key, Subscription};
 
+/// Rejects arguments that a known command does not have, and arguments that are given twice: with a misspelt `filter`, a
+/// subscription would receive everything.
+fn check_arguments(said: &command::CommandPayload<'_>) -> Result<(), ProtocolFailure> {
+    let known: &[&str] = match &*said.name {
+        "subscribe" => &["id", "destination", "filter"],
+        "unsubscribe" => &["id", "destination"],
+        "ping" => &["id"],
+        _ => return Ok(()),
+    };
+    for (place, (key, _)) in said.arguments.iter().enumerate() {
+        if !known.contains(key) {
+            let known = known.join(", ");
+            let why = format!("{} has no argument {key}; its arguments are {known}", said.name);
+            return Err(ProtocolFailure::new(ErrorToken::Malformed, why));
+        }
+        if said.arguments[..place].iter().any(|(earlier, _)| earlier == key) {
+            let why = format!("{} has the argument {key} twice; write it once", said.name);
+            return Err(ProtocolFailure::new(ErrorToken::Malformed, why));
+        }
+    }
+    Ok(())
+}
+
 impl MicroMessageSession {
     pub(super) fn answers_commands(&self) -> bool {
         self.agreement.id_of_kind(ExtensionKind::Answers).is_some()
@@ -36,15 +59,35 @@ impl MicroMessageSession {
             }
             None => None,
         };
-        let done = match &*said.name {
+        let done = match check_arguments(&said) {
+            Err(failure) => Err(failure),
+            Ok(()) => self.run(&said, id.clone(), commands, output),
+        };
+        match (done, id) {
+            (Err(failure), Some(id)) if self.answers_commands() => {
+                write_fail(&id, &failure, output);
+                Ok(())
+            }
+            (done, _) => done,
+        }
+    }
+
+    fn run(
+        &mut self,
+        said: &command::CommandPayload<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), ProtocolFailure> {
+        match &*said.name {
             "subscribe" | "unsubscribe" if self.agreement.id_of_kind(ExtensionKind::Subscribes).is_none() => {
                 Err(ProtocolFailure::new(
                     ErrorToken::Unexpected,
                     format!("{} needs the extension pub-sub", said.name),
                 ))
             }
-            "subscribe" => self.subscribe(&said, id.clone(), commands),
-            "unsubscribe" => self.unsubscribe(&said, id.clone(), commands, output),
+            "subscribe" => self.subscribe(said, id, commands),
+            "unsubscribe" => self.unsubscribe(said, id, commands, output),
             "ping" if self.answers_commands() => {
                 if let Some(id) = &id {
                     write_ok(id, output);
@@ -55,13 +98,6 @@ impl MicroMessageSession {
                 ErrorToken::UnknownCommand,
                 format!("{other}; known are subscribe and unsubscribe"),
             )),
-        };
-        match (done, id) {
-            (Err(failure), Some(id)) if self.answers_commands() => {
-                write_fail(&id, &failure, output);
-                Ok(())
-            }
-            (done, _) => done,
         }
     }
 

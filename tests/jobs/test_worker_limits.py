@@ -1,0 +1,77 @@
+"""Limits of a worker: time of jobs, delay of retries, prefetch and drain timeout, each told apart from its absence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from job_processes import broker_url, lines_of, until_lines, working
+from mqcore import errors
+from served import serving, wait_until
+
+Tasks = Callable[[str], Any]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving("--listen", "emqp://127.0.0.1:0") as served:
+        yield broker_url(served)
+
+
+def test_process_of_a_job_beyond_its_limit_is_killed(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    with working(url, "--pool", "process", "--concurrency", "1") as worker:
+        job = tasks(url).sleep_too_long.enqueue(str(trace), 120)
+        child = int(until_lines(trace, 1)[0].split()[1])
+        with pytest.raises(errors.JobTimeout):
+            job.result(20)
+        wait_until(lambda: not Path(f"/proc/{child}").exists(), what="the end of the process")
+        assert tasks(url).who.enqueue().result(20) in worker.children()
+    assert [line.split()[0] for line in lines_of(trace)] == ["begin"]
+
+
+def test_retry_waits_for_its_backoff(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    with working(url, "--pool", "thread", "--concurrency", "1"), pytest.raises(errors.JobFailed, match="again"):
+        tasks(url).fail_and_tell_the_time.enqueue(str(trace)).result(20)
+    times = [float(line) for line in lines_of(trace)]
+    assert len(times) == 3
+    assert all(0.79 <= later - earlier < 8 for earlier, later in pairwise(times))
+
+
+def test_prefetch_is_the_number_of_jobs_beyond_the_slots(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    sample = tasks(url)
+    end = tmp_path / "end"
+    with working(url, "--pool", "thread", "--concurrency", "1", "--prefetch", "3") as worker:
+        jobs = [sample.wait_for.enqueue(str(end)) for _ in range(7)]
+
+        def taken() -> tuple[int, int]:
+            status = sample.jobs.status()
+            return (
+                status["inflight_messages_by_queue"].get("default", 0),
+                status["waiting_messages_by_queue"].get("default", 0),
+            )
+
+        wait_until(lambda: taken() == (4, 3), what="one running job and three prefetched ones")
+        end.touch()
+        for job in jobs:
+            job.result(20)
+        assert worker.terminate() == 0
+
+
+def test_drain_timeout_ends_the_worker_and_unguaranteed_jobs_are_lost(url: str, tasks: Tasks, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    with working(url, "--pool", "thread", "--drain-timeout", "1s", "--concurrency", "1") as worker:
+        job = tasks(url).sleep.using(guarantee=False).enqueue(str(trace), 60)
+        until_lines(trace, 1)
+        began = time.monotonic()
+        # The thread of the job outlives the drain timeout, so this program ends without it.
+        worker.process.terminate()
+        with pytest.raises(errors.JobLost, match="the worker ended before"):
+            job.result(8)
+        assert time.monotonic() - began >= 1
