@@ -83,8 +83,11 @@ def test_channel_created_event(watcher: Client, producer: Client) -> None:
     assert watcher.subscribe("ChannelCreated") == OK
     producer.create_channel("ch", ClientLimit=9)
     frame, body = members(watcher)
-    assert (frame.source, frame.target, frame.content_type) == (b"ChannelCreated", b"ch", 0)
+    assert (frame.source, frame.target, frame.content_type) == (b"ChannelCreated", b"", 0)
     assert list(body.items()) == [("Name", "ch"), ("ActiveClients", 0), ("ClientLimit", 9), ("Node", None)]
+    # The bytes of the original: its client drops an event whose target is not that of its subscription.
+    original = b'ChannelCreated{"Name":"ch","ActiveClients":0,"ClientLimit":9,"Node":null}'
+    assert watcher.octets == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelCreated") == OK
     producer.create_channel("ch2")
     assert told(watcher, "ch2") == []
@@ -98,8 +101,10 @@ def test_channel_removed_event(watcher: Client, producer: Client, consumer: Clie
     assert watcher.subscribe("ChannelRemoved") == OK
     producer.do(REMOVE_CHANNEL, "ch")
     frame, body = members(watcher)
-    assert (frame.source, frame.target, frame.content_type) == (b"ChannelRemoved", b"ch", 0)
+    assert (frame.source, frame.target, frame.content_type) == (b"ChannelRemoved", b"", 0)
     assert list(body.items()) == [("Name", "ch"), ("ActiveClients", 1), ("ClientLimit", 0), ("Node", None)]
+    original = b'ChannelRemoved{"Name":"ch","ActiveClients":1,"ClientLimit":0,"Node":null}'
+    assert watcher.octets == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelRemoved") == OK
     producer.do(REMOVE_CHANNEL, "ch2")
     assert told(watcher, "ch2") == []

@@ -92,6 +92,11 @@ fn a_refused_publish_is_an_error_whichever_way_it_is_said() {
     let Err(ClientError::Refused(refusal)) = result else { panic!("{result:?}") };
     assert_eq!((refusal.status(), &*refusal.target), (StatusMeaning::NotFound, "ch/1"));
     assert_eq!(refusal.to_string(), "cannot publish to ch/1: no channel ch (status 404)");
+    // Older brokers give the reason in the body, this one in a header.
+    let id = publish(&mut conversation, None, "a");
+    let refused = Frame { headers: b"Reason:no channel ch\r\n", target: b"ch", ..response(&id, 404) };
+    let (_, result) = settled(conversation.receive(&refused));
+    assert_eq!(result.unwrap_err().to_string(), "cannot publish to ch/1: no channel ch (status 404)");
     // The broker sends a second answer, for clients that read acknowledgements only.
     let again = Frame { headers: b"Nack-Reason:no channel ch\r\n", ..acknowledgement(&id) };
     assert!(matches!(conversation.receive(&again), FrameEvent::Nothing));
@@ -294,6 +299,13 @@ fn pings_are_answered_and_frames_without_hops_mean_nothing() {
     assert!(conversation.output().is_empty());
     assert!(matches!(conversation.receive(&Frame::new(Kind::TERMINATE)), FrameEvent::Terminated));
     assert!(matches!(conversation.receive(&Frame::new(Kind(0x2A))), FrameEvent::Nothing));
+}
+
+#[test]
+fn a_delivered_message_without_hops_is_not_dropped() {
+    let mut conversation = open();
+    let last_hop = Frame { hops: 0, target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
+    assert!(matches!(conversation.receive(&last_hop), Arrival::Delivery(_)));
 }
 
 #[test]

@@ -9,9 +9,10 @@ use crate::error::{ClientError, Refusal};
 use crate::received::Received;
 
 impl<W> Conversation<W> {
-    /// Handles one frame. A frame without hops left is ignored.
+    /// Handles one frame. A frame without hops left is ignored, except a delivered message: this client is its last
+    /// hop, and an ignored message would stay in flight.
     pub fn receive(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
-        if frame.hops == 0 {
+        if frame.hops == 0 && frame.kind != Kind::QUEUE {
             return FrameEvent::Nothing;
         }
         match frame.kind {
@@ -151,7 +152,7 @@ const fn status_of_applications() -> u16 {
 const REASON_BYTES_MAX: usize = 1024;
 
 fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
-    // Other servers of this protocol give the reason in a header; mqcore gives it in the body.
+    // mqcore gives the reason in a header. Older versions of it give the reason in the body.
     let reason = header_value(frame.headers, key::REASON)
         .or_else(|| header_value(frame.headers, key::ERROR))
         .unwrap_or(frame.payload);

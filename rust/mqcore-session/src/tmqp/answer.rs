@@ -81,9 +81,32 @@ fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
     numbers.into_iter().map(|number| number.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Writes a response that rejects the request, with the reason.
+/// Writes a response that rejects the request. It has no body, because the original's clients parse every body as the
+/// requested model; a header has the reason.
 pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
-    response(asked, target, rejection.kind.code(), rejection.reason.as_bytes(), output);
+    refusal_with_code(asked, target, rejection.kind.code(), &rejection.reason, output);
+}
+
+/// Like [`refusal`], with a status that does not depend on the reason.
+pub(super) fn refusal_with_code(
+    asked: &Asked<'_>,
+    target: &[u8],
+    code: u16,
+    reason: &str,
+    output: &mut Vec<u8>,
+) {
+    let mut headers = Vec::new();
+    push_reason(&mut headers, key::REASON, reason);
+    let frame = Frame {
+        first_acquirer: asked.first_acquirer,
+        high_priority: asked.high_priority,
+        content_type: code,
+        id: asked.id,
+        target: name(target),
+        headers: &headers,
+        ..Frame::new(Kind::RESPONSE)
+    };
+    tmqp::encode(&frame, output);
 }
 
 /// Writes the broker's own acknowledgement of a message for `target`; negative if there is a reason.
@@ -96,7 +119,7 @@ pub(super) fn acknowledgement(
 ) {
     let mut headers = Vec::new();
     if let Some(reason) = negative {
-        push_reason(&mut headers, reason);
+        push_reason(&mut headers, key::NACK_REASON, reason);
     }
     let frame = Frame {
         first_acquirer: asked.first_acquirer,
@@ -174,7 +197,7 @@ fn with_reason(headers: &[u8], negative: Option<&str>) -> Vec<u8> {
     let mut lines = without(headers, key::NACK_REASON);
     if let Some(reason) = negative {
         truncate_lines(&mut lines, HEADER_BYTES_MAX - key::NACK_REASON.len() - 3 - REASON_BYTES_MAX);
-        push_reason(&mut lines, reason);
+        push_reason(&mut lines, key::NACK_REASON, reason);
     }
     lines
 }
@@ -203,10 +226,10 @@ pub(super) fn truncate_lines(lines: &mut Vec<u8>, bytes: usize) {
     }
 }
 
-fn push_reason(headers: &mut Vec<u8>, reason: &str) {
+fn push_reason(headers: &mut Vec<u8>, key: &str, reason: &str) {
     let line = one_line(reason);
     let line = if line.is_empty() { nack_reason::NONE } else { &line };
-    let pushed = header::push_header(headers, key::NACK_REASON, line.as_bytes());
+    let pushed = header::push_header(headers, key, line.as_bytes());
     debug_assert_eq!(pushed, Ok(()), "one line, and room was left for it");
 }
 

@@ -496,7 +496,7 @@ fn answer_request(
         (Form::Response, Err(rejection)) => answer::refusal(asked, to, &rejection, output),
         (Form::YesOrNo, Ok(_)) => answer::response(asked, to, status::OK, &[], output),
         (Form::YesOrNo, Err(rejection)) => {
-            answer::response(asked, to, status::FAILED, rejection.reason.as_bytes(), output);
+            answer::refusal_with_code(asked, to, status::FAILED, &rejection.reason, output);
         }
         (Form::Receipt { target, content_type }, answer) => {
             let asked = Asked { high_priority: false, ..*asked };

@@ -8,7 +8,9 @@ use serde::Serialize;
 
 use super::information::{self, json};
 
-/// Writes an event: it has no id, its source is the event's name, its target the channel.
+/// Writes an event: it has no id, its source is the event's name, its target the channel whose events the client
+/// subscribed to. Events of the whole broker have no target, even those about a channel: the original's client ignores
+/// an event whose target is not that of its subscription.
 pub(super) fn encode(occurrence: &Notification, output: &mut Vec<u8>) {
     let channel = occurrence.channel.as_ref().map_or("", |channel| channel.as_str());
     // Of the events of a queue, only this one has the queue in the content type; the others have it in the body.
@@ -16,10 +18,14 @@ pub(super) fn encode(occurrence: &Notification, output: &mut Vec<u8>) {
         EventKind::MessageProduced => occurrence.queue.unwrap_or(0),
         _ => 0,
     };
+    let target = match occurrence.subject {
+        Subject::Channel { .. } => "",
+        _ => channel,
+    };
     let frame = Frame {
         content_type,
         source: occurrence.kind.as_str().as_bytes(),
-        target: channel.as_bytes(),
+        target: target.as_bytes(),
         payload: &body(occurrence, channel),
         ..Frame::new(Kind::EVENT)
     };

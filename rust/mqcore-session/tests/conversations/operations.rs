@@ -179,7 +179,11 @@ fn invalid_operations_are_answered_without_closing() {
         let answer = only_frame(&output);
         assert_eq!((answer.kind, answer.content_type), (Kind::RESPONSE, code), "{frame:?}");
         assert_eq!((answer.id, answer.target), (&b"q"[..], &b"cli"[..]));
-        assert!(!answer.payload.is_empty(), "a refusal says what was wrong");
+        assert!(answer.headers.starts_with(b"Reason:"), "a refusal says what was wrong");
+        assert_eq!(
+            answer.payload, b"",
+            "the original's clients parse a body as the model that they asked for"
+        );
         let silent = Frame { pending_response: false, ..frame };
         assert_eq!(talk.answer(&encoded(&silent)), b"", "who asks for no answer gets none");
     }
@@ -190,14 +194,14 @@ fn an_answer_is_a_response_with_the_requests_id() {
     let mut talk = Talk::open();
     let join = |id| encoded(&Frame { id, ..operation(601, "ch") });
     // The vectors are of a client whose id is `c1`.
-    let as_c1 = |output: &[u8]| encoded(&Frame { target: b"c1", payload: b"", ..only_frame(output) });
+    let as_c1 = |output: &[u8]| encoded(&Frame { target: b"c1", headers: b"", ..only_frame(output) });
     let (request, _) = talk.request(&join(b"j1"));
     let output = talk.reply(request, Ok(Reply::Done));
     assert_eq!(only_frame(&output).target, b"cli");
     assert_eq!(as_c1(&output), vector("V11"));
     let (request, _) = talk.request(&join(b"j3"));
     let output = talk.reply(request, Err(rejection(RejectionKind::NotFound)));
-    assert_eq!(only_frame(&output).payload, b"because");
+    assert_eq!(only_frame(&output).headers, b"Reason:because\r\n");
     assert_eq!(as_c1(&output), vector("V12"));
 }
 
@@ -442,12 +446,37 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
 }
 
 #[test]
-fn rejection_reason_may_have_any_length() {
+fn a_rejected_query_has_the_bytes_of_the_original_and_a_header_with_the_reason() {
+    let mut talk = Talk::open();
+    for (code, kind, status) in [
+        (605, RejectionKind::NotFound, 404),
+        (606, RejectionKind::Unauthorized, 401),
+        (607, RejectionKind::NotFound, 404),
+        (615, RejectionKind::NotFound, 404),
+        (616, RejectionKind::NotFound, 404),
+    ] {
+        let (request, _) =
+            talk.request(&encoded(&Frame { headers: b"Queue-Id:5\r\n", ..operation(code, "ch") }));
+        // Every shard answers a list.
+        let mut output = Vec::new();
+        while output.is_empty() {
+            output = talk.reply(request, Err(rejection(kind)));
+        }
+        let [low, high] = u16::to_le_bytes(status);
+        let mut expected = vec![0x14, 0x30, 1, 0, 3, low, high, 0];
+        expected.extend_from_slice(b"qcli\x10\x00Reason:because\r\n");
+        assert_eq!(output, expected, "{code}");
+    }
+}
+
+#[test]
+fn rejection_reason_of_any_length_is_cut_to_fit_its_header() {
     let mut talk = Talk::open();
     let (request, _) = talk.request(&encoded(&operation(601, "ch")));
     let reason = "r".repeat(100_000);
-    let output = talk.reply(request, Err(Rejection::new(RejectionKind::Failed, reason.clone())));
-    assert_eq!(only_frame(&output).payload, reason.as_bytes());
+    let output = talk.reply(request, Err(Rejection::new(RejectionKind::Failed, reason)));
+    let line = format!("Reason:{}\r\n", "r".repeat(1024));
+    assert_eq!(only_frame(&output).headers, line.as_bytes());
 }
 
 #[test]
@@ -481,7 +510,7 @@ fn wrong_terms_of_a_join_are_refused_with_the_reason() {
         let answer = talk.answer(&encoded(&Frame { headers, ..operation(601, "ch") }));
         let frame = only_frame(&answer);
         assert_eq!(frame.content_type, code, "{headers:?}");
-        assert!(String::from_utf8_lossy(frame.payload).contains(reason), "{frame:?}");
+        assert!(String::from_utf8_lossy(frame.headers).contains(reason), "{frame:?}");
     }
 }
 

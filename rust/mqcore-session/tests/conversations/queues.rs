@@ -212,8 +212,8 @@ fn a_message_for_an_unknown_channel_is_answered_with_404_and_the_channel_as_targ
     };
     let output = talk.event(refused(Properties::default()));
     let frame = only_frame(&output);
-    assert_eq!(frame.payload, b"because");
-    assert_eq!(encoded(&Frame { payload: b"", ..frame }), vector("V31"));
+    assert_eq!((frame.headers, frame.payload), (&b"Reason:because\r\n"[..], &b""[..]));
+    assert_eq!(encoded(&Frame { headers: b"", ..frame }), vector("V31"));
 
     let output = talk.event(refused(Properties {
         pending_acknowledge: true,
