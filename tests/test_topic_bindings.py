@@ -6,8 +6,11 @@ import json
 import signal
 from pathlib import Path
 
+import mqcore
+import mqcore.sync
 from protocols.conversation import ADD_BINDING, CREATE_CHANNEL, CREATE_QUEUE, JOIN, OK, REMOVE_BINDING, Client
-from served import serving, wait_until
+from served import serving, tmqp_address
+from throttr_peer import ThrottrPeer
 from tmqp_peer import QUEUE, QUEUE_INFORMATION, RawFrame
 
 
@@ -47,10 +50,31 @@ def test_queues_bound_to_topics_are_bound_after_the_broker_was_killed(tmp_path: 
                 "orders.new": b"1", "orders.old": b"2", "a b": b"3", "gone.x": b"4", "gone": b"5"
             }.items():  # fmt: skip
                 published(client, topic, body)
-            # A copy is there once it is saved.
-            wait_until(lambda client=client: waiting(client) == 3, what="three copies")  # type: ignore[misc]
+            # A confirmed copy is saved.
+            assert waiting(client) == 3
             messages, _ = client.pull("copies", 7, Count=100)
             # Both the name and the mask match the first: the queue gets one copy all the same.
             assert [message.payload for message in messages] == [b"1", b"2", b"3"]
             broker.process.send_signal(signal.SIGKILL)
             broker.process.wait(10)
+
+
+def test_a_message_published_over_throttr_reaches_a_consumer_of_a_bound_queue() -> None:
+    """Such a message once had no hops left, and clients of TMQP ignore frames without hops."""
+    listeners = ("tmqp://127.0.0.1:0", "throttr://127.0.0.1:0")
+    with mqcore.Broker(listen=listeners) as broker:
+        tmqp, throttr = broker.listeners
+        host, _, port = throttr.removeprefix("throttr://").rpartition(":")
+        with (
+            mqcore.sync.connect(tmqp) as client,
+            ThrottrPeer((host, int(port))) as peer,
+            Client(*tmqp_address(broker)) as raw,
+        ):
+            client.declare("copies", 7)
+            raw.hello()
+            assert raw.ask(ADD_BINDING, "@topic:orders", body=b'{"Target":"copies/7"}').content_type == OK
+            with client.queue("copies", 7).consume(str) as messages:
+                assert peer.status(peer.publish(b"orders", b"from throttr"))
+                message = next(iter(messages))
+                assert message.body == "from throttr"
+                message.ack()

@@ -109,8 +109,10 @@ class Tmqp(Party):
 
     def take(self) -> list[Delivery]:
         self.client.ask(CHANNEL_LIST)
-        frames = self.client.arrived("no-such-channel")
-        return [Delivery(frame.payload, frame) for frame in frames if frame.kind == QUEUE]
+        frames = [frame for frame in self.client.arrived("no-such-channel") if frame.kind == QUEUE]
+        # Clients of the original ignore frames without hops.
+        assert all(frame.hops > 0 for frame in frames)
+        return [Delivery(frame.payload, frame) for frame in frames]
 
     def ack(self, delivery: Delivery) -> None:
         self.client.acknowledge(delivery.handle)

@@ -25,8 +25,11 @@ pub struct Layout {
     pub body: Range<usize>,
 }
 
-/// Properties of a message apart from its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Hops of a message that starts at this broker, as in TMQP.
+pub const HOPS_FRESH: u8 = 16;
+
+/// Properties of a message apart from its bytes. The default: no flags, content type 0 and [`HOPS_FRESH`] hops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
     /// Whether it goes ahead of messages of normal priority.
     pub high_priority: bool,
@@ -42,6 +45,21 @@ pub struct Properties {
     pub hops: u8,
     /// Content type, agreed on by sender and receiver; for queue messages the queue id.
     pub content_type: u16,
+}
+
+impl Default for Properties {
+    fn default() -> Self {
+        Self {
+            high_priority: false,
+            first_acquirer: false,
+            pending_response: false,
+            pending_acknowledge: false,
+            unique: false,
+            // TMQP clients ignore frames without hops.
+            hops: HOPS_FRESH,
+            content_type: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -161,6 +179,11 @@ impl Message {
 
     fn part(&self, at: u32, len: usize) -> &[u8] {
         &self.0.slice[at as usize..at as usize + len]
+    }
+
+    /// Whether `other` is a clone of this message.
+    pub fn is_same(&self, other: &Self) -> bool {
+        std::ptr::addr_eq(&*self.0, &*other.0)
     }
 
     /// Message id; empty if it has none.

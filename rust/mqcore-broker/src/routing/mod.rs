@@ -19,15 +19,12 @@ use crate::context::Context;
 use crate::model::decision::Step;
 use crate::model::effect::{Event, Question, Reply};
 use crate::model::id::{HandlerId, QuestionId, QueueAddress, RouterName};
-use crate::model::message::{Message, Properties};
+use crate::model::message::{HOPS_FRESH, Message, Properties};
 use crate::model::options::Status;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::route::{Route, RoutePlan, RouteProgress, RouteTest, RouteTrace};
 use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
 use crate::model::stats::{BindingCounts, RouterCounts};
-
-/// Remaining hops of a message that starts here.
-const HOPS_FRESH: u8 = 16;
 
 impl Route {
     /// Notes the result of a step.

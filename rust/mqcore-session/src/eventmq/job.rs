@@ -65,7 +65,6 @@ pub(super) fn message(
 /// The properties of a job's message.
 pub(super) fn properties(job: &Job<'_>, queue: &QueueAddress, headers: Headers) -> Properties {
     Properties {
-        hops: 16,
         content_type: queue.id,
         unique: unique_key(job.headers).is_some(),
         high_priority: headers.priority > 0,
@@ -111,8 +110,7 @@ pub(super) fn result(
 ) -> Message {
     let mut text = Vec::new();
     line(QUEUE, shown(from).as_bytes(), &mut text);
-    let properties =
-        Properties { hops: 16, pending_acknowledge: true, content_type: to.id, ..Properties::default() };
+    let properties = Properties { pending_acknowledge: true, content_type: to.id, ..Properties::default() };
     Message::from_parts(id, &text, body, properties, Some(Arc::clone(worker)))
 }
 

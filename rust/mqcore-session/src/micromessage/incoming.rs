@@ -99,8 +99,7 @@ impl Incoming {
         };
         let confirmed = self.received.is_some();
         let to_queue = matches!(place, Place::Queue(_));
-        let properties =
-            Properties { hops: 16, pending_acknowledge: confirmed && to_queue, ..Properties::default() };
+        let properties = Properties { pending_acknowledge: confirmed && to_queue, ..Properties::default() };
         let message = Message::new(&self.block, &layout, properties, Some(Arc::clone(client)));
         if self.block.capacity() > SCRATCH_BYTES_MAX {
             self.block = Vec::new();

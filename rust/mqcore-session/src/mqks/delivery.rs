@@ -23,8 +23,7 @@ pub(super) fn message(id: &[u8], event: &[u8], data: &[u8], client: &Arc<Client>
     headers.extend_from_slice(TOPIC);
     headers.extend_from_slice(event);
     headers.extend_from_slice(b"\r\n");
-    let properties = Properties { hops: 16, ..Properties::default() };
-    Message::from_parts(id, &headers, data, properties, Some(client.clone()))
+    Message::from_parts(id, &headers, data, Properties::default(), Some(client.clone()))
 }
 
 /// The topic that a message was published to, if its headers contain it.

@@ -83,8 +83,7 @@ impl EventmqSession {
         eventmq::EmqpMessage { id, command }.encode(&mut bytes);
         let most = if begins { 1 } else { usize::MAX };
         for scheduler in self.exchange.schedulers().into_iter().take(most) {
-            let properties = Properties { hops: 16, ..Properties::default() };
-            let message = Message::from_parts(id, b"", &bytes, properties, self.client.clone());
+            let message = Message::from_parts(id, b"", &bytes, Properties::default(), self.client.clone());
             commands.push(Command::Direct { to: ClientPattern::Id(scheduler), message });
         }
     }

@@ -21,8 +21,7 @@ impl EventmqSession {
         if !topic.iter().any(u8::is_ascii_control) {
             headers = [b"Topic:", topic, b"\r\n"].concat();
         }
-        let properties = Properties { hops: 16, ..Properties::default() };
-        let message = Message::from_parts(id, &headers, body, properties, self.client.clone());
+        let message = Message::from_parts(id, &headers, body, Properties::default(), self.client.clone());
         let topic = TopicName::new(topic).map_err(|error| error.to_string())?;
         commands.push(Command::PublishTopic { topic, message, to_producer: false, answer: None });
         Ok(())
