@@ -21,6 +21,7 @@ use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
+use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
@@ -217,6 +218,65 @@ fn queue_durability_selects_the_commit_to_wait_for() {
         }
         assert_eq!(w.heard(&p), ["1 ok"], "{durability:?}");
     }
+}
+
+#[test]
+fn a_topics_message_is_confirmed_when_all_its_queues_have_saved_their_copies() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    create(&mut w, &mut disk, &p, "ch/2", saving(Status::Pull));
+    create(&mut w, &mut disk, &p, "memory/1", changes(Status::Push));
+    let topic = TopicName::new(b"news").expect("a short name");
+    for name in ["ch/1", "ch/2", "memory/1"] {
+        let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue(name) };
+        w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
+    }
+    disk.commit(&mut w);
+    w.notifications(p.connection);
+    let publish = |w: &mut World, id: &[u8]| {
+        let message = Message::from_parts(id, b"", b"", Properties::default(), Some(p.clone()));
+        let answer = Some(RequestId(5));
+        w.command(&p, Command::PublishTopic { topic: topic.clone(), message, to_producer: true, answer });
+        w.notifications(p.connection)
+    };
+    assert!(publish(&mut w, b"1").is_empty());
+    disk.take(&mut w);
+    let mut puts = disk.records.iter().filter(|(_, record)| matches!(record, Record::Put { .. }));
+    let first = puts.next().expect("two copies are saved").0;
+    w.broker.committed(Durability::Fsync, first, w.now, &mut w.effects);
+    w.turn();
+    assert!(w.notifications(p.connection).is_empty(), "one copy is not saved yet");
+    disk.commit(&mut w);
+    let answers = w.notifications(p.connection);
+    assert!(matches!(&answers[..], [Event::Answered(RequestId(5), Ok(Reply::Published(3)))]), "{answers:?}");
+
+    assert!(publish(&mut w, b"2").is_empty());
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    let refused = [w.notifications(p.connection), publish(&mut w, b"3")];
+    for answers in refused {
+        let [Event::Answered(RequestId(5), Err(rejection))] = &answers[..] else { panic!("{answers:?}") };
+        assert!(rejection.kind == RejectionKind::Busy && rejection.reason.contains("the disk is full"));
+    }
+}
+
+#[test]
+fn a_copy_that_its_removed_queue_never_decided_is_reported() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    let topic = TopicName::new(b"news").expect("a short name");
+    let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue("ch/1") };
+    w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
+    disk.commit(&mut w);
+    w.notifications(p.connection);
+    let message = Message::from_parts(b"1", b"", b"", Properties::default(), Some(p.clone()));
+    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: Some(RequestId(5)) };
+    w.command(&p, publish);
+    w.command(&p, Command::Request(RequestId(6), Box::new(Request::RemoveQueue { queue: queue("ch/1") })));
+    let answers = w.notifications(p.connection);
+    assert!(matches!(&answers[..], [Event::Answered(RequestId(5), Ok(Reply::Published(0)))]), "{answers:?}");
 }
 
 #[test]

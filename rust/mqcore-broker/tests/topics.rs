@@ -8,6 +8,7 @@ use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{RequestId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
 use mqcore_testkit::Random;
@@ -151,11 +152,29 @@ fn each_bound_queue_gets_a_copy_as_if_it_had_been_published_there() {
 fn copy_for_a_missing_queue_is_dropped_and_counted() {
     let mut shards = Shards::new(2, 1);
     shards.request(0, Request::BindTopic { pattern: exact("t"), queue: queue("later/1") }).expect("fine");
-    publish(&mut shards, 0, "t", true);
+    assert_eq!(publish(&mut shards, 0, "t", true).1, 0);
     shards.create_pull_queue("later/1");
-    publish(&mut shards, 0, "t", true);
+    assert_eq!(publish(&mut shards, 0, "t", true).1, 1);
     assert_eq!(shards.stored("later/1"), 1);
     assert_eq!(shards.dropped_no_consumer(), 1);
+}
+
+#[test]
+fn answer_counts_only_the_queues_that_took_their_copy() {
+    let mut shards = Shards::new(4, 2);
+    for name in ["one/1", "two/2", "three/3"] {
+        let changes = QueueChanges {
+            status: Some(Status::Pull),
+            message_limit: (name == "two/2").then_some(1),
+            ..QueueChanges::default()
+        };
+        shards.create_queue(name, changes);
+        shards.request(0, Request::BindTopic { pattern: exact("t"), queue: queue(name) }).expect("fine");
+    }
+    subscribe(&mut shards, 1, exact("t"));
+    assert_eq!(publish(&mut shards, 0, "t", true).1, 4);
+    assert_eq!(publish(&mut shards, 0, "t", true).1, 3);
+    assert_eq!(["one/1", "two/2", "three/3"].map(|name| shards.stored(name)), [2, 1, 2]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The context of every step of a call: the time, the state of the shard, and the effects.
 
 pub(crate) mod commits;
+pub(crate) mod confirmations;
 pub(crate) mod decide;
 pub(crate) mod questions;
 pub(crate) mod state;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use crate::context::commits::{Awaiting, Storage};
 use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
-use crate::model::effect::{Effect, Event, Forwarded};
+use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, MessageNumber, QueueAddress, Sequence};
 use crate::model::message::Message;
@@ -151,6 +152,16 @@ impl Context<'_> {
     pub(crate) fn forward(&mut self, shard: usize, what: Forwarded) {
         self.state.counters.forwards += 1;
         self.effects.push(Effect::Forward(shard, what));
+    }
+
+    /// Reports that a queue took and saved its copy of a topic's message, or rejected it.
+    pub(crate) fn report_copy(&mut self, origin: CopyOrigin, result: Result<(), Rejection>) {
+        if origin.shard != self.state.config.shard {
+            return self.forward(origin.shard, Forwarded::CopyReport { origin, result });
+        }
+        if let Some((connection, answer)) = self.state.confirmations.report(origin.confirmation, result) {
+            self.notify(connection, answer);
+        }
     }
 
     pub(crate) fn notify(&mut self, to: ConnectionId, event: Event) {

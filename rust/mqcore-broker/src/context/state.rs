@@ -7,6 +7,7 @@ use fastrand::Rng;
 use foldhash::HashMap;
 
 use crate::context::commits::Commits;
+use crate::context::confirmations::Confirmations;
 use crate::context::questions::{OpenQuestion, Questions};
 use crate::history::log::HistoryLog;
 use crate::model::config::{BrokerConfig, HandlerSpec};
@@ -70,6 +71,8 @@ pub(crate) struct ShardState {
     pub(crate) congestion: Congestion,
     pub(crate) schedule: Schedule,
     pub(crate) commits: Commits,
+    /// Answers to producers that wait for the queues of a topic.
+    pub(crate) confirmations: Confirmations,
     pub(crate) paging: Paging,
     /// Messages that downstream brokers passed on.
     pub(crate) intake: Intake,
@@ -96,6 +99,7 @@ impl ShardState {
             congestion: Congestion::default(),
             schedule: Schedule::default(),
             commits: Commits::default(),
+            confirmations: Confirmations::default(),
             paging: Paging::default(),
             intake: Intake::new(),
             links: HashMap::default(),

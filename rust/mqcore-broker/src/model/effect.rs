@@ -82,12 +82,21 @@ pub enum Report {
 /// Data that one shard forwards to another.
 #[derive(Debug, Clone)]
 pub enum Forwarded {
-    /// Put a copy of a message into a queue. Its producer gets no confirmation.
+    /// Put a copy of a topic's message into a queue.
     Copy {
         /// The queue.
         to: QueueAddress,
         /// The message.
         message: Message,
+        /// Where the queue reports; `None` if no producer waits.
+        origin: Option<CopyOrigin>,
+    },
+    /// A queue took and saved its copy of a topic's message, or rejected it.
+    CopyReport {
+        /// The origin of the copy.
+        origin: CopyOrigin,
+        /// The rejection if the queue did not take the copy.
+        result: Result<(), Rejection>,
     },
     /// Continue the route of a message.
     Route(Box<Route>),
@@ -111,6 +120,15 @@ pub enum Forwarded {
         /// The number of the change.
         ticket: u64,
     },
+}
+
+/// Where a copy of a topic's message comes from, and where its queue reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyOrigin {
+    /// The shard of the topic.
+    pub(crate) shard: usize,
+    /// The number of the producer's confirmation on that shard.
+    pub(crate) confirmation: usize,
 }
 
 /// A message of a topic, for one or many subscribers.
@@ -372,7 +390,7 @@ pub enum Reply {
     Routers(Vec<RouterDefinition>),
     Bindings(Vec<Binding>),
     RouteTest(Box<RouteTest>),
-    /// Subscribers and queues that received the message.
+    /// Subscribers that received the message, and queues that took and saved a copy.
     Published(u32),
     JoinedQueues(Box<JoinedQueues>),
     ObjectCounts(ObjectCounts),

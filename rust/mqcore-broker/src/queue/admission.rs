@@ -10,7 +10,7 @@ use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::command::EventKind;
 use crate::model::decision::{Acknowledge, Decision, PutBack, Step};
-use crate::model::effect::{Effect, Event, Notification, Origin, Subject};
+use crate::model::effect::{CopyOrigin, Effect, Event, Notification, Origin, Subject};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::message::Message;
@@ -35,13 +35,22 @@ impl Queue {
         }
         let message = self.with_id(message, context);
         let entry = Entry::new(message, self.deadline(context.now));
-        self.take(entry, members, context);
+        self.take(entry, None, members, context);
     }
 
-    /// Publishes a copy of a message. It is decided about and saved like any other message, but its
-    /// producer gets no confirmation.
-    pub(crate) fn publish_copy(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
-        if self.admit_published(&message, context).is_err() {
+    /// Publishes a copy of a message. It is decided about and saved like any other message. Its producer gets no
+    /// confirmation from this queue, which instead reports to the `origin` of the copy.
+    pub(crate) fn publish_copy(
+        &mut self,
+        message: Message,
+        origin: Option<CopyOrigin>,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
+        if let Err(rejection) = self.admit_published(&message, context) {
+            if let Some(origin) = origin {
+                context.report_copy(origin, Err(rejection));
+            }
             self.metadata.stats.dropped[DropReason::Limit as usize] += 1;
             return context.record_undeliverable(
                 &self.metadata.address,
@@ -52,7 +61,7 @@ impl Queue {
         }
         let message = self.with_id(message, context);
         let entry = Entry { answered: true, ..Entry::new(message, self.deadline(context.now)) };
-        self.take(entry, members, context);
+        self.take(entry, origin, members, context);
     }
 
     /// Publishes a message from a router. Only the router learns of a rejection. `answers`: the
@@ -67,11 +76,17 @@ impl Queue {
         self.admit_published(&message, context)?;
         let message = self.with_id(message, context);
         let entry = Entry { answered: !answers, ..Entry::new(message, self.deadline(context.now)) };
-        self.take(entry, members, context);
+        self.take(entry, None, members, context);
         Ok(())
     }
 
-    pub(crate) fn take(&mut self, mut entry: Entry, members: &Members, context: &mut Context<'_>) {
+    pub(crate) fn take(
+        &mut self,
+        mut entry: Entry,
+        origin: Option<CopyOrigin>,
+        members: &Members,
+        context: &mut Context<'_>,
+    ) {
         self.unique.take(&entry.message);
         self.metadata.stats.received += 1;
         self.metadata.stats.last_received_ms = context.now.0;
@@ -86,12 +101,12 @@ impl Queue {
             if let Some(step_decision) =
                 decide(&mut self.metadata, &mut decision_state, &mut entry, step_request, context)
             {
-                return self.admit_one(entry, step_decision, members, context);
+                return self.admit_one(entry, origin, step_decision, members, context);
             }
-            self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
+            self.undecided.push_back(Admission { entry, decision_state, step_decision: None, origin });
             return;
         }
-        self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
+        self.undecided.push_back(Admission { entry, decision_state, step_decision: None, origin });
         self.consider(self.undecided.len() - 1, context);
         self.admit(members, context);
     }
@@ -136,7 +151,7 @@ impl Queue {
         // Not "allow": it was announced when its producer published it.
         let decision = Decision { save: true, put_back: PutBack::End, ..Decision::REFUSE };
         let decision_state = DecisionState::decided(decision);
-        self.undecided.push_back(Admission { entry, decision_state, step_decision: None });
+        self.undecided.push_back(Admission { entry, decision_state, step_decision: None, origin: None });
         self.consider(self.undecided.len() - 1, context);
         self.admit(members, context);
     }
@@ -314,7 +329,7 @@ impl Queue {
     /// Decides about a message, or asks the handler.
     pub(crate) fn consider(&mut self, index: usize, context: &mut Context<'_>) {
         let number = self.first_undecided + index as u64;
-        let Admission { entry, decision_state, step_decision } = &mut self.undecided[index];
+        let Admission { entry, decision_state, step_decision, .. } = &mut self.undecided[index];
         let step_request = StepRequest::new(Step::ReceivedFromProducer, Suspended::Admission(number));
         *step_decision = decide(&mut self.metadata, decision_state, entry, step_request, context);
     }
@@ -339,19 +354,20 @@ impl Queue {
     /// Admits messages from the front as long as they are decided.
     pub(crate) fn admit(&mut self, members: &Members, context: &mut Context<'_>) {
         while self.undecided.front().is_some_and(|admission| admission.step_decision.is_some()) {
-            let Some(Admission { entry, step_decision: Some(step_decision), .. }) =
+            let Some(Admission { entry, step_decision: Some(step_decision), origin, .. }) =
                 self.undecided.pop_front()
             else {
                 unreachable!("the front was looked at")
             };
             self.first_undecided += 1;
-            self.admit_one(entry, step_decision, members, context);
+            self.admit_one(entry, origin, step_decision, members, context);
         }
     }
 
     pub(crate) fn admit_one(
         &mut self,
         mut entry: Entry,
+        origin: Option<CopyOrigin>,
         step_decision: StepDecision,
         members: &Members,
         context: &mut Context<'_>,
@@ -362,7 +378,10 @@ impl Queue {
                 Storage::Absent | Storage::Ready => "the journal failed".into(),
             };
             let rejection = Rejection::new(RejectionKind::Busy, not_saved(&self.metadata.address, &why));
-            self.reject(entry.message.clone(), rejection, context);
+            match origin {
+                Some(origin) => context.report_copy(origin, Err(rejection)),
+                None => self.reject(entry.message.clone(), rejection, context),
+            }
             return self.discard(entry, DropReason::Refused, context);
         }
         if step_decision.failed && self.owes_answer(&entry, step_decision) {
@@ -375,6 +394,9 @@ impl Queue {
             );
             self.reject(entry.message.clone(), Rejection::new(RejectionKind::Busy, reason), context);
             return self.discard(entry, DropReason::Refused, context);
+        }
+        if let Some(origin) = origin {
+            context.report_copy(origin, self.admitted(step_decision.decision));
         }
         context.finish_passed_on(&entry.message);
         self.acknowledge(&mut entry, step_decision, None, "none", context);
@@ -389,6 +411,15 @@ impl Queue {
         } else {
             self.store_at(entry, step_decision.decision.put_back, members, context);
         }
+    }
+
+    /// Whether a decided message stays in the queue.
+    fn admitted(&self, decision: Decision) -> Result<(), Rejection> {
+        if decision.allow || decision.put_back != PutBack::No {
+            return Ok(());
+        }
+        let reason = format!("the delivery handler of queue {} refused the message", self.metadata.address);
+        Err(Rejection::new(RejectionKind::Unacceptable, reason))
     }
 
     /// Whether the policy promised to save the message and saving failed: then the message is rejected.

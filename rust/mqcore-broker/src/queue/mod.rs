@@ -35,6 +35,7 @@ use crate::context::decide::{DecisionState, StepDecision};
 use crate::context::state::{Schedule, ShardState};
 use crate::model::client::Client;
 use crate::model::decision::{Step, Steps};
+use crate::model::effect::CopyOrigin;
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, QueueRef, Sequence};
 use crate::model::metadata::QueueMetadata;
@@ -57,6 +58,8 @@ pub(crate) struct Admission {
     pub(crate) entry: Entry,
     pub(crate) decision_state: DecisionState,
     pub(crate) step_decision: Option<StepDecision>,
+    /// The origin of a copy whose producer waits for an answer.
+    pub(crate) origin: Option<CopyOrigin>,
 }
 
 /// One queue.

@@ -8,6 +8,7 @@ use crate::model::decision::PutBack;
 use crate::model::entry::Entry;
 use crate::model::options::Status;
 use crate::model::record::{DeliveryProgress, Record};
+use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
@@ -251,6 +252,10 @@ impl Queue {
             self.first_undecided += 1;
             context.finish_passed_on(&admission.entry.message);
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, context);
+            if let Some(origin) = admission.origin {
+                let reason = format!("queue {} was removed", self.metadata.address);
+                context.report_copy(origin, Err(Rejection::new(RejectionKind::NotFound, reason)));
+            }
             self.discard(admission.entry, DropReason::Erased, context);
         }
         for copy in self.flows.forget() {

@@ -9,8 +9,8 @@ use crate::history::LifecycleEvent;
 use crate::model::client::{Client, Introduction};
 use crate::model::command::{Acknowledgement, ClientPattern, Command, PassedOn, Pull};
 use crate::model::config::BrokerConfig;
-use crate::model::effect::{Effect, Event, Forwarded, PullOutcome, Reply};
-use crate::model::id::{QueueAddress, Tag, TopicName};
+use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded, PullOutcome, Reply};
+use crate::model::id::{ConnectionId, QueueAddress, RequestId, Tag, TopicName};
 use crate::model::intake::Arrival;
 use crate::model::message::Message;
 use crate::model::options::{ChannelChanges, QueueChanges};
@@ -63,11 +63,8 @@ impl Entities {
             Command::Publish { queue, message } => self.publish(&queue, message, context),
             Command::Route { router, message } => self.route(router, message, context),
             Command::PublishTopic { topic, message, to_producer, answer } => {
-                let receivers = self.publish_topic(&topic, &message, to_producer, context);
-                if let Some(request) = answer {
-                    let event = Event::Answered(request, Ok(Reply::Published(receivers)));
-                    context.effects.push(Effect::Notify(client.connection, event));
-                }
+                let answer = answer.map(|request| (client.connection, request));
+                self.publish_topic(&topic, &message, to_producer, answer, context);
             }
             Command::Acknowledge(acknowledgement) => self.acknowledge(client, &acknowledgement, context),
             Command::AcknowledgeAll { queue, tag, negative } => {
@@ -139,7 +136,7 @@ impl Entities {
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), context),
             Command::PublishTopic { topic, message, to_producer, .. } => {
-                self.publish_topic(&topic, &message, to_producer, context);
+                self.publish_topic(&topic, &message, to_producer, None, context);
             }
             Command::Route { router, message } => self.route(router, message, context),
             // Deliveries are settled at the broker that made them; this broker only passes them by.
@@ -190,38 +187,60 @@ impl Entities {
         Ok(key)
     }
 
-    /// Publishes to a topic and returns the number of subscribers and queues.
+    /// Publishes to a topic and returns the number of subscribers and queues. `answer`: the connection and request to
+    /// answer once each queue has saved its copy or rejected it.
     pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
         message: &Message,
         to_producer: bool,
+        answer: Option<(ConnectionId, RequestId)>,
         context: &mut Context<'_>,
     ) -> u32 {
         let published = self.topics.publish(topic, message, to_producer, context);
-        let shards = context.state.config.shards;
+        let (shard, shards) = (context.state.config.shard, context.state.config.shards);
+        let (receivers, copies) = (published.receivers, published.queues.len());
+        let origin = match answer {
+            None => None,
+            Some((connection, request)) if copies == 0 => {
+                let event = Event::Answered(request, Ok(Reply::Published(receivers)));
+                context.notify(connection, event);
+                None
+            }
+            Some(to) => Some(context.state.confirmations.expect(to, receivers, copies, shard)),
+        };
         for queue in &*published.queues {
-            let shard = queue.channel.shard(shards);
-            if shard == context.state.config.shard {
-                self.copy_to_queue(queue, message.clone(), context);
+            let of_queue = queue.channel.shard(shards);
+            let message = message.clone();
+            if of_queue == shard {
+                self.copy_to_queue(queue, message, origin, context);
             } else {
-                context.forward(shard, Forwarded::Copy { to: queue.clone(), message: message.clone() });
+                context.forward(of_queue, Forwarded::Copy { to: queue.clone(), message, origin });
             }
         }
-        published.receivers
+        receivers
     }
 
     /// Publishes a copy to a queue, which may not exist.
-    pub(crate) fn copy_to_queue(&mut self, to: &QueueAddress, message: Message, context: &mut Context<'_>) {
+    pub(crate) fn copy_to_queue(
+        &mut self,
+        to: &QueueAddress,
+        message: Message,
+        origin: Option<CopyOrigin>,
+        context: &mut Context<'_>,
+    ) {
         let key = self.lookup(&to.channel);
         let channel = key.map(|key| &mut self.channels[key]);
         let found =
             channel.and_then(|Channel { members, queues, .. }| Some((members, queues.get_mut(&to.id)?)));
         match found {
             Some((members, queue)) => {
-                queue.publish_copy(message, &consumers(members, queue), context);
+                queue.publish_copy(message, origin, &consumers(members, queue), context);
             }
             None => {
+                if let Some(origin) = origin {
+                    context.report_copy(origin, Err(no_queue(&to.channel, to.id)));
+                }
                 context.state.counters.retired.dropped[DropReason::NoConsumer as usize] += 1;
                 context.record_undeliverable(to, message, LifecycleEvent::Produced, DropReason::NoConsumer);
             }
@@ -324,7 +343,8 @@ impl Entities {
     /// Takes what a shard forwarded, for [`Effect::Forward`].
     pub(crate) fn forwarded(&mut self, forwarded: Forwarded, context: &mut Context<'_>) {
         match forwarded {
-            Forwarded::Copy { to, message } => self.copy_to_queue(&to, message, context),
+            Forwarded::Copy { to, message, origin } => self.copy_to_queue(&to, message, origin, context),
+            Forwarded::CopyReport { origin, result } => context.report_copy(origin, result),
             Forwarded::Route(route) => self.advance_route(*route, context),
             Forwarded::ForgetRouter(router, None) => self.routers.counts.forget(&router),
             Forwarded::ForgetRouter(router, Some(binding)) => {

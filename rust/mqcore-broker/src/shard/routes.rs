@@ -136,7 +136,7 @@ impl Entities {
                 }
                 !receivers.is_empty()
             }
-            Target::Topic(topic) => self.publish_topic(topic, &message, true, context) > 0,
+            Target::Topic(topic) => self.publish_topic(topic, &message, true, None, context) > 0,
             // A handler may not name another handler, because that chain might never end.
             Target::Handler(_) => false,
         }
