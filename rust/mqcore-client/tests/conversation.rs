@@ -305,7 +305,7 @@ fn pings_are_answered_and_frames_without_hops_mean_nothing() {
 fn a_delivered_message_without_hops_is_not_dropped() {
     let mut conversation = open();
     let last_hop = Frame { hops: 0, target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
-    assert!(matches!(conversation.receive(&last_hop), Arrival::Delivery(_)));
+    assert!(matches!(conversation.receive(&last_hop), FrameEvent::Delivery(_)));
 }
 
 #[test]

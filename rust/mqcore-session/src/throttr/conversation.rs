@@ -61,6 +61,8 @@ pub struct ThrottrSession {
     /// Scratch for answers that are held back; empty between requests.
     fresh: Vec<u8>,
     stream: Option<Stream>,
+    /// Messages that arrived while the answer in fragments is written.
+    behind_stream: Vec<u8>,
     /// The output is large; it has to be written before the session continues.
     paused: bool,
     /// Counts since the last flush to the directory.
@@ -118,6 +120,7 @@ impl ThrottrSession {
             held: Held::default(),
             fresh: Vec::new(),
             stream: None,
+            behind_stream: Vec::new(),
             paused: false,
             tallies: Box::new([0; TALLIES]),
             reported_read: 0,
@@ -357,26 +360,6 @@ impl ThrottrSession {
             _ => {}
         }
     }
-
-    /// A request inside another one: exactly one, complete, and not nested again.
-    fn event_request(
-        &mut self,
-        inner: &[u8],
-        run: &mut StepRun<'_>,
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) {
-        self.tally(Tally::Event);
-        match request::decode(inner, self.terms.dialect, &self.limits) {
-            Ok(Some((request, size)))
-                if size == inner.len() && !matches!(request, ThrottrRequest::Event { .. }) =>
-            {
-                answer::status(true, output);
-                self.answer(&request, run, commands, output);
-            }
-            _ => answer::status(false, output),
-        }
-    }
 }
 
 impl Session for ThrottrSession {
@@ -516,6 +499,10 @@ impl Session for ThrottrSession {
         self.go_on(output);
         self.count_written(output.len() - before);
         self.flush_tallies();
+    }
+
+    fn waiting_bytes(&self) -> usize {
+        self.held.bytes() + self.behind_stream.len()
     }
 
     fn answers_limits(&self) -> bool {

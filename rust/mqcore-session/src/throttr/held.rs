@@ -1,8 +1,10 @@
-//! Answers that are held back until the broker answers, so that all leave in the order of their requests.
+//! Answers that are held back until the broker answers, so that all leave in the order of their requests. Messages of
+//! channels wait behind them: a message does not overtake the answer to an earlier request.
 
 use std::collections::VecDeque;
 
 use mqcore_broker::model::id::{RequestId, TopicName};
+use mqcore_broker::model::message::Message;
 use mqcore_wire::throttr::answer;
 
 /// Maximum requests that wait for the broker; at this many the session stops reading.
@@ -23,8 +25,12 @@ struct Waiting {
     request: RequestId,
     then: Then,
     status: Option<bool>,
-    /// Answers to requests after this one.
+    /// The message that the request publishes, if the peer gets it itself.
+    publishes: Option<Message>,
+    /// Answers to requests after this one, and messages that arrived meanwhile.
     behind: Vec<u8>,
+    /// Whether `behind` contains messages.
+    holds_messages: bool,
 }
 
 /// How to use the broker's answer.
@@ -45,7 +51,23 @@ impl Held {
     pub(super) fn ask(&mut self, then: Then) -> RequestId {
         self.last = self.last.wrapping_add(1);
         let request = RequestId(self.last);
-        self.waiting.push_back(Waiting { request, then, status: None, behind: Vec::new() });
+        self.waiting.push_back(Waiting {
+            request,
+            then,
+            status: None,
+            publishes: None,
+            behind: Vec::new(),
+            holds_messages: false,
+        });
+        request
+    }
+
+    /// A request that publishes a message, which the peer itself gets before the answer.
+    pub(super) fn ask_to_publish(&mut self, then: Then, message: &Message) -> RequestId {
+        let request = self.ask(then);
+        if let Some(last) = self.waiting.back_mut() {
+            last.publishes = Some(message.clone());
+        }
         request
     }
 
@@ -64,6 +86,31 @@ impl Held {
             last.behind.extend_from_slice(answer);
             self.bytes += answer.len();
         }
+    }
+
+    /// Writes the frame of a channel's message, or holds it back behind the answers to earlier requests. A message that
+    /// this peer published precedes the answer to its own request, unless an earlier message is held back behind that.
+    pub(super) fn push(&mut self, message: &Message, frame: &[u8], output: &mut Vec<u8>) {
+        let own = self.waiting.iter().position(|waiting| {
+            waiting.publishes.as_ref().is_some_and(|published| published.is_same(message))
+        });
+        let place = match own {
+            Some(own) if self.waiting.range(own..).all(|waiting| !waiting.holds_messages) => own,
+            _ => self.waiting.len(),
+        };
+        match place.checked_sub(1).map(|place| &mut self.waiting[place]) {
+            None => output.extend_from_slice(frame),
+            Some(waiting) => {
+                waiting.behind.extend_from_slice(frame);
+                waiting.holds_messages = true;
+                self.bytes += frame.len();
+            }
+        }
+    }
+
+    /// Bytes that are held back.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Takes the broker's answer, `None` if it rejected the request. Releases all answers that wait for nothing else.
@@ -96,6 +143,8 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
+    use mqcore_broker::model::message::Properties;
+
     use super::*;
 
     #[test]
@@ -111,6 +160,43 @@ mod tests {
         held.answered(first, Some(true), &mut output);
         assert_eq!(output, [1, 7, 0, 8]);
         assert!(held.is_empty());
+    }
+
+    fn message() -> Message {
+        Message::from_parts(b"", b"", b"x", Properties::default(), None)
+    }
+
+    #[test]
+    fn a_message_does_not_overtake_answers_to_earlier_requests() {
+        let (mut held, mut output) = (Held::default(), Vec::new());
+        let (first, second) = (held.ask(Then::Tell), held.ask(Then::Tell));
+        held.push(&message(), &[9], &mut output);
+        held.hold(&[7]);
+        held.answered(second, Some(true), &mut output);
+        assert!(output.is_empty());
+        held.answered(first, Some(false), &mut output);
+        assert_eq!(output, [0, 1, 9, 7]);
+        assert_eq!(held.bytes(), 0);
+        held.push(&message(), &[9], &mut output);
+        assert_eq!(output, [0, 1, 9, 7, 9]);
+    }
+
+    #[test]
+    fn a_message_to_its_own_producer_precedes_the_answer_and_keeps_the_order_of_messages() {
+        let (mut held, mut output) = (Held::default(), Vec::new());
+        let first = held.ask(Then::Tell);
+        let own = message();
+        let second = held.ask_to_publish(Then::Subscriber, &own);
+        held.push(&own, &[8], &mut output);
+        held.answered(first, Some(false), &mut output);
+        held.answered(second, Some(false), &mut output);
+        assert_eq!(output, [0, 8, 1]);
+        output.clear();
+        let third = held.ask_to_publish(Then::Subscriber, &own);
+        held.push(&message(), &[9], &mut output);
+        held.push(&own, &[8], &mut output);
+        held.answered(third, Some(true), &mut output);
+        assert_eq!(output, [1, 9, 8]);
     }
 
     #[test]

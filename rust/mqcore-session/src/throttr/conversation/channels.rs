@@ -84,19 +84,34 @@ impl ThrottrSession {
         let message = Message::from_parts(&[], &[], payload, Properties::default(), producer);
         let to_producer = self.terms.dialect.family == Family::V73;
         // A publisher that is the only subscriber counts as a receiver, even where it does not get its own messages.
-        let then = if self.subscriptions.contains_key(channel) { Then::Subscriber } else { Then::Tell };
-        let answer = Some(self.held.ask(then));
+        let answer = Some(match self.subscriptions.contains_key(channel) {
+            true if to_producer => self.held.ask_to_publish(Then::Subscriber, &message),
+            true => self.held.ask(Then::Subscriber),
+            false => self.held.ask(Then::Tell),
+        });
         commands.push(Command::PublishTopic { topic, message, to_producer, answer });
     }
 
-    /// Sends a message of a channel that the peer subscribed to. One that its width cannot express is dropped and
+    /// Sends a message of a channel that the peer subscribed to, behind the answers to earlier requests. One that its width cannot express is dropped and
     /// counted.
     pub(super) fn push(&mut self, topic: &TopicName, message: &Message, output: &mut Vec<u8>) {
         let (payload, dialect) = (message.body(), self.terms.dialect);
         if payload.len() as u64 > dialect.width.max() {
             return self.directory.count_inexpressible();
         }
-        answer::push(topic.as_bytes(), payload, dialect, output);
+        if self.held.is_empty() && self.stream.is_none() {
+            answer::push(topic.as_bytes(), payload, dialect, output);
+        } else {
+            let mut frame = std::mem::take(&mut self.fresh);
+            answer::push(topic.as_bytes(), payload, dialect, &mut frame);
+            if self.stream.is_some() {
+                self.behind_stream.extend_from_slice(&frame);
+            } else {
+                self.held.push(message, &frame, output);
+            }
+            frame.clear();
+            self.fresh = frame;
+        }
         if self.terms.metrics {
             self.peer.add(Counted::ReceivedBytes, payload.len() as u64);
             if let Some(own) = self.subscriptions.get(topic) {

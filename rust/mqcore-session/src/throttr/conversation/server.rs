@@ -1,7 +1,9 @@
 //! Answers about the server and its connections.
 
-use mqcore_wire::throttr::Family;
-use mqcore_wire::throttr::answer;
+use mqcore_broker::model::command::Command;
+use mqcore_limiter::limiter::StepRun;
+use mqcore_wire::throttr::request::{self, ThrottrRequest};
+use mqcore_wire::throttr::{Family, answer};
 
 use super::{STREAMED_BYTES_MAX, ThrottrSession, VERSION};
 use crate::throttr::minutes::Tally;
@@ -24,10 +26,31 @@ impl ThrottrSession {
             let counted = output.len();
             if !stream.step(&self.directory, &self.terms, self.now, output) {
                 self.stream = None;
+                output.append(&mut self.behind_stream);
             } else if output.len() == counted {
                 // It visited much of the store without output: yield to others.
                 break;
             }
+        }
+    }
+
+    /// A request inside another one: exactly one, complete, and not nested again.
+    pub(super) fn event_request(
+        &mut self,
+        inner: &[u8],
+        run: &mut StepRun<'_>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        self.tally(Tally::Event);
+        match request::decode(inner, self.terms.dialect, &self.limits) {
+            Ok(Some((request, size)))
+                if size == inner.len() && !matches!(request, ThrottrRequest::Event { .. }) =>
+            {
+                answer::status(true, output);
+                self.answer(&request, run, commands, output);
+            }
+            _ => answer::status(false, output),
         }
     }
 
