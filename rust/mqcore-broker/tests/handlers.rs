@@ -79,7 +79,7 @@ impl Chaos {
             delivery_handler: Some("own".into()),
             message_timeout: dice.percent(40).then_some(Duration::from_secs(3)),
             only_first_acquirer: Some(dice.percent(20)),
-            wait_for_acknowledge: Some(dice.percent(20)),
+            wait_for_acknowledge: Some(dice.percent(20) && status != Status::Broadcast),
             put_back_limit: Some(3),
             dead_letter: Some(Some(DeadLetter::Drop)),
             ..if dice.percent(60) { acknowledged(status) } else { changes(status) }

@@ -210,7 +210,11 @@ impl Model {
             Status::Pull => {
                 self.expire(now);
                 let mut ids = Vec::new();
-                for _ in 0..count {
+                let at_once = match self.waits && self.acks {
+                    true => usize::from(self.out.is_empty()),
+                    false => usize::MAX,
+                };
+                for _ in 0..count.min(at_once) {
                     let Some(at) = (if newest { self.newest() } else { self.next() }) else { break };
                     let mut letter = self.ready.remove(at);
                     letter.sent = true;
@@ -338,6 +342,8 @@ impl Pair {
         let statuses = [Status::Push, Status::RoundRobin, Status::Pull, Status::Broadcast, Status::Cache];
         let status = statuses[dice.index(statuses.len())];
         model.status = Some(status);
+        // A queue that stores nothing refuses the option.
+        model.waits &= status != Status::Broadcast;
         let options = QueueChanges {
             request_acknowledge: Some(model.acks),
             wait_for_acknowledge: Some(model.waits),

@@ -218,22 +218,23 @@ impl Queue {
             self.start_flow(entry, FlowTarget::Cached(consumer, request), members, context);
             return Some(Ended::Told);
         }
-        self.deliver_cached(&entry, &consumer, request, context);
+        self.deliver_cached(&entry, &consumer, request, true, context);
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         Some(Ended::Told)
     }
 
-    /// Delivers a copy of the message of a cache and counts it.
+    /// Delivers a copy of the message of a cache.
     pub(crate) fn deliver_cached(
         &mut self,
         entry: &Entry,
         consumer: &Consumer,
         request: RequestId,
+        counts: bool,
         context: &mut Context<'_>,
     ) {
         let stats = &mut self.metadata.stats;
-        stats.sent += 1;
-        stats.deliveries += 1;
+        stats.sent += u64::from(counts);
+        stats.deliveries += u64::from(counts);
         stats.last_sent_ms = context.now.0;
         let (message, hide_source) = (entry.message.clone(), self.metadata.options.hide_client_names);
         context.notify(consumer.client.connection, Event::Cached { request, message, hide_source });

@@ -307,19 +307,22 @@ impl Queue {
             return Some(StepResult::Next(FlowStep::Received));
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
+        // A cached message may have been replaced while the handler decided: its history has ended, so this
+        // delivery does not count.
+        let replaced = matches!(flow.mode, FlowTarget::Cached(..))
+            && self.ready.newest().is_none_or(|(newest, _)| newest.number != entry.number);
         match &flow.mode {
             FlowTarget::Pulled(_, pull_position) => {
                 self.deliver_pulled(&mut entry, consumer.client.connection, *pull_position, context);
             }
-            FlowTarget::Cached(_, request) => self.deliver_cached(&entry, &consumer, *request, context),
+            FlowTarget::Cached(_, request) => {
+                self.deliver_cached(&entry, &consumer, *request, !replaced, context);
+            }
             FlowTarget::All | FlowTarget::One => self.deliver_to(&mut entry, &consumer, context),
         }
         if let Some(slot) = flow.slot.take() {
             slot.spend();
         }
-        // A cached message may have been replaced while the handler decided; then its history has ended.
-        let replaced = matches!(flow.mode, FlowTarget::Cached(..))
-            && self.ready.newest().is_none_or(|(newest, _)| newest.number != entry.number);
         if !replaced {
             let delivered = LifecycleEvent::Delivered(&consumer.client);
             context.record_event(&self.metadata.address, &entry, delivered);
