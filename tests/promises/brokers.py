@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -80,7 +81,8 @@ class RunningBroker:
             command += ["--memory-watermark", str(self._plan.watermark)]
         if handled:
             command += ["--app", "promises.handlers:HANDLERS"]
-        environment = {"MQCORE_SHARDS": str(self._plan.shards), "PYTHONPATH": str(ROOT / "tests")}
+        path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
+        environment = {"MQCORE_SHARDS": str(self._plan.shards), "PYTHONPATH": path}
         self._process, _, self.log = self._stack.enter_context(started(command, environment, None))
 
     async def kill(self) -> None:

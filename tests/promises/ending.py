@@ -74,7 +74,10 @@ async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None
                 left = information.messages + information.priority_messages
                 if not left:
                     break
-                batch = await queue.pull(left + 100, timeout=3)
+                try:
+                    batch = await queue.pull(left + 100, timeout=3)
+                except errors.OperationError:
+                    break  # a queue without its handler delivers nothing
                 for message in batch:
                     scene.history.add("stored", queue=rules.address, label=label_of(message.body), count=position)
                     position += 1

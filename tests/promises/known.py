@@ -57,6 +57,13 @@ def _published_by(*protocols: str) -> Callable[[Plan, str], bool]:
     return applies
 
 
+def _consumed_over(*protocols: str) -> Callable[[Plan, str], bool]:
+    def applies(plan: Plan, address: str) -> bool:
+        return any(actor.protocol in protocols and actor.target == address for actor in plan.actors)
+
+    return applies
+
+
 def _killed_under_topics(plan: Plan, address: str) -> bool:
     return any(fault.kind == "kill" for fault in plan.faults) and _published_by("mqks", "mm2")(plan, address)
 
@@ -92,6 +99,12 @@ KNOWN: tuple[Known, ...] = (
         _joined_by_siblings,
     ),
     Known(frozenset({"prefetch"}), 7, "the broker does not enforce prefetch", _always),
+    Known(
+        frozenset({"prefetch"}),
+        7,
+        "the broker does not enforce prefetch in MQKS and MicroMessage2",
+        _consumed_over("mqks", "mm2"),
+    ),
     Known(frozenset({"early"}), 12, "there is no delay between redeliveries", _always),
     Known(
         frozenset({"lost", "drop"}),

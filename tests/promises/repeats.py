@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from promises.history import Event
-from promises.lives import Lives
+from promises.lives import END, Lives
 from promises.loss import named
 from promises.model import Finding
 
@@ -169,10 +169,12 @@ def _precedes(earlier: Event, later: Event) -> bool:
 
 def prefetch(lives: Lives) -> Iterator[Finding]:
     """More messages in flight than the consumers allow together."""
-    if not lives.rules.acks:
+    if not lives.rules.acks or "broadcast" in lives.rules.statuses:
         return
+    first_interruption = min((event.at for event in lives.interruptions), default=END)
     for event in lives.observed:
-        if event.kind != "in-flight":
+        # After an interruption, the broker may still know the lost connection of a consumer that has returned.
+        if event.kind != "in-flight" or event.until >= first_interruption:
             continue
         present = [
             one for one in lives.sessions.values() if one.joined <= event.until and one.gone + LEAVE_SECONDS >= event.at
