@@ -60,7 +60,8 @@ def _reason(lives: Lives, label: str, since: float, number: int, delivery: Event
     if len(nacks) < number:
         return "other" if lives.rules.handler and _asks_for_return(lives, label) else "none"
     delay = delivery.at - nacks[number - 1].at
-    return "early" if delay < lives.rules.first_backoff else "nack"
+    # The broker counts whole milliseconds.
+    return "early" if delay < 0.9 * lives.rules.first_backoff else "nack"
 
 
 def _asks_for_return(lives: Lives, label: str) -> bool:

@@ -79,7 +79,8 @@ async def _declare(scene: Scene) -> None:
     """Create queues, bindings and routers, and describe them to the model."""
     plan = scene.plan
     async with mqcore.connect(scene.broker.urls["tmqp"], name="owner", request_timeout=10) as client:
-        for queue in plan.queues:
+        # A dead-letter queue has to exist before another queue names it.
+        for queue in sorted(plan.queues, key=lambda queue: "dead_letter" in queue.options):
             options = dict(queue.options)
             try:
                 await client.create_queue(queue.address, QueueOptions(**options))
