@@ -322,14 +322,6 @@ async def test_a_task_that_is_cancelled_while_it_waits_loses_no_message(mq: Clie
             assert message.raw == str(number).encode()
 
 
-async def test_messages_of_other_queues_of_a_channel_are_counted_as_unclaimed(mq: Client) -> None:
-    await mq.declare("orders", 1)
-    await mq.declare("orders", 2)
-    async with mq.queue("orders", 1).consume():
-        await mq.publish("orders/2", b"x")
-        wait_until(lambda: mq.counters.unclaimed == 1)
-
-
 async def test_consumers_end_with_their_client(broker: mqcore.Broker) -> None:
     client = await mqcore.connect(broker.listeners[0])
     await client.declare("orders", 1)

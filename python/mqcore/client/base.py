@@ -5,8 +5,10 @@ Everything else of the two clients is the same; `tools/generate_sync.py` makes t
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Generic, Self, TypeVar
+import abc
+from collections.abc import AsyncIterator, Generator
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from mqcore import _core, errors
 from mqcore.client.lifetime import OPEN, warn_if_open
@@ -48,8 +50,25 @@ class ClientBase:
         warn_if_open(self)
 
 
-class ConsumerBase(Generic[_T_co]):
-    """A consumer that ``async with`` opens and ``async for`` reads."""
+class ConsumerBase(AsyncIterator[_T_co]):
+    """A consumer that an ``async for`` loop opens and closes, unless ``async with`` does."""
 
-    def __aiter__(self) -> Self:
-        return self
+    _core: _core.Consumer | None
+
+    @abc.abstractmethod
+    async def __aenter__(self) -> Self: ...
+
+    @abc.abstractmethod
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+    def __aiter__(self) -> AsyncIterator[_T_co]:
+        """Return messages; end with the consumer, the client, or after the idle timeout."""
+        return self._opened() if self._core is None else self
+
+    async def _opened(self) -> AsyncIterator[_T_co]:
+        # A loop that ends early drops this generator, and the event loop then closes it.
+        async with self:
+            while (message := await anext(self, None)) is not None:
+                yield message

@@ -502,7 +502,7 @@ class Client(ClientBase):
 
     @asynccontextmanager
     async def join(self, channel: str) -> AsyncIterator[None]:
-        """Keep a channel joined during a block. Without it, every pull joins and leaves the channel."""
+        """Keep a channel joined during a block, for pulls. Without it, every pull joins and leaves the channel."""
         membership = await self._connected().join(channel)
         try:
             yield

@@ -43,7 +43,7 @@ class Delivered(Incoming[_T_co]):
         """Acknowledge it. Return whether the acknowledgement was sent.
 
         False is not an error: the queue does not request acknowledgements, the message was settled before, or the
-        connection over which it came is lost and the broker delivers it again.
+        broker delivers it again, because its connection is lost or its acknowledge timeout has passed.
         """
         return self._core.ack() == "sent"
 
@@ -59,6 +59,19 @@ class Delivered(Incoming[_T_co]):
         `NotSupported` for a `delay` over MQKS and MicroMessage2.
         """
         return self._core.nack(reason, None if delay is None else seconds(delay)) == "sent"
+
+    async def working(self) -> bool:
+        """Ask for more time: the queue's acknowledge timeout starts again. Return whether that was sent in time.
+
+        Call it now and then while processing takes longer than the timeout. Only in TMQP, with a broker of mqcore.
+
+        >>> receipt = await mq.publish("orders/2", "pears")
+        >>> async with mq.queue("orders/2").consume(str, idle_timeout=0.5) as messages:
+        ...     async for message in messages:
+        ...         print(await message.working(), await message.ack())
+        True True
+        """
+        return self._core.working() == "sent"
 
     @asynccontextmanager
     async def process(self) -> AsyncIterator[Self]:

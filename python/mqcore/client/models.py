@@ -60,7 +60,8 @@ class ClientCounters:
     connects: int
     """Successful connects."""
     unclaimed: int
-    """Messages of queues that this client does not consume; they come because it joined their channel."""
+    """Messages of queues that this client does not consume, rejected if they want an acknowledgement. Servers that know
+    no single queues send them, because the client joined the channel."""
     unclaimed_direct: int
     """Direct messages received while the program did not take any."""
     stale_settlements: int

@@ -59,13 +59,15 @@ class Queue:
         idle_timeout: Duration | None = None,
         **options: Unpack[ConsumeOptions],
     ) -> Consumer[Any]:
-        """Return a consumer of this queue, to be opened with ``async with``. Bodies are decoded as `wanted`.
+        """Return a consumer of this queue for ``async for``. Bodies are decoded as `wanted`.
 
-        If the queue requests acknowledgements, the program holds up to `prefetch` unsettled messages; further ones wait
-        in the client. The stream ends when no message came for `idle_timeout`.
+        If the queue requests acknowledgements, the broker sends at most `prefetch` messages that are not settled. The
+        time to acknowledge a message begins when the program gets it; `Delivered.working` extends it. The stream ends
+        when no message came for `idle_timeout`. It raises `NotFound` if the queue does not exist and the broker does
+        not create queues automatically.
 
-        In TMQP a client joins channels and not queues: messages of the channel's other queues arrive too, and count
-        as unclaimed unless this client consumes them. TMQP has no `options`.
+        TMQP has no `options`. Original TMQP servers know neither queues nor `prefetch` here: they send all messages of
+        the channel, and the client rejects those of its other queues.
 
         In MQKS, `options` set the bindings of the queue: `events` replaces all of them (an empty list keeps them),
         `add_events` adds some; without either the event of the queue's name is added. ``delete_when_unused=True``, or a

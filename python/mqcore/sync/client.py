@@ -461,7 +461,7 @@ class Client(ClientBase):
 
     @contextmanager
     def join(self, channel: str) -> Iterator[None]:
-        """Keep a channel joined during a block. Without it, every pull joins and leaves the channel."""
+        """Keep a channel joined during a block, for pulls. Without it, every pull joins and leaves the channel."""
         membership = self._connected().join(channel)
         try:
             yield

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["REASON_CLOSED", "Consumer", "Events", "ExtensionFrames", "Requests"]
 
 REASON_CLOSED: Final = "consumer-closed"
-"""The reason with which a consumer that closes rejects the deliveries that the program did not take."""
+"""The reason with which a consumer that closes returns the deliveries that the program did not take."""
 
 _TAKE_MAX: Final = 256
 
@@ -31,9 +31,11 @@ _Raw = TypeVar("_Raw")
 
 
 class Consumer(ConsumerBase[Delivered[_T]]):
-    """Messages of a queue as they come: ``with`` opens and closes it, ``for`` takes messages.
+    """Messages of a queue as they come: ``for`` takes them, and opens and closes the consumer.
 
-    It continues after reconnects. Closing it rejects the deliveries that the program did not take.
+    To keep it open for several loops, or to read `batches`, enter it with ``with``.
+    It continues after reconnects. When it closes, the deliveries that the program did not take return to their queue
+    at once, and do not count as attempts. So do they when the loop is left with ``break`` or its task is cancelled.
     """
 
     def __init__(
@@ -68,33 +70,34 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         core, self._core = self._core, None
         if core is not None:
             core.close()
-        for message in self._taken:
-            message.nack(REASON_CLOSED)
         self._taken.clear()
 
     def __next__(self) -> Delivered[_T]:
         """Wait for a message; end with the consumer, the client, or after the idle timeout."""
         if not self._taken:
-            self._taken.extend(self._take(min(self._prefetch, _TAKE_MAX)))
+            # Those to acknowledge come one by one: the others wait in the core, which extends their timeouts.
+            while (core := self._opened_core()) is not None:
+                closed = core.is_closed
+                self._taken.extend(core.take_next(_TAKE_MAX))
+                if self._taken or closed or not core.wait_blocking(self._idle_timeout):
+                    break
         if not self._taken:
             raise StopIteration
         return Delivered(self._taken.popleft(), self._wanted)
 
     def batches(self, size: int = _TAKE_MAX) -> Iterator[list[Delivered[_T]]]:
         """Yield lists of 1 to `size` messages: those that have come. The consumer must be open."""
-        while batch := self._take(size):
-            yield [Delivered(core, self._wanted) for core in batch]
+        while (core := self._opened_core()) is not None:
+            closed = core.is_closed
+            if batch := core.take(size):
+                yield [Delivered(message, self._wanted) for message in batch]
+            elif closed or not core.wait_blocking(self._idle_timeout):
+                return
 
-    def _take(self, most: int) -> list[_core.Received]:
+    def _opened_core(self) -> _core.Consumer | None:
         if not self._was_opened:
             raise errors.InvalidArgument("the consumer is not open; enter it with 'with'")
-        while (core := self._core) is not None:
-            closed = core.is_closed
-            if batch := core.take(most):
-                return batch
-            if closed or not core.wait_blocking(self._idle_timeout):
-                break
-        return []
+        return self._core
 
 
 class _Source(Protocol[_Raw]):

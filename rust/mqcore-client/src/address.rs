@@ -146,6 +146,17 @@ impl QueueAddress {
     pub fn id(&self) -> u16 {
         self.id
     }
+
+    /// The same queue with its channel in lower case, by which queues are compared.
+    #[must_use]
+    pub(crate) fn folded(&self) -> Self {
+        Self { channel: self.channel.to_ascii_lowercase().into(), id: self.id }
+    }
+
+    /// Whether it is this queue. Channels compare without regard to case.
+    pub(crate) fn is(&self, channel: &[u8], id: u16) -> bool {
+        self.id == id && self.channel.as_bytes().eq_ignore_ascii_case(channel)
+    }
 }
 
 impl fmt::Display for QueueAddress {

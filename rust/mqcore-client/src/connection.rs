@@ -11,7 +11,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use bytes::{Buf, BytesMut};
-use mqcore_wire::tmqp::header::nack_reason;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
@@ -20,7 +19,7 @@ use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::Counters;
 use crate::dial::{Endpoint, Link, Stream, dial};
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, lock};
+use crate::mailbox::{Mailbox, TIMEOUT_CHECK_MIN, lock};
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
 use crate::route::{Route, Routes};
@@ -185,12 +184,19 @@ struct Timers {
     pong_until: Option<Instant>,
     /// When to request refused intents again.
     restore_at: Option<Instant>,
+    /// When to look for messages that wait too long for the program.
+    check_at: Option<Instant>,
 }
 
 impl Timers {
     fn new() -> Self {
         let now = Instant::now();
-        Self { heard: now, spoke: now, pong_until: None, restore_at: None }
+        Self { heard: now, spoke: now, pong_until: None, restore_at: None, check_at: None }
+    }
+
+    /// Looks for messages that wait too long, at this time at the latest.
+    fn check(&mut self, at: Option<Instant>) {
+        self.check_at = [self.check_at, at].into_iter().flatten().min();
     }
 
     /// The next deadline. Without `reading`, silence of the broker has no meaning.
@@ -200,7 +206,11 @@ impl Timers {
         let pong = if reading { self.pong_until } else { None };
         // Only one ping is outstanding.
         let ping = if pong.is_some() { None } else { Some(ping) };
-        [ping, pong, self.restore_at, closing].into_iter().flatten().min().unwrap_or(self.spoke)
+        [ping, pong, self.restore_at, self.check_at, closing]
+            .into_iter()
+            .flatten()
+            .min()
+            .unwrap_or(self.spoke)
     }
 }
 
@@ -312,6 +322,7 @@ impl Shared {
         core.writing = false;
         let waiters = core.conversation.lost();
         let is_stale = |message: &Received| message.wants_acknowledge();
+        core.forget_leaving();
         let discarded: usize = core
             .mailboxes()
             .map(|mailbox| mailbox.discard(|letter| letter.epoch == epoch && is_stale(&letter.message)))
@@ -386,6 +397,9 @@ impl Shared {
             timers.restore_at = None;
             lock(&self.core).conversation.restore();
         }
+        if timers.check_at.is_some_and(|at| at <= now) {
+            timers.check_at = lock(&self.core).check_waiting(now);
+        }
         if reading && timers.pong_until.is_some_and(|until| until <= now) {
             let silence = now - timers.heard;
             return Some(format!("no heartbeat from the broker for {silence:?}").into());
@@ -423,6 +437,7 @@ impl Shared {
         };
         let needed = core.conversation.needed(&input[at..], &limits);
         drop(core);
+        timers.check(post.check_at);
         post.deliver();
         if at > 0 {
             self.room.notify_waiters();
@@ -449,18 +464,29 @@ impl Shared {
                     waiter.settle(result, now);
                 }
             }
-            FrameEvent::Delivery(message) => match core.taker(message.target(), message.content_type()) {
-                Some(mailbox) => post.put(mailbox, core, message),
-                None => self.unclaimed(core, &message),
-            },
+            FrameEvent::Joined { queue, timeout, settled } => {
+                core.set_timeout(&queue, timeout);
+                timers.check(timeout.map(|timeout| now + timeout / 3));
+                if let Some((waiter, result)) = settled {
+                    waiter.settle(result, now);
+                }
+            }
+            FrameEvent::Left(queue) => core.left(&queue),
+            FrameEvent::Delivery(message) => {
+                let (channel, queue) = (message.target(), message.content_type());
+                match core.taker(channel, queue).or_else(|| core.leaving(channel, queue).cloned()) {
+                    Some(mailbox) => post.put(mailbox, core, message, now),
+                    None => self.unclaimed(core, &message),
+                }
+            }
             FrameEvent::Direct(message) => match core.direct().clone() {
-                Some(mailbox) => post.put(mailbox, core, message),
+                Some(mailbox) => post.put(mailbox, core, message, now),
                 None => Counters::add(&self.counters.unclaimed_direct, 1),
             },
             FrameEvent::Event(event) => {
                 let streams: Vec<Arc<Mailbox>> = core.event_streams(&event).cloned().collect();
                 for mailbox in streams {
-                    post.put(mailbox, core, event.clone());
+                    post.put(mailbox, core, event.clone(), now);
                 }
             }
             FrameEvent::Extension(frame) => {
@@ -469,7 +495,7 @@ impl Shared {
                     Counters::add(&self.counters.unclaimed, 1);
                 }
                 for mailbox in streams {
-                    post.put(mailbox, core, frame.clone());
+                    post.put(mailbox, core, frame.clone(), now);
                 }
             }
             FrameEvent::NotRestored(target, error) => {
@@ -484,17 +510,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Handles a message of a queue without a consumer here: its channel is joined for another queue, or was just left.
-    /// In the second case a nack requeues the message before its timeout.
+    /// Handles a message of a queue without a consumer here, and returns it: its queue was just left, or its channel is
+    /// joined for another queue and the broker delivers all queues of a channel.
     fn unclaimed(&self, core: &mut Core, message: &Received) {
         Counters::add(&self.counters.unclaimed, 1);
         let (channel, queue) = (message.target(), message.content_type());
-        if !core.conversation.has_joined(channel) {
-            if message.wants_acknowledge() && core.conversation.check_refusal().is_ok() {
-                let refused = core.conversation.acknowledge(message, Some(nack_reason::NONE));
-                debug_assert_eq!(refused, Ok(()), "a received frame can be written");
-            }
-        } else if core.note_unclaimed(channel, queue) {
+        core.conversation.leave_unused(message);
+        if message.wants_acknowledge() {
+            core.conversation.give_back(message);
+        }
+        if core.conversation.has_joined(channel) && core.note_unclaimed(channel, queue) {
             let channel = String::from_utf8_lossy(channel);
             tracing::warn!(
                 %channel, queue,
@@ -506,17 +531,25 @@ impl Shared {
 
 /// Mailboxes to wake after all messages of a read are in them.
 #[derive(Default)]
-struct Post(Vec<Arc<Mailbox>>);
+struct Post {
+    mailboxes: Vec<Arc<Mailbox>>,
+    /// When to look whether the messages still wait.
+    check_at: Option<Instant>,
+}
 
 impl Post {
-    fn put(&mut self, mailbox: Arc<Mailbox>, core: &Core, message: Received) {
-        if mailbox.put(core.letter(message)) {
-            self.0.push(mailbox);
+    fn put(&mut self, mailbox: Arc<Mailbox>, core: &Core, message: Received, now: Instant) {
+        if let Some(timeout) = mailbox.timeout() {
+            let check_at = now + (timeout / 3).max(TIMEOUT_CHECK_MIN);
+            self.check_at = Some(self.check_at.map_or(check_at, |other| other.min(check_at)));
+        }
+        if mailbox.put(core.letter(message, now)) {
+            self.mailboxes.push(mailbox);
         }
     }
 
     fn deliver(self) {
-        for mailbox in self.0 {
+        for mailbox in self.mailboxes {
             mailbox.wake();
         }
     }
@@ -553,6 +586,7 @@ impl Shared {
         let mut core = lock(&self.core);
         let until = Instant::now() + drain;
         core.closing = Some(core.closing.map_or(until, |before| before.min(until)));
+        core.end_consumers(&self.gauge);
         drop(core);
         self.gauge.wake.notify_one();
         self.room.notify_waiters();

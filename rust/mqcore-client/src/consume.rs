@@ -1,25 +1,25 @@
 //! Consuming: deliveries in batches, and settling them.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
 use crate::consumption::Consumption;
 pub use crate::consumption::{ConsumeTerms, UnusedQueue};
+pub use crate::conversation::REASON_CONSUMER_CLOSED;
 use crate::counters::Counters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
-use crate::mailbox::{Bound, Mailbox, QueuedMessage};
+use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::Intent;
 use crate::shared::Shared;
-
-/// Nack reason with which a closing consumer requeues the messages that the program did not take.
-pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
 
 /// Default prefetch in messages.
 pub const PREFETCH_DEFAULT: usize = 100;
@@ -36,14 +36,18 @@ impl Client {
 
     /// Consumes `queue`, across reconnects, until the returned consumer is dropped.
     ///
-    /// In TMQP clients join channels: the client joins a channel with its first consumer and leaves it with the last
-    /// one. Messages of its other queues arrive too; they count as unclaimed, and the log warns once for each such
-    /// queue. In other protocols clients consume queues, and all consumers of a queue in one client must have the same
-    /// terms. Several consumers of one queue in one client share its messages in turn.
+    /// The broker delivers messages of this queue only. In protocols other than TMQP, all consumers of a queue in one
+    /// client must have the same terms. Several consumers of one queue in one client share its messages in turn.
     ///
-    /// `prefetch` (at least 1) is the maximum number of unsettled messages in the program, for queues with
-    /// acknowledgements. Further messages wait in the client. There is no credit, so this does not slow the broker
-    /// down; only the config's `read_buffer_bytes`, over all consumers, does.
+    /// Original TMQP servers know joined channels only. They deliver messages of the channel's other queues too, which
+    /// the client rejects. These count as unclaimed, and the log warns once for each such queue.
+    ///
+    /// `prefetch` (at least 1) is the maximum number of unsettled messages of this consumer, for queues with
+    /// acknowledgements. While messages wait for the program, the client extends their acknowledge timeouts, as long as
+    /// the program takes or settles a message within the timeout. If the program hangs, they go back to the queue.
+    ///
+    /// Servers that do not know prefetch send more. Further messages wait in the client then, which does not slow the
+    /// broker down; only the config's `read_buffer_bytes`, over all consumers, does.
     ///
     /// # Errors
     ///
@@ -56,7 +60,7 @@ impl Client {
         terms: ConsumeTerms,
     ) -> Result<Consumer, ClientError> {
         let shared = &self.shared;
-        let part = self.part(queue, terms)?;
+        let part = self.part(queue, prefetch.max(1), terms)?;
         let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
         // Before joining, because stored messages may arrive before the answer.
         shared.with_core(|core| core.add_mailbox(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
@@ -66,7 +70,7 @@ impl Client {
     }
 
     /// The subscription of a consumer.
-    fn part(&self, queue: &QueueAddress, terms: ConsumeTerms) -> Result<Part, ClientError> {
+    fn part(&self, queue: &QueueAddress, prefetch: usize, terms: ConsumeTerms) -> Result<Part, ClientError> {
         if self.protocol() != Protocol::Tmqp {
             return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms }));
         }
@@ -78,7 +82,8 @@ impl Client {
                 instead: "bind queues to topics by routers, or connect to mqks:// or mm2://",
             });
         }
-        Ok(Part::Intent(Intent::Join(queue.channel().clone())))
+        let prefetch = u32::try_from(prefetch).unwrap_or(u32::MAX);
+        Ok(Part::Intent(Intent::Consume(queue.clone(), prefetch)))
     }
 
     /// Joins a channel without consuming, for programs that pull often. Without it, each pull joins the channel and
@@ -95,8 +100,10 @@ impl Client {
 
 /// A consumer of one queue, for any number of tasks.
 ///
-/// Dropping it leaves the channel, unless other consumers in this client need it, and requeues the messages that the
-/// program did not take, with the nack reason [`REASON_CONSUMER_CLOSED`].
+/// Dropping it ends the deliveries of the queue and returns the messages that the program did not take. The broker
+/// requeues them at once at their old positions, and the attempt does not count. If this client has other consumers of
+/// the queue, they get the messages. Servers that do not know this receive a nack with the reason
+/// [`REASON_CONSUMER_CLOSED`].
 #[derive(Debug)]
 pub struct Consumer {
     client: Client,
@@ -120,6 +127,12 @@ impl Consumer {
     /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Delivered> {
         self.hand_out(self.mailbox.take(max))
+    }
+
+    /// Takes available messages without waiting: up to `max` without acknowledgement, or one with. The others still
+    /// wait here, and go back if the consumer is dropped.
+    pub fn take_next(&self, max: usize) -> Vec<Delivered> {
+        self.hand_out(self.mailbox.take_next(max))
     }
 
     /// Whether the stream has ended; available elements can still be taken.
@@ -146,27 +159,37 @@ impl Consumer {
     }
 
     fn hand_out(&self, letters: Vec<QueuedMessage>) -> Vec<Delivered> {
-        let of_mailbox = |letter: QueuedMessage| {
-            let held = letter.message.wants_acknowledge().then(|| Held::Mailbox(self.mailbox.clone()));
-            Delivered::new(self.client.shared.clone(), letter, held)
-        };
-        letters.into_iter().map(of_mailbox).collect()
+        let shared = &self.client.shared;
+        let timeout = self.mailbox.timeout();
+        let now = timeout.map(|_| Instant::now());
+        let mut delivered = Vec::with_capacity(letters.len());
+        for mut letter in letters {
+            let asks = letter.message.wants_acknowledge();
+            let mut deadline = None;
+            if let (true, Some(timeout), Some(now)) = (asks, timeout, now) {
+                // The program has the whole timeout, whenever the message arrived.
+                if letter.since + timeout / 10 < now && shared.extend(&letter) {
+                    letter.since = now;
+                }
+                deadline = Some(Deadline { timeout, at: Mutex::new(letter.since + timeout) });
+            }
+            let held = asks.then(|| Held::Mailbox(self.mailbox.clone()));
+            delivered.push(Delivered::with_deadline(shared.clone(), letter, held, deadline));
+        }
+        delivered
     }
 }
 
 impl Drop for Consumer {
     fn drop(&mut self) {
         let shared = self.client.shared.clone();
-        // The consumer leaves the channel in the same step, so that no message arrives in between without an owner. It
-        // leaves before the nacks, because the broker would otherwise redeliver those messages here.
-        shared.with_core(|core| {
-            core.remove_taker(self.queue.channel().as_bytes(), self.queue.id(), &self.mailbox);
-            if let Some(membership) = &mut self.membership {
-                membership.end(core);
-            }
-        });
         self.mailbox.close();
-        drop(self.take(usize::MAX).into_iter().map(Delivered::requeue_unsettled).collect::<Vec<_>>());
+        // The consumer leaves its queue in the same step, so that no message arrives in between without an owner.
+        let other =
+            shared.with_core(|core| core.end_consumer(&self.queue, &self.mailbox, self.membership.as_mut()));
+        if let Some(other) = other {
+            other.wake();
+        }
     }
 }
 
@@ -179,6 +202,12 @@ pub(crate) enum Held {
     Channel(#[allow(dead_code, reason = "kept for its drop")] Arc<Membership>),
 }
 
+/// The time to acknowledge a delivery.
+struct Deadline {
+    timeout: Duration,
+    at: Mutex<Instant>,
+}
+
 /// A delivered message, which can be settled once.
 pub struct Delivered {
     message: Received,
@@ -186,11 +215,23 @@ pub struct Delivered {
     epoch: u32,
     settled: AtomicBool,
     held: Option<Held>,
+    /// `None`: unknown, or the message needs no acknowledgement.
+    deadline: Option<Deadline>,
 }
 
 impl Delivered {
     pub(crate) fn new(shared: Arc<Shared>, letter: QueuedMessage, held: Option<Held>) -> Self {
-        Self { message: letter.message, shared, epoch: letter.epoch, settled: AtomicBool::new(false), held }
+        Self::with_deadline(shared, letter, held, None)
+    }
+
+    fn with_deadline(
+        shared: Arc<Shared>,
+        letter: QueuedMessage,
+        held: Option<Held>,
+        deadline: Option<Deadline>,
+    ) -> Self {
+        let (message, epoch) = (letter.message, letter.epoch);
+        Self { message, shared, epoch, settled: AtomicBool::new(false), held, deadline }
     }
 
     /// The message.
@@ -233,6 +274,39 @@ impl Delivered {
         Ok(self.settle_by(|conversation| conversation.postpone(&self.message, reason, delay)))
     }
 
+    /// Asks the broker for more time: the acknowledge timeout starts again. For messages whose processing takes longer
+    /// than the timeout. [`Settlement::NotAsked`] if there is no such timeout, or the server does not know this request.
+    pub fn working(&self) -> Settlement {
+        if self.is_settled() {
+            return Settlement::Already;
+        }
+        if !self.message.wants_acknowledge() {
+            return Settlement::NotAsked;
+        }
+        let is_late = self.is_late();
+        let extended = self.shared.with_core(|core| {
+            if core.epoch != self.epoch || !core.conversation.is_open() {
+                return Settlement::Stale;
+            }
+            if core.conversation.extend(&self.message) { Settlement::Sent } else { Settlement::NotAsked }
+        });
+        match &self.deadline {
+            _ if extended != Settlement::Sent => return extended,
+            _ if is_late => return Settlement::Late,
+            Some(deadline) => *lock(&deadline.at) = Instant::now() + deadline.timeout,
+            None => {}
+        }
+        if let Some(Held::Mailbox(mailbox)) = &self.held {
+            mailbox.works();
+        }
+        extended
+    }
+
+    /// Whether the acknowledge timeout has passed, so that the broker has requeued it.
+    fn is_late(&self) -> bool {
+        self.deadline.as_ref().is_some_and(|deadline| *lock(&deadline.at) < Instant::now())
+    }
+
     /// Whether the program has settled it.
     #[must_use]
     pub fn is_settled(&self) -> bool {
@@ -253,6 +327,7 @@ impl Delivered {
         if !self.message.wants_acknowledge() {
             return Settlement::NotAsked;
         }
+        let is_late = self.is_late();
         self.shared.with_core(|core| {
             if core.epoch != self.epoch || !core.conversation.is_open() {
                 Counters::add(&self.shared.counters.stale_settlements, 1);
@@ -260,14 +335,8 @@ impl Delivered {
             }
             let written = write(&mut core.conversation);
             debug_assert_eq!(written, Ok(()), "the reason is valid and the rest comes from a frame");
-            Settlement::Sent
+            if is_late { Settlement::Late } else { Settlement::Sent }
         })
-    }
-
-    /// Requeues it with a nack; without nacks the broker requeues it when the connection ends.
-    fn requeue_unsettled(self) {
-        let refused = self.nack(REASON_CONSUMER_CLOSED);
-        tracing::trace!(?refused, "requeued a message that the program did not take");
     }
 }
 
@@ -311,4 +380,6 @@ pub enum Settlement {
     Stale,
     /// The message was settled before.
     Already,
+    /// The client sends it, but the acknowledge timeout has passed. The broker has requeued the message.
+    Late,
 }

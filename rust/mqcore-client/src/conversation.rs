@@ -10,19 +10,25 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::tmqp::header::{key, nack_reason};
+use mqcore_wire::tmqp::header::{VALUE_YES, key, nack_reason, push_header};
+use mqcore_wire::tmqp::operation::Operation;
 use mqcore_wire::tmqp::{Frame, Kind, PING, encode};
 
 pub use self::exchange::{
     By, ConversationCounts, DirectMessage, FrameEvent, PullAnswer, PullEnd, QueueMessage, RequestAnswer,
     TakenUp, Wait,
 };
+use crate::address::QueueAddress;
 use crate::error::ClientError;
 pub use crate::message_id::MessageId;
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::{Intent, Request, Target};
+
+/// Nack reason with which a client returns the messages that the program did not take.
+pub const REASON_CONSUMER_CLOSED: &str = "consumer-closed";
 
 /// Prefix of targets that name routers.
 const ROUTER: &str = "@router:";
@@ -33,6 +39,8 @@ enum Expect {
     Response,
     Pull(Vec<Received>),
     Intent(Intent),
+    /// The end of the deliveries of a queue.
+    Leave(QueueAddress),
 }
 
 #[derive(Debug)]
@@ -47,7 +55,7 @@ struct Pending<W> {
 /// An intent and the number of its users.
 #[derive(Debug)]
 struct Standing {
-    /// In the spelling of its first user.
+    /// In the spelling of its first user, with the prefetch of all.
     intent: Intent,
     users: usize,
     /// The client requested it on this connection, and the broker has not refused. The client cancels it after its last
@@ -68,6 +76,10 @@ pub struct Conversation<W> {
     /// Number of pending pulls. If it is 0, deliveries are not searched for a `Request-Id`.
     pulls: usize,
     intents: HashMap<Intent, Standing, RandomState>,
+    /// Whether the broker delivers only the queues that this client names. Unknown, and false, until the first answer.
+    joins_queues: bool,
+    /// Messages without acknowledgement that arrived after their pull ended, for the next pull of their queue.
+    late: Vec<Received>,
     output: Vec<u8>,
     tally: ConversationCounts,
 }
@@ -84,6 +96,8 @@ impl<W> Conversation<W> {
             pending: HashMap::default(),
             pulls: 0,
             intents: HashMap::default(),
+            joins_queues: false,
+            late: Vec::new(),
             output: Vec::new(),
             tally: ConversationCounts::default(),
         }
@@ -103,6 +117,7 @@ impl<W> Conversation<W> {
         self.open = false;
         self.output.clear();
         self.pulls = 0;
+        self.joins_queues = false;
         for standing in self.intents.values_mut() {
             (standing.announced, standing.agreed) = (false, false);
         }
@@ -245,30 +260,81 @@ impl<W> Conversation<W> {
     /// As [`Conversation::publish`]; the user is not counted then.
     pub fn take_up(&mut self, intent: Intent, waiter: W) -> Result<TakenUp<W>, ClientError> {
         let key = intent.folded();
-        if self.intents.get(&key).is_some_and(|standing| standing.agreed) {
-            let _ = self.count_user(key, intent);
-            return Ok(TakenUp::Already(waiter));
-        }
-        let id = self.ask(&Request::take_up(&intent), true, Expect::Intent(key.clone()), Some(waiter))?;
+        let known = self.intents.get(&key);
+        let total = match (&intent, known.map(|standing| &standing.intent)) {
+            (Intent::Consume(queue, more), Some(Intent::Consume(_, before))) => {
+                Intent::Consume(queue.clone(), before.saturating_add(*more))
+            }
+            (Intent::Join(_) | Intent::Event(_), _) if known.is_some_and(|standing| standing.agreed) => {
+                let _ = self.count_user(key, intent);
+                return Ok(TakenUp::Already(waiter));
+            }
+            (intent, _) => intent.clone(),
+        };
+        let id = self.ask(&Request::take_up(&total), true, Expect::Intent(key.clone()), Some(waiter))?;
         self.count_user(key, intent).announced = true;
         Ok(TakenUp::Asked(id))
     }
 
-    /// Removes a user of an intent. The last one cancels it.
-    pub fn give_up(&mut self, intent: &Intent) {
+    /// Removes a user of an intent. The last one cancels it. Returns whether [`FrameEvent::Left`] will follow.
+    pub fn give_up(&mut self, intent: &Intent) -> bool {
         let key = intent.folded();
-        let Some(standing) = self.intents.get_mut(&key) else { return };
+        let Some(standing) = self.intents.get_mut(&key) else { return false };
         standing.users -= 1;
+        if let Intent::Consume(_, total) = &mut standing.intent {
+            *total = total.saturating_sub(intent.prefetch());
+        }
         if standing.users > 0 {
-            return;
+            if standing.announced && intent.prefetch() > 0 {
+                let request = Request::take_up(&standing.intent);
+                self.write_unanswered(&request);
+            }
+            return false;
         }
         let was_announced = standing.announced;
         let intent = self.intents.remove(&key).map_or_else(|| intent.clone(), |standing| standing.intent);
-        if self.open && was_announced {
-            let request = Request::give_up(&intent);
+        if !self.open || !was_announced {
+            return false;
+        }
+        let joined = intent.joined().cloned();
+        let is_last = joined.as_ref().is_none_or(|channel| !self.has_joined(channel.as_bytes()));
+        let request = match (&intent, joined) {
+            (Intent::Join(_) | Intent::Consume(..), Some(channel)) if is_last => Request::leave(&channel),
+            (Intent::Consume(..), _) if self.joins_queues => Request::give_up(&intent),
+            // The other users need the channel.
+            (Intent::Join(_) | Intent::Consume(..), _) => return false,
+            (Intent::Event(_), _) => Request::give_up(&intent),
+        };
+        if let Intent::Consume(queue, _) = intent {
+            return self.ask(&request, true, Expect::Leave(queue), None).is_ok();
+        }
+        // No answer is requested, because it would not be used.
+        self.write_unanswered(&request);
+        false
+    }
+
+    /// Removes all users of all consumed queues, because the client closes. Returns the queues for which
+    /// [`FrameEvent::Left`] will follow.
+    pub fn leave_all(&mut self) -> Vec<QueueAddress> {
+        let intents = self.intents.values().map(|standing| &standing.intent);
+        let consumed: Vec<_> =
+            intents.filter(|intent| matches!(intent, Intent::Consume(..))).cloned().collect();
+        let mut left = Vec::new();
+        for intent in consumed {
+            if let Some(standing) = self.intents.get_mut(&intent.folded()) {
+                standing.users = 1;
+            }
+            if let (true, Intent::Consume(queue, _)) = (self.give_up(&intent), intent) {
+                left.push(queue);
+            }
+        }
+        left
+    }
+
+    fn write_unanswered(&mut self, request: &Request) {
+        if self.open {
             let id = self.ids.next();
-            // No answer is requested, because it would not be used.
-            let written = self.write_request(&request, &id, false);
+            let written = self.write_request(request, &id, false);
             debug_assert!(written.is_ok(), "the request to take it up was longer: {written:?}");
         }
     }
@@ -276,9 +342,53 @@ impl<W> Conversation<W> {
     /// Whether this client has joined the channel, or is about to.
     #[must_use]
     pub fn has_joined(&self, channel: &[u8]) -> bool {
-        self.intents.keys().any(
-            |intent| matches!(intent, Intent::Join(joined) if joined.as_bytes().eq_ignore_ascii_case(channel)),
-        )
+        let joined = self.intents.keys().filter_map(Intent::joined);
+        joined.into_iter().any(|joined| joined.as_bytes().eq_ignore_ascii_case(channel))
+    }
+
+    /// Returns a message that the program did not get. The broker requeues it.
+    pub fn give_back(&mut self, message: &Received) {
+        let mut headers = Vec::new();
+        let mut lines = vec![(key::NACK_REASON, REASON_CONSUMER_CLOSED)];
+        if self.joins_queues {
+            lines.push((key::UNSTARTED, VALUE_YES));
+        }
+        for (key, value) in lines {
+            let pushed = push_header(&mut headers, key, value.as_bytes());
+            debug_assert_eq!(pushed, Ok(()), "constants are valid");
+        }
+        let written = self.write_acknowledgement(message, &headers);
+        debug_assert_eq!(written, Ok(()), "the rest comes from a frame");
+    }
+
+    /// Ends the deliveries of a queue that no user consumes, if the broker sent one nevertheless.
+    pub fn leave_unused(&mut self, message: &Received) {
+        let Ok(channel) = str::from_utf8(message.target()) else { return };
+        let is_unused = self.joins_queues && self.has_joined(message.target());
+        if let (true, Ok(queue)) = (is_unused, QueueAddress::new(channel, message.content_type())) {
+            self.write_unanswered(&Request::give_up(&Intent::Consume(queue, 0)));
+        }
+    }
+
+    /// Asks for the whole acknowledge timeout again. Returns whether the broker knows this request.
+    pub fn extend(&mut self, message: &Received) -> bool {
+        if !self.joins_queues {
+            return false;
+        }
+        let mut headers = Vec::new();
+        let id = message.content_type().to_string();
+        let pushed = push_header(&mut headers, key::QUEUE_ID, id.as_bytes());
+        debug_assert_eq!(pushed, Ok(()), "digits are valid");
+        let frame = Frame {
+            content_type: Operation::ExtendDelivery.code(),
+            id: message.id(),
+            target: message.target(),
+            headers: &headers,
+            ..Frame::new(Kind::SERVER)
+        };
+        let written = self.write(&frame);
+        debug_assert_eq!(written, Ok(()), "the rest comes from a frame");
+        true
     }
 
     /// Sends an ack for a message of a queue, or a nack with a reason.
@@ -288,12 +398,16 @@ impl<W> Conversation<W> {
     /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value.
     pub fn acknowledge(&mut self, message: &Received, refusal: Option<&str>) -> Result<(), ClientError> {
         let headers = refusal_headers(refusal)?;
+        self.write_acknowledgement(message, &headers)
+    }
+
+    fn write_acknowledgement(&mut self, message: &Received, headers: &[u8]) -> Result<(), ClientError> {
         self.write(&Frame {
             first_acquirer: message.first_acquirer(),
             content_type: message.content_type(),
             id: message.id(),
             target: message.target(),
-            headers: &headers,
+            headers,
             ..Frame::new(Kind::ACKNOWLEDGE)
         })
     }
@@ -306,14 +420,7 @@ impl<W> Conversation<W> {
     pub fn postpone(&mut self, message: &Received, reason: &str, delay: Duration) -> Result<(), ClientError> {
         let mut headers = refusal_headers(Some(reason))?;
         crate::request::push(&mut headers, key::RETRY_AFTER, &format!("{:.3}", delay.as_secs_f64()))?;
-        self.write(&Frame {
-            first_acquirer: message.first_acquirer(),
-            content_type: message.content_type(),
-            id: message.id(),
-            target: message.target(),
-            headers: &headers,
-            ..Frame::new(Kind::ACKNOWLEDGE)
-        })
+        self.write_acknowledgement(message, &headers)
     }
 
     /// Sends an ack for a direct message to its sender, or a nack with a reason.
@@ -374,8 +481,19 @@ impl<W> Conversation<W> {
     }
 
     fn count_user(&mut self, key: Intent, intent: Intent) -> &mut Standing {
-        let new = Standing { intent, users: 0, announced: false, agreed: false };
-        let standing = self.intents.entry(key).or_insert(new);
+        let prefetch = intent.prefetch();
+        let standing = match self.intents.entry(key) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Standing { intent, users: 0, announced: false, agreed: false })
+            }
+            Entry::Occupied(occupied) => {
+                let standing = occupied.into_mut();
+                if let Intent::Consume(_, total) = &mut standing.intent {
+                    *total = total.saturating_add(prefetch);
+                }
+                standing
+            }
+        };
         standing.users += 1;
         standing
     }

@@ -9,11 +9,12 @@ use std::time::Duration;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{decode, needed};
 
-use crate::address::Protocol;
+use crate::address::{Protocol, QueueAddress};
 use crate::config::ClientConfig;
 use crate::consumption::Consumption;
 use crate::conversation::{
-    Conversation, ConversationCounts, DirectMessage, FrameEvent, MessageId, PullAnswer, QueueMessage, TakenUp,
+    Conversation, ConversationCounts, DirectMessage, FrameEvent, MessageId, PullAnswer, QueueMessage,
+    REASON_CONSUMER_CLOSED, TakenUp,
 };
 use crate::dial::Greeted;
 use crate::error::ClientError;
@@ -48,7 +49,7 @@ impl Part {
 /// The conversation over all connections of one client.
 #[derive(Debug)]
 pub(crate) enum Dialogue {
-    Tmqp(Conversation<Waiter>),
+    Tmqp(Box<Conversation<Waiter>>),
     Mqks(Box<Mqks<Waiter>>),
     Micromessage(Box<Micromessage<Waiter>>),
 }
@@ -68,7 +69,7 @@ impl Dialogue {
     /// Creates a conversation without a connection.
     pub(crate) fn new(protocol: Protocol, limits: Limits) -> Self {
         match protocol {
-            Protocol::Tmqp | Protocol::Throttr => Self::Tmqp(Conversation::new(limits)),
+            Protocol::Tmqp | Protocol::Throttr => Self::Tmqp(Box::new(Conversation::new(limits))),
             Protocol::Mqks => Self::Mqks(Box::new(Mqks::new(limits))),
             Protocol::Micromessage => Self::Micromessage(Box::new(Micromessage::new(limits))),
         }
@@ -249,16 +250,67 @@ impl Dialogue {
         }
     }
 
-    /// Removes a user of an intent. The last one cancels it.
-    pub(crate) fn give_up(&mut self, part: &Part) {
+    /// Removes a user of an intent. The last one cancels it. Returns whether [`FrameEvent::Left`] will follow.
+    pub(crate) fn give_up(&mut self, part: &Part) -> bool {
         match (self, part) {
-            (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.give_up(intent),
+            (Self::Tmqp(conversation), Part::Intent(intent)) => return conversation.give_up(intent),
             (Self::Mqks(conversation), Part::Consumption(consumption)) => conversation.give_up(consumption),
             (Self::Micromessage(conversation), Part::Consumption(consumption)) => {
                 conversation.give_up(consumption);
             }
             // `take_up` refused this combination.
             _ => {}
+        }
+        false
+    }
+
+    /// Leaves all consumed queues, because the client closes. [`FrameEvent::Left`] will follow for each.
+    pub(crate) fn leave_all(&mut self) -> Vec<QueueAddress> {
+        match self {
+            Self::Tmqp(conversation) => conversation.leave_all(),
+            // Here consumers end with the connection.
+            Self::Mqks(_) | Self::Micromessage(_) => Vec::new(),
+        }
+    }
+
+    /// Takes messages of a queue that arrived after their pull had ended, at most `max`.
+    pub(crate) fn take_late(&mut self, queue: &QueueAddress, max: usize) -> Vec<Received> {
+        match self {
+            Self::Tmqp(conversation) => conversation.take_late(queue, max),
+            Self::Mqks(_) | Self::Micromessage(_) => Vec::new(),
+        }
+    }
+
+    /// Keeps messages that were taken with [`Dialogue::take_late`].
+    pub(crate) fn keep_late(&mut self, messages: Vec<Received>) {
+        if let Self::Tmqp(conversation) = self {
+            conversation.keep_late(messages);
+        }
+    }
+
+    /// Returns a message that the program did not get. Without nacks the broker requeues it when the connection ends.
+    pub(crate) fn give_back(&mut self, message: &Received) {
+        if let Self::Tmqp(conversation) = self {
+            return conversation.give_back(message);
+        }
+        if self.check_refusal().is_ok() {
+            let refused = self.acknowledge(message, Some(REASON_CONSUMER_CLOSED));
+            debug_assert_eq!(refused, Ok(()), "a received message can be refused");
+        }
+    }
+
+    /// Asks for the whole acknowledge timeout again. Returns whether the broker knows this request.
+    pub(crate) fn extend(&mut self, message: &Received) -> bool {
+        match self {
+            Self::Tmqp(conversation) => conversation.extend(message),
+            Self::Mqks(_) | Self::Micromessage(_) => false,
+        }
+    }
+
+    /// Ends the deliveries of a queue that no user consumes, if the broker sent one nevertheless.
+    pub(crate) fn leave_unused(&mut self, message: &Received) {
+        if let Self::Tmqp(conversation) = self {
+            conversation.leave_unused(message);
         }
     }
 

@@ -4,17 +4,25 @@
 //! consumer would delay everything behind its messages, and the broker closes connections that read too slowly. So a
 //! client keeps reading until the waiting messages of all consumers exceed its limit in bytes. Above the limit it
 //! pauses reads, and the broker sees a full connection. Prefetch is the other limit: the number of unsettled messages
-//! of a consumer in the program. Further messages wait here.
+//! of a consumer. Brokers that do not know it send more, and further messages wait here.
+//!
+//! The broker's acknowledge timeout runs while a message waits. So the client asks for more time for waiting messages,
+//! as long as the program makes progress. If it makes none, the messages go back to the broker.
 //!
 //! A client that pauses reads still sends pings, so a slow handler does not end its connection.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::received::Received;
+
+/// Minimum time between two checks of messages that wait.
+pub(crate) const TIMEOUT_CHECK_MIN: Duration = Duration::from_millis(5);
 
 /// Locks and ignores poisoning: no panic leaves this data inconsistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -57,6 +65,8 @@ impl Gauge {
 pub(crate) struct QueuedMessage {
     pub(crate) message: Received,
     pub(crate) epoch: u32,
+    /// When its acknowledge timeout began.
+    pub(crate) since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +74,20 @@ struct MailboxState {
     letters: VecDeque<QueuedMessage>,
     /// Delivered and not settled.
     unsettled: usize,
+    /// When the program last took or settled a message, or got one while it had none.
+    progress: Option<Instant>,
     closed: bool,
+}
+
+/// Messages that wait, by what they need.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Messages that need more time.
+    pub(crate) extend: Vec<Received>,
+    /// Messages to return to the broker, because the program makes no progress; oldest first.
+    pub(crate) give_back: Vec<QueuedMessage>,
+    /// When to look again; `None`: nothing waits.
+    pub(crate) next: Option<Instant>,
 }
 
 /// The limit of a mailbox besides the client's bytes.
@@ -86,12 +109,26 @@ pub(crate) struct Mailbox {
     ready: Notify,
     bound: Bound,
     dropped: AtomicUsize,
+    /// The time to acknowledge a message in milliseconds, if the client can extend it; otherwise 0.
+    timeout_ms: AtomicU64,
 }
 
 impl Mailbox {
     pub(crate) fn new(gauge: Arc<Gauge>, bound: Bound) -> Arc<Self> {
         let (state, ready, dropped) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
-        Arc::new(Self { gauge, state, ready, bound, dropped })
+        Arc::new(Self { gauge, state, ready, bound, dropped, timeout_ms: AtomicU64::new(0) })
+    }
+
+    /// Sets the time to acknowledge a message, if the client can extend it.
+    pub(crate) fn set_timeout(&self, timeout: Option<Duration>) {
+        let millis = timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
+        self.timeout_ms.store(millis, Relaxed);
+    }
+
+    /// The time to acknowledge a message, if the client can extend it.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        let millis = self.timeout_ms.load(Relaxed);
+        (millis > 0).then(|| Duration::from_millis(millis))
     }
 
     /// Adds a message. Returns whether the caller must call [`Mailbox::wake`] after all messages of a read.
@@ -108,6 +145,9 @@ impl Mailbox {
             return false;
         }
         self.gauge.add(letter.message.memory_bytes());
+        if state.unsettled == 0 && state.letters.is_empty() {
+            state.progress = Some(letter.since);
+        }
         state.letters.push_back(letter);
         state.letters.len() == 1
     }
@@ -120,6 +160,16 @@ impl Mailbox {
     /// Takes up to `max` available messages within the limit. Messages with acknowledgement count as unsettled until
     /// [`Mailbox::settled`].
     pub(crate) fn take(&self, max: usize) -> Vec<QueuedMessage> {
+        self.take_some(max, false)
+    }
+
+    /// Like [`Mailbox::take`], but at most one message with acknowledgement, so that the others still wait here until
+    /// the program gets to them.
+    pub(crate) fn take_next(&self, max: usize) -> Vec<QueuedMessage> {
+        self.take_some(max, true)
+    }
+
+    fn take_some(&self, max: usize, one: bool) -> Vec<QueuedMessage> {
         let mut state = lock(&self.state);
         let most = match self.bound {
             // A closed consumer settles nothing more, so the limit no longer applies.
@@ -131,14 +181,20 @@ impl Mailbox {
         let mut unsettled = state.unsettled;
         for letter in state.letters.iter().take(max) {
             let asks = usize::from(letter.message.wants_acknowledge());
-            if unsettled + asks > most {
+            if unsettled + asks > most || (one && count > 0 && asks > 0) {
                 break;
             }
             unsettled += asks;
             bytes += letter.message.memory_bytes();
             count += 1;
+            if one && asks > 0 {
+                break;
+            }
         }
         state.unsettled = unsettled;
+        if count > 0 && self.timeout_ms.load(Relaxed) > 0 {
+            state.progress = Some(Instant::now());
+        }
         let letters = state.letters.drain(..count).collect();
         drop(state);
         self.gauge.remove(bytes);
@@ -181,10 +237,18 @@ impl Mailbox {
         state.closed || !(full && first.message.wants_acknowledge())
     }
 
+    /// Records that the program works on a message.
+    pub(crate) fn works(&self) {
+        lock(&self.state).progress = Some(Instant::now());
+    }
+
     /// Records that a delivered message is settled or dropped.
     pub(crate) fn settled(&self) {
         let mut state = lock(&self.state);
         state.unsettled -= 1;
+        if self.timeout_ms.load(Relaxed) > 0 {
+            state.progress = Some(Instant::now());
+        }
         let was_full = self.bound == Bound::Unsettled(state.unsettled + 1);
         let others_wait = !state.letters.is_empty();
         drop(state);
@@ -202,6 +266,55 @@ impl Mailbox {
 
     pub(crate) fn is_closed(&self) -> bool {
         lock(&self.state).closed
+    }
+
+    /// Whether the program may take one more message with acknowledgement now, with those that wait.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = lock(&self.state);
+        match self.bound {
+            Bound::Unsettled(most) => !state.closed && state.unsettled + state.letters.len() < most,
+            Bound::None | Bound::Waiting(_) => true,
+        }
+    }
+
+    /// Removes all waiting messages, oldest first.
+    pub(crate) fn drain(&self) -> Vec<QueuedMessage> {
+        let letters = std::mem::take(&mut lock(&self.state).letters);
+        self.gauge.remove(letters.iter().map(|letter| letter.message.memory_bytes()).sum());
+        letters.into()
+    }
+
+    /// Decides about messages that have waited for a third of their acknowledge timeout: they get more time if the
+    /// program made progress within the timeout. If it did not, they are removed after two thirds.
+    pub(crate) fn waited(&self, now: Instant) -> Waiting {
+        let mut waiting = Waiting::default();
+        let Some(timeout) = self.timeout() else { return waiting };
+        let mut state = lock(&self.state);
+        let third = (timeout / 3).max(TIMEOUT_CHECK_MIN);
+        let makes_progress = state.progress.is_some_and(|progress| now < progress + timeout);
+        let mut kept = VecDeque::with_capacity(state.letters.len());
+        let mut bytes = 0;
+        for mut letter in state.letters.drain(..) {
+            if !letter.message.wants_acknowledge() {
+                kept.push_back(letter);
+                continue;
+            }
+            if makes_progress && letter.since + third <= now {
+                letter.since = now;
+                waiting.extend.push(letter.message.clone());
+            } else if !makes_progress && letter.since + 2 * third <= now {
+                bytes += letter.message.memory_bytes();
+                waiting.give_back.push(letter);
+                continue;
+            }
+            let next = now.max(letter.since) + third;
+            waiting.next = Some(waiting.next.map_or(next, |other| other.min(next)));
+            kept.push_back(letter);
+        }
+        state.letters = kept;
+        drop(state);
+        self.gauge.remove(bytes);
+        waiting
     }
 
     /// Removes the waiting messages for which `stale` is true, and returns their number.
@@ -246,7 +359,7 @@ mod tests {
 
     fn letter(asks: bool) -> QueuedMessage {
         let frame = Frame { pending_acknowledge: asks, payload: &[0; 100], ..Frame::new(Kind::QUEUE) };
-        QueuedMessage { message: Received::copy(&frame), epoch: 0 }
+        QueuedMessage { message: Received::copy(&frame), epoch: 0, since: Instant::now() }
     }
 
     fn gauge() -> Arc<Gauge> {
@@ -274,6 +387,45 @@ mod tests {
         mailbox.put(letter(true));
         mailbox.put(letter(false));
         assert_eq!((mailbox.take(9).len(), mailbox.dropped()), (1, 1));
+    }
+
+    #[test]
+    fn one_message_to_settle_is_taken_at_a_time() {
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(9));
+        for asks in [false, false, true, true, false] {
+            mailbox.put(letter(asks));
+        }
+        let taken: Vec<_> = (0..5).map(|_| mailbox.take_next(9).len()).collect();
+        assert_eq!(taken, [2, 1, 1, 1, 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_messages_get_more_time_while_the_program_makes_progress() {
+        let timeout = Duration::from_secs(3);
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(9));
+        mailbox.set_timeout(Some(timeout));
+        for asks in [true, true, false, true] {
+            mailbox.put(letter(asks));
+        }
+        assert_eq!(mailbox.take_next(9).len(), 1);
+        for _ in 0..4 {
+            tokio::time::advance(timeout / 3).await;
+            let waiting = mailbox.waited(Instant::now());
+            assert_eq!((waiting.extend.len(), waiting.give_back.len()), (2, 0));
+            mailbox.settled();
+            assert_eq!(mailbox.waited(Instant::now()).extend.len(), 0, "not twice");
+            mailbox.take_next(0);
+            lock(&mailbox.state).unsettled = 1;
+        }
+        // The program hangs from here on.
+        let mut extended = 0;
+        while mailbox.waiting() > 1 {
+            tokio::time::advance(timeout / 3).await;
+            let waiting = mailbox.waited(Instant::now());
+            extended += waiting.extend.len();
+            assert!(waiting.next.is_some() || waiting.give_back.len() == 2);
+        }
+        assert_eq!(extended, 4, "twice, within the timeout after its last progress");
     }
 
     #[test]

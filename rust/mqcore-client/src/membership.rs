@@ -19,17 +19,16 @@ impl Membership {
         Self { shared, part: Some(part) }
     }
 
-    /// Removes the user in the same step as other changes to `core`.
-    pub(crate) fn end(&mut self, core: &mut Core) {
-        if let Some(part) = self.part.take() {
-            core.conversation.give_up(&part);
-        }
+    /// Removes the user in the same step as other changes to `core`. Returns whether the broker confirms that it
+    /// delivers nothing more.
+    pub(crate) fn end(&mut self, core: &mut Core) -> bool {
+        self.part.take().is_some_and(|part| core.conversation.give_up(&part))
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         let shared = self.shared.clone();
-        shared.with_core(|core| self.end(core));
+        let _ = shared.with_core(|core| self.end(core));
     }
 }

@@ -18,7 +18,7 @@ use crate::mailbox::{QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
-use crate::shared::Waited;
+use crate::shared::{Shared, Waited};
 
 /// Options of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,12 +113,21 @@ impl Client {
         let part = Part::Intent(Intent::Join(queue.channel().clone()));
         let membership = self.shared.take_part(part, options.timeout).await?;
         let PullOptions { count, lifo, clear, info, .. } = *options;
+        let late = lock(&self.shared.core).conversation.take_late(queue, count as usize);
+        if late.len() == count as usize {
+            let end = PullEnd::NoContent(no_content::END.into());
+            return Ok((PullAnswer { messages: late, end }, membership));
+        }
+        let count = count - late.len() as u32;
         let request = Request::pull(queue, &PullRequest { count, lifo, clear, info });
+        let late = LateMessages { shared: &self.shared, messages: late };
         let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));
         match waited.await? {
-            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => Ok((answer, membership)),
+            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => Ok((late.before(answer), membership)),
             Waited::Answered((Err(error), _)) => Err(error),
-            Waited::TooLong(Some(answer)) if !answer.messages.is_empty() => Ok((answer, membership)),
+            Waited::TooLong(Some(answer)) if !answer.messages.is_empty() || !late.messages.is_empty() => {
+                Ok((late.before(answer), membership))
+            }
             Waited::Answered((Ok(_), _)) | Waited::TooLong(_) => Err(ClientError::RequestTimeout {
                 operation: request.operation,
                 target: request.about.to_text(),
@@ -132,9 +141,31 @@ impl Client {
         let epoch = lock(&self.shared.core).epoch;
         let of_channel = |message: Received| {
             let held = message.wants_acknowledge().then(|| Held::Channel(membership.clone()));
-            Delivered::new(self.shared.clone(), QueuedMessage { message, epoch }, held)
+            Delivered::new(self.shared.clone(), QueuedMessage { message, epoch, since: Instant::now() }, held)
         };
         messages.into_iter().map(of_channel).collect()
+    }
+}
+
+/// Messages of earlier pulls, which arrived late. Dropping them keeps them for the next pull.
+struct LateMessages<'a> {
+    shared: &'a Shared,
+    messages: Vec<Received>,
+}
+
+impl LateMessages<'_> {
+    /// Puts them before the messages of this pull.
+    fn before(mut self, mut answer: PullAnswer) -> PullAnswer {
+        answer.messages.splice(0..0, std::mem::take(&mut self.messages));
+        answer
+    }
+}
+
+impl Drop for LateMessages<'_> {
+    fn drop(&mut self) {
+        if !self.messages.is_empty() {
+            lock(&self.shared.core).conversation.keep_late(std::mem::take(&mut self.messages));
+        }
     }
 }
 

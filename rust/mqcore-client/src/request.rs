@@ -259,17 +259,36 @@ impl Request {
     #[must_use]
     pub fn take_up(intent: &Intent) -> Self {
         match intent {
-            Intent::Join(channel) => Self::operation(Operation::JoinChannel, "join channel", channel.clone()),
+            Intent::Join(channel) => {
+                let mut request = Self::operation(Operation::JoinChannel, "join channel", channel.clone());
+                request.header(key::QUEUE_IDS, "");
+                request
+            }
+            Intent::Consume(queue, prefetch) => {
+                let mut request = Self::queue_operation(Operation::JoinChannel, "consume", queue);
+                request.header(key::QUEUE_IDS, &queue.id().to_string());
+                request.header(key::PREFETCH, &prefetch.to_string());
+                request
+            }
             Intent::Event(subscription) => subscription.request("subscribe to", EVENT_SUBSCRIBE),
         }
+    }
+
+    /// Leave a channel.
+    #[must_use]
+    pub fn leave(channel: &Arc<str>) -> Self {
+        Self::operation(Operation::LeaveChannel, "leave channel", channel.clone())
     }
 
     /// Cancel an intent.
     #[must_use]
     pub fn give_up(intent: &Intent) -> Self {
         match intent {
-            Intent::Join(channel) => {
-                Self::operation(Operation::LeaveChannel, "leave channel", channel.clone())
+            Intent::Join(channel) => Self::leave(channel),
+            Intent::Consume(queue, _) => {
+                let mut request = Self::queue_operation(Operation::LeaveChannel, "leave", queue);
+                request.header(key::QUEUE_IDS, &queue.id().to_string());
+                request
             }
             Intent::Event(subscription) => subscription.request("unsubscribe from", EVENT_UNSUBSCRIBE),
         }
@@ -301,8 +320,11 @@ pub struct Clear {
 /// A subscription that a client restores on every connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Intent {
-    /// Membership in this channel.
+    /// Membership in this channel, in order to pull from its queues. Servers that ignore the names of queues deliver the
+    /// messages of all its queues.
     Join(Arc<str>),
+    /// Consuming this queue, with a maximum of unsettled messages. All users share it, with the sum of their maxima.
+    Consume(QueueAddress, u32),
     /// Subscription to these events.
     Event(Subscription),
 }
@@ -313,10 +335,30 @@ impl Intent {
     pub fn folded(&self) -> Self {
         match self {
             Self::Join(channel) => Self::Join(channel.to_ascii_lowercase().into()),
+            Self::Consume(queue, _) => Self::Consume(queue.folded(), 0),
             Self::Event(subscription) => Self::Event(Subscription {
                 channel: subscription.channel.as_ref().map(|channel| channel.to_ascii_lowercase().into()),
                 ..subscription.clone()
             }),
+        }
+    }
+}
+
+impl Intent {
+    /// The channel that it joins.
+    pub(crate) fn joined(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Join(channel) => Some(channel),
+            Self::Consume(queue, _) => Some(queue.channel()),
+            Self::Event(_) => None,
+        }
+    }
+
+    /// The maximum of unsettled messages that a user adds.
+    pub(crate) fn prefetch(&self) -> u32 {
+        match self {
+            Self::Consume(_, prefetch) => *prefetch,
+            Self::Join(_) | Self::Event(_) => 0,
         }
     }
 }

@@ -8,13 +8,13 @@ use tokio::time::Instant;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot, watch};
 
-use crate::address::Protocol;
+use crate::address::{Protocol, QueueAddress};
 use crate::config::ClientConfig;
 use crate::conversation::{MessageId, PullAnswer, RequestAnswer, TakenUp};
 use crate::counters::Counters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
-use crate::mailbox::{Gauge, Mailbox, QueuedMessage, lock};
+use crate::mailbox::{Bound, Gauge, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Request, Subscription};
@@ -34,6 +34,8 @@ struct ChannelMailboxes {
 pub(crate) struct Core {
     pub(crate) conversation: Dialogue,
     mailboxes_by_queue: HashMap<u16, Vec<ChannelMailboxes>>,
+    /// Queues that the client leaves, and mailboxes of their former consumers: they keep what still arrives.
+    leaving: Vec<(QueueAddress, Arc<Mailbox>)>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
     direct: Option<Arc<Mailbox>>,
     /// With the name of the extension whose frames they get.
@@ -80,6 +82,7 @@ impl Shared {
         let core = Core {
             conversation: Dialogue::new(protocol, config.limits),
             mailboxes_by_queue: HashMap::new(),
+            leaving: Vec::new(),
             event_streams: Vec::new(),
             direct: None,
             extension_streams: Vec::new(),
@@ -148,6 +151,11 @@ impl Shared {
             self.gauge.wake.notify_one();
         }
         result
+    }
+
+    /// Asks for the whole acknowledge timeout of a message again. Returns whether the client sends this.
+    pub(crate) fn extend(&self, letter: &QueuedMessage) -> bool {
+        self.with_core(|core| core.epoch == letter.epoch && core.conversation.extend(&letter.message))
     }
 
     fn no_room(&self) -> ClientError {
@@ -349,11 +357,93 @@ impl Core {
     /// The next mailbox in turn for a message of this queue.
     pub(crate) fn taker(&mut self, channel: &[u8], queue: u16) -> Option<Arc<Mailbox>> {
         let channels = self.mailboxes_by_queue.get_mut(&queue)?;
-        let mailboxes_by_queue = channels
-            .iter_mut()
-            .find(|mailboxes_by_queue| mailboxes_by_queue.channel.eq_ignore_ascii_case(channel))?;
-        mailboxes_by_queue.next = (mailboxes_by_queue.next + 1) % mailboxes_by_queue.mailboxes.len();
-        Some(mailboxes_by_queue.mailboxes[mailboxes_by_queue.next].clone())
+        let takers = channels.iter_mut().find(|takers| takers.channel.eq_ignore_ascii_case(channel))?;
+        let count = takers.mailboxes.len();
+        let mut next = (takers.next + 1) % count;
+        if count > 1 {
+            // The broker allows as many messages as all consumers together can take.
+            let mut others = (0..count).map(|step| (next + step) % count);
+            next = others.find(|place| takers.mailboxes[*place].has_room()).unwrap_or(next);
+        }
+        takers.next = next;
+        Some(takers.mailboxes[next].clone())
+    }
+
+    /// The mailbox of a former consumer of this queue, which the client is leaving.
+    pub(crate) fn leaving(&self, channel: &[u8], queue: u16) -> Option<&Arc<Mailbox>> {
+        self.leaving.iter().find(|(left, _)| left.is(channel, queue)).map(|(_, mailbox)| mailbox)
+    }
+
+    /// Sets the time to acknowledge a message of this queue, if the client can extend it.
+    pub(crate) fn set_timeout(&self, queue: &QueueAddress, timeout: Option<Duration>) {
+        let channels = self.mailboxes_by_queue.get(&queue.id()).into_iter().flatten();
+        for takers in channels.filter(|takers| queue.is(&takers.channel, queue.id())) {
+            takers.mailboxes.iter().for_each(|mailbox| mailbox.set_timeout(timeout));
+        }
+    }
+
+    /// Ends a consumer: other consumers of its queue in this client get the messages that wait in `mailbox`, or the
+    /// broker does. Returns the mailbox to wake.
+    pub(crate) fn end_consumer(
+        &mut self,
+        queue: &QueueAddress,
+        mailbox: &Arc<Mailbox>,
+        membership: Option<&mut Membership>,
+    ) -> Option<Arc<Mailbox>> {
+        let (channel, id) = (queue.channel().as_bytes(), queue.id());
+        self.remove_taker(channel, id, mailbox);
+        let confirms = membership.is_some_and(|membership| membership.end(self));
+        if confirms {
+            // Until the broker confirms, messages may arrive. All of them go back together, in order.
+            self.leaving.push((queue.clone(), mailbox.clone()));
+            return None;
+        }
+        let Some(other) = self.taker(channel, id) else {
+            self.give_back(mailbox.drain());
+            return None;
+        };
+        for letter in mailbox.drain() {
+            other.put(letter);
+        }
+        Some(other)
+    }
+
+    /// The broker delivers no more messages of a queue that the client left.
+    pub(crate) fn left(&mut self, queue: &QueueAddress) {
+        let is_of = |left: &QueueAddress| left.is(queue.channel().as_bytes(), queue.id());
+        let letters: Vec<_> = self
+            .leaving
+            .extract_if(.., |(left, _)| is_of(left))
+            .flat_map(|(_, mailbox)| mailbox.drain())
+            .collect();
+        self.give_back(letters);
+    }
+
+    /// Returns messages that no program got. The newest goes first, because the broker puts each before all others.
+    pub(crate) fn give_back(&mut self, letters: Vec<QueuedMessage>) {
+        for letter in letters.into_iter().rev() {
+            let is_current = letter.epoch == self.epoch && self.conversation.is_open();
+            if is_current && letter.message.wants_acknowledge() {
+                self.conversation.give_back(&letter.message);
+            }
+        }
+    }
+
+    /// Asks for more time for messages that wait, or returns them. Returns when to look again.
+    pub(crate) fn check_waiting(&mut self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        let takers = self.mailboxes_by_queue.values().flatten().flat_map(|takers| &takers.mailboxes);
+        let mailboxes: Vec<Arc<Mailbox>> =
+            takers.filter(|mailbox| mailbox.timeout().is_some()).cloned().collect();
+        for mailbox in mailboxes {
+            let waiting = mailbox.waited(now);
+            for message in &waiting.extend {
+                self.conversation.extend(message);
+            }
+            self.give_back(waiting.give_back);
+            next = [next, waiting.next].into_iter().flatten().min();
+        }
+        next
     }
 
     pub(crate) fn add_event_stream(&mut self, subscriptions: Vec<Subscription>, mailbox: Arc<Mailbox>) {
@@ -403,7 +493,31 @@ impl Core {
             .flat_map(|mailboxes_by_queue| &mailboxes_by_queue.mailboxes);
         let extensions = self.extension_streams.iter().map(|(_, mailbox)| mailbox);
         let events = self.event_streams.iter().map(|(_, mailbox)| mailbox);
-        mailboxes_by_queue.chain(events).chain(extensions).chain(&self.direct)
+        let leaving = self.leaving.iter().map(|(_, mailbox)| mailbox);
+        mailboxes_by_queue.chain(events).chain(extensions).chain(&self.direct).chain(leaving)
+    }
+
+    /// Ends the consumers of queues that the client can leave, because it closes.
+    pub(crate) fn end_consumers(&mut self, gauge: &Arc<Gauge>) {
+        for queue in self.conversation.leave_all() {
+            let channels = self.mailboxes_by_queue.get_mut(&queue.id()).into_iter().flatten();
+            for takers in channels.filter(|takers| queue.is(&takers.channel, queue.id())) {
+                for mailbox in &takers.mailboxes {
+                    // The program must not take what goes back.
+                    let rest = Mailbox::new(gauge.clone(), Bound::None);
+                    for letter in mailbox.drain() {
+                        rest.put(letter);
+                    }
+                    mailbox.close();
+                    self.leaving.push((queue.clone(), rest));
+                }
+            }
+        }
+    }
+
+    /// The connection is lost: there is nothing to wait for.
+    pub(crate) fn forget_leaving(&mut self) {
+        self.leaving.clear();
     }
 
     /// Records a queue with an unclaimed message. Returns whether the queue is new.
@@ -414,8 +528,8 @@ impl Core {
         self.unclaimed.insert((channel.to_ascii_lowercase().into(), queue))
     }
 
-    /// A message of the current connection.
-    pub(crate) fn letter(&self, message: Received) -> QueuedMessage {
-        QueuedMessage { message, epoch: self.epoch }
+    /// A message of the current connection that arrived at `since`.
+    pub(crate) fn letter(&self, message: Received, since: Instant) -> QueuedMessage {
+        QueuedMessage { message, epoch: self.epoch, since }
     }
 }

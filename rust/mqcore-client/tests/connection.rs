@@ -436,14 +436,17 @@ async fn a_closed_consumer_leaves_and_requeues_untaken_messages() {
         tokio::task::yield_now().await;
     }
     drop(consumer);
-    let (left, refused) = (peer.read().await, peer.read().await);
-    assert_eq!((left.kind(), left.content_type()), (Kind::SERVER, 602));
-    assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m1"[..]));
-    assert_eq!(refused.header("nack-reason").as_deref(), Some("consumer-closed"));
-    // Messages in flight are requeued too.
+    // A message in flight is requeued too. The newest goes first, because each is put before all others.
     peer.deliver("m2", 1, true).await;
-    let refused = peer.read().await;
-    assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"m2"[..]));
+    let left = peer.answer(0).await;
+    assert_eq!((left.kind(), left.content_type()), (Kind::SERVER, 602));
+    for id in [&b"m2"[..], b"m1"] {
+        let refused = peer.read().await;
+        assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, id));
+        assert_eq!(refused.header("nack-reason").as_deref(), Some("consumer-closed"));
+    }
+    peer.deliver("m3", 1, true).await;
+    assert_eq!(peer.read().await.id(), b"m3", "nobody takes it");
 }
 
 #[tokio::test]
@@ -451,8 +454,8 @@ async fn messages_go_to_the_consumers_of_their_queue_and_others_are_counted() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
     let second = QueueAddress::new("CH", 2).unwrap();
     let (one, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
-    let two = client.consume(&second, 10).await.unwrap();
-    let two_more = client.consume(&second, 10).await.unwrap();
+    let (two, _) = tokio::join!(async { client.consume(&second, 10).await.unwrap() }, peer.answer(0));
+    let (two_more, _) = tokio::join!(async { client.consume(&second, 10).await.unwrap() }, peer.answer(0));
     peer.deliver("a", 1, false).await;
     for id in ["b", "c"] {
         peer.deliver(id, 2, false).await;
@@ -465,6 +468,10 @@ async fn messages_go_to_the_consumers_of_their_queue_and_others_are_counted() {
     }
     assert_eq!((two.take(9).len(), two_more.take(9).len()), (1, 1), "shared in turn");
     assert_eq!(client.stats().unclaimed, 1);
+    // A message that must be settled goes back: this server delivers all queues of a channel.
+    peer.deliver("f", 3, true).await;
+    let refused = peer.read().await;
+    assert_eq!((refused.kind(), refused.id()), (Kind::ACKNOWLEDGE, &b"f"[..]));
 }
 
 #[tokio::test]

@@ -1,10 +1,13 @@
 //! Scripted conversations: output, input and results of waiters, without IO and clock.
 
+use std::time::Duration;
+
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::{
     By, Conversation, FrameEvent, MessageId, PullAnswer, PullEnd, QueueMessage, RequestAnswer, TakenUp,
 };
 use mqcore_client::error::{ClientError, StatusMeaning};
+use mqcore_client::received::Received;
 use mqcore_client::request::{Clear, Intent, PullRequest, Request};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PING, PONG, decode};
@@ -226,6 +229,117 @@ fn a_channel_is_joined_once_and_left_by_the_last() {
     let left = written(&mut conversation);
     assert_eq!((left.len(), left[0].1, left[0].2.as_str()), (1, 602, "Ch"));
     assert!(!conversation.has_joined(b"ch"));
+}
+
+fn consume(channel: &str, id: u16, prefetch: u32) -> Intent {
+    Intent::Consume(QueueAddress::new(channel, id).unwrap(), prefetch)
+}
+
+/// The headers of all written frames, with their operation.
+fn operations(conversation: &mut Names) -> Vec<(u16, String)> {
+    let output = std::mem::take(conversation.output());
+    let mut rest = &output[..];
+    let mut operations = Vec::new();
+    while let Some((frame, size)) = decode(rest, &Limits::default()).unwrap() {
+        let headers = String::from_utf8(frame.headers.to_vec()).unwrap().replace("\r\n", ";");
+        operations.push((frame.content_type, headers));
+        rest = &rest[size..];
+    }
+    operations
+}
+
+/// The answer of a server that delivers only joined queues.
+fn joined<'a>(id: &'a [u8], headers: &'a [u8]) -> Frame<'a> {
+    Frame { headers, ..response(id, 0) }
+}
+
+#[test]
+fn consumers_of_a_queue_share_a_subscription_with_the_sum_of_their_prefetches() {
+    let mut conversation = open();
+    let TakenUp::Asked(id) = conversation.take_up(consume("Ch", 1, 10), "a").unwrap() else { panic!() };
+    let answer = joined(&id, b"Queue-Ids:1\r\nPrefetch:10\r\nAcknowledge-Timeouts:15000\r\n");
+    match conversation.receive(&answer) {
+        FrameEvent::Joined { queue, timeout, settled: Some(("a", Ok(_))) } => {
+            assert_eq!((queue.id(), timeout), (1, Some(Duration::from_secs(15))));
+        }
+        other => panic!("{other:?}"),
+    }
+    conversation.take_up(consume("cH", 1, 5), "b").unwrap();
+    conversation.take_up(consume("ch", 2, 1), "c").unwrap();
+    assert!(!conversation.give_up(&consume("ch", 1, 10)), "the other consumer stays");
+    assert!(conversation.give_up(&consume("ch", 1, 5)), "the broker confirms the end");
+    conversation.take_up(Intent::Join("ch".into()), "d").unwrap();
+    assert!(conversation.give_up(&consume("ch", 2, 1)));
+    assert!(!conversation.give_up(&Intent::Join("ch".into())));
+    let expected = [
+        (601, "Queue-Ids:1;Prefetch:10;"),
+        (601, "Queue-Ids:1;Prefetch:15;"),
+        (601, "Queue-Ids:2;Prefetch:1;"),
+        (601, "Queue-Ids:1;Prefetch:5;"),
+        (602, "Queue-Ids:1;"),
+        (601, "Queue-Ids:;"),
+        (602, "Queue-Ids:2;"),
+        (602, ""),
+    ];
+    let expected: Vec<_> = expected.map(|(code, headers)| (code, headers.to_owned())).into();
+    assert_eq!(operations(&mut conversation), expected);
+}
+
+#[test]
+fn a_server_that_ignores_queues_is_left_with_the_last_consumer_of_the_channel() {
+    let mut conversation = open();
+    for (queue, waiter) in [(1, "a"), (2, "b")] {
+        let TakenUp::Asked(id) = conversation.take_up(consume("ch", queue, 9), waiter).unwrap() else {
+            panic!()
+        };
+        let answer = joined(&id, b"");
+        assert!(matches!(conversation.receive(&answer), FrameEvent::Joined { timeout: None, .. }));
+    }
+    operations(&mut conversation);
+    assert!(!conversation.give_up(&consume("ch", 1, 9)));
+    assert_eq!(operations(&mut conversation), []);
+    assert!(conversation.give_up(&consume("ch", 2, 9)));
+    assert_eq!(operations(&mut conversation), [(602, String::new())]);
+}
+
+#[test]
+fn a_message_is_returned_and_extended_as_the_server_understands() {
+    let mut conversation = open();
+    let message = Received::copy(&Frame {
+        id: b"m",
+        target: b"ch",
+        content_type: 7,
+        pending_acknowledge: true,
+        ..Frame::new(Kind::QUEUE)
+    });
+    conversation.give_back(&message);
+    assert!(!conversation.extend(&message));
+    assert_eq!(operations(&mut conversation), [(7, "Nack-Reason:consumer-closed;".to_owned())]);
+    let TakenUp::Asked(id) = conversation.take_up(consume("ch", 7, 1), "a").unwrap() else { panic!() };
+    conversation.receive(&joined(&id, b"Queue-Ids:7\r\n"));
+    operations(&mut conversation);
+    conversation.give_back(&message);
+    assert!(conversation.extend(&message));
+    let returned = (7, "Nack-Reason:consumer-closed;Unstarted:yes;".to_owned());
+    assert_eq!(operations(&mut conversation), [returned, (670, "Queue-Id:7;".to_owned())]);
+}
+
+#[test]
+fn messages_without_acknowledgement_that_come_after_their_pull_are_kept_for_the_next() {
+    let mut conversation = open();
+    let id = pull(&mut conversation, "late");
+    conversation.forget(&id);
+    let headers = request_id(&id, "");
+    for name in [&b"m1"[..], b"m2"] {
+        assert!(matches!(conversation.receive(&pulled(&headers, name)), FrameEvent::Nothing));
+    }
+    let other = QueueAddress::new("ch", 2).unwrap();
+    assert!(conversation.take_late(&other, 9).is_empty());
+    let queue = QueueAddress::new("CH", 1).unwrap();
+    let one = conversation.take_late(&queue, 1);
+    assert_eq!((one.len(), one[0].id()), (1, &b"m1"[..]));
+    conversation.keep_late(one);
+    assert_eq!(conversation.take_late(&queue, 9).len(), 2);
 }
 
 #[test]

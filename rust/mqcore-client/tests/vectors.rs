@@ -61,6 +61,11 @@ fn joining_and_leaving_are_written_as_the_original_writes_them() {
     let mut conversation = conversation();
     let join = Intent::Join(channel());
     conversation.take_up(join.clone(), ()).unwrap();
+    // The header that original servers ignore.
+    let written = std::mem::take(conversation.output());
+    let (joined, _) = decode(&written, &Limits::default()).unwrap().unwrap();
+    assert_eq!(joined.headers, b"Queue-Ids:\r\n");
+    encode(&Frame { headers: b"", ..joined }, conversation.output());
     assert_writes(&mut conversation, "V10");
     // This client does not wait for the answer to leaving, so that bit is clear; V13 is the same with it.
     conversation.give_up(&join);

@@ -1,6 +1,7 @@
 //! Input, output and results of a conversation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::address::QueueAddress;
 use crate::error::ClientError;
@@ -104,6 +105,18 @@ pub enum FrameEvent<W> {
     Settled(W, Result<RequestAnswer, ClientError>),
     /// One answer ended several requests.
     SettledMany(Vec<(W, Result<RequestAnswer, ClientError>)>),
+    /// The broker answered a request to consume a queue. `timeout`: the time to acknowledge its messages, if the client
+    /// can extend it.
+    Joined {
+        /// The queue.
+        queue: QueueAddress,
+        /// The timeout.
+        timeout: Option<Duration>,
+        /// The caller that waits for the answer.
+        settled: Option<(W, Result<RequestAnswer, ClientError>)>,
+    },
+    /// The broker delivers no more messages of this queue: the client has left it.
+    Left(QueueAddress),
     /// A message of a queue.
     Delivery(Received),
     /// A direct message.
@@ -136,6 +149,7 @@ pub struct ConversationCounts {
     pub late_answers: u64,
     /// Messages published without confirmation and refused by the broker.
     pub refused_unconfirmed: u64,
-    /// Messages that arrived after their pull ended. Messages with acknowledgement are requeued.
+    /// Messages that arrived after their pull ended. Messages with acknowledgement are requeued; the next pull of their
+    /// queue returns the others.
     pub late_pulled: u64,
 }

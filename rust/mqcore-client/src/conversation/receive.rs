@@ -1,12 +1,16 @@
 //! The receiving half of a conversation: interprets each incoming frame.
 
-use mqcore_wire::tmqp::header::{header_value, key, nack_reason};
+use std::time::Duration;
+
+use mqcore_wire::tmqp::header::{header_value, key};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
 use super::{By, Conversation, Expect, FrameEvent, Pending, PullAnswer, PullEnd, RequestAnswer};
+use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
 use crate::received::Received;
+use crate::request::Intent;
 
 impl<W> Conversation<W> {
     /// Handles one frame. A frame without hops left is ignored, except a delivered message: this client is its last
@@ -50,16 +54,36 @@ impl<W> Conversation<W> {
         }
     }
 
-    /// Handles a message whose pull has ended. A nack requeues it, so that other consumers get it.
+    /// Handles a message whose pull has ended. The broker requeues it, or it is kept if the broker has removed it.
     fn receive_late_pulled(&mut self, frame: &Frame<'_>, is_end: bool) -> FrameEvent<W> {
         if !is_end {
             self.tally.late_pulled += 1;
             if frame.pending_acknowledge {
-                let refused = self.acknowledge(&Received::copy(frame), Some(nack_reason::NONE));
-                debug_assert_eq!(refused, Ok(()), "a received frame can be written");
+                self.give_back(&Received::copy(frame));
+            } else {
+                self.late.push(Received::copy(frame));
             }
         }
         FrameEvent::Nothing
+    }
+
+    /// Keeps messages that were taken with [`Conversation::take_late`].
+    pub fn keep_late(&mut self, messages: Vec<Received>) {
+        self.late.splice(0..0, messages);
+    }
+
+    /// Takes messages of a queue that arrived after their pull had ended, at most `max`.
+    pub fn take_late(&mut self, queue: &QueueAddress, max: usize) -> Vec<Received> {
+        let is_of = |message: &Received| queue.is(message.target(), message.content_type());
+        let mut taken = Vec::new();
+        self.late.retain(|message| {
+            let takes = taken.len() < max && is_of(message);
+            if takes {
+                taken.push(message.clone());
+            }
+            !takes
+        });
+        taken
     }
 
     fn receive_acknowledgement(&mut self, frame: &Frame<'_>) -> FrameEvent<W> {
@@ -100,7 +124,11 @@ impl<W> Conversation<W> {
                 end: PullEnd::Cached,
             }),
             Expect::Confirmation => RequestAnswer::Confirmed(By::Server),
-            Expect::Response | Expect::Intent(_) => RequestAnswer::Response(Received::copy(frame)),
+            Expect::Intent(_) => {
+                self.joins_queues |= header_value(frame.headers, key::QUEUE_IDS).is_some();
+                RequestAnswer::Response(Received::copy(frame))
+            }
+            Expect::Response | Expect::Leave(_) => RequestAnswer::Response(Received::copy(frame)),
         };
         self.settle(pending, Ok(answer))
     }
@@ -122,6 +150,9 @@ impl<W> Conversation<W> {
 
     /// Updates the intent of an answer, and returns the answer with its waiter.
     fn settle(&mut self, pending: Pending<W>, result: Result<RequestAnswer, ClientError>) -> FrameEvent<W> {
+        if let Expect::Leave(queue) = pending.expect {
+            return FrameEvent::Left(queue);
+        }
         if let Expect::Intent(key) = &pending.expect
             && let Some(standing) = self.intents.get_mut(key)
         {
@@ -136,11 +167,27 @@ impl<W> Conversation<W> {
                 }
             }
         }
+        if let (Expect::Intent(Intent::Consume(queue, _)), Ok(RequestAnswer::Response(response))) =
+            (&pending.expect, &result)
+        {
+            let (queue, timeout) = (queue.clone(), acknowledge_timeout(response));
+            return FrameEvent::Joined {
+                queue,
+                timeout,
+                settled: pending.waiter.map(|waiter| (waiter, result)),
+            };
+        }
         match pending.waiter {
             Some(waiter) => FrameEvent::Settled(waiter, result),
             None => FrameEvent::Nothing,
         }
     }
+}
+
+/// The acknowledge timeout in the answer to a join of one queue.
+fn acknowledge_timeout(response: &Received) -> Option<Duration> {
+    let millis = response.header(key::ACKNOWLEDGE_TIMEOUTS)?.parse().ok()?;
+    (millis > 0).then(|| Duration::from_millis(millis))
 }
 
 /// The first status that belongs to applications.

@@ -96,7 +96,7 @@ impl Received {
         self.delivered.as_ref().map_or(Ok(true), |delivered| Ok(delivered.get()?.is_settled()))
     }
 
-    /// The outcome: `sent`, `not-asked`, `stale`, `already`.
+    /// The outcome: `sent`, `not-asked`, `stale`, `already`, `late`.
     fn ack(&self) -> PyResult<&'static str> {
         match &self.delivered {
             Some(delivered) => Ok(settlement(delivered.get()?.ack())),
@@ -121,6 +121,14 @@ impl Received {
         self.message.attempt()
     }
 
+    /// Like `ack`: asks for the whole acknowledge timeout again.
+    fn working(&self) -> PyResult<&'static str> {
+        match &self.delivered {
+            Some(delivered) => Ok(settlement(delivered.get()?.working())),
+            None => Ok(settlement(Settlement::NotAsked)),
+        }
+    }
+
     fn __len__(&self) -> usize {
         self.message.body_slice().len()
     }
@@ -136,5 +144,6 @@ fn settlement(settlement: Settlement) -> &'static str {
         Settlement::NotAsked => "not-asked",
         Settlement::Stale => "stale",
         Settlement::Already => "already",
+        Settlement::Late => "late",
     }
 }

@@ -89,6 +89,15 @@ macro_rules! stream {
             }
         }
 
+        impl Drop for $name {
+            fn drop(&mut self) {
+                // A wait that was cancelled may still hold the stream.
+                if let Ok(Some(core)) = self.0.close() {
+                    core.stop();
+                }
+            }
+        }
+
         #[pymethods]
         impl $name {
             /// Takes the available elements; empty: none yet, or closed.
@@ -129,6 +138,12 @@ macro_rules! stream {
 stream! {
     /// Deliveries of a queue.
     Consumer(CoreConsumer): |_py, delivered| -> Received { Ok(Received::delivered(delivered)) }
+
+    /// Takes the available messages: up to `count` without acknowledgement, or one with. Empty: none yet, or closed.
+    fn take_next(&self, count: usize) -> PyResult<Vec<Received>> {
+        let Some(core) = self.0.get()? else { return Ok(Vec::new()) };
+        Ok(core.take_next(count).into_iter().map(Received::delivered).collect())
+    }
 
     /// Number of available messages.
     #[getter]

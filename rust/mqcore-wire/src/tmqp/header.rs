@@ -174,7 +174,7 @@ pub mod key {
     /// mqcore extension: time to acknowledge a message of each joined queue, in milliseconds, separated by commas; 0: the
     /// queue requests no acknowledgement.
     pub const ACKNOWLEDGE_TIMEOUTS: &str = "Acknowledge-Timeouts";
-    /// mqcore extension: in a negative acknowledgement, [`super::YES`] returns a message that the consumer's program did
+    /// mqcore extension: in a negative acknowledgement, [`super::VALUE_YES`] returns a message that the consumer's program did
     /// not get.
     pub const UNSTARTED: &str = "Unstarted";
     /// 3.7: numeric code of the method by which a new router selects bindings.
