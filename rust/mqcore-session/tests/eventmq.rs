@@ -240,8 +240,13 @@ impl World {
                 self.shards[shard].forwarded(forwarded, self.now, &mut out);
                 effects.extend(out.into_iter().map(|effect| (shard, effect)));
             }
-            // Dead letters leave for a queue that these tests do not look at.
-            Effect::Record(..) | Effect::Transfer(..) => {}
+            Effect::Transfer(transfer) => {
+                let shard = transfer.to.channel.shard(self.shards.len());
+                let mut out = Vec::new();
+                self.shards[shard].transfer(transfer, self.now, &mut out);
+                effects.extend(out.into_iter().map(|effect| (shard, effect)));
+            }
+            Effect::Record(..) | Effect::Report(_) => {}
             other => panic!("{other:?} is not expected here"),
         }
     }
