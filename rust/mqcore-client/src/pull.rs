@@ -119,7 +119,7 @@ impl Client {
             return Ok((PullAnswer { messages: late, end }, membership));
         }
         let count = count - late.len() as u32;
-        let request = Request::pull(queue, &PullRequest { count, lifo, clear, info });
+        let request = Request::pull(queue, &PullRequest { count, lifo, clear, info, attempts: true });
         let late = LateMessages { shared: &self.shared, messages: late };
         let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));
         match waited.await? {

@@ -236,7 +236,6 @@ impl Request {
             ..Self::queue_operation(Operation::QueueInformation, "pull from", queue)
         };
         request.header(key::COUNT, &pull.count.to_string());
-        request.header(key::ATTEMPT, VALUE_YES);
         let clear = match (pull.clear.high_priority, pull.clear.normal) {
             (true, true) => Some(clear::ALL),
             (true, false) => Some(clear::HIGH_PRIORITY),
@@ -251,6 +250,9 @@ impl Request {
         }
         if pull.lifo {
             request.header(key::ORDER, pull_order::LIFO);
+        }
+        if pull.attempts {
+            request.header(key::ATTEMPT, VALUE_YES);
         }
         request
     }
@@ -306,6 +308,8 @@ pub struct PullRequest {
     pub clear: Clear,
     /// Whether each message has the number of remaining messages.
     pub info: bool,
+    /// Whether each message has the number of its attempt. An extension of mqcore, which other servers ignore.
+    pub attempts: bool,
 }
 
 /// The stored messages to remove.

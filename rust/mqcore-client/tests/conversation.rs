@@ -56,7 +56,7 @@ fn settled(arrival: FrameEvent<&'static str>) -> (&'static str, Result<RequestAn
 
 fn pull(conversation: &mut Names, who: &'static str) -> MessageId {
     let queue = QueueAddress::new("ch", 1).unwrap();
-    let pull = PullRequest { count: 3, lifo: false, clear: Clear::default(), info: true };
+    let pull = PullRequest { count: 3, lifo: false, clear: Clear::default(), info: true, attempts: false };
     conversation.pull(&Request::pull(&queue, &pull), who).unwrap()
 }
 

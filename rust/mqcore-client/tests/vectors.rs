@@ -140,7 +140,7 @@ fn acknowledgements_are_written_as_the_original_writes_them() {
 #[test]
 fn pulling_is_written_as_the_original_writes_it() {
     let clear = Clear { high_priority: true, normal: false };
-    let pull = PullRequest { count: 10, lifo: true, clear, info: true };
+    let pull = PullRequest { count: 10, lifo: true, clear, info: true, attempts: false };
     let mut conversation = conversation();
     conversation.pull(&Request::pull(&queue(7), &pull), ()).unwrap();
     assert_writes(&mut conversation, "V32");
