@@ -2,13 +2,12 @@
 
 import asyncio
 
-import mqcore
-from mqcore import NodeConfig, QueueOptions, QueueStatus, UpstreamConfig
+from mqcore import Broker, NodeConfig, QueueOptions, QueueStatus, UpstreamConfig
 
 QUEUE = "orders/1001"
 
 
-async def arrived(broker: mqcore.Broker, count: int) -> int:
+async def arrived(broker: Broker, count: int) -> int:
     """Wait for so many messages."""
     for _ in range(1000):
         if broker.stats().queue(QUEUE).normal >= count:
@@ -20,14 +19,11 @@ async def arrived(broker: mqcore.Broker, count: int) -> int:
 async def main() -> None:
     """Publish at the leader, and look at the others."""
     async with (
-        mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="east")) as east,
-        mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="west")) as west,
+        Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="east")) as east,
+        Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="west")) as west,
     ):
         upstreams = tuple(UpstreamConfig(url=broker.listeners[0]) for broker in (east, west))
-        async with (
-            mqcore.Broker(node=NodeConfig(name="leader", upstreams=upstreams)) as leader,
-            leader.client() as client,
-        ):
+        async with Broker(node=NodeConfig(name="leader", upstreams=upstreams)) as leader, leader.client() as client:
             for broker in (east, west, leader):
                 async with broker.client() as founder:
                     await founder.create_queue(QUEUE, QueueOptions(status=QueueStatus.PULL))

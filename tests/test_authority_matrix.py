@@ -536,6 +536,9 @@ class MicroMessage:
         peer.publish(destination, b"data")
         if "x-nack" in peer.ids:
             frame = peer.frame()
+            if frame.kind == "command":
+                assert frame.text.startswith("fail;id=message-1,reason="), "the reason comes before the nack"
+                frame = peer.frame()
             assert (frame.kind, frame.payload) == ("extension", b"\x00\x01")
             return DENIED if frame.id == peer.id_of("x-nack") else ALLOWED
         # The second one is read after the broker has judged everything in front of the first.

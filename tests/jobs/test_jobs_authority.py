@@ -19,7 +19,7 @@ from mqcore.jobs.address import DEFAULT_URL
 from served import clean_environment, serving, wait_until
 
 WORKS = ("receive:mail", "receive:default", "direct", "push:*", "publish:mqcore.jobs.progress/*")
-SENDS = ("push:mail", "push:default", "create:default", "subscribe:mqcore.jobs.progress/*")
+SENDS = ("push:mail", "create:mail", "push:default", "create:default", "subscribe:mqcore.jobs.progress/*")
 
 
 class Guarded:

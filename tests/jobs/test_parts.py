@@ -117,7 +117,7 @@ def test_unique_key_fits_one_header_and_is_equal_for_equal_calls() -> None:
     assert key(unique="a, b:c%\n") == "a%2C b:c%25%0A"
     assert len(key(unique=True)) == 64
     assert key(unique=True) == key(unique=True, queue="other") != task.using(unique=True).bind(2).headers().unique
-    assert task.using(unique="k").bind(1).headers().encode() == b"reply-requested,guarantee,unique:k"
+    assert task.using(unique="k").bind(1).headers().encode() == b"reply-requested,guarantee,create-queue,unique:k"
     for wrong in ("", "x" * 256, "," * 100):
         with pytest.raises(errors.ConfigError, match="invalid unique key"):
             task.using(unique=wrong)
@@ -132,15 +132,15 @@ def test_schedules_are_messages_of_nine_frames() -> None:
 
     every = jobs.every("30s", nightly.bind(3), nohaste=True, runs=5).frames(b"SCHEDULE")
     assert every[2] == b"SCHEDULE"
-    assert every[4:7] == [b"reports", b"guarantee,nohaste,retry-count:1,run_count:5", b"30"]
+    assert every[4:7] == [b"reports", b"guarantee,nohaste,create-queue,retry-count:1,run_count:5", b"30"]
     assert b'"args":[3]' in every[7]
     assert every[8] == b""
     cron = jobs.cron(" 0 3 * *  * ", nightly).frames(b"UNSCHEDULE")
     assert (cron[2], cron[6], cron[8]) == (b"UNSCHEDULE", b"-1", b"0 3 * * *")
     zoned = jobs.cron("0 0 3 * * *", nightly, timezone="Europe/Berlin", catch_up="all").frames(b"SCHEDULE")
-    assert zoned[5] == b"guarantee,nohaste,timezone:Europe/Berlin,catch-up:all,retry-count:1"
+    assert zoned[5] == b"guarantee,nohaste,create-queue,timezone:Europe/Berlin,catch-up:all,retry-count:1"
     assert jobs.every("250ms", nightly).frames(b"SCHEDULE")[5:7] == [
-        b"guarantee,retry-count:1,interval-ms:250",
+        b"guarantee,create-queue,retry-count:1,interval-ms:250",
         b"0.25",
     ]
     with pytest.raises(errors.ConfigError, match="none, latest, all"):

@@ -74,9 +74,9 @@ impl ZstdWriter {
         Ok(Self { encoder: Mutex::new(Some(encoder)) })
     }
 
-    fn write(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<()> {
+    fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
         py.detach(|| match lock(&self.encoder).as_mut() {
-            Some(encoder) => encoder.write_all(bytes),
+            Some(encoder) => encoder.write_all(data),
             None => Err(std::io::Error::other("the file is closed")),
         })
         .map_err(failed)

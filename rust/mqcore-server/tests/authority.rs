@@ -187,7 +187,7 @@ async fn a_denied_action_is_answered_and_leaves_no_trace_but_its_audit_line() {
     peer.publish("invoices", "m1", b"m1").await;
     let refused = peer.receive().await.unwrap();
     assert_eq!((refused.kind, refused.content_type, &refused.id[..]), (Kind::RESPONSE, 401, &b"m1"[..]));
-    assert!(String::from_utf8_lossy(&refused.payload).contains("push on invoices/0"));
+    assert!(String::from_utf8_lossy(&refused.headers).contains("push on invoices/0"));
     assert_eq!(peer.operate(Operation::JoinChannel, "invoices").await, 401);
     assert_eq!(peer.operate(Operation::CreateChannel, "invoices").await, 401);
     assert_eq!(peer.operate(Operation::ClientList, "").await, 401);

@@ -70,8 +70,8 @@ pub(crate) async fn secure(
             Err(refused) => refused,
         },
         () = tokio::time::sleep(timeout) => {
-            let outcome = if first.count == 0 { "sent nothing" } else { "outcome not finish the handshake" };
-            let reason = format!("it {outcome} within {timeout:?}").into();
+            let failure = if first.count == 0 { "sent nothing" } else { "did not finish the handshake" };
+            let reason = format!("it {failure} within {timeout:?}").into();
             Refused { rejection: HandshakeRejection::Timeout, reason, stream: None }
         }
     };
