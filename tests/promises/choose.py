@@ -80,7 +80,8 @@ def _options(chance: random.Random, broker: BrokerPlan) -> dict[str, Any]:
         options["only_first_acquirer"] = True
     if options.get("request_acknowledge") and chance.random() < 0.15:
         options["acknowledge_timeout"] = chance.choice((0.15, 0.3))
-    if options.get("request_acknowledge") and chance.random() < 0.15:
+    # A broadcast queue refuses the option: it stores no messages that could wait.
+    if options.get("request_acknowledge") and chance.random() < 0.15 and options["status"] != "broadcast":
         options["wait_for_acknowledge"] = True
     if chance.random() < 0.1:
         options["message_timeout"] = chance.choice((0.1, 0.25))

@@ -26,7 +26,7 @@ async def look(scene: Scene) -> None:
         for rules in scene.world.queues.values():
             if rules.statuses != {"cache"}:
                 with contextlib.suppress(errors.NotFound):
-                    await client.update_queue(rules.address, QueueOptions(status="pull"))
+                    await client.update_queue(rules.address, QueueOptions(status="pull", wait_for_acknowledge=False))
         for rules in scene.world.queues.values():
             await _empty(scene, client, rules)
 
@@ -63,6 +63,8 @@ async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None
     queue = client.queue(rules.address)
     try:
         if rules.statuses == {"cache"}:
+            # Its handler may refuse every pull.
+            await client.update_queue(rules.address, QueueOptions(delivery_handler="memory"))
             cached = await queue.get_cached()
             if cached is not None:
                 scene.history.add("stored", queue=rules.address, label=label_of(cached.body))

@@ -46,6 +46,10 @@ def _pulled_without_acknowledgements(plan: Plan, address: str) -> bool:
     return not asks and any(actor.role == "puller" and actor.target == address for actor in plan.actors)
 
 
+def _receives_copies(plan: Plan, address: str) -> bool:
+    return any(address in step.get("cc", ()) for actor in plan.actors for step in actor.steps)
+
+
 def _always(_: Plan, __: str) -> bool:
     return True
 
@@ -70,6 +74,12 @@ KNOWN: tuple[Known, ...] = (
         _pulled_without_acknowledgements,
     ),
     Known(frozenset({"unreported"}), 1, "a receipt does not report rejected copies", _always),
+    Known(
+        frozenset({"lost", "handler"}),
+        2037,
+        "a receipt does not report rejected copies, so the checker takes them for confirmed",
+        _receives_copies,
+    ),
 )
 
 

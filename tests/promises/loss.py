@@ -70,7 +70,8 @@ def missing(all_lives: dict[str, Lives], lives: Lives) -> Iterator[Finding]:
         yield Finding(
             "lost", lives.rules.address, f"{len(gone)} of {total} confirmed: {named(gone)}{waiting}", tuple(gone)
         )
-    if early:
+    if len(gone) + len(early) > lives.remaining and early:
+        # Otherwise their copies may be those that remain, and the dead letters those of another queue.
         yield Finding(
             "drop", lives.rules.address, f"dead-lettered before their attempts were used: {named(early)}", tuple(early)
         )
@@ -189,7 +190,9 @@ def _explains(lives: Lives, reason: str) -> bool:
         case "refused":
             drops = "drop" in {rules.decisions.nack, rules.decisions.timeout, rules.decisions.lost}
             verdicts = {event.verdict for events in lives.published.values() for event in events}
-            return drops or (rules.handler and bool(verdicts & {"refuse", "refuse-late"}))
+            # A handler may refuse all consumers of a broadcast message, which no queue keeps.
+            choosy = rules.handler and "broadcast" in rules.statuses
+            return drops or choosy or (rules.handler and bool(verdicts & {"refuse", "refuse-late"}))
         case "erased":
             return bool(lives.erased) or bool({"cache", "stopped"} & rules.statuses)
     return False
