@@ -99,10 +99,10 @@ def test_a_worker_that_cannot_work_says_why_in_one_line(url: str, tmp_path: Path
 @pytest.mark.parametrize("command", ["status", "workers", "watch"])
 def test_without_a_broker_a_command_reports_the_refused_connection_at_once(command: str) -> None:
     began = time.monotonic()
-    nobody = mqcore("jobs", command, "--broker", "emqp://127.0.0.1:1")
-    assert nobody.returncode == 5
-    assert "cannot connect to the job broker at tcp://127.0.0.1:" in nobody.stderr
-    assert "refused" in nobody.stderr
+    result = mqcore("jobs", command, "--broker", "emqp://127.0.0.1:1")
+    assert result.returncode == 5
+    assert "cannot connect to the job broker at tcp://127.0.0.1:" in result.stderr
+    assert "refused" in result.stderr
     assert time.monotonic() - began < 10, "half of the time that a slow broker has to answer"
 
 

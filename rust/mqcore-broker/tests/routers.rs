@@ -165,7 +165,7 @@ fn waiting_producer_is_notified_if_no_receiver_exists() {
         bind(&mut shards, &name, binding("@client:gone", 0, Interaction::Response));
         bind(&mut shards, &name, binding("gone/1", 0, Interaction::Acknowledge));
         bind(&mut shards, &name, binding("@topic:gone", 0, Interaction::None));
-        assert_eq!(route(&mut shards, &name, "m", 0).said, NOBODY, "nobody takes it");
+        assert_eq!(route(&mut shards, &name, "m", 0).said, NOBODY, "no consumer accepts it");
     }
 }
 

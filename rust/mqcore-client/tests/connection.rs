@@ -446,7 +446,7 @@ async fn a_closed_consumer_leaves_and_requeues_untaken_messages() {
         assert_eq!(refused.header("nack-reason").as_deref(), Some("consumer-closed"));
     }
     peer.deliver("m3", 1, true).await;
-    assert_eq!(peer.read().await.id(), b"m3", "nobody takes it");
+    assert_eq!(peer.read().await.id(), b"m3", "no consumer accepts it");
 }
 
 #[tokio::test]

@@ -543,7 +543,7 @@ fn jobs_wait_for_a_queue_that_is_known_and_go_to_default_if_it_is_not() {
     world.request(client, "u", "nobody", "");
     world.request(client, "x", "not a queue; at all", "");
     world.request(client, "d", "default", "");
-    assert!(world.messages(client).is_empty(), "nobody has a slot");
+    assert!(world.messages(client).is_empty(), "no consumer has a free slot");
     world.close(known);
     let worker = world.worker("", 4);
     let replies = world.messages(worker);

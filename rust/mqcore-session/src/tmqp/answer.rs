@@ -39,17 +39,21 @@ pub(super) fn name(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(NAME_BYTES_MAX)]
 }
 
-/// Writes a response.
-pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8], output: &mut Vec<u8>) {
-    let frame = Frame {
+/// A response to what was asked, without headers and body.
+fn response_frame<'a>(asked: &Asked<'a>, target: &'a [u8], code: u16) -> Frame<'a> {
+    Frame {
         first_acquirer: asked.first_acquirer,
         high_priority: asked.high_priority,
         content_type: code,
         id: asked.id,
         target: name(target),
-        payload: body,
         ..Frame::new(Kind::RESPONSE)
-    };
+    }
+}
+
+/// Writes a response.
+pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8], output: &mut Vec<u8>) {
+    let frame = Frame { payload: body, ..response_frame(asked, target, code) };
     tmqp::encode(&frame, output);
 }
 
@@ -97,15 +101,7 @@ pub(super) fn refusal_with_code(
 ) {
     let mut headers = Vec::new();
     push_reason(&mut headers, key::REASON, reason);
-    let frame = Frame {
-        first_acquirer: asked.first_acquirer,
-        high_priority: asked.high_priority,
-        content_type: code,
-        id: asked.id,
-        target: name(target),
-        headers: &headers,
-        ..Frame::new(Kind::RESPONSE)
-    };
+    let frame = Frame { headers: &headers, ..response_frame(asked, target, code) };
     tmqp::encode(&frame, output);
 }
 
