@@ -9,8 +9,8 @@ from typing import Any
 from mqcore.client import Client
 from served import wait_until
 
-LIMIT = 20.0
-"""Seconds after which a wait has failed; far more than any takes."""
+LIMIT = 10.0
+"""Seconds after which a wait has failed: less than the 15 after which the broker redelivers and calls give up."""
 
 
 async def next_of(stream: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -39,6 +40,12 @@ GROUPS = {
     ),
     "network and disks": ("test_nodes_netns.py", "test_disk_full.py"),
 }
+
+
+def pytest_configure() -> None:
+    """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

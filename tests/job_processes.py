@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -50,7 +51,8 @@ def working(url: str, *arguments: str, app: str | None = "sample_jobs:jobs") -> 
     """Run `mqcore worker` until the block ends."""
     named = [] if app is None else [app]
     command = [sys.executable, "-m", "mqcore", "worker", *named, "--broker", url, *arguments]
-    with started(command, {"PYTHONPATH": str(SAMPLES)}, SAMPLES, START_LIMIT) as (process, ready, lines):
+    path = os.pathsep.join(filter(None, (str(SAMPLES), os.environ.get("PYTHONPATH"))))
+    with started(command, {"PYTHONPATH": path}, SAMPLES, START_LIMIT) as (process, ready, lines):
         yield WorkerProcess(process, ready, lines)
 
 

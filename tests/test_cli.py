@@ -272,7 +272,7 @@ def test_an_app_decides(attribute: str, tmp_path: Path) -> None:
 
 def test_an_app_that_is_a_broker_takes_no_flags_and_must_listen(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(APP)
-    path = {"PYTHONPATH": str(tmp_path)}
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
     contradiction = mqcore("serve", "--app", "shop:broker", "--listen", "tmqp://127.0.0.1:0", **path)
     assert contradiction.returncode == 2
     assert "--listen" in complaint(contradiction)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 import mqcore
+from conformance.adapters import PARTIES, Place
 from mqcore.errors import ConfigError
 from mqks_peer import MqksPeer
+from served import wait_until
 from throttr_peer import ThrottrPeer
 from tmqp_peer import ACCEPTED, TmqpPeer
+
+
+def refused(broker: mqcore.Broker) -> int:
+    """How many messages the limit refused."""
+    with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
+        line = re.search(
+            r'^mqcore_guard_rejected_total\{limit="publish"\} (\d+)$', answer.read().decode(), re.MULTILINE
+        )
+    assert line is not None
+    return int(line[1])
 
 
 def port(broker: mqcore.Broker, number: int = 0) -> int:
@@ -30,7 +45,23 @@ async def test_a_client_that_publishes_too_often_is_refused_and_told_when_to_try
             await other.publish("orders", b"x", confirm=True)
 
 
-def test_the_limit_holds_in_every_protocol() -> None:
+@pytest.mark.parametrize("protocol", PARTIES)
+def test_publish_limit_of_a_client_holds_in_every_protocol(protocol: str) -> None:
+    listeners = sorted({PARTIES[name].listener for name in ("tmqp", protocol)})
+    with mqcore.Broker(listen=listeners, admin="http://127.0.0.1:0", publish_limit="2/1h") as broker:
+        urls = [url for url in broker.listeners if url.startswith(f"{protocol}:")]
+        (tmqp,) = (url for url in broker.listeners if url.startswith("tmqp:"))
+        place = Place("news", is_queue=False)
+        subscriber = PARTIES["tmqp"](tmqp)
+        with contextlib.closing(subscriber), contextlib.closing(PARTIES[protocol](*urls)) as producer:
+            subscriber.subscribe(place)
+            for number in range(5):
+                producer.publish(place, b"%d" % number)
+            wait_until(lambda: refused(broker) == 3, what="three refusals")
+            assert [delivery.body for delivery in subscriber.take()] == [b"0", b"1"]
+
+
+def test_throttr_tells_a_publisher_beyond_the_limit() -> None:
     with (
         mqcore.Broker(listen=["throttr://127.0.0.1:0?protocol=7.3"], publish_limit="2/1h") as broker,
         ThrottrPeer(("127.0.0.1", port(broker))) as peer,

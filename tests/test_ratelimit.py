@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -246,3 +248,142 @@ def test_a_bound_limit_is_the_same_limit() -> None:
     assert not bound.check("k", 1)
     assert len(limiter) == 1
     assert isinstance(bound.check("k"), Verdict)
+
+
+# --- arguments, each told apart from being ignored ------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of a server that accepts connections and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"throttr://127.0.0.1:{server.getsockname()[1]}{WIDE}"
+
+
+def test_slot_takes_its_cost(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    with limiter.slot("k", "10/h") as verdict:
+        assert verdict.remaining == 9
+    with limiter.slot("k", "10/h", cost=7) as verdict:
+        assert verdict.remaining == 2
+    with pytest.raises(errors.RateLimited, match="can never be allowed"), limiter.slot("k", "10/h", cost=11):
+        pytest.fail("it was let in")
+
+
+async def test_awaited_limiter_takes_the_cost_and_leaves_a_dry_run_alone(url: str) -> None:
+    async with RateLimiter(url, on_unavailable="raise") as limiter:
+        async with limiter.slot("k", "10/h", cost=7) as verdict:
+            assert verdict.remaining == 3
+        assert (await limiter.check("k", "10/h", dry_run=True)).remaining == 3
+        parts = [("k", "10/h", 2), ("l", "10/h", 4)]
+        for _ in range(2):
+            allowed, verdicts = await limiter.check_all(parts, dry_run=True)
+            assert (allowed, [verdict.remaining for verdict in verdicts]) == (True, [3, 10])
+        allowed, verdicts = await limiter.check_all(parts)
+        assert (allowed, [verdict.remaining for verdict in verdicts]) == (True, [1, 6])
+        assert (await limiter.refund("k", "10/h")).remaining == 2
+        assert not await limiter.reset("missing")
+
+
+def test_slot_that_would_wait_too_long_raises_at_once(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    assert limiter.check("k", Limit(1, "1h", "fixed-window"))
+    began = time.monotonic()
+    with (
+        pytest.raises(errors.RateLimited, match="retry in"),
+        limiter.slot("k", Limit(1, "1h", "fixed-window"), wait="20s"),
+    ):
+        pytest.fail("it was let in")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("timeout", [0.05, 1.5])
+async def test_timeout_limits_the_wait_for_a_silent_broker(silent: str, timeout: float) -> None:
+    """The default is 1 s."""
+    began = time.monotonic()
+    async with RateLimiter(silent, on_unavailable="raise", timeout=timeout) as limiter:
+        with pytest.raises((errors.RequestTimeout, errors.TransportError)):
+            await limiter.check("k", "5/m")
+    assert timeout <= time.monotonic() - began
+    assert timeout >= 1 or time.monotonic() - began < 1
+    began = time.monotonic()
+    with (
+        SyncRateLimiter(silent, on_unavailable="raise", timeout=timeout) as blocking,
+        pytest.raises((errors.RequestTimeout, errors.TransportError)),
+    ):
+        blocking.check("k", "5/m")
+    assert timeout <= time.monotonic() - began
+
+
+@pytest.mark.parametrize(("answer", "allowed", "remaining"), [("allow", True, 5), ("deny", False, 0)])
+async def test_broker_that_does_not_answer_in_time_leads_to_the_chosen_result(
+    silent: str, answer: Any, allowed: bool, remaining: int
+) -> None:
+    async with RateLimiter(silent, on_unavailable=answer, timeout="50ms") as limiter:
+        verdict = await limiter.check("k", "5/m")
+        assert (verdict.allowed, verdict.limit, verdict.remaining, verdict.available) == (allowed, 5, remaining, False)
+        both, verdicts = await limiter.check_all([("k", "5/m"), ("l", "7/m")])
+        assert (both, [verdict.limit for verdict in verdicts]) == (allowed, [5, 7])
+    with SyncRateLimiter(silent, on_unavailable=answer, timeout="50ms") as blocking:
+        verdict = blocking.check("k", "5/m")
+        assert (verdict.allowed, verdict.limit, verdict.remaining, verdict.available) == (allowed, 5, remaining, False)
+        assert verdict.retry_after == (0 if allowed else 1)
+        both, verdicts = blocking.check_all([("k", "5/m"), ("l", "7/m")])
+        assert (both, [verdict.limit for verdict in verdicts]) == (allowed, [5, 7])
+        with pytest.raises((errors.RequestTimeout, errors.TransportError)):
+            blocking.reset("k")
+
+
+async def test_prefix_is_part_of_keys_of_both_types(url: str) -> None:
+    async with RateLimiter(url, on_unavailable="raise", prefix="é:") as remote:
+        assert await remote.check("text", "1/h")
+        assert await remote.check(b"bytes", "1/h")
+    with SyncRateLimiter(url, on_unavailable="raise") as bare:
+        assert not bare.check("é:text", "1/h")
+        assert not bare.check("é:bytes".encode(), "1/h")
+        assert bare.check("bytes", "1/h")
+    local = RateLimiter.local(prefix="é:")
+    assert local.check(b"bytes", "1/h")
+    assert not local.check("bytes", "1/h")
+    # A bound limit does not add the prefix.
+    assert not local.bind("1/h").check("é:bytes")
+    assert local.bind("1/h").check("bytes")
+    assert not local.peek(b"bytes", "1/h")
+
+
+def test_cache_of_prepared_limits_has_a_maximum() -> None:
+    limiter = RateLimiter.local()
+    for amount in range(1, 5001):
+        assert limiter.check("k", f"{amount}/h", dry_run=True).limit == amount
+    assert 0 < len(limiter._ready) <= 4096
+    assert limiter.check("k", "1/h").remaining == 0
+
+
+@pytest.mark.parametrize("amount", [-1, 1 << 64])
+def test_limit_beyond_its_bounds_is_refused(amount: int) -> None:
+    with pytest.raises(errors.ConfigError, match=str(amount)):
+        Limit(amount, "1h")
+    assert not RateLimiter.local().check("k", Limit(0, "1h"))
+    assert RateLimiter.local().check("k", Limit((1 << 64) - 1, "1h"))
+
+
+def test_strategy_of_a_limit_wins_over_that_of_the_limiter() -> None:
+    limiter = RateLimiter.local(strategy="fixed-window")
+    assert limiter.check("fixed", "2/h").reset_after > 3590
+    # A bucket that lacks one of two is full again after half a period.
+    assert limiter.check("bucket", Limit(2, "1h", "gcra")).reset_after <= 1800
+
+
+def test_decorated_functions_without_a_key_have_quotas_of_their_own() -> None:
+    limiter = RateLimiter.local()
+
+    @limiter.limit("1/h")
+    def first() -> int:
+        return 1
+
+    @limiter.limit("1/h")
+    def second() -> int:
+        return 2
+
+    assert (first(), second(), len(limiter)) == (1, 2, 2)
+    with pytest.raises(errors.RateLimited, match=r"test_ratelimit\..*first: the limit of 1 is reached"):
+        first()
+    assert first.__name__ == "first"

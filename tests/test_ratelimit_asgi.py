@@ -102,6 +102,43 @@ async def test_a_request_takes_from_all_rules_that_match_or_from_none() -> None:
     assert [event["type"] for event in await drive(app, kind="lifespan")] == ["lifespan.startup.complete"]
 
 
+async def test_retry_after_is_the_longest_wait_among_the_rules_that_reject() -> None:
+    rules = [
+        Rule("/*", Limit(2, "1m", "fixed-window"), name="minute"),
+        Rule("/report", Limit(2, "1h", "fixed-window"), name="hour"),
+        Rule("/*", Limit(9, "1d", "fixed-window"), name="day"),
+    ]
+    app = RateLimitMiddleware(hello, limiter=RateLimiter.local(), rules=rules, legacy_headers=True)
+    assert (await drive(app, "/other"))[0]["status"] == 200
+    answer = headers((await drive(app, "/report"))[0])
+    assert answer["ratelimit-policy"] == '"minute";q=2;w=60, "hour";q=2;w=3600, "day";q=9;w=86400'
+    assert (answer["x-ratelimit-limit"], answer["x-ratelimit-remaining"]) == ("2", "0"), "that with the least left"
+    assert int(answer["x-ratelimit-reset"]) <= 60
+    only_minute = headers((await drive(app, "/report"))[0])
+    assert int(only_minute["retry-after"]) <= 60
+    twice = RateLimitMiddleware(hello, limiter=RateLimiter.local(), rules=rules)
+    for _ in range(2):
+        assert (await drive(twice, "/report"))[0]["status"] == 200
+    assert 60 < int(headers((await drive(twice, "/report"))[0])["retry-after"]) <= 3600
+
+
+async def test_cost_and_methods_of_a_rule_decide_what_a_request_takes() -> None:
+    rules = [Rule("/*", "10/h", cost=lambda scope: len(scope["path"]), methods=frozenset({"GET", "PUT"}))]
+    app = RateLimitMiddleware(hello, limiter=RateLimiter.local(), rules=rules)
+    assert headers((await drive(app, "/four"))[0])["ratelimit"].startswith('"/*";r=5;')
+    assert "ratelimit" not in headers((await drive(app, "/four", method="POST"))[0])
+    # A WebSocket counts as GET.
+    assert headers((await drive(app, "/four", kind="websocket"))[0])["ratelimit"].startswith('"/*";r=0;')
+    assert (await drive(app, "/", method="PUT"))[0]["status"] == 429
+
+
+def test_middleware_has_a_maximum_of_rules() -> None:
+    limiter = RateLimiter.local()
+    RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/*", "1/h")] * 32)
+    with pytest.raises(errors.ConfigError, match="33"):
+        RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("/*", "1/h")] * 33)
+
+
 async def test_a_websocket_is_refused_before_it_is_accepted() -> None:
     app = RateLimitMiddleware(hello, limiter=RateLimiter.local(), rules=[Rule("/ws", "1/h")])
     (accepted,) = await drive(app, "/ws", kind="websocket")

@@ -53,6 +53,27 @@ def test_what_is_published_is_consumed_and_processed(client: Client, broker: mqc
     wait_until(lambda: broker.stats().queue("orders/1").acks == 4)
 
 
+def test_process_that_raises_rejects_with_the_name_of_the_exception(client: Client) -> None:
+    client.declare("orders", 1, dataclasses.replace(WITH_ACKS, delivery_handler="ack-on-consume"))
+    outcome: list[errors.MqcoreError] = []
+
+    def publish() -> None:
+        with pytest.raises(errors.Nacked) as caught:
+            # Less than the acknowledge timeout of the queue, 15 s.
+            client.publish("orders/1", b"x", timeout=5)
+        outcome.append(caught.value)
+
+    with client.queue("orders", 1).consume() as messages:
+        publishing = threading.Thread(target=publish)
+        publishing.start()
+        with pytest.raises(KeyError), next(iter(messages)).process():
+            raise KeyError("x")
+        publishing.join()
+    (rejected,) = outcome
+    assert isinstance(rejected, errors.Nacked)
+    assert rejected.reason == "KeyError"
+
+
 def test_a_loop_without_with_begins_and_ends_the_consumer(client: Client) -> None:
     client.declare("orders", 1, WITH_ACKS)
     client.publish("orders/1", b"x")

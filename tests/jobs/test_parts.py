@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from datetime import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,11 +35,30 @@ def test_invalid_address_raises_config_error(url: str) -> None:
         parse(url)
 
 
+NUMBERS = st.integers(0, 10**6)
+SETTINGS = st.fixed_dictionaries(
+    {"reply_requested": st.booleans(), "guarantee": st.booleans(), "retry_count": NUMBERS, "timeout": NUMBERS}
+)
+
+
+@given(SETTINGS, st.lists(st.binary(max_size=20).filter(lambda word: b"," not in word), max_size=3), st.randoms())
+def test_headers_are_found_among_arbitrary_words(
+    settings: dict[str, Any], words: list[bytes], chance: random.Random
+) -> None:
+    names = (b"reply-requested", b"guarantee", b"retry-count", b"timeout", b"attempt")
+    others = [word for word in words if not word.strip().startswith(names)]
+    headers = wire.Headers(**settings)
+    mixed = [*headers.encode().split(b","), *others]
+    chance.shuffle(mixed)
+    assert wire.Headers.parse(b",".join(mixed)) == headers
+
+
 @given(st.binary(max_size=200))
-def test_headers_of_arbitrary_bytes_are_parsed(text: bytes) -> None:
+def test_headers_of_arbitrary_bytes_are_within_their_limits(text: bytes) -> None:
     headers = wire.Headers.parse(text)
-    assert headers.timeout >= 0
-    assert headers.retry_count >= 0
+    assert all(0 <= number <= 10**6 for number in (headers.timeout, headers.retry_count, headers.attempt))
+    assert wire.Headers.parse(b"timeout:123456789,attempt:" + b"9" * 50) == wire.Headers(timeout=10**6, attempt=10**6)
+    assert wire.Headers.parse(b"timeout:" + text + b",retry-count:7").retry_count == 7
 
 
 @given(st.binary(max_size=200))

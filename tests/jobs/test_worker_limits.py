@@ -75,3 +75,20 @@ def test_drain_timeout_ends_the_worker_and_unguaranteed_jobs_are_lost(url: str, 
         with pytest.raises(errors.JobLost, match="the worker ended before"):
             job.result(8)
         assert time.monotonic() - began >= 1
+
+
+def test_unguaranteed_job_that_waits_for_its_time_runs_before_a_draining_worker_ends(
+    url: str, tasks: Tasks, tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace"
+    sample = tasks(url)
+    with working(url, "--pool", "thread", "--concurrency", "1") as worker:
+        later = sample.write.using(guarantee=False, run_after="2s").enqueue(str(trace), "later")
+        # The worker takes jobs in order, so it holds the first one when it has run the second.
+        sample.write.using(guarantee=False).enqueue(str(trace), "now").result(20)
+        began = time.monotonic()
+        worker.process.terminate()
+        assert later.result(10) == len("later")
+        assert worker.process.wait(10) == 0
+        assert time.monotonic() - began < 10
+    assert lines_of(trace) == ["now", "later"]

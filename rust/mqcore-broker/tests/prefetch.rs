@@ -132,6 +132,19 @@ fn prefetch_limits_in_flight_deliveries() {
 }
 
 #[test]
+fn messages_of_a_lost_consumer_go_before_those_that_wait() {
+    let (mut world, producer, one, two) = siblings(Status::RoundRobin);
+    world.join_queues(&one, &[1], 2).unwrap();
+    for id in ["a", "b", "c"] {
+        world.publish(&producer, "orders/1", id);
+    }
+    assert_eq!(world.delivered(), ["one:a", "one:b"]);
+    world.close(&one);
+    world.join_queues(&two, &[1], 9).unwrap();
+    assert_eq!(world.delivered(), ["two:a", "two:b", "two:c"]);
+}
+
+#[test]
 fn a_slow_consumer_gets_no_more_than_its_prefetch_while_a_fast_one_gets_the_rest() {
     let (mut world, producer, one, two) = siblings(Status::RoundRobin);
     world.join_queues(&one, &[1], 1).unwrap();

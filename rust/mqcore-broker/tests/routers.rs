@@ -257,6 +257,30 @@ fn topic_takes_a_message_if_it_has_subscribers() {
 }
 
 #[test]
+fn router_test_takes_a_topic_with_subscribers_or_bound_queues() {
+    let mut shards = Shards::new(1, 2);
+    shards.create_pull_queue("q/1");
+    create(&mut shards, "r", RouterMethod::OnlyFirst);
+    bind(&mut shards, "r", binding("@topic:news", 1, Interaction::None));
+    let news = || {
+        let name = mqcore_broker::model::id::TopicName::new(b"news").expect("a short name");
+        mqcore_broker::model::topic::TopicPattern::Exact(name)
+    };
+    let step = |shards: &mut Shards| {
+        let message = published(shards, "m", 0);
+        match shards.request(0, Request::TestRoute { router: router("r"), message }) {
+            Ok(Reply::RouteTest(test)) => (test.steps[0].takes, test.steps[0].why.to_string()),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(step(&mut shards), (false, "0 subscribers and 0 queues receive it".into()));
+    shards.request(0, Request::BindTopic { pattern: news(), queue: queue("q/1") }).expect("fine");
+    assert_eq!(step(&mut shards), (true, "0 subscribers and 1 queues receive it".into()));
+    shards.request(1, Request::SubscribeTopic { pattern: news() }).expect("fine");
+    assert_eq!(step(&mut shards), (true, "1 subscribers and 1 queues receive it".into()));
+}
+
+#[test]
 fn definitions_need_an_administrator_and_report_mistakes() {
     let mut shards = Shards::new(2, 1);
     create(&mut shards, "r", RouterMethod::OnlyFirst);

@@ -11,6 +11,7 @@ use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::{Acknowledge, Decision, PutBack, Step};
 use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, PullOutcome, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId};
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::rejection::RejectionKind;
@@ -232,6 +233,24 @@ fn messages_without_an_id_get_one_unless_the_queue_does_not_want_that() {
     assert!(ids[..2].iter().all(|id| id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit())));
     assert_ne!(ids[0], ids[1]);
     assert_eq!(ids[2], "");
+}
+
+#[test]
+fn message_that_gets_an_id_keeps_its_headers_and_body() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    w.create(&p, "ch/1", changes(Status::Push));
+    w.join(&a, "ch").unwrap();
+    let message =
+        Message::from_parts(b"", b"Kind:fruit\r\n", b"body", Properties::default(), Some(p.clone()));
+    w.command(&p, Command::Publish { queue: queue("ch/1"), message });
+    let delivered = w.effects.iter().find_map(|effect| match effect {
+        Effect::Deliver(deliver) => Some(deliver.message.clone()),
+        _ => None,
+    });
+    let delivered = delivered.expect("the consumer is there");
+    assert_eq!(delivered.id().len(), 32);
+    assert_eq!((delivered.headers(), delivered.body()), (&b"Kind:fruit\r\n"[..], &b"body"[..]));
 }
 
 #[test]
@@ -869,6 +888,23 @@ fn flows_write_in_their_order_even_if_answers_come_out_of_order() {
     assert!(w.delivered().is_empty());
     w.reply(&questions[0], Ok(ALLOW));
     assert_eq!(w.delivered(), ["a:1", "a:3"]);
+}
+
+#[test]
+fn message_for_the_first_acquirer_does_not_hold_up_the_next_one() {
+    let mut w = World::new();
+    let p = handled(&mut w, &[Step::ConsumerReceived], Status::Push);
+    w.update(&p, "ch/1", QueueChanges { only_first_acquirer: Some(true), ..QueueChanges::default() });
+    for id in ["a", "b"] {
+        let consumer = w.client(id);
+        w.join(&consumer, "ch").unwrap();
+    }
+    w.publish(&p, "ch/1", "1");
+    w.publish(&p, "ch/1", "2");
+    assert_eq!(w.delivered(), ["a:1", "a:2"], "no other consumer gets the first one");
+    w.answer(Step::ConsumerReceived, ALLOW);
+    w.answer(Step::ConsumerReceived, ALLOW);
+    assert!(w.delivered().is_empty());
 }
 
 #[test]

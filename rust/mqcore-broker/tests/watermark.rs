@@ -136,6 +136,24 @@ fn a_pull_whose_messages_are_cleared_away_ends() {
 }
 
 #[test]
+fn messages_that_a_waiting_pull_holds_are_unsettled() {
+    let (mut w, p) = forgetful();
+    let spec = handler("asking", &[Step::BeginSend]);
+    w.broker
+        .register_handler(mqcore_broker::model::config::HandlerSpec { base: policy::AT_LEAST_ONCE, ..spec });
+    let asked = QueueChanges { delivery_handler: Some("asking".into()), ..changes(Status::Pull) };
+    w.create(&p, "ch/1", asked);
+    for number in 0..3 {
+        w.publish(&p, "ch/1", &number.to_string());
+    }
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    assert_eq!(w.pull(&a, "ch/1", 3), (Vec::new(), None), "two bodies are missing");
+    let information = w.information("ch/1");
+    assert_eq!((information.normal, information.unsettled), (2, 1));
+}
+
+#[test]
 fn expired_messages_are_loaded_only_if_needed() {
     let (mut w, p) = forgetful();
     let mortal = QueueChanges { message_timeout: Some(Duration::from_secs(1)), ..saving(Status::Pull) };

@@ -257,16 +257,22 @@ async fn a_dead_letter_reaches_its_queue_on_the_same_shard_and_on_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_peer_without_hello_is_closed_at_the_handshake_timeout() {
-    let server = start(Config { handshake_timeout: Duration::from_millis(100), ..config() }).await;
+    let server = start(Config { handshake_timeout: Duration::from_millis(500), ..config() }).await;
+    let mut guest = dial(&server, "guest").await;
+    guest.join("calm").await;
     let started = Instant::now();
     let mut silent = TcpStream::connect(address(&server)).await.expect("it listens");
     let mut half = TcpStream::connect(address(&server)).await.expect("it listens");
     half.write_all(&PREAMBLE[..5]).await.expect("it reads");
+    // Less than the default of the timeout: the option has to have an effect.
+    let limit = Config::default().handshake_timeout / 2;
     for stream in [&mut silent, &mut half] {
         let mut rest = Vec::new();
-        let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("closed in time");
+        let _ = timeout(limit, stream.read_to_end(&mut rest)).await.expect("closed in time");
     }
-    assert!(started.elapsed() >= Duration::from_millis(100));
+    assert!(started.elapsed() >= Duration::from_millis(500));
+    guest.publish("calm", "1", b"still here").await;
+    assert_eq!(guest.receive().await.expect("a client with a handshake stays").payload, b"still here");
     server.stop(PATIENCE).await;
 }
 

@@ -294,6 +294,33 @@ mod tests {
     }
 
     #[test]
+    fn senders_with_unfinished_work_and_schedules_are_not_forgotten() {
+        let mut intake = Intake::new();
+        let of = |node: &str, epoch: u64| Ticket { node: node.into(), epoch, number: 1 };
+        let schedules = of(SCHEDULES, 1);
+        let (pending, fresh) = (of("pending", 2), of("fresh", 3));
+        for ticket in [&schedules, &fresh] {
+            intake.arrive(ticket);
+            intake.done(ticket);
+        }
+        intake.arrive(&pending);
+        intake.flush();
+        intake.again(&fresh);
+        for sender in 3..=SENDERS_MAX as u64 {
+            let ticket = of(&format!("n{sender}"), 10 + sender);
+            intake.arrive(&ticket);
+            intake.done(&ticket);
+        }
+        // All those are unfinished as well, until they are recorded.
+        intake.arrive(&of("one more", 1 << 32));
+        assert!(intake.take_forgotten().is_empty());
+        intake.flush();
+        intake.again(&fresh);
+        intake.arrive(&of("another one", 1 << 33));
+        assert_eq!(intake.take_forgotten(), ["n3".into()], "the oldest that is idle");
+    }
+
+    #[test]
     fn after_a_crash_saved_messages_and_what_was_written_down_tell_what_is_done() {
         let mut intake = Intake::new();
         intake.restore("n".into(), IntakeProgress { epoch: 2, through: 10, above: [12].into() });

@@ -1,0 +1,214 @@
+"""Files of a sink's ledger: what is synced when, what is damaged, and what is removed. Without Spark and a broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mqcore import errors
+from mqcore.spark.ledger import Batch, Ledger, Staged, Stager, sink_name
+
+
+def stage(place: Path, partition: int, values: list[str], *, batch: int = 0, size: int = 2) -> Staged:
+    """Rows of one task, in record batches of `size` rows."""
+    parts = (
+        pa.RecordBatch.from_pydict({"value": values[first : first + size]}) for first in range(0, len(values), size)
+    )
+    return Stager(str(place), "sink", batch, partition, 0).write(parts)
+
+
+def promised(ledger: Ledger, *staged: Staged, number: int = 0) -> Batch:
+    """The batch of these rows."""
+    batch, ours = ledger.promise(number, staged, None)
+    assert ours
+    return batch
+
+
+def manifests(place: Path) -> Path:
+    return place / "sink" / "manifests"
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "[]", '{"done": 3}', '{"published": null}', '{"published": "many"}'])
+def test_unreadable_progress_is_damage_and_not_zero(tmp_path: Path, text: str) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    promised(ledger, stage(tmp_path, 0, ["a", "b"]))
+    ledger.advance(0, 1)
+    assert ledger.published(0) == 1
+    (manifests(tmp_path) / "0.progress").write_text(text)
+    for read in (lambda: ledger.published(0), lambda: ledger.find(0), lambda: ledger.advance(0, 2)):
+        with pytest.raises(errors.DataDirDamaged, match="progress of batch 0"):
+            read()
+
+
+MANIFEST = {"format": "mqcore.sink/1", "sink": "sink", "batch": 0, "files": [], "rows": 0, "before": None}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "null",
+        "[]",
+        json.dumps({**MANIFEST, "format": "mqcore.sink/2"}),
+        json.dumps({**MANIFEST, "rows": "many"}),
+        *(
+            json.dumps({name: value for name, value in MANIFEST.items() if name != missing})
+            for missing in ("format", "files", "rows", "before")
+        ),
+    ],
+)
+def test_unreadable_manifest_is_damage_and_not_a_batch_without_one(tmp_path: Path, text: str) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    (manifests(tmp_path) / "0.json").write_text(text)
+    with pytest.raises(errors.DataDirDamaged, match=r"invalid manifest .*0\.json"):
+        ledger.find(0)
+    with pytest.raises(errors.DataDirDamaged, match=r"invalid manifest .*0\.json"):
+        ledger.promise(0, [stage(tmp_path, 0, ["a"])], None)
+
+
+def test_manifest_of_this_format_is_read(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    assert ledger.find(0) is None
+    (manifests(tmp_path) / "0.json").write_text(json.dumps({**MANIFEST, "files": ["a"], "rows": 7, "before": [1]}))
+    assert ledger.find(0) == Batch(0, ("a",), 7, [1], 0)
+
+
+@pytest.mark.parametrize("content", [b"", b"no arrow"])
+def test_staged_rows_that_cannot_be_read_are_damage(tmp_path: Path, content: bytes) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    batch = promised(ledger, stage(tmp_path, 0, ["a"]))
+    (tmp_path / "sink" / "staged" / batch.files[0]).write_bytes(content)
+    with pytest.raises(errors.DataDirDamaged, match="staged rows of batch 0"):
+        list(ledger.rows(batch, 0))
+
+
+# --- order and progress ----------------------------------------------------------------------------------------------
+
+
+def test_rows_are_in_the_order_of_partitions_however_tasks_finish(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    staged = [stage(tmp_path, partition, [f"{partition}"]) for partition in (100_000, 10, 0, 9)]
+    batch = promised(ledger, *staged)
+    assert [rows.column("value").to_pylist() for _, rows in ledger.rows(batch, 0)] == [["0"], ["9"], ["10"], ["100000"]]
+    assert batch.rows == 4
+
+
+@pytest.mark.parametrize(
+    ("first", "found"),
+    [
+        (0, [(0, ["a", "b"]), (2, ["c"]), (3, ["d", "e"])]),
+        (1, [(1, ["b"]), (2, ["c"]), (3, ["d", "e"])]),
+        (2, [(2, ["c"]), (3, ["d", "e"])]),
+        (3, [(3, ["d", "e"])]),
+        (4, [(4, ["e"])]),
+        (5, []),
+    ],
+)
+def test_rows_begin_at_the_wanted_one_with_their_numbers(
+    tmp_path: Path, first: int, found: list[tuple[int, list[str]]]
+) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    batch = promised(ledger, stage(tmp_path, 0, ["a", "b", "c"]), stage(tmp_path, 1, ["d", "e"]))
+    assert [(number, rows.column("value").to_pylist()) for number, rows in ledger.rows(batch, first)] == found
+
+
+def test_progress_never_decreases_and_ends_with_the_last_row(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    promised(ledger, stage(tmp_path, 0, ["a", "b", "c"]))
+    assert ledger.published(0) == 0
+    for advanced, published in ((2, 2), (1, 2), (2, 2), (0, 2), (3, 3), (2, 3)):
+        ledger.advance(0, advanced)
+        batch = ledger.find(0)
+        assert batch is not None
+        assert (batch.published, batch.is_done) == (published, published == 3)
+    assert sorted(path.name for path in manifests(tmp_path).iterdir()) == ["0.json", "0.progress"]
+
+
+def test_second_promise_of_a_batch_leaves_no_file_behind(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    first = promised(ledger, stage(tmp_path, 0, ["a"]))
+    again, ours = ledger.promise(0, [stage(tmp_path, 0, ["b"])], [{"shard": 0}])
+    assert (again, ours) == (first, False)
+    assert [path.name for path in manifests(tmp_path).iterdir()] == ["0.json"]
+
+
+# --- sweeping --------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_removes_staged_rows_of_finished_batches_and_manifests_older_than_100(tmp_path: Path) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    for number in (0, 1, 2, 100, 101):
+        promised(ledger, stage(tmp_path, 0, ["a"], batch=number), number=number)
+        ledger.advance(number, 1)
+    (manifests(tmp_path) / "notes.txt").write_text("a file of someone else")
+    ledger.sweep(101)
+    assert list((tmp_path / "sink" / "staged").iterdir()) == []
+    assert sorted(path.name for path in manifests(tmp_path).iterdir()) == sorted(
+        [f"{number}.{kind}" for number in (2, 100, 101) for kind in ("json", "progress")] + ["notes.txt"]
+    )
+    later = stage(tmp_path, 0, ["a"], batch=103)
+    stage(tmp_path, 0, ["a"], batch=102)
+    ledger.sweep(102)
+    assert [path.name for path in (tmp_path / "sink" / "staged").iterdir()] == [later.file]
+
+
+def test_names_of_up_to_100_plain_characters_stay_as_they_are() -> None:
+    assert sink_name("x" * 100, None) == "x" * 100
+    assert len(sink_name("x" * 101, None)) == 32
+    assert sink_name(None, "a.b") != "a.b"
+
+
+# --- syncing ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Calls that make files durable or visible, in order, as names of the call and of the file. All are carried out."""
+    calls: list[tuple[str, str]] = []
+    fsync, link, replace = os.fsync, os.link, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        calls.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
+        fsync(descriptor)
+
+    def note_link(source: Path, target: Path) -> None:
+        calls.append(("link", Path(target).name))
+        link(source, target)
+
+    def note_replace(source: Path, target: Path) -> None:
+        calls.append(("replace", Path(target).name))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "link", note_link)
+    monkeypatch.setattr(os, "replace", note_replace)
+    return calls
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux names the file of a descriptor")
+def test_rows_manifest_and_progress_are_synced_before_they_count(tmp_path: Path, synced: list[tuple[str, str]]) -> None:
+    ledger = Ledger(str(tmp_path), "sink")
+    staged = stage(tmp_path, 0, ["a", "b"])
+    assert synced == [("sync", staged.file)]
+    synced.clear()
+    promised(ledger, staged)
+    (manifest, unfinished), *rest = synced
+    assert manifest == "sync"
+    assert unfinished.startswith("0.")
+    assert unfinished.endswith(".part")
+    assert rest == [("link", "0.json"), ("sync", "manifests")]
+    synced.clear()
+    ledger.advance(0, 2)
+    (progress, unfinished), *rest = synced
+    assert progress == "sync"
+    assert unfinished.startswith("0.progress.")
+    assert rest == [("replace", "0.progress")]
