@@ -268,6 +268,22 @@ def test_paths_named_in_the_documentation_exist() -> None:
     assert not missing
 
 
+def test_each_failure_on_the_page_about_delivery_links_to_existing_tests() -> None:
+    page = (ROOT / "docs" / "delivery.md").read_text().partition("\n## Failures\n")[2]
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| failure |")]
+    statuses = {"broadcast", "push", "roundrobin", "pull", "cache", "paused", "stopped"}
+    assert statuses <= set(re.findall(r"`(\w+)`", "".join(row.split(" | ")[1] for row in rows)))
+    link = re.compile(r"\[`((?:tests|rust)/[\w./-]+)::(\w+)`\]\(\.\./([\w./-]+)\)")
+    for row in rows:
+        links = link.findall(row.split(" | ")[-1])
+        assert links, f"no test: {row}"
+        for path, name, target in links:
+            assert path == target, row
+            assert re.search(rf"^(async )?(def|fn) {name}\b", (ROOT / path).read_text(), re.MULTILINE), (
+                f"{path}::{name}"
+            )
+
+
 @pytest.mark.parametrize("page", ["throttr", "mqks", "micromessage2"])
 def test_conformance_tables_name_existing_tests(page: str) -> None:
     text = (ROOT / "docs" / "protocols" / f"{page}.md").read_text()
