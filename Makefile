@@ -221,6 +221,10 @@ SEEDS ?= 2000
 promises: $(EXTENSION) ## check the histories of SEEDS (2000) random plans, or replay and shrink one: SEED=number
 	@PYTHONPATH=tests $(PY) -m promises.search $(if $(SEED),--seed $(SEED) --shrink,--seeds $(SEEDS))
 
+.PHONY: promises-planted
+promises-planted: $(EXTENSION) ## reintroduce repaired bugs in a copy of the project, and check that `make promises` finds each
+	@PYTHONPATH=tests $(PY) -m promises.planted
+
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes

@@ -31,6 +31,18 @@ class Session:
 
 
 @dataclass
+class Headless:
+    """A time in which the broker ran without its Python handlers."""
+
+    since: float
+    """When the broker before ended."""
+    started: float
+    """When it was ready for certain."""
+    until: float = END
+    """When it began to end."""
+
+
+@dataclass
 class Lives:
     """Events of one queue."""
 
@@ -49,13 +61,20 @@ class Lives:
     fences: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     """Fences of the whole run by session."""
     end: float = 0.0
-    without_handlers: float = END
-    """When the broker was started without its Python handlers."""
+    headless: list[Headless] = field(default_factory=list)
 
     @property
     def crashes(self) -> list[Event]:
         """Ends of the broker, with or without time to finish."""
         return [event for event in self.interruptions if event.kind in {"crash", "stop"}]
+
+    def could_lack_handler(self, event: Event) -> bool:
+        """Whether the broker may have answered while the handler of the queue was not registered."""
+        return self.rules.handler and any(one.since <= event.until and event.at <= one.until for one in self.headless)
+
+    def lacks_handler(self, event: Event) -> bool:
+        """Whether the broker answered while the handler of the queue was not registered, for certain."""
+        return self.rules.handler and any(one.started <= event.at and event.until <= one.until for one in self.headless)
 
     def crashed_after(self, moment: float) -> bool:
         """Whether the broker ended after this moment."""
@@ -99,21 +118,24 @@ def lives_of(world: World, history: History) -> dict[str, Lives]:
     interruptions: list[Event] = []
     fences: dict[str, list[Event]] = defaultdict(list)
     end = max((event.until for event in history.events), default=0.0)
-    without = END
+    headless: list[Headless] = []
     for event in sorted(history.events, key=lambda event: event.at):
         match event.kind:
             case "crash" | "stop" | "cut":
                 interruptions.append(event)
+                if headless and event.kind != "cut":
+                    headless[-1].until = min(headless[-1].until, event.at)
             case "fence":
                 fences[event.client].append(event)
             case "start" if event.outcome == "without-handlers":
-                without = min(without, event.until)
+                ends = [other.at for other in interruptions if other.kind != "cut"]
+                headless.append(Headless(max(ends, default=event.at), event.until))
             case _:
                 if event.queue in found:
                     _file(found[event.queue], event)
     for lives in found.values():
         lives.interruptions, lives.fences = interruptions, fences
-        lives.end, lives.without_handlers = end, without
+        lives.end, lives.headless = end, headless
     return found
 
 

@@ -21,16 +21,20 @@ def named(labels: list[str]) -> str:
 def confirmed(lives: Lives, label: str) -> Event | None:
     """The publish after which the message must be in the queue, if there is one."""
     for event in lives.published[label]:
-        if _may_reject_copy(lives, event):
+        if _may_be_rejected_unseen(lives, event):
             continue
         if event.outcome in ARRIVED or (event.outcome == "sent" and _followed(lives, event)):
             return event
     return None
 
 
-def _may_reject_copy(lives: Lives, event: Event) -> bool:
-    """Whether the queue may have rejected a copy although the message itself was confirmed."""
-    return event.via != "queue" and bool(lives.rules.message_limit or "stopped" in lives.rules.statuses)
+def _may_be_rejected_unseen(lives: Lives, event: Event) -> bool:
+    """Whether the queue may have rejected the message without an answer to its producer: a copy of a message that was
+    confirmed, or one of a producer that learned only that the broker had read it.
+    """
+    unseen = event.via != "queue" or event.outcome == "accepted"
+    refuses = lives.rules.message_limit or "stopped" in lives.rules.statuses or lives.could_lack_handler(event)
+    return unseen and bool(refuses)
 
 
 def _followed(lives: Lives, event: Event) -> bool:
@@ -205,7 +209,7 @@ def counters(lives: Lives) -> Iterator[Finding]:
     if not counted or lives.crashes:
         return
     publishes = [event for events in lives.published.values() for event in events]
-    certain = [event for event in publishes if event.verdict != "refuse" and not _may_reject_copy(lives, event)]
+    certain = [event for event in publishes if event.verdict != "refuse" and not _may_be_rejected_unseen(lives, event)]
     least = sum(event.outcome in ARRIVED for event in certain)
     most = sum(event.outcome != "rejected" or event.verdict == "refuse" for event in publishes)
     is_grave = counted.get("arrived", 0)
@@ -227,12 +231,12 @@ def rejections(lives: Lives) -> Iterator[Finding]:
     unanswered: list[Event] = []
     unhandled: list[Event] = []
     for event in (event for events in lives.published.values() for event in events):
-        headless = rules.handler and event.until >= lives.without_handlers
+        headless = lives.could_lack_handler(event)
         if event.outcome == "rejected" and not headless and not _may_reject(lives, event):
             rejected.append(event)
         if event.outcome == "timeout" and not headless and not _may_stay_silent(lives, event):
             unanswered.append(event)
-        if event.outcome == "confirmed" and rules.handler and event.at >= lives.without_handlers:
+        if event.outcome == "confirmed" and lives.lacks_handler(event):
             unhandled.append(event)
     if rejected:
         labels = [f"{event.label} ({event.detail})" for event in rejected]

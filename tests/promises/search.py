@@ -92,7 +92,7 @@ async def smallest(failure: Failure, repeats: int = REPEATS) -> Plan:
     return await shrink(failure.outcome.plan, fails)
 
 
-async def _search(first: int, count: int, concurrent: int, shrinks: bool) -> int:
+async def _search(first: int, count: int, concurrent: int, shrinks: bool, until_failure: bool) -> int:
     began, known, failed = time.monotonic(), Counter[str](), 0
     done = 0
     async for outcome in outcomes(range(first, first + count), concurrent):
@@ -102,6 +102,8 @@ async def _search(first: int, count: int, concurrent: int, shrinks: bool) -> int
             failed += 1
             failure = Failure(outcome, findings)
             print(failure.report(await smallest(failure) if shrinks else None), flush=True)
+            if until_failure:
+                return 1
         if done % 100 == 0:
             print(f"{done} of {count} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     for reason, times in known.most_common():
@@ -139,6 +141,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=REPEATS, help=f"runs of a replayed plan [default: {REPEATS}]")
     parser.add_argument("--concurrent", type=int, default=CONCURRENT, help=f"plans at a time [default: {CONCURRENT}]")
     parser.add_argument("--shrink", action="store_true", help="look for a smaller plan that fails")
+    parser.add_argument("--until-failure", action="store_true", help="stop after the first seed that fails")
     parser.add_argument("--verbose", action="store_true", help="print the history of every replay")
     given = parser.parse_args()
     logging.getLogger("mqcore").setLevel(logging.CRITICAL)  # connections are lost and handlers raise by plan
@@ -146,7 +149,7 @@ def main() -> int:
         plan = Plan.from_json(given.plan.read_text()) if given.plan is not None else plan_for(given.seed)
         return asyncio.run(_replay(plan, given.repeats, given.shrink, given.verbose))
     first = given.first if given.first is not None else random.SystemRandom().getrandbits(31)
-    return asyncio.run(_search(first, given.seeds, given.concurrent, given.shrink))
+    return asyncio.run(_search(first, given.seeds, given.concurrent, given.shrink, given.until_failure))
 
 
 if __name__ == "__main__":

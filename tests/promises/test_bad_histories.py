@@ -281,6 +281,23 @@ def test_confirmation_without_the_queues_handler_is_found() -> None:
     assert rules_found(rules, *started, published("a", 3, "rejected")) == []
 
 
+def test_confirmation_after_the_handler_was_registered_again_is_none() -> None:
+    """Seed 1126: two ends of the broker, and only between them no handler."""
+    rules = QueueRules(QUEUE, status="roundrobin", handler=True)
+    between = (event("stop", 1), event("start", 2, outcome="without-handlers"), event("stop", 4), event("start", 5))
+    stored = event("stored", 9, label="a")
+    assert rules_found(rules, *between, published("a", 6), stored) == []
+    assert rules_found(rules, *between, published("a", 3), stored) == ["handler"]
+
+
+def test_message_that_a_full_queue_may_reject_without_an_answer_is_not_lost() -> None:
+    """Seed 2226: the producer learns only that the broker read its messages."""
+    limited = QueueRules(QUEUE, status="pull", message_limit=5)
+    assert rules_found(limited, published("a", 1, "accepted")) == []
+    assert rules_found(limited, published("a", 1)) == ["lost"]
+    assert rules_found(QueueRules(QUEUE, status="pull"), published("a", 1, "accepted")) == ["lost"]
+
+
 def test_counters_that_contradict_the_history_are_found() -> None:
     assert rules_found(SHARED, *WORKED, event("counter", 9, outcome="received", count=2)) == ["counter"]
     assert rules_found(SHARED, *WORKED, event("counter", 9, outcome="received", count=0)) == ["counter"]
