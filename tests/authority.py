@@ -41,8 +41,8 @@ class Authority:
             not_after=now + days * _DAY,
         )
         path = self._directory / file
-        octets = b"".join(part.bytes() for part in certificate.cert_chain_pems) + certificate.private_key_pem.bytes()
-        path.write_bytes(octets)
+        data = b"".join(part.bytes() for part in certificate.cert_chain_pems) + certificate.private_key_pem.bytes()
+        path.write_bytes(data)
         path.chmod(0o600)
         return path
 

@@ -104,14 +104,14 @@ class Proxy:
         due, torn = 0.0, False
         try:
             while True:
-                octets = b""
+                data = b""
                 with contextlib.suppress(OSError):
-                    octets = await reader.read(READ_BYTES)
+                    data = await reader.read(READ_BYTES)
                 torn = torn or direction in self._lost
                 if not torn:
                     due = max(due, loop.time() + random.uniform(*self._delay))
-                    await held.put((due, octets))
-                if not octets:
+                    await held.put((due, data))
+                if not data:
                     break
             if not torn:
                 await carrying
@@ -122,11 +122,11 @@ class Proxy:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
             while True:
-                due, octets = await held.get()
+                due, data = await held.get()
                 if (wait := due - loop.time()) > 0:
                     await asyncio.sleep(wait)
-                if not octets:
+                if not data:
                     break
-                writer.write(octets)
+                writer.write(data)
                 await writer.drain()
         writer.close()

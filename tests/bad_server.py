@@ -36,12 +36,12 @@ async def playing(play: Play, scheme: str) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def saying(octets: bytes, *, after: int = 1, stays: bool = False) -> Play:
+def saying(data: bytes, *, after: int = 1, stays: bool = False) -> Play:
     """Say these bytes once so many have come, and close, or stay and be silent."""
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(after)
-        writer.write(octets)
+        writer.write(data)
         await writer.drain()
         if stays:
             while await reader.read(1 << 16):

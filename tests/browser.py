@@ -84,10 +84,10 @@ class Browser:
     def _told(self, end: float, why: str) -> dict[str, Any]:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._reads], [], [], max(0.0, end - time.monotonic()))
-            octets = os.read(self._reads, 1 << 20) if ready else b""
-            if not octets:
+            data = os.read(self._reads, 1 << 20) if ready else b""
+            if not data:
                 raise TimeoutError(f"the browser says nothing to {why}; it ended with {self._process.poll()}")
-            self._rest += octets
+            self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
         told: dict[str, Any] = json.loads(message)
         return told

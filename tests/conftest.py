@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 import mqcore
@@ -43,7 +44,11 @@ GROUPS = {
 
 
 def pytest_configure() -> None:
-    """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT."""
+    """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT. Measure no time of
+    single examples: a busy machine makes one slow.
+    """
+    hypothesis.settings.register_profile("mqcore", deadline=None)
+    hypothesis.settings.load_profile("mqcore")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -56,7 +56,7 @@ class EventmqPeer:
         self.kept: list[Message] = []
         """Messages that came while something else was waited for."""
         if shakes:
-            self.send_octets(GREETING + ready(kind, identity, token))
+            self.send_bytes(GREETING + ready(kind, identity, token))
             assert self._take(64)[:10] == GREETING[:10]
             name, _ = self._command()
             assert name == b"READY"
@@ -71,13 +71,13 @@ class EventmqPeer:
         """Close the connection."""
         self.socket.close()
 
-    def send_octets(self, octets: bytes) -> None:
+    def send_bytes(self, payload: bytes) -> None:
         """Send bytes as they are."""
-        self.socket.sendall(octets)
+        self.socket.sendall(payload)
 
     def send(self, *parts: bytes) -> None:
         """Send a message of these frames."""
-        self.send_octets(message(parts))
+        self.send_bytes(message(parts))
 
     def say(self, *words: str | bytes) -> None:
         """Send a message of eMQP: a command, an id, and the rest."""
@@ -131,7 +131,7 @@ class EventmqPeer:
     def until_now(self) -> list[Message]:
         """All messages that the broker has written before it answered to this; no heartbeats."""
         mark = b"mark%d" % next(self._marks)
-        self.send_octets(command(b"PING", b"\0\0" + mark))
+        self.send_bytes(command(b"PING", b"\0\0" + mark))
         found, self.kept = self.kept, []
         while (said := self._next()) != (b"PONG", mark):
             if isinstance(said, list) and said[2:3] != [b"HEARTBEAT"]:

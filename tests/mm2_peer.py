@@ -27,7 +27,7 @@ class Handshake:
     major: int = 1
     minor: int = 0
 
-    def octets(self) -> bytes:
+    def encode(self) -> bytes:
         """As it is written."""
         required, optional = self.required.encode(), self.optional.encode()
         return (
@@ -133,9 +133,9 @@ class MM2Peer:
         self.rest()
         self.close()
 
-    def send(self, *octets: bytes) -> None:
+    def send(self, *data: bytes) -> None:
         """Send bytes as they are."""
-        self.socket.sendall(b"".join(octets))
+        self.socket.sendall(b"".join(data))
 
     def read(self, size: int) -> bytes:
         """Receive exactly so many bytes. Raises `Cut` if the other side closes before."""
@@ -155,7 +155,7 @@ class MM2Peer:
 
     def shake(self, required: str = "", optional: str = "") -> Handshake:
         """Make an offer and receive the reply. Raises `AssertionError` with the text of an error that comes instead."""
-        self.send(Handshake(required, optional, self.identity).octets())
+        self.send(Handshake(required, optional, self.identity).encode())
         return self.reply()
 
     def reply(self) -> Handshake:
@@ -176,7 +176,7 @@ class MM2Peer:
 
     def conclude(self, required: str = "", optional: str = "") -> None:
         """Send the last message of the handshake."""
-        self.send(Handshake(required, optional, self.identity).octets())
+        self.send(Handshake(required, optional, self.identity).encode())
         listed = [item.partition(":")[0] for item in (required + ";" + optional).split(";")]
         self.ids = [item for item in listed if item]
 

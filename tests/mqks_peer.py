@@ -42,13 +42,13 @@ class MqksPeer:
         """Say nothing more, and still listen."""
         self.socket.shutdown(socket.SHUT_WR)
 
-    def send_octets(self, octets: bytes) -> None:
+    def send_bytes(self, data: bytes) -> None:
         """Send bytes as they are."""
-        self.socket.sendall(octets)
+        self.socket.sendall(data)
 
     def send(self, *lines: str) -> None:
         """Send lines, each with its end."""
-        self.send_octets("".join(f"{line}\n" for line in lines).encode())
+        self.send_bytes("".join(f"{line}\n" for line in lines).encode())
 
     def line(self) -> bytes:
         """Receive a line, without its end. Raises `EOFError` if the other side closes before."""

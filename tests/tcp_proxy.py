@@ -92,11 +92,11 @@ class TcpProxy:
 
     async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            while octets := await source.read(65536):
+            while data := await source.read(65536):
                 if not self._flowing.is_set():
-                    self._held += octets
+                    self._held += data
                     self._holds_more.set()
                 await self._flowing.wait()
-                sink.write(octets)
+                sink.write(data)
                 await sink.drain()
         sink.close()

@@ -464,7 +464,7 @@ class Mqks:
             try:
                 # The second one is read after the broker has judged everything in front of the first.
                 for mark in (b"mark1", b"mark2"):
-                    peer.send_octets(mark + b" ping now\n")
+                    peer.send_bytes(mark + b" ping now\n")
                     while (line := peer.line()) != mark + b" ok now":
                         answers.append(line)
             except (EOFError, ConnectionError):

@@ -239,7 +239,7 @@ async def test_an_embedded_broker_backs_itself_up(tmp_path: Path) -> None:
         await mq.publish_many("orders/1", [str(number) for number in range(20)])
         seen: list[int] = []
         done = await asyncio.to_thread(
-            broker.backup, tmp_path / "copy", progress=lambda octets, _total: seen.append(octets)
+            broker.backup, tmp_path / "copy", progress=lambda payload, _total: seen.append(payload)
         )
         assert (done.messages, seen[-1]) == (20, done.bytes)
         with pytest.raises(errors.ConfigError, match="not empty"):
@@ -289,10 +289,10 @@ def test_any_changed_byte_of_a_backup_is_detected_and_nothing_is_restored(made: 
         else:
             shutil.copy(made / form, copy)
             victim = copy
-        octets = bytearray(victim.read_bytes())
-        at = chance.randrange(len(octets))
-        octets[at] ^= 1 << chance.randrange(8)
-        victim.write_bytes(octets)
+        payload = bytearray(victim.read_bytes())
+        at = chance.randrange(len(payload))
+        payload[at] ^= 1 << chance.randrange(8)
+        victim.write_bytes(payload)
         try:
             back = restore(copy, target)
         except (errors.DataDirDamaged, errors.DataDirUnreadable):
@@ -308,9 +308,9 @@ def test_any_changed_byte_of_a_backup_is_detected_and_nothing_is_restored(made: 
 
 
 def test_half_a_backup_and_what_is_none_are_refused(made: Path, tmp_path: Path) -> None:
-    octets = (made / "all.tar").read_bytes()
+    payload = (made / "all.tar").read_bytes()
     half = tmp_path / "half.tar"
-    half.write_bytes(octets[: len(octets) // 2])
+    half.write_bytes(payload[: len(payload) // 2])
     assert run("restore", half, "--data-dir", tmp_path / "new").returncode == 6
     compressed = (made / "all.tar.zst").read_bytes()
     half.write_bytes(compressed[: len(compressed) // 2])

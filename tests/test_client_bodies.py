@@ -56,7 +56,7 @@ def test_text_is_utf_8() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted", "octets"),
+    ("value", "wanted", "data"),
     [
         (Order(1, [Item("A", 2)]), Order, b'{"id":1,"items":[{"sku":"A","qty":2}]}'),
         (Struct(1), Struct, b'{"id":1}'),
@@ -67,9 +67,9 @@ def test_text_is_utf_8() -> None:
         (None, type(None), b"null"),
     ],
 )
-def test_everything_else_is_json(value: object, wanted: Any, octets: bytes) -> None:
-    assert bodies.encode(value) == octets
-    assert bodies.decode(octets, wanted) == value
+def test_everything_else_is_json(value: object, wanted: Any, data: bytes) -> None:
+    assert bodies.encode(value) == data
+    assert bodies.decode(data, wanted) == value
 
 
 def test_a_body_that_is_something_else_tells_where() -> None:

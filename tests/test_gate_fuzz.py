@@ -46,7 +46,7 @@ class Place:
         host, port = url.partition("://")[2].partition("?")[0].rsplit(":", 1)
         return host, int(port)
 
-    def say(self, where: tuple[str, int], octets: bytes, *, stays: bool = False) -> bytes:
+    def say(self, where: tuple[str, int], data: bytes, *, stays: bool = False) -> bytes:
         """Send bytes and nothing more; everything that comes back until the other side closes.
 
         `stays`: stay connected for a moment, because sessions of some protocols do not authenticate a closed peer.
@@ -54,7 +54,7 @@ class Place:
         answer = bytearray()
         with socket.create_connection(where, timeout=10) as stream:
             try:
-                stream.sendall(octets)
+                stream.sendall(data)
                 if stays:
                     stream.settimeout(0.03)
                     with contextlib.suppress(TimeoutError):
@@ -69,11 +69,11 @@ class Place:
                 pass
         return bytes(answer)
 
-    def answers(self, where: tuple[str, int], octets: bytes, until: Callable[[bytes], bool]) -> bool:
+    def answers(self, where: tuple[str, int], data: bytes, until: Callable[[bytes], bool]) -> bool:
         """Send bytes and stay until what came back satisfies `until`; False if the other side closes before."""
         answer = b""
         with socket.create_connection(where, timeout=10) as stream:
-            stream.sendall(octets)
+            stream.sendall(data)
             while not until(answer):
                 part = stream.recv(1 << 16)
                 if not part:
@@ -191,8 +191,8 @@ def tmqp_frames(answer: bytes) -> list[RawFrame]:
         (content_type,) = struct.unpack("<H", rest[5:7])
         length, at = rest[7], 8
         if length >= 253:
-            octets = {253: 2, 254: 4, 255: 8}[length]
-            length, at = int.from_bytes(rest[at : at + octets], "little"), at + octets
+            width = {253: 2, 254: 4, 255: 8}[length]
+            length, at = int.from_bytes(rest[at : at + width], "little"), at + width
         names = sum(rest[2:5])
         headers = 0
         if rest[1] & 0x20:
@@ -288,13 +288,13 @@ def mm2_parts() -> list[bytes]:
         mm2.extension(1, b"\0\1"),
         mm2.extension(2, b""),
     ]
-    whole = [offer.octets() + b"".join(said[:3]) for offer in offers]
-    return [*(offer.octets() for offer in offers), *whole, *said]
+    whole = [offer.encode() + b"".join(said[:3]) for offer in offers]
+    return [*(offer.encode() for offer in offers), *whole, *said]
 
 
 @EXAMPLES
 @given(st.one_of(st.binary(max_size=200), spoilt(mm2_parts())))
-@example(Handshake(required="pub-sub").octets() + mm2.message(1, "orders/1", b"x"))
+@example(Handshake(required="pub-sub").encode() + mm2.message(1, "orders/1", b"x"))
 def test_a_stranger_who_speaks_anything_like_micromessage2_gets_an_error_and_changes_nothing(
     place: Place, said: bytes
 ) -> None:
@@ -382,7 +382,7 @@ def test_eventmq_accepts_a_valid_token_and_rejects_others(place: Place) -> None:
     host, port = place.address("emqp", "role=admin")
     for token, let_in in ((place.token.encode(), True), (NOT_QUITE, False)):
         with zmtp.EventmqPeer(f"emqp://{host}:{port}", shakes=False) as peer:
-            peer.send_octets(zmtp.GREETING + zmtp_ready(token=token))
+            peer.send_bytes(zmtp.GREETING + zmtp_ready(token=token))
             peer.say("STATUS", "s")
             if let_in:
                 assert b"REPLY" in hears(peer, b"waiting_messages_by_queue")

@@ -88,14 +88,14 @@ def data_dir(pristine: Path, tmp_path: Path) -> Path:
 
 
 def test_compaction_removes_settled_and_keeps_saved_messages(data_dir: Path) -> None:
-    before, octets = content(data_dir), used(data_dir)
+    before, data = content(data_dir), used(data_dir)
     assert len(before) == MESSAGES // 2 + 1
     done = run(data_dir, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["schema"], told["bytes_before"], told["bytes_after"]) == (
         "mqcore.journal.compact/1",
-        octets,
+        data,
         used(data_dir),
     )
     live = (MESSAGES // 2) * BODY
@@ -159,9 +159,9 @@ def test_a_running_broker_is_refused_and_a_directory_that_is_none_is_not_made(tm
 def test_damaged_segments_are_set_aside_told_and_dropped_when_that_is_meant(data_dir: Path) -> None:
     before = content(data_dir)
     victim = max(data_dir.rglob("*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
-    octets = bytearray(victim.read_bytes())
-    octets[len(octets) // 2] ^= 0xFF
-    victim.write_bytes(octets)
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    victim.write_bytes(data)
     done = run(data_dir)
     assert done.returncode == 6
     assert "quarantined damaged segments" in done.stderr
@@ -170,7 +170,7 @@ def test_damaged_segments_are_set_aside_told_and_dropped_when_that_is_meant(data
     assert len(before) - 1 <= len(left) <= len(before) + 1, "one record was hit: a message, or a settlement"
     again = run(data_dir, "--drop-quarantined", "--json")
     assert again.returncode == 0
-    assert json.loads(again.stdout)["dropped_bytes"] == len(octets)
+    assert json.loads(again.stdout)["dropped_bytes"] == len(data)
     assert list(data_dir.rglob("*.quarantined")) == []
     assert journal.verify(data_dir).findings == ()
     assert content(data_dir) == left

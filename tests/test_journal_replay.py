@@ -46,7 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await mq.publish("orders/2", "calm", id="twin")
             await mq.publish("orders/2", "calm again", id="twin")
             await mq.publish("orders/2", "urgent", high_priority=True)
-            await mq.publish("others/1", b"\xff", headers=[("Kind", "octets"), ("Replay-Queue", "before/1")])
+            await mq.publish("others/1", b"\xff", headers=[("Kind", "bytes"), ("Replay-Queue", "before/1")])
 
     with serving("--data-dir", str(directory)) as broker:
         asyncio.run(fill(broker))

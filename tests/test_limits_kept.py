@@ -44,7 +44,7 @@ def test_counters_and_buffers_of_every_kind_come_back_after_kill_9(tmp_path: Pat
         with SyncClient(url(broker)) as client:
             for number in range(100):
                 assert client.insert(f"user:{number:03}", quota=1000 + number, ttl=3600)
-            client.set("note", b"some octets", ttl=3600)
+            client.set("note", b"some bytes", ttl=3600)
             client.insert("short", quota=1, ttl=2)
             client.insert("gone", quota=1, ttl=3600)
             for algorithm in (Algorithm.SLIDING_WINDOW, Algorithm.GCRA, Algorithm.FIXED_WINDOW):
@@ -66,7 +66,7 @@ def test_counters_and_buffers_of_every_kind_come_back_after_kill_9(tmp_path: Pat
         assert (counter.quota, counter.ttl <= 3600 - BEHIND) == (1000, True)
         buffer = client.get("note")
         assert buffer is not None
-        assert buffer.value == b"some octets"
+        assert buffer.value == b"some bytes"
         assert client.query("short") is None
         assert client.query("gone") is None
         for algorithm in (Algorithm.SLIDING_WINDOW, Algorithm.GCRA, Algorithm.FIXED_WINDOW):
@@ -126,7 +126,7 @@ def test_restored_backup_continues_with_the_limits_of_its_time(tmp_path: Path) -
     with serve(tmp_path / "data") as broker, SyncClient(url(broker)) as client:
         for number in range(200):
             assert client.insert(f"user:{number:03}", quota=1000, ttl=3600)
-        client.set("note", b"some octets", ttl=3600)
+        client.set("note", b"some bytes", ttl=3600)
         client.purge("user:100")
         client.decrease("user:007", 7)
         # No wait for the write: a backup first writes all changes.
@@ -143,7 +143,7 @@ def test_restored_backup_continues_with_the_limits_of_its_time(tmp_path: Path) -
             counter, note = client.query("user:007"), client.get("note")
             assert counter is not None
             assert note is not None
-            assert (counter.quota, note.value) == (quota, b"some octets")
+            assert (counter.quota, note.value) == (quota, b"some bytes")
             assert client.query("user:100") is None
 
 

@@ -486,12 +486,12 @@ class Server:
     async def agree(self, required: str = "", optional: str = "batch-ack:max-count=10;pub-sub;x-nack") -> Handshake:
         """Shake hands, and return what holds."""
         await self.handshake()
-        self.say(Handshake(required, optional, b"bad").octets())
+        self.say(Handshake(required, optional, b"bad").encode())
         return await self.handshake()
 
-    def say(self, *octets: bytes) -> None:
+    def say(self, *data: bytes) -> None:
         """Write bytes."""
-        self.writer.write(b"".join(octets))
+        self.writer.write(b"".join(data))
 
     async def silence(self) -> None:
         """Read until the client leaves."""
@@ -512,47 +512,47 @@ def played(*steps: Callable[[Server], Awaitable[Any]]) -> Any:
     return play
 
 
-def says(*octets: bytes) -> Callable[[Server], Awaitable[None]]:
+def says(*data: bytes) -> Callable[[Server], Awaitable[None]]:
     async def step(server: Server) -> None:
-        server.say(*octets)
+        server.say(*data)
 
     return step
 
 
 @pytest.mark.parametrize(
-    ("octets", "kind", "words"),
+    ("data", "kind", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"\x00\xff\x00\xff", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"hello ok\n", errors.VersionMismatch, "does not speak MicroMessage2"),
-        (Handshake(major=0).octets(), errors.VersionMismatch, "does not speak MicroMessage2"),
+        (Handshake(major=0).encode(), errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"\x04\x1fversion: 1.0 not spoken, use 2.0", errors.VersionMismatch, "not spoken"),
         (b"\x04\x0dauth: get out", errors.AuthFailed, "auth: get out"),
         (b"\x04\x00", errors.NoAgreement, "no reason"),
         (b"\x0c\x00\x00\x00\x05sorry", errors.NoAgreement, "sorry"),
         (b"\x0c\xff\xff\xff\xff", errors.NoAgreement, "exceeds the limit"),
-        (Handshake(required="x-strange").octets(), errors.NoAgreement, "unsupported x-strange"),
-        (Handshake(required="ack;batch-ack").octets(), errors.NoAgreement, "exclude each other"),
-        (Handshake(required="UPPER").octets(), errors.NoAgreement, "malformed"),
-        (Handshake(required="batch-ack:max-count=no").octets(), errors.NoAgreement, "max-count"),
-        (Handshake(optional=";".join(f"x{n}" for n in range(300))).octets(), errors.NoAgreement, "255"),
+        (Handshake(required="x-strange").encode(), errors.NoAgreement, "unsupported x-strange"),
+        (Handshake(required="ack;batch-ack").encode(), errors.NoAgreement, "exclude each other"),
+        (Handshake(required="UPPER").encode(), errors.NoAgreement, "malformed"),
+        (Handshake(required="batch-ack:max-count=no").encode(), errors.NoAgreement, "max-count"),
+        (Handshake(optional=";".join(f"x{n}" for n in range(300))).encode(), errors.NoAgreement, "255"),
         (b"\x01\x00\x00\x00\xff\xff", errors.NoAgreement, "exceeds the limit"),
         (b"\x01\x00\x00", errors.VersionMismatch, "does not speak MicroMessage2"),
         (b"", errors.ConnectFailed, "closed"),
     ],
 )
 async def test_peer_that_is_not_a_broker_or_requires_too_much_is_detected(
-    octets: bytes, kind: type[Exception], words: str
+    data: bytes, kind: type[Exception], words: str
 ) -> None:
-    async with playing(saying(octets, after=8), "mm2") as url:
+    async with playing(saying(data, after=8), "mm2") as url:
         with pytest.raises(kind, match=words):
             await asyncio.wait_for(mqcore.connect(url), 10)
 
 
-@pytest.mark.parametrize("octets", [b"", b"\x01\x00", Handshake(optional="x-mqcore").octets()])
-async def test_a_peer_that_stops_halfway_is_given_up(octets: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"\x01\x00", Handshake(optional="x-mqcore").encode()])
+async def test_a_peer_that_stops_halfway_is_given_up(data: bytes) -> None:
     """With the last one, everything is agreed on, and the command that makes sure is not answered."""
-    async with playing(saying(octets, stays=True), "mm2") as url:
+    async with playing(saying(data, stays=True), "mm2") as url:
         with pytest.raises(errors.ConnectFailed, match="no answer within"):
             await asyncio.wait_for(mqcore.connect(url, connect_timeout="200ms"), 10)
 
@@ -571,7 +571,7 @@ async def test_client_sends_the_broker_the_reason_of_a_failed_negotiation(
 
     async def listen(server: Server) -> None:
         await server.handshake()
-        server.say(reply.octets())
+        server.say(reply.encode())
         heard.append(await server.reader.read())
 
     async with playing(played(listen), "mm2") as url:
@@ -593,7 +593,7 @@ BROKEN = {
     "two types of a frame": b"\x03\x00",
     "a reserved bit": b"\x20",
     "an extension of nobody": extension(9, b"x"),
-    "an acknowledgement of one octet": extension(1, b"x"),
+    "an acknowledgement of one byte": extension(1, b"x"),
     "an acknowledgement of what was not sent": extension(1, b"\x00\x09"),
     "a refusal of what was not sent": extension(3, b"\x00\x09"),
     "a message without a number": message(0, "orders", b"x"),
@@ -777,9 +777,9 @@ def test_the_blocking_face_takes_frames_of_vendors_too() -> None:
 
 
 async def test_unknown_commands_of_the_broker_are_ignored() -> None:
-    octets = command("dance;id=now") + command("ok;id=nobody") + command("fail;id=nobody,reason=x")
+    data = command("dance;id=now") + command("ok;id=nobody") + command("fail;id=nobody,reason=x")
     async with (
-        playing(played(lambda server: server.agree(), says(octets, extension(1, b"\x00\x01"))), "mm2") as url,
+        playing(played(lambda server: server.agree(), says(data, extension(1, b"\x00\x01"))), "mm2") as url,
         mqcore.connect(url, reconnect_attempts=0) as mq,
     ):
         await until(lambda: mq.state.status == "closed")

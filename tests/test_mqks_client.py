@@ -395,7 +395,7 @@ async def test_a_quiet_connection_lives_on(patient: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("octets", "kind", "words"),
+    ("data", "kind", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.VersionMismatch, "does not speak MQKS"),
         (b"\x00\xff\x00\xff", errors.VersionMismatch, "does not speak MQKS"),
@@ -407,8 +407,8 @@ async def test_a_quiet_connection_lives_on(patient: Client) -> None:
         (b"", errors.ConnectFailed, "closed"),
     ],
 )
-async def test_peer_that_is_not_a_broker_is_detected(octets: bytes, kind: type[Exception], words: str) -> None:
-    async with playing(saying(octets), "mqks") as url:
+async def test_peer_that_is_not_a_broker_is_detected(data: bytes, kind: type[Exception], words: str) -> None:
+    async with playing(saying(data), "mqks") as url:
         with pytest.raises(kind, match=words):
             await asyncio.wait_for(mqcore.connect(url), 10)
 
@@ -436,11 +436,11 @@ def greeted(then: bytes, *, stays: bool = True) -> Any:
 
 
 @pytest.mark.parametrize(
-    "octets", [b"nonsense\n", b"% neither\n", b"\x00\x01\x02\n", b"% ok\t\n", b"\n", b"% ok --update"]
+    "data", [b"nonsense\n", b"% neither\n", b"\x00\x01\x02\n", b"% ok\t\n", b"\n", b"% ok --update"]
 )
-async def test_a_broker_that_stops_making_sense_is_left(octets: bytes) -> None:
+async def test_a_broker_that_stops_making_sense_is_left(data: bytes) -> None:
     async with (
-        playing(greeted(octets, stays=False), "mqks") as url,
+        playing(greeted(data, stays=False), "mqks") as url,
         mqcore.connect(url, reconnect_attempts=0) as mq,
     ):
         with pytest.raises(errors.ConnectionLost):
@@ -450,9 +450,9 @@ async def test_a_broker_that_stops_making_sense_is_left(octets: bytes) -> None:
             await mq.publish("orders", b"x")
 
 
-@pytest.mark.parametrize("octets", [b"", b"other ok \n", b"% ok", b"None error 1\n"])
-async def test_an_answer_that_never_comes_is_waited_for_as_long_as_was_said(octets: bytes) -> None:
-    async with playing(greeted(octets), "mqks") as url, mqcore.connect(url) as mq:
+@pytest.mark.parametrize("data", [b"", b"other ok \n", b"% ok", b"None error 1\n"])
+async def test_an_answer_that_never_comes_is_waited_for_as_long_as_was_said(data: bytes) -> None:
+    async with playing(greeted(data), "mqks") as url, mqcore.connect(url) as mq:
         with pytest.raises(errors.ConfirmTimeout):
             await asyncio.wait_for(mq.publish("orders", b"x", timeout="200ms"), 10)
         await mq.close(drain=0)

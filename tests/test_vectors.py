@@ -35,9 +35,9 @@ def body_of(vector: dict[str, Any]) -> bytes:
     return bytes.fromhex(vector["body_fill"]) * int(vector["body_size"])
 
 
-def octets_of(vector: dict[str, Any]) -> bytes:
-    octets = bytes.fromhex(vector["hex"])
-    return octets + body_of(vector) if vector["kind"] == "head" else octets
+def bytes_of(vector: dict[str, Any]) -> bytes:
+    data = bytes.fromhex(vector["hex"])
+    return data + body_of(vector) if vector["kind"] == "head" else data
 
 
 WITH_FRAME = [
@@ -53,42 +53,42 @@ def test_all_vectors_are_there() -> None:
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
 def test_a_whole_frame_is_decoded(vector: dict[str, Any]) -> None:
-    octets = octets_of(vector)
-    assert tmqp.decode(octets) == (frame_of(vector), len(octets))
+    data = bytes_of(vector)
+    assert tmqp.decode(data) == (frame_of(vector), len(data))
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
 def test_bytes_after_a_frame_are_not_consumed(vector: dict[str, Any]) -> None:
-    octets = octets_of(vector)
-    assert tmqp.decode(octets + TAIL) == (frame_of(vector), len(octets))
+    data = bytes_of(vector)
+    assert tmqp.decode(data + TAIL) == (frame_of(vector), len(data))
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
 def test_frame_fed_byte_by_byte_is_complete_only_at_its_end(vector: dict[str, Any]) -> None:
-    octets = octets_of(vector)
+    data = bytes_of(vector)
     arrived = bytearray()
-    for octet in octets[:-1]:
-        arrived.append(octet)
+    for byte in data[:-1]:
+        arrived.append(byte)
         assert tmqp.decode(arrived) == (None, 0)
-    arrived.append(octets[-1])
-    assert tmqp.decode(arrived) == (frame_of(vector), len(octets))
+    arrived.append(data[-1])
+    assert tmqp.decode(arrived) == (frame_of(vector), len(data))
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
 def test_fields_encode_to_the_bytes(vector: dict[str, Any]) -> None:
-    octets = octets_of(vector)
+    data = bytes_of(vector)
     if vector["encodes_back"]:
-        assert tmqp.encode(frame_of(vector)) == octets
+        assert tmqp.encode(frame_of(vector)) == data
     elif "encoded" in vector:
         assert tmqp.encode(frame_of(vector)) == bytes.fromhex(vector["encoded"])
     else:
         # PING and PONG are constants: no writer makes them of their fields.
-        assert octets in (tmqp.PING, tmqp.PONG)
+        assert data in (tmqp.PING, tmqp.PONG)
 
 
 @pytest.mark.parametrize("vector", WITH_FRAME)
 def test_header_text_splits_into_its_pairs(vector: dict[str, Any]) -> None:
-    frame, _ = tmqp.decode(octets_of(vector))
+    frame, _ = tmqp.decode(bytes_of(vector))
     assert frame is not None
     pairs = [(bytes.fromhex(key), bytes.fromhex(value)) for key, value in vector["header_pairs"]]
     assert frame.header_pairs == pairs

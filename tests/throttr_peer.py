@@ -55,28 +55,28 @@ class ThrottrPeer:
         assert self.is_cut()
         self.close()
 
-    def send(self, octets: bytes) -> None:
+    def send(self, data: bytes) -> None:
         """Send bytes as they are."""
-        self.socket.sendall(octets)
+        self.socket.sendall(data)
 
     def read(self, size: int) -> bytes:
         """Receive exactly so many bytes. Raises `Cut` if the other side closes before."""
-        octets = bytearray()
-        while len(octets) < size:
-            part = self.socket.recv(min(size - len(octets), 1 << 20))
+        data = bytearray()
+        while len(data) < size:
+            part = self.socket.recv(min(size - len(data), 1 << 20))
             if not part:
-                raise Cut(bytes(octets))
-            octets += part
-        return bytes(octets)
+                raise Cut(bytes(data))
+            data += part
+        return bytes(data)
 
-    def ask(self, octets: bytes, size: int) -> bytes:
+    def ask(self, data: bytes, size: int) -> bytes:
         """Send a request and receive an answer of so many bytes."""
-        self.send(octets)
+        self.send(data)
         return self.read(size)
 
-    def status(self, octets: bytes) -> bool:
+    def status(self, data: bytes) -> bool:
         """Send a request that is answered yes or no."""
-        answer = self.ask(octets, 1)
+        answer = self.ask(data, 1)
         assert answer in (b"\x00", b"\x01"), answer
         return answer == b"\x01"
 
@@ -207,8 +207,8 @@ class ThrottrPeer:
         return int.from_bytes(self.read(self.width), "little")
 
     def _numbers(self, count: int) -> tuple[int, ...]:
-        octets = self.read(8 * count)
-        return tuple(int.from_bytes(octets[at : at + 8], "little") for at in range(0, len(octets), 8))
+        data = self.read(8 * count)
+        return tuple(int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8))
 
 
 def _named(name: bytes) -> bytes:
@@ -319,14 +319,14 @@ def replay(dialogue: Dialogue, connect: Callable[[], ThrottrPeer], pause: Callab
             peer.close()
 
 
-def _send(peer: ThrottrPeer, octets: bytes, split_at: tuple[int, ...]) -> None:
-    ends = [*split_at, len(octets)]
+def _send(peer: ThrottrPeer, data: bytes, split_at: tuple[int, ...]) -> None:
+    ends = [*split_at, len(data)]
     begin = 0
     for end in ends:
         if begin:
             # So that the pieces are read one by one, as far as that can be arranged from here.
             time.sleep(0.002)
-        peer.send(octets[begin:end])
+        peer.send(data[begin:end])
         begin = end
 
 
@@ -339,9 +339,7 @@ def _compare(place: str, step: Step, answer: bytes, unordered: bool) -> None:
         assert answer[:17] == step.expect[:17], place
         return
     for at, (found, wanted, mask) in enumerate(zip(answer, step.expect, step.mask, strict=True)):
-        assert found & mask == wanted & mask, (
-            f"{place}: octet {at} of {answer.hex()} is not that of {step.expect.hex()}"
-        )
+        assert found & mask == wanted & mask, f"{place}: byte {at} of {answer.hex()} is not that of {step.expect.hex()}"
 
 
 # --- other widths -------------------------------------------------------------------------------------------------
@@ -362,13 +360,13 @@ def derive(dialogue: Dialogue, width: str) -> Dialogue:
     steps = []
     for step in dialogue.steps:
         marked = step.send.replace("{idhex}", "61" * 32).replace("{id}", "07" * 16)
-        octets = pending.get(step.conn, b"") + bytes.fromhex(marked)
-        requests, rest = _requests(octets, dialogue.family)
+        data = pending.get(step.conn, b"") + bytes.fromhex(marked)
+        requests, rest = _requests(data, dialogue.family)
         split = bool(step.split_at) or bool(rest) or bool(pending.get(step.conn))
         pending[step.conn] = rest
         asked.setdefault(step.conn, []).extend(requests)
         sent = b"".join(_emit(_request_parts(request), size)[0] for request in requests)
-        if split and (rest or not requests or len(octets) != len(bytes.fromhex(marked))):
+        if split and (rest or not requests or len(data) != len(bytes.fromhex(marked))):
             raise Inexpressible("cut requests are cut elsewhere in another width")
         parts = _answer_parts(step, requests, dialogue)
         expect, mask, moved = _emit(parts, size)
@@ -384,9 +382,9 @@ def derive(dialogue: Dialogue, width: str) -> Dialogue:
 
 def _emit(parts: list[Part], size: int) -> tuple[bytes, bytes, dict[int, int]]:
     """Bytes and mask in another width, and where each part went."""
-    octets, masks, moved, before = b"", b"", {}, 0
+    data, masks, moved, before = b"", b"", {}, 0
     for part, mask, is_value in parts:
-        moved[before] = len(octets)
+        moved[before] = len(data)
         before += len(part)
         if is_value:
             value = int.from_bytes(part, "little")
@@ -394,28 +392,28 @@ def _emit(parts: list[Part], size: int) -> tuple[bytes, bytes, dict[int, int]]:
                 value = (1 << (8 * size)) - 1
             if value >= 1 << (8 * size):
                 raise Inexpressible(f"{value}")
-            octets += value.to_bytes(size, "little")
+            data += value.to_bytes(size, "little")
             masks += (b"\xff" if mask == b"\xff" * len(mask) else b"\x00") * size
         else:
-            octets += part
+            data += part
             masks += mask
-    return octets, masks, moved
+    return data, masks, moved
 
 
-def _requests(octets: bytes, family: str) -> tuple[list[bytes], bytes]:
+def _requests(data: bytes, family: str) -> tuple[list[bytes], bytes]:
     """Whole requests of width 2, and what is behind them."""
     found = []
-    while octets:
-        size = _request_size(octets, family)
-        if size is None or size > len(octets):
+    while data:
+        size = _request_size(data, family)
+        if size is None or size > len(data):
             break
-        found.append(octets[:size])
-        octets = octets[size:]
-    return found, octets
+        found.append(data[:size])
+        data = data[size:]
+    return found, data
 
 
-def _request_size(octets: bytes, family: str) -> int | None:
-    code = octets[0]
+def _request_size(data: bytes, family: str) -> int | None:
+    code = data[0]
     heads = {
         INSERT: 7,
         QUERY: 2,
@@ -433,21 +431,21 @@ def _request_size(octets: bytes, family: str) -> int | None:
     if code == CONNECTION:
         return 17
     if code == PUBLISH or (code == EVENT and family == "7.3"):
-        return None if len(octets) < 4 else 4 + octets[1] + int.from_bytes(octets[2:4], "little")
-    if code not in heads or len(octets) < heads[code]:
+        return None if len(data) < 4 else 4 + data[1] + int.from_bytes(data[2:4], "little")
+    if code not in heads or len(data) < heads[code]:
         # An unknown code ends the dialog: it is sent as it is.
-        return None if code in heads or code in (PUBLISH,) else len(octets)
+        return None if code in heads or code in (PUBLISH,) else len(data)
     if code == SET:
-        return 7 + octets[4] + int.from_bytes(octets[5:7], "little")
-    return heads[code] + octets[heads[code] - 1]
+        return 7 + data[4] + int.from_bytes(data[5:7], "little")
+    return heads[code] + data[heads[code] - 1]
 
 
-def _plain(octets: bytes) -> Part:
-    return octets, b"\xff" * len(octets), False
+def _plain(data: bytes) -> Part:
+    return data, b"\xff" * len(data), False
 
 
-def _value(octets: bytes) -> Part:
-    return octets, b"\xff" * len(octets), True
+def _value(data: bytes) -> Part:
+    return data, b"\xff" * len(data), True
 
 
 def _request_parts(request: bytes) -> list[Part]:
@@ -485,10 +483,10 @@ def _answer_parts(step: Step, requests: list[bytes], dialogue: Dialogue) -> list
 
     def take(size: int, is_value: bool = False) -> bytes:
         nonlocal at
-        octets = step.expect[at : at + size]
-        parts.append((octets, step.mask[at : at + size], is_value))
+        data = step.expect[at : at + size]
+        parts.append((data, step.mask[at : at + size], is_value))
         at += size
-        return octets
+        return data
 
     def pushes() -> None:
         marker = 0x03 if dialogue.family == "7.1" else 0x19
@@ -531,9 +529,9 @@ def _one_answer(code: int, step: Step, take: Callable[..., bytes]) -> None:
                 take(2, True)
             take(keys)
     elif code == INFO:
-        raise Inexpressible("INFO counts octets")
+        raise Inexpressible("INFO counts bytes")
     elif code in (WHOAMI, STAT, STATS, CONNECTIONS, CONNECTION, CHANNELS, CHANNEL):
         size = {WHOAMI: 16, STAT: 32}.get(code, len(step.expect) - 1)
         if code in (CONNECTION, CONNECTIONS):
-            raise Inexpressible("CONNECTION counts octets")
+            raise Inexpressible("CONNECTION counts bytes")
         take(size)

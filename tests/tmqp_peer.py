@@ -176,7 +176,7 @@ class TmqpPeer:
         while len(parts) < size:
             part = self.socket.recv(size - len(parts))
             if not part:
-                raise PeerClosed(f"closed after {len(parts)} of {size} octets")
+                raise PeerClosed(f"closed after {len(parts)} of {size} bytes")
             parts += part
         return bytes(parts)
 

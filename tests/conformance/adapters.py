@@ -42,8 +42,8 @@ class Party(ABC):
     """Whether it can be handed messages of a queue, and settle them."""
     settles_in_order: ClassVar[bool] = False
     """Whether an acknowledgement covers everything that was delivered before."""
-    octets: ClassVar[frozenset[int]] = frozenset(range(256))
-    """Largest body on this way, in bytes."""
+    byte_values: ClassVar[frozenset[int]] = frozenset(range(256))
+    """Byte values that a body may contain."""
 
     @abstractmethod
     def __init__(self, *urls: str) -> None:
@@ -126,7 +126,7 @@ class Mqks(Party):
 
     listener = "mqks://127.0.0.1:0"
     # The ends of lines and TABs would part a line; white space at the end of a line is not part of it.
-    octets = frozenset(range(256)) - frozenset(b"\t\n\r")
+    byte_values = frozenset(range(256)) - frozenset(b"\t\n\r")
     _names = itertools.count()
 
     def __init__(self, url: str) -> None:
@@ -151,7 +151,7 @@ class Mqks(Party):
         self.peer.unread(kept)
 
     def publish(self, place: Place, body: bytes) -> None:
-        self.peer.send_octets(f"m{next(self._names)} publish {place.name} ".encode() + body + b"\n")
+        self.peer.send_bytes(f"m{next(self._names)} publish {place.name} ".encode() + body + b"\n")
 
     def subscribe(self, place: Place) -> None:
         consumer = f"c{next(self._names)}"

@@ -148,7 +148,7 @@ def untouched(world: World, sender: str, receiver: str) -> None:
     """The bytes of a body are those that were published."""
     place = world.topic()
     party = receiver_of(world, receiver, place)
-    every = bytes(sorted(PARTIES[sender].octets & PARTIES[receiver].octets))
+    every = bytes(sorted(PARTIES[sender].byte_values & PARTIES[receiver].byte_values))
     wanted = [every, b"  spaces inside ", b"\xff\xfe\xfd", b"x" * 60_000, "\u00e9\u4e16".encode()]
     # White space at the end of a line is none of it, where there are lines.
     wanted = [body.strip() if "mqks" in (sender, receiver) else body for body in wanted]

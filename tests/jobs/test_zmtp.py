@@ -22,23 +22,23 @@ FRAMES = st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=250, max_
 def test_messages_are_read_as_they_were_written_in_whatever_pieces_they_come(
     messages: list[list[bytes]], data: st.DataObject
 ) -> None:
-    octets = b"".join(map(zmtp.encode, messages))
+    payload = b"".join(map(zmtp.encode, messages))
     reader = zmtp.Reader()
     found = []
-    while octets:
-        size = data.draw(st.integers(1, len(octets)))
-        found += reader.feed(octets[:size])
-        octets = octets[size:]
+    while payload:
+        size = data.draw(st.integers(1, len(payload)))
+        found += reader.feed(payload[:size])
+        payload = payload[size:]
     assert found == messages
 
 
 @given(st.binary(max_size=400))
-def test_arbitrary_bytes_are_messages_or_an_error(octets: bytes) -> None:
+def test_arbitrary_bytes_are_messages_or_an_error(payload: bytes) -> None:
     reader = zmtp.Reader()
     try:
-        assert all(reader.feed(octets))
+        assert all(reader.feed(payload))
     except zmtp.ZmtpError:
-        assert octets
+        assert payload
 
 
 def test_frames_that_are_too_large_are_refused_before_they_come() -> None:

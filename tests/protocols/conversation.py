@@ -60,11 +60,11 @@ def vector(name: str) -> bytes:
 
 
 class Client(TmqpPeer):
-    """One connection. `octets` are those of the frame that was received last."""
+    """One connection. `raw` has the bytes of the frame that was received last."""
 
     def __init__(self, host: str, port: int, *, timeout: float = 10.0, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(host, port, timeout=timeout, tls=tls)
-        self.octets = b""
+        self.raw = b""
         self._buffer = bytearray()
         self._frame = bytearray()
         self._unread: deque[tuple[RawFrame, bytes]] = deque()
@@ -75,7 +75,7 @@ class Client(TmqpPeer):
         while len(self._buffer) < size:
             part = self.socket.recv(1 << 16)
             if not part:
-                raise PeerClosed(f"closed after {len(self._buffer)} of {size} octets")
+                raise PeerClosed(f"closed after {len(self._buffer)} of {size} bytes")
             self._buffer += part
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
@@ -84,17 +84,17 @@ class Client(TmqpPeer):
 
     def receive(self) -> RawFrame:
         if self._unread:
-            frame, self.octets = self._unread.popleft()
+            frame, self.raw = self._unread.popleft()
             return frame
         return self._receive_new()
 
     def _receive_new(self) -> RawFrame:
         self._frame.clear()
         frame = super().receive()
-        self.octets = bytes(self._frame)
+        self.raw = bytes(self._frame)
         # PINGs that came before it were read with it.
-        while self.octets[:2] in (b"\x89\xff", b"\x8a\xff"):
-            self.octets = self.octets[8:]
+        while self.raw[:2] in (b"\x89\xff", b"\x8a\xff"):
+            self.raw = self.raw[8:]
         return frame
 
     def answer(self, message_id: bytes, kinds: tuple[int, ...] = (RESPONSE,)) -> RawFrame:
@@ -105,7 +105,7 @@ class Client(TmqpPeer):
             if frame.kind in kinds and frame.id == message_id:
                 self._unread.extendleft(reversed(kept))
                 return frame
-            kept.append((frame, self.octets))
+            kept.append((frame, self.raw))
 
     def arrived(self, channel: str = "ch") -> list[RawFrame]:
         """Everything that the broker has sent here about a channel so far."""

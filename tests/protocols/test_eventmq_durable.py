@@ -259,7 +259,7 @@ def test_rights_are_asked_for_also_where_a_broker_is_to_be_stopped(tmp_path: Pat
     other = added.stdout.strip()
     with running(tmp_path) as place:
         with EventmqPeer(place.urls["admin"], shakes=False) as nobody:
-            nobody.send_octets(GREETING + ready(b"DEALER"))
+            nobody.send_bytes(GREETING + ready(b"DEALER"))
             nobody.say("DISCONNECT", "d")
             assert place.broker.wait(0.5) is False
         with EventmqPeer(place.urls["admin"], token=other) as somebody:

@@ -311,9 +311,9 @@ def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None
     assert (verified.returncode, "2 schedules" in verified.stdout) == (0, True)
     # One byte in the middle of what was saved.
     file = tmp_path / "schedules" / f"{beside[0].number:010}.segment"
-    octets = bytearray(file.read_bytes())
-    octets[octets.index(b"night")] ^= 1
-    file.write_bytes(octets)
+    payload = bytearray(file.read_bytes())
+    payload[payload.index(b"night")] ^= 1
+    file.write_bytes(payload)
     damaged = run("verify", "--json")
     told = json.loads(damaged.stdout)
     assert (damaged.returncode, told["damaged"]) == (6, True)

@@ -42,7 +42,7 @@ class Peer(Protocol):
     def close(self) -> None: ...
 
 
-class OctetPeer:
+class BytePeer:
     """A peer that writes bytes itself, without libzmq."""
 
     def __init__(self, url: str, kind: str, identity: bytes) -> None:
@@ -83,7 +83,7 @@ class LibraryPeer:
 
 
 Connect = Callable[[str, str, bytes], Peer]
-ENGINES: list[Connect] = [OctetPeer, LibraryPeer]
+ENGINES: list[Connect] = [BytePeer, LibraryPeer]
 
 
 class World:
@@ -133,7 +133,7 @@ class World:
         return cut + failed + self.number("mqcore_eventmq_ignored_total", page)
 
 
-@pytest.fixture(params=ENGINES, ids=["octets", "libzmq"])
+@pytest.fixture(params=ENGINES, ids=["bytes", "libzmq"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     listen = "emqp://127.0.0.1:0"
     with TestBroker(listen=listen, admin="http://127.0.0.1:0", shards=3) as broker:
@@ -175,7 +175,7 @@ def test_peers_receive_the_messages_of_the_original(world: World) -> None:
             break
         else:
             world.say(peer, parts)
-            if isinstance(peer, OctetPeer):
+            if isinstance(peer, BytePeer):
                 # Read now and then, as a peer does.
                 told.setdefault(peer, []).extend(peer.heard_so_far(0))
     extra: list[Message] = []
@@ -228,7 +228,7 @@ def last_words(peer: Peer) -> list[Message]:
     """Messages that a peer receives before its connection is closed, without heartbeats."""
     if isinstance(peer, LibraryPeer):
         return [said for said in peer.heard_so_far(1) if said[2] != b"ACK" or len(said) == 5]
-    assert isinstance(peer, OctetPeer)
+    assert isinstance(peer, BytePeer)
     found = []
     try:
         while True:
@@ -240,7 +240,7 @@ def last_words(peer: Peer) -> list[Message]:
 def test_a_topic_reaches_its_subscribers_as_it_did(world: World) -> None:
     subscriber = world.peer("subscribe", "")
     subscription = message([b"\x01topic"])
-    if isinstance(subscriber, OctetPeer):
+    if isinstance(subscriber, BytePeer):
         subscriber.send(b"\x01topic")
         shaken = len(GREETING) + len(ready(b"SUB"))
     else:
@@ -310,7 +310,7 @@ GARBAGE = {
 @pytest.mark.parametrize("role", ["backend", "frontend", "admin", "publish", "subscribe"])
 def test_garbage_costs_the_connection_that_it_came_from_and_no_other(role: str) -> None:
     with TestBroker(listen="emqp://127.0.0.1:0", admin="http://127.0.0.1:0", shards=2) as broker:
-        world = World(broker, OctetPeer)
+        world = World(broker, BytePeer)
         worker, client = world.peer("backend", b"worker".hex()), world.peer("frontend", b"client".hex())
         world.say(worker, [b"", b"eMQP/1.0", b"INFORM", b"i", b"", b"worker"])
         worker.heard_so_far(1)
@@ -319,7 +319,7 @@ def test_garbage_costs_the_connection_that_it_came_from_and_no_other(role: str) 
             if role == "subscribe":
                 said = said.replace(ready(b"DEALER"), ready(b"SUB"))
             with EventmqPeer(world.urls[role], shakes=False) as stranger:
-                stranger.send_octets(said)
+                stranger.send_bytes(said)
                 assert stranger.is_cut(), name
             assert world.mistakes() == before + 1, name
             job = b"job%d" % number
@@ -337,7 +337,7 @@ def test_a_ping_between_the_frames_of_a_message_is_answered_and_harms_neither() 
         with EventmqPeer(urls["backend"]) as worker, EventmqPeer(urls["frontend"]) as client:
             worker.inform(slots=1)
             parts = [b"", b"eMQP/1.0", b"REQUEST", b"j", b"default", b"", b"job"]
-            octets = [frame(part, MORE) for part in parts[:-1]] + [frame(parts[-1])]
-            client.send_octets(command(b"PING", b"\0\0x").join(octets))
+            data = [frame(part, MORE) for part in parts[:-1]] + [frame(parts[-1])]
+            client.send_bytes(command(b"PING", b"\0\0x").join(data))
             assert worker.receive() == parts
             assert client.receive()[4] == b"j"

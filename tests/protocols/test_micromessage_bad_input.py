@@ -64,7 +64,7 @@ def closed(broker: mqcore.Broker, reason: str) -> int:
 
 @pytest.mark.parametrize("size", [0, 1, 3, 6, 9])
 def test_a_handshake_that_stops_halfway_ends_in_time(broker: mqcore.Broker, peer: MM2Peer, size: int) -> None:
-    peer.send(Handshake("json", "").octets()[:size])
+    peer.send(Handshake("json", "").encode()[:size])
     assert peer.error().startswith("timeout: the handshake takes")
     assert closed(broker, "handshake-timeout") == 1
 
@@ -76,27 +76,27 @@ def test_a_handshake_without_its_last_message_ends_in_time(broker: mqcore.Broker
 
 
 @pytest.mark.parametrize(
-    ("octets", "why"),
+    ("data", "why"),
     [
-        (Handshake(major=16).octets(), "version: 16.0 is not supported"),
-        (Handshake(major=0, minor=9).octets(), "version: 0.9 is not supported"),
-        (Handshake("protobuf;microauth").octets(), "extension: unsupported microauth"),
-        (Handshake("x-geo").octets(), "extension: unsupported x-geo"),
-        (Handshake("JSON").octets(), "malformed: "),
-        (Handshake("json;json").octets(), "malformed: "),
-        (Handshake("json:a").octets(), "malformed: "),
-        (Handshake("json:a=%zz").octets(), "malformed: "),
-        (Handshake("batch-ack:max-count=-1").octets(), "extension: max-count"),
-        (Handshake(";".join(f"x-{n}" for n in range(10_000))[:65_535]).octets(), "too-large: required extensions"),
-        (Handshake("", ";".join(f"x{n}" for n in range(2_000))).octets(), "malformed: "),
+        (Handshake(major=16).encode(), "version: 16.0 is not supported"),
+        (Handshake(major=0, minor=9).encode(), "version: 0.9 is not supported"),
+        (Handshake("protobuf;microauth").encode(), "extension: unsupported microauth"),
+        (Handshake("x-geo").encode(), "extension: unsupported x-geo"),
+        (Handshake("JSON").encode(), "malformed: "),
+        (Handshake("json;json").encode(), "malformed: "),
+        (Handshake("json:a").encode(), "malformed: "),
+        (Handshake("json:a=%zz").encode(), "malformed: "),
+        (Handshake("batch-ack:max-count=-1").encode(), "extension: max-count"),
+        (Handshake(";".join(f"x-{n}" for n in range(10_000))[:65_535]).encode(), "too-large: required extensions"),
+        (Handshake("", ";".join(f"x{n}" for n in range(2_000))).encode(), "malformed: "),
         (b"GET / HTTP/1.1\r\n\r\n", "version: 71.69 is not supported"),
     ],
 )
 def test_invalid_offer_gets_a_reason(
-    broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, octets: bytes, why: str
+    broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, data: bytes, why: str
 ) -> None:
-    peer.send(octets)
-    if not octets.startswith(b"GET"):
+    peer.send(data)
+    if not data.startswith(b"GET"):
         assert peer.error().startswith(why)
         assert closed(broker, "protocol-error") == 1
         return
@@ -150,7 +150,7 @@ def test_an_error_in_the_place_of_a_handshake_is_the_end(peer: MM2Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("octets", "why"),
+    ("data", "why"),
     [
         (b"\x03\x00", "malformed: "),
         (b"\x05\x00", "malformed: "),
@@ -194,10 +194,10 @@ def test_an_error_in_the_place_of_a_handshake_is_the_end(peer: MM2Peer) -> None:
     ],
 )
 def test_invalid_frames_get_a_reason(
-    broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, octets: bytes, why: str
+    broker: mqcore.Broker, peer: MM2Peer, bystander: MM2Peer, data: bytes, why: str
 ) -> None:
     peer.open("batch-ack;pub-sub")
-    peer.send(octets)
+    peer.send(data)
     assert peer.error().startswith(why)
     wait_until(lambda: closed(broker, "protocol-error") + closed(broker, "refused") == 1, what="the counter")
 

@@ -92,7 +92,7 @@ def test_all_serializers_may_be_required_and_one_be_chosen(connect: Connect) -> 
 @pytest.mark.parametrize(("major", "minor"), [(1, 1), (2, 1), (15, 0)])
 def test_lower_version_of_both_sides_is_spoken(connect: Connect, major: int, minor: int) -> None:
     peer = connect()
-    peer.send(Handshake("json", "x-mqcore", major=major, minor=minor).octets())
+    peer.send(Handshake("json", "x-mqcore", major=major, minor=minor).encode())
     reply = peer.reply()
     assert (reply.major, reply.minor) == (1, 0)
     peer.conclude("json", "x-mqcore")
@@ -109,7 +109,7 @@ def test_lower_version_than_the_brokers_is_refused(connect: Connect) -> None:
 
 def test_a_required_extension_that_is_not_known_is_an_error_and_the_end(connect: Connect) -> None:
     peer = connect()
-    peer.send(Handshake("json;x-telepathy").octets())
+    peer.send(Handshake("json;x-telepathy").encode())
     assert peer.error() == "extension: unsupported x-telepathy"
 
 
@@ -140,14 +140,14 @@ def test_client_must_know_extensions_that_the_server_requires() -> None:
 @pytest.mark.parametrize("name", ["microauth", "geo", "x-"])
 def test_extensions_of_vendors_begin_with_x(connect: Connect, name: str) -> None:
     peer = connect()
-    peer.send(Handshake(name).octets())
+    peer.send(Handshake(name).encode())
     assert peer.error() == f"extension: unsupported {name}"
 
 
 @pytest.mark.parametrize("wrong", ["Json", "a_b", "a b", "json:Bad key=1", "json:k=a b", "json:k=%2", "json,xml"])
 def test_names_are_fields_and_values_are_url_encoded(connect: Connect, wrong: str) -> None:
     peer = connect()
-    peer.send(Handshake("", wrong).octets())
+    peer.send(Handshake("", wrong).encode())
     assert peer.error().startswith("malformed")
 
 
@@ -179,7 +179,7 @@ def test_frames_may_follow_the_last_message_at_once(connect: Connect) -> None:
     receiver = connect("pub-sub;x-mqcore")
     receiver.ask(subscribe("topic/t", name="s"))
     peer = connect()
-    peer.send(Handshake("json").octets(), Handshake("json").octets(), message(1, "topic/t", b"early"))
+    peer.send(Handshake("json").encode(), Handshake("json").encode(), message(1, "topic/t", b"early"))
     assert receiver.frame().payload == b"early"
 
 
@@ -553,4 +553,4 @@ def test_the_raw_peer_writes_what_the_tables_of_the_document_say() -> None:
     assert message(2, "MQ", b"mother") == bytes.fromhex("000002024d510000066d6f74686572")
     assert command("ping") == bytes.fromhex("010470696e67")
     assert extension(3, struct.pack(">H", 4)) == bytes.fromhex("0203020004")
-    assert Handshake().octets() == b"\x01\x00\x00\x04peer\x00\x00\x00\x00"
+    assert Handshake().encode() == b"\x01\x00\x00\x04peer\x00\x00\x00\x00"

@@ -15,7 +15,7 @@ from served import ROOT
 VECTORS: list[dict[str, Any]] = [
     json.loads(line) for line in (ROOT / "tests" / "vectors" / "micromessage2.jsonl").read_text().splitlines()
 ]
-WAYS = ["whole", "octet by octet", "with others behind it"]
+WAYS = ["whole", "byte by byte", "with others behind it"]
 PING = command("ping;id=behind")
 
 
@@ -35,20 +35,20 @@ def of_kind(*kinds: str) -> list[Any]:
     return [pytest.param(bytes.fromhex(vector["hex"]), vector["name"], id=vector["name"]) for vector in found]
 
 
-def offer(peer: MM2Peer, octets: bytes, way: str, behind: bytes) -> None:
-    if way == "octet by octet":
-        for octet in octets:
-            peer.send(bytes([octet]))
+def offer(peer: MM2Peer, data: bytes, way: str, behind: bytes) -> None:
+    if way == "byte by byte":
+        for byte in data:
+            peer.send(bytes([byte]))
         peer.send(behind)
     else:
-        peer.send(octets + behind)
+        peer.send(data + behind)
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("octets", "name"), of_kind("handshake"))
-def test_a_handshake_is_read(url: str, octets: bytes, name: str, way: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("handshake"))
+def test_a_handshake_is_read(url: str, data: bytes, name: str, way: str) -> None:
     with MM2Peer(url) as peer:
-        offer(peer, octets, way, b"")
+        offer(peer, data, way, b"")
         if name == "H5":
             # It asks for an optional extension that the broker does not have.
             assert "x-note" not in peer.reply().optional
@@ -58,11 +58,11 @@ def test_a_handshake_is_read(url: str, octets: bytes, name: str, way: str) -> No
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("octets", "name"), of_kind("message"))
-def test_a_message_is_read(url: str, octets: bytes, name: str, way: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("message"))
+def test_a_message_is_read(url: str, data: bytes, name: str, way: str) -> None:
     with MM2Peer(url) as peer:
         peer.open("x-mqcore")
-        offer(peer, octets, way, PING)
+        offer(peer, data, way, PING)
         assert peer.answer("behind") == "ok", name
 
 
@@ -80,11 +80,11 @@ def test_a_message_in_parts_is_read(url: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("octets", "name"), of_kind("command"))
-def test_a_command_is_read(url: str, octets: bytes, name: str, way: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("command"))
+def test_a_command_is_read(url: str, data: bytes, name: str, way: str) -> None:
     with MM2Peer(url) as peer:
         peer.open("pub-sub;x-mqcore")
-        offer(peer, octets, way, PING)
+        offer(peer, data, way, PING)
         wanted = "fail: unexpected: there is no such subscription" if name == "C3" else "ok"
         if name in ("C2", "C3"):
             assert peer.answer("1") == wanted
@@ -92,12 +92,12 @@ def test_a_command_is_read(url: str, octets: bytes, name: str, way: str) -> None
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("octets", "name"), of_kind("extension"))
-def test_a_frame_of_an_extension_is_read(url: str, octets: bytes, name: str, way: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("extension"))
+def test_a_frame_of_an_extension_is_read(url: str, data: bytes, name: str, way: str) -> None:
     """Under the numbers of the document's example: json 1, dotnet 2, batch-ack 3."""
     with MM2Peer(url) as peer:
         peer.open("json;dotnet;batch-ack;x-mqcore")
-        offer(peer, octets, way, PING)
+        offer(peer, data, way, PING)
         if name in ("X4", "X5"):
             assert peer.answer("behind") == "ok"
         elif name == "X2":
@@ -108,25 +108,25 @@ def test_a_frame_of_an_extension_is_read(url: str, octets: bytes, name: str, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("octets", "name"), of_kind("error"))
-def test_an_error_of_the_peers_is_the_end(url: str, octets: bytes, name: str, way: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("error"))
+def test_an_error_of_the_peers_is_the_end(url: str, data: bytes, name: str, way: str) -> None:
     with MM2Peer(url) as peer:
         peer.open("x-mqcore")
         assert peer.ask("ping;id=p") == "ok", name
-        offer(peer, octets, way, PING if way == "whole" else b"")
+        offer(peer, data, way, PING if way == "whole" else b"")
         assert peer.rest() == []
 
 
-@pytest.mark.parametrize(("octets", "name"), of_kind("bad"))
-def test_protocol_error_is_reported_and_closes_the_connection(url: str, octets: bytes, name: str) -> None:
+@pytest.mark.parametrize(("data", "name"), of_kind("bad"))
+def test_protocol_error_is_reported_and_closes_the_connection(url: str, data: bytes, name: str) -> None:
     with MM2Peer(url) as peer:
         if name == "B9":
-            peer.send(octets)
+            peer.send(data)
             with pytest.raises(Cut):
                 peer.read(1)
             return
         peer.open("json;dotnet;batch-ack;x-mqcore")
-        peer.send(octets)
+        peer.send(data)
         token = "too-large" if name == "B6" else "malformed"
         assert peer.error().startswith(f"{token}: ")
 
@@ -134,10 +134,10 @@ def test_protocol_error_is_reported_and_closes_the_connection(url: str, octets: 
 def test_a_beginning_of_a_vector_is_never_an_error(url: str) -> None:
     for vector in VECTORS:
         if vector["kind"] in ("message", "command", "extension"):
-            octets = bytes.fromhex(vector["hex"])
+            data = bytes.fromhex(vector["hex"])
             with MM2Peer(url) as peer:
                 peer.open("json;dotnet;batch-ack;pub-sub;x-mqcore")
-                peer.send(octets[:-1])
+                peer.send(data[:-1])
                 peer.socket.settimeout(0.01)
                 with pytest.raises(TimeoutError):
                     peer.read(1)

@@ -85,7 +85,7 @@ def test_endless_line_gets_an_error_and_closes_the_connection(broker: mqcore.Bro
         while not cut:
             assert time.monotonic() < deadline, "the broker reads on and on"
             try:
-                peer.send_octets(b"x" * 65536)
+                peer.send_bytes(b"x" * 65536)
             except (BrokenPipeError, ConnectionResetError):
                 cut = True
     wait_until(lambda: bool(broker.errors()), what="the error")
@@ -96,24 +96,24 @@ def test_a_line_beyond_the_limit_does_what_came_before_it(broker: mqcore.Broker,
     bystander.send("c1 consume --confirm q1 e1")
     assert bystander.line() == b"c1 ok "
     with MqksPeer(broker.listeners[1]) as peer:
-        peer.send_octets(b"m1 publish e1 kept\nm2 publish e1 " + b"x" * 2000 + b"\nm3 publish e1 lost\n")
+        peer.send_bytes(b"m1 publish e1 kept\nm2 publish e1 " + b"x" * 2000 + b"\nm3 publish e1 lost\n")
         assert ERROR.match(peer.rest()[0])
     assert bystander.line() == b"c1 ok m1 event=e1 kept"
 
 
 def test_a_tab_costs_the_connection(peer: MqksPeer, bystander: MqksPeer) -> None:
-    peer.send_octets(b"a ping x\ty\n")
+    peer.send_bytes(b"a ping x\ty\n")
     assert peer.is_cut()
 
 
-@pytest.mark.parametrize("octet", [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0x80, 0xFF])
-def test_other_control_characters_are_data(peer: MqksPeer, octet: int) -> None:
-    peer.send_octets(b"p1 ping a" + bytes([octet]) + b"z\n")
-    assert peer.line() == b"p1 ok a" + bytes([octet]) + b"z"
+@pytest.mark.parametrize("byte", [*range(0x09), 0x0B, 0x0C, *range(0x0E, 0x20), 0x7F, 0x80, 0xFF])
+def test_other_control_characters_are_data(peer: MqksPeer, byte: int) -> None:
+    peer.send_bytes(b"p1 ping a" + bytes([byte]) + b"z\n")
+    assert peer.line() == b"p1 ok a" + bytes([byte]) + b"z"
 
 
 def test_control_characters_in_ids_are_escaped_in_the_log(broker: mqcore.Broker, peer: MqksPeer) -> None:
-    peer.send_octets(b"\x1b[31m\xff nothing here\n")
+    peer.send_bytes(b"\x1b[31m\xff nothing here\n")
     match = ERROR.match(peer.line())
     assert match
     assert match[1] == b"\x1b[31m\xff"
@@ -137,8 +137,8 @@ def test_names_are_limited_to_255_bytes(peer: MqksPeer) -> None:
 
 
 def test_garbage_gets_errors_and_is_harmless(peer: MqksPeer, bystander: MqksPeer) -> None:
-    octets = bytes(octet for octet in range(256) if octet not in (9, 10)) * 20
-    peer.send_octets(b"\n".join(octets[at : at + 77] for at in range(0, len(octets), 77)) + b"\nend ping now\n")
+    payload = bytes(byte for byte in range(256) if byte not in (9, 10)) * 20
+    peer.send_bytes(b"\n".join(payload[at : at + 77] for at in range(0, len(payload), 77)) + b"\nend ping now\n")
     lines = []
     while (line := peer.line()) != b"end ok now":
         lines.append(line)
@@ -209,7 +209,7 @@ def test_deleting_what_is_not_there_is_fine(peer: MqksPeer) -> None:
 
 def test_a_half_closed_peer_is_answered_to_the_end(peer: MqksPeer) -> None:
     peer.send("c1 consume q1 e1", *(f"m{number} publish --confirm e1 d" for number in range(100)))
-    peer.send_octets(b"p1 ping without an end of its line")
+    peer.send_bytes(b"p1 ping without an end of its line")
     peer.half_close()
     lines = peer.rest()
     assert {f"m{number} ok ".encode() for number in range(100)} <= set(lines)

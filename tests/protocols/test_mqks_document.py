@@ -68,13 +68,13 @@ def leave(broker: TestBroker, peer: MqksPeer) -> None:
 
 
 def test_a_request_is_one_line_of_id_action_and_data(peer: MqksPeer) -> None:
-    peer.send_octets(b"r1 ping one\nr2 ping two\n")
+    peer.send_bytes(b"r1 ping one\nr2 ping two\n")
     assert peer.lines(2) == [b"r1 ok one", b"r2 ok two"]
 
 
 def test_request_may_arrive_byte_by_byte(peer: MqksPeer) -> None:
-    for octet in b"r1 ping one\nr2 ping two\n":
-        peer.send_octets(bytes([octet]))
+    for byte in b"r1 ping one\nr2 ping two\n":
+        peer.send_bytes(bytes([byte]))
     assert peer.lines(2) == [b"r1 ok one", b"r2 ok two"]
 
 

@@ -48,13 +48,13 @@ class Replay:
 
     def say(self, name: str, step: dict[str, Any]) -> None:
         peer = self.peer(name)
-        octets = bytes.fromhex(step.get("send_raw_hex", ""))
+        data = bytes.fromhex(step.get("send_raw_hex", ""))
         if step["send"] is not None:
-            octets += step["send"].encode() + b"\n"
-        if octets:
-            peer.send_octets(octets)
+            data += step["send"].encode() + b"\n"
+        if data:
+            peer.send_bytes(data)
             self.unfinished.discard(name)
-            if not octets.endswith(b"\n"):
+            if not data.endswith(b"\n"):
                 self.unfinished.add(name)
         if step.get("op") == "half-close":
             peer.half_close()

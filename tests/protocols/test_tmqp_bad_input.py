@@ -305,14 +305,14 @@ def test_random_bytes_after_the_handshake_harm_only_their_sender(
     dice = random.Random(seed)
     noisy = connect(f"noisy-{seed}")
     if seed % 2:
-        octets = dice.randbytes(20_000)
+        data = dice.randbytes(20_000)
     else:
         frames = bytearray(b"".join(vector(f"V{number:02}") for number in range(9, 44)))
         for _ in range(40):
             frames[dice.randrange(len(frames))] = dice.randrange(256)
-        octets = bytes(frames)
+        data = bytes(frames)
     with contextlib.suppress(ConnectionError):
-        noisy.socket.sendall(octets)
+        noisy.socket.sendall(data)
     assert bystander.lives()
 
 
@@ -613,8 +613,8 @@ def test_writer_of_single_bytes_does_not_delay_others(bystander: Client, connect
     slow = connect("slow")
     slow.create_queue()
     frame = RawFrame(kind=QUEUE, id=b"m", target=b"ch", content_type=1, payload=b"x" * 50).encode()
-    for octet in frame:
-        slow.socket.sendall(bytes((octet,)))
+    for byte in frame:
+        slow.socket.sendall(bytes((byte,)))
         assert bystander.lives()
     assert slow.stored() == (0, 1)
 

@@ -81,7 +81,7 @@ def test_a_client_joins_with_an_answer(producer: Client, consumer: Client, numbe
         )
     )
     consumer.receive()
-    assert consumer.octets == vector("V11")
+    assert consumer.raw == vector("V11")
     assert consumers(producer) == ["c1"]
 
 

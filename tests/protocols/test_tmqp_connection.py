@@ -52,7 +52,7 @@ def test_accepted_frame_matches_the_bytes_of_the_original(broker: mqcore.Broker,
     int(accepted.id, 16)
     accepted.id = b"acc"
     assert accepted.encode() == vector("V07")
-    assert peer.octets[8:40] != peer.octets[9:41]
+    assert peer.raw[8:40] != peer.raw[9:41]
 
 
 def test_the_preamble_is_echoed_before_hello(broker: mqcore.Broker, open_socket: Connect) -> None:
@@ -75,14 +75,14 @@ def test_the_older_preamble_is_echoed_as_it_came(broker: mqcore.Broker, open_soc
 @pytest.mark.parametrize("cut", [1, 4, 7, 8, 9, 12, 15, 17, 20, 40])
 def test_preamble_and_hello_may_come_in_pieces(broker: mqcore.Broker, open_socket: Connect, cut: int) -> None:
     """Twino case 113."""
-    octets = PREAMBLE + hello(b"CONNECT /\r\nClient-Id: pieces\r\n")
+    data = PREAMBLE + hello(b"CONNECT /\r\nClient-Id: pieces\r\n")
     peer = open_socket(broker)
     peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.socket.sendall(octets[:cut])
+    peer.socket.sendall(data[:cut])
     if cut >= 8:
         # The echo proves that the first piece was read alone.
         assert peer.read(8) == PREAMBLE
-    peer.socket.sendall(octets[cut:])
+    peer.socket.sendall(data[cut:])
     if cut < 8:
         assert peer.read(8) == PREAMBLE
     assert peer.receive().target == b"pieces"
@@ -265,8 +265,8 @@ def test_slow_writer_stays_connected_while_bytes_arrive(start_broker: StartBroke
     client = connect("slow", to=broker)
     watch = connect("watch", to=broker)
     frame = RawFrame(kind=SERVER, id=b"L", content_type=CLIENT_LIST, pending_response=True).encode()
-    for octet in frame:
-        client.socket.sendall(bytes((octet,)))
+    for byte in frame:
+        client.socket.sendall(bytes((byte,)))
         # A round trip and a ping of the other client: time passes, and the broker has read the byte.
         assert watch.read(8) == PING_FRAME
         watch.socket.sendall(PONG_FRAME)
@@ -401,5 +401,5 @@ def test_answers_match_the_bytes_of_the_original(connect: Connect) -> None:
     client = connect("cli", Client_Type="tyrant")
     client.socket.sendall(vector("V19"))
     answer = client.receive()
-    assert client.octets.startswith(bytes.fromhex("141006000300 00".replace(" ", "")))
+    assert client.raw.startswith(bytes.fromhex("141006000300 00".replace(" ", "")))
     assert (answer.id, answer.target, answer.source) == (b"id-020", b"cli", b"")

@@ -50,7 +50,7 @@ def test_a_direct_message_arrives_with_its_senders_id(producer: Client, receiver
     )
     assert expected.encode() == vector("V38")
     expected.id = b"D1"
-    assert receiver.octets == expected.encode()
+    assert receiver.raw == expected.encode()
 
 
 def test_the_acknowledgement_of_a_direct_message_reaches_its_sender(producer: Client, receiver: Client) -> None:
@@ -73,7 +73,7 @@ def test_the_acknowledgement_of_a_direct_message_reaches_its_sender(producer: Cl
         )
     )
     producer.receive()
-    assert producer.octets == vector("V39")
+    assert producer.raw == vector("V39")
 
 
 def test_a_negative_acknowledgement_of_a_direct_message_keeps_its_reason(producer: Client, receiver: Client) -> None:
@@ -113,7 +113,7 @@ def test_a_response_reaches_who_asked(producer: Client, receiver: Client, code: 
     )
     answer = producer.receive()
     assert (
-        producer.octets
+        producer.raw
         == RawFrame(
             kind=RESPONSE,
             id=request,

@@ -87,7 +87,7 @@ def test_channel_created_event(watcher: Client, producer: Client) -> None:
     assert list(body.items()) == [("Name", "ch"), ("ActiveClients", 0), ("ClientLimit", 9), ("Node", None)]
     # The bytes of the original: its client drops an event whose target is not that of its subscription.
     original = b'ChannelCreated{"Name":"ch","ActiveClients":0,"ClientLimit":9,"Node":null}'
-    assert watcher.octets == bytes.fromhex("1610000e0000003b") + original
+    assert watcher.raw == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelCreated") == OK
     producer.create_channel("ch2")
     assert told(watcher, "ch2") == []
@@ -104,7 +104,7 @@ def test_channel_removed_event(watcher: Client, producer: Client, consumer: Clie
     assert (frame.source, frame.target, frame.content_type) == (b"ChannelRemoved", b"", 0)
     assert list(body.items()) == [("Name", "ch"), ("ActiveClients", 1), ("ClientLimit", 0), ("Node", None)]
     original = b'ChannelRemoved{"Name":"ch","ActiveClients":1,"ClientLimit":0,"Node":null}'
-    assert watcher.octets == bytes.fromhex("1610000e0000003b") + original
+    assert watcher.raw == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelRemoved") == OK
     producer.do(REMOVE_CHANNEL, "ch2")
     assert told(watcher, "ch2") == []
@@ -235,9 +235,9 @@ def test_message_produced_event_matches_the_bytes_of_the_original(watcher: Clien
     """Twino case 87, vector V44."""
     producer.create_queue("ch-pull", 7, Status=PULLED)
     producer.create_queue("ch-pull", 1, Status=PULLED)
-    octets = vector("V44")
-    queue = int.from_bytes(octets[5:7], "little")
-    expected = json.loads(octets[octets.index(b"{") :])
+    data = vector("V44")
+    queue = int.from_bytes(data[5:7], "little")
+    expected = json.loads(data[data.index(b"{") :])
     assert watcher.subscribe("MessageProduced", Channel_Name="ch-pull", Queue_Id=str(queue)) == OK, (
         "the queue of the vector exists"
     )
@@ -245,7 +245,7 @@ def test_message_produced_event_matches_the_bytes_of_the_original(watcher: Clien
     producer.publish("ch-pull", other, b"x")
     producer.publish("ch-pull", queue, b"x", message_id=expected["Id"].encode())
     watcher.receive()
-    assert watcher.octets == octets
+    assert watcher.raw == data
     assert watcher.unsubscribe("MessageProduced", Channel_Name="ch-pull", Queue_Id=str(queue)) == OK
     producer.publish("ch-pull", queue, b"x")
     producer.arrived("ch-pull")

@@ -33,7 +33,7 @@ def test_bodies_of_all_length_forms_arrive_whole(producer: Client, consumer: Cli
         frame = consumer.receive()
         assert frame.payload == body
         assert (
-            consumer.octets
+            consumer.raw
             == RawFrame(
                 kind=QUEUE,
                 id=b"i",
@@ -69,7 +69,7 @@ def test_a_length_in_a_longer_form_than_needed_is_read_and_sent_on_in_the_shorte
     target.join("t")
     source.socket.sendall(vector("V52"))
     assert target.receive().payload == b"abc"
-    assert target.octets[7] == 3
+    assert target.raw[7] == 3
 
 
 @pytest.mark.parametrize("body", [bytes(range(256)), bytes(256), b"\xff" * 256, b"\r\n" * 64])
@@ -109,7 +109,7 @@ def test_a_frame_without_headers_has_no_header_bit(producer: Client, consumer: C
     consumer.join()
     producer.publish(body=b"x")
     consumer.receive()
-    assert not consumer.octets[1] & 0x20
+    assert not consumer.raw[1] & 0x20
 
 
 def test_header_text_without_a_valid_line_is_harmless(producer: Client, consumer: Client) -> None:
@@ -122,8 +122,8 @@ def test_header_text_without_a_valid_line_is_harmless(producer: Client, consumer
     producer.socket.sendall(bytes(frame) + len(text).to_bytes(2, "little") + text)
     received = consumer.receive()
     assert received.id == b"m"
-    if consumer.octets[1] & 0x20:
-        length = consumer.octets[8 + len(received.id + received.source + received.target) :][:2]
+    if consumer.raw[1] & 0x20:
+        length = consumer.raw[8 + len(received.id + received.source + received.target) :][:2]
         assert int.from_bytes(length, "little") > 0
     assert consumer.lives()
 
@@ -144,7 +144,7 @@ def test_a_queue_may_have_any_number_of_sixteen_bits(producer: Client, consumer:
     for queue in (0, 1, 255, 256, 65535):
         producer.publish(consumer_channel, queue, b"x")
         assert consumer.receive().content_type == queue
-        assert consumer.octets[5:7] == queue.to_bytes(2, "little")
+        assert consumer.raw[5:7] == queue.to_bytes(2, "little")
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -189,7 +189,7 @@ def test_a_direct_message_on_its_way_has_one_hop_less(producer: Client, connect:
     source.socket.sendall(vector("V55"))
     for hops in (0, 1, 16):
         source.send_direct("t", b"%d" % hops, hops=hops)
-    assert [(target.receive().payload, target.octets[1] & 0x1F) for _ in range(2)] == [(b"1", 0), (b"16", 15)]
+    assert [(target.receive().payload, target.raw[1] & 0x1F) for _ in range(2)] == [(b"1", 0), (b"16", 15)]
     # An answer to its own direct message proves that nothing else was on the way.
     target.send_direct("t", b"last")
     assert target.receive().payload == b"last"
@@ -267,8 +267,8 @@ def test_answers_arrive_for_all_of_many_operations_at_once(connect: Connect) -> 
         for number in range(100)
     ]
     client.socket.sendall(b"".join(request.encode() for request in requests))
-    answers = {client.receive().id: client.octets for _ in requests}
+    answers = {client.receive().id: client.raw for _ in requests}
     assert set(answers) == {request.id for request in requests}
-    for octets in answers.values():
-        assert octets[0] == RESPONSE
-        assert int.from_bytes(octets[5:7], "little") == OK
+    for data in answers.values():
+        assert data[0] == RESPONSE
+        assert int.from_bytes(data[5:7], "little") == OK

@@ -59,9 +59,9 @@ def test_pulled_messages_and_the_end_match_the_bytes_of_the_original(producer: C
         )
     )
     client.receive()
-    assert client.octets == vector("V33").replace(b"Count:2", b"Count:1")
+    assert client.raw == vector("V33").replace(b"Count:2", b"Count:1")
     client.receive()
-    assert client.octets == vector("V34")
+    assert client.raw == vector("V34")
 
 
 def test_answer_of_an_empty_queue_matches_the_bytes_of_the_original(producer: Client, connect: Connect) -> None:
@@ -71,7 +71,7 @@ def test_answer_of_an_empty_queue_matches_the_bytes_of_the_original(producer: Cl
     client.join("ch-pull")
     client.send(RawFrame(kind=PULL, id=b"REQ", target=b"ch-pull", content_type=1, headers=[("Count", "1")]))
     client.receive()
-    assert client.octets == vector("V35")
+    assert client.raw == vector("V35")
 
 
 def test_a_pull_request_of_the_original_is_read(producer: Client, connect: Connect) -> None:
@@ -321,7 +321,7 @@ def test_a_cached_message_comes_as_the_response_to_its_pull(producer: Client, co
     client.send(RawFrame(kind=PULL, id=b"REQ", target=b"ch", content_type=7, headers=[("Count", "1")]))
     client.receive()
     assert (
-        client.octets
+        client.raw
         == RawFrame(
             kind=RESPONSE,
             id=b"REQ",

@@ -40,7 +40,7 @@ def test_deliveries_match_the_bytes_of_the_original(producer: Client, joined: li
     publish_vector(producer, b"M1")
     for consumer, name in zip(joined, ["V23", "V24"], strict=True):
         consumer.receive()
-        assert consumer.octets == vector(name)
+        assert consumer.raw == vector(name)
 
 
 def test_delivery_requesting_acknowledgement_matches_the_bytes_of_the_original(
@@ -54,29 +54,29 @@ def test_delivery_requesting_acknowledgement_matches_the_bytes_of_the_original(
         producer.create_queue("ch-push", queue, RequestAcknowledge=True)
     producer.publish("ch-push", queue, b"hello", message_id=b"M2")
     joined[0].receive()
-    assert joined[0].octets == vector("V25")
+    assert joined[0].raw == vector("V25")
 
 
 def test_high_priority_delivery_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Vector V26."""
     publish_vector(producer, b"M4", b"hp", high_priority=True)
     joined[0].receive()
-    assert joined[0].octets == vector("V26")
+    assert joined[0].raw == vector("V26")
 
 
 def test_brokers_acknowledgement_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Twino case 49, vector V29: sent right after receipt."""
     publish_vector(producer, b"M1", confirm=True)
     producer.receive()
-    assert producer.octets == vector("V29")
+    assert producer.raw == vector("V29")
 
 
 def test_relayed_acknowledgement_matches_the_bytes_of_the_original(producer: Client, joined: list[Client]) -> None:
     """Vector V30, for a consumer that copies the first-acquirer bit as the original's client does."""
-    octets = vector("V30")
-    message, consumer_id = octets[8:10], octets[10:12]
+    data = vector("V30")
+    message, consumer_id = data[8:10], data[10:12]
     consumer = next(consumer for consumer in joined if consumer.client_id == consumer_id)
-    queue = int.from_bytes(octets[5:7], "little")
+    queue = int.from_bytes(data[5:7], "little")
     changes = {"RequestAcknowledge": True, "MessageDeliveryHandler": "ack-on-consume"}
     if queue == 1:
         producer.update_queue("ch-push", 1, **changes)
@@ -91,11 +91,11 @@ def test_relayed_acknowledgement_matches_the_bytes_of_the_original(producer: Cli
             source=consumer_id,
             target=b"ch-push",
             content_type=queue,
-            first_acquirer=bool(octets[0] & 0x80),
+            first_acquirer=bool(data[0] & 0x80),
         )
     )
     producer.receive()
-    assert producer.octets == octets
+    assert producer.raw == data
 
 
 def test_a_publish_to_an_unknown_channel_has_the_answer_of_the_original(producer: Client) -> None:

@@ -630,7 +630,7 @@ def test_a_copy_carries_its_own_channel_and_queue(producer: Client, connect: Con
     assert original.headers == [("CC", "ch-push;1;ccid"), ("Own", "1")]
     second.receive()
     assert (
-        second.octets
+        second.raw
         == RawFrame(
             kind=QUEUE,
             id=b"ccid",
@@ -655,7 +655,7 @@ def test_copy_without_other_headers_matches_the_bytes_of_the_original_in_its_own
     consumer.join("ch-push")
     producer.publish("ch-pull", 1, b"cc", headers=[("CC", "ch-push;1;ccid")])
     consumer.receive()
-    assert consumer.octets == vector("V45").replace(b"ch-pull", b"ch-push")
+    assert consumer.raw == vector("V45").replace(b"ch-pull", b"ch-push")
 
 
 def test_omitted_options_of_a_copy_are_filled_in(producer: Client, connect: Connect) -> None:

@@ -159,11 +159,11 @@ def test_route_without_connected_clients_gets_an_answer(producer: Client) -> Non
 def test_a_publish_to_a_router_that_does_not_exist_is_acknowledged_negatively(connect: Connect) -> None:
     """Twino case 73, without a router: vector V41, and the response to who waits for one."""
     client = connect("cli")
-    octets = vector("V41")
-    client.send(RawFrame(kind=ROUTER, id=octets[8:10], target=b"zzz", pending_acknowledge=True))
+    data = vector("V41")
+    client.send(RawFrame(kind=ROUTER, id=data[8:10], target=b"zzz", pending_acknowledge=True))
     client.receive()
     # The original sets no bit of the first byte; only whether it is an acknowledgement counts there.
-    assert client.octets == octets
+    assert client.raw == data
     client.send(RawFrame(kind=ROUTER, id=b"S4", target=b"zzz", pending_response=True))
     answer = client.receive()
     assert (answer.kind, answer.id, answer.content_type) == (RESPONSE, b"S4", NOT_FOUND)

@@ -76,9 +76,9 @@ def test_a_segment_that_is_set_aside_between_planning_and_reading_costs_what_is_
 
     assert found() == bodies
     victim = max(tmp_path.rglob("*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
-    octets = bytearray(victim.read_bytes())
-    octets[len(bytes(octets).rstrip(b"\0")) // 2] ^= 0xFF
-    victim.write_bytes(octets)
+    data = bytearray(victim.read_bytes())
+    data[len(bytes(data).rstrip(b"\0")) // 2] ^= 0xFF
+    victim.write_bytes(data)
     mqcore.journal.compact(tmp_path)
     assert victim.with_suffix(".quarantined").exists()
     left = found()

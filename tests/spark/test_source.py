@@ -236,10 +236,10 @@ def test_a_torn_tail_costs_what_is_torn_and_nothing_else(spark: SparkSession, to
     torn = copied(told, tmp_path)
     lost: dict[Path, int] = {}
     for segment in sorted(torn.data_dir.glob("shard-*/*.segment")):
-        octets = segment.read_bytes()
-        end = len(octets.rstrip(b"\0"))
+        data = segment.read_bytes()
+        end = len(data.rstrip(b"\0"))
         if end > 4096:
-            segment.write_bytes(octets[: end - 100] + b"\xff" * 50 + bytes(len(octets) - end + 50))
+            segment.write_bytes(data[: end - 100] + b"\xff" * 50 + bytes(len(data) - end + 50))
             lost[segment] = end
     assert lost
     found = bodies(read(spark, torn))
@@ -253,11 +253,11 @@ def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
 ) -> None:
     gone = copied(told, tmp_path)
     middle = max(gone.data_dir.glob("shard-0/*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
-    octets = bytearray(middle.read_bytes())
+    data = bytearray(middle.read_bytes())
     # Damage in the middle of what was durable: all the rest of it is behind the first unreadable record.
-    at = len(bytes(octets).rstrip(b"\0")) // 2
-    octets[at : at + 200] = b"\xee" * 200
-    middle.write_bytes(bytes(octets))
+    at = len(bytes(data).rstrip(b"\0")) // 2
+    data[at : at + 200] = b"\xee" * 200
+    middle.write_bytes(bytes(data))
     manifest = max((gone.data_dir / "archive" / "_manifests").glob("*.json"))
     content = json.loads(manifest.read_bytes())
     dropped = next(file for file in content["files"] if file["table"] == "messages")
