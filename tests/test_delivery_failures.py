@@ -29,7 +29,7 @@ async def mq(broker: mqcore.Broker) -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def receiving(client: Client, status: str) -> AsyncIterator[AsyncIterator[mqcore.client.Delivered[bytes]]]:
-    """What a consumer of orders/1 receives, one message after the other; in a pull queue it pulls each."""
+    """Messages of orders/1 as a consumer receives them, one after the other; in a pull queue it pulls each."""
 
     async def pulled() -> AsyncIterator[mqcore.client.Delivered[bytes]]:
         while True:

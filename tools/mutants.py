@@ -42,8 +42,9 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "routing": (("routing.py",), ("test_router_cli.py", "protocols/test_tmqp_python_routers.py")),
     "throttr": (("throttr/client.py", "throttr/models.py", "throttr/requests.py"), ("test_throttr_client.py",)),
     "ratelimit": (("ratelimit/*.py",), ("test_ratelimit*.py",)),
-    "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_jobs*.py", "jobs/test_parts.py", "jobs/test_zmtp.py")),
-    "spark": (("spark/*.py",), ("spark/test_ledger.py", "spark/test_sink.py", "spark/test_source.py")),
+    "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_*.py",)),
+    "ledger": (("spark/ledger.py", "spark/publisher.py"), ("spark/test_ledger*.py",)),
+    "spark": (("spark/*.py",), ("spark/test_ledger*.py", "spark/test_sink.py", "spark/test_source.py")),
     "cli": (("cli/*.py",), ("test_cli*.py", "test_router_cli.py", "test_limit_cli.py")),
 }
 GENERATED: Final = ("throttr/sync_client.py",)

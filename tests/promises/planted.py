@@ -32,7 +32,7 @@ class Bug:
 
     name: str
     effect: str
-    """What it does to messages."""
+    """Its effect on messages."""
     file: str
     correct: str
     """The text that occurs once in the file."""
@@ -142,7 +142,7 @@ def build(project: Path) -> None:
 
 
 def search(project: Path, bug: Bug, seeds: int) -> tuple[bool, str]:
-    """Run random plans until one finds the bug; whether one did, and the line that says so."""
+    """Run random plans until one finds the bug; whether one did, and the line that reports it."""
     path = os.pathsep.join(str(project / part) for part in ("python", "tests"))
     done = subprocess.run(
         [sys.executable, "-m", "promises.search", "--first", "0", "--seeds", str(seeds), "--until-failure"],
