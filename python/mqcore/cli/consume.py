@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["consume", "pull"]
 
 
-@click.command(short_help="Consume messages from a queue and print them.")
+@click.command(short_help="Consume messages from a queue or topic and print them.")
 @click.argument("queue")
 @click.option("--count", type=click.IntRange(min=1), help="Exit after this many messages. [default: never]")
 @click.option("--idle", type=options.DURATION, help="Exit after this long without a message. [default: never]")
@@ -55,6 +55,9 @@ def consume(
 ) -> int:
     """Consume messages from QUEUE, print them, and acknowledge them if the queue requests acknowledgements.
 
+    QUEUE may be a topic, @topic:NAME, or a pattern of topics such as '@topic:orders.*'. The command prints what is
+    published from now on.
+
     With MQKS, the queue is also bound to the event of its own name, unless --event, --add-event or --keep-events is
     given.
     """
@@ -73,7 +76,7 @@ def consume(
     window = min(prefetch, count) if count is not None else prefetch
     with options.connect(url, timeout) as client, output.progress(f"consume {address}", count) as advance:
         for message in client.queue(address).consume(prefetch=window, idle_timeout=idle, **terms):
-            show(message, address, into, as_json=as_json)
+            show(message, message.target if message.topic else address, into, as_json=as_json)
             if nack is not None:
                 message.nack(nack)
             else:

@@ -35,7 +35,11 @@ def send(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Send BODY to TARGET: a client id, @name:NAME or @type:TYPE."""
+    """Send BODY to TARGET: a client id, @name:NAME, @type:TYPE, @router:NAME or @topic:NAME.
+
+    Without --confirm the command does not know whether a client received the message. Sending to a topic fails if it
+    has neither subscribers nor queues.
+    """
     with options.connect(url, timeout) as client:
         client.send(target, body.encode(), content_type=content_type, headers=header, one=one, confirm=confirm)
     if as_json:

@@ -27,8 +27,11 @@ __all__ = [
 DEFAULT_URL = "tmqp://127.0.0.1:2622"
 DEFAULT_ADMIN = "http://127.0.0.1:2627"
 
-_PLAIN = ("mqks://", "mqkss://", "mqks+unix://", "mm2://", "mm2s://", "mm2+unix://")
+_MM2 = ("mm2://", "mm2s://", "mm2+unix://")
+_PLAIN = ("mqks://", "mqkss://", "mqks+unix://", *_MM2)
 """Protocols that address a queue by its name alone, without `/id`."""
+
+_TOPIC = "@topic:"
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -128,11 +131,20 @@ def _admin_url(_ctx: click.Context, _option: click.Parameter, value: str | None)
 
 
 def address(queue: str, url: str | None) -> str:
-    """Return the queue's address in the protocol of the broker's URL: `channel/id` for TMQP, else the name unchanged.
+    """Return the address in the protocol of the broker's URL: `channel/id` for TMQP, else the name unchanged.
 
-    Raises `click.BadParameter` for an invalid TMQP queue.
+    A topic, `@topic:NAME`, is written the same way for all protocols. Raises `click.BadParameter` for an invalid TMQP
+    queue, or a topic without a name.
     """
-    if _chosen(url).startswith(_PLAIN):
+    chosen = _chosen(url)
+    if queue.startswith(_TOPIC):
+        name = queue.removeprefix(_TOPIC)
+        if not name:
+            raise click.BadParameter(f"invalid topic {queue!r}; use @topic:NAME")
+        if chosen.startswith(_MM2):
+            return f"topic/{name}"
+        return name if chosen.startswith(_PLAIN) else queue
+    if chosen.startswith(_PLAIN):
         return queue
     channel, number = QUEUE.convert(queue, None, click.get_current_context())
     return f"{channel}/{number}"

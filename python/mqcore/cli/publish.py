@@ -1,4 +1,4 @@
-"""`mqcore publish`: publishes messages to a queue."""
+"""`mqcore publish`: publishes messages to a queue or topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BATCH = 256
 """Messages per call of the client: enough to keep the broker busy, few enough to show progress."""
 
 
-@click.command(short_help="Publish messages to a queue.")
+@click.command(short_help="Publish messages to a queue or topic.")
 @click.argument("queue")
 @click.argument("body", required=False)
 @click.option("--file", "files", multiple=True, metavar="FILE", help="File to publish as one message. Repeatable.")
@@ -48,7 +48,11 @@ def publish(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Publish BODY, files, or lines of stdin to QUEUE, for example orders/1001. With MQKS, QUEUE is an event."""
+    """Publish BODY, files, or lines of stdin to QUEUE, for example orders/1001.
+
+    QUEUE may be a topic, @topic:NAME; the command fails if the topic has neither subscribers nor queues. With MQKS,
+    QUEUE is an event.
+    """
     bodies, total = _bodies(body, files, from_stdin, count)
     if message_id is not None and total != 1:
         raise click.UsageError("--id names one message; publish one BODY or one --file without --count")

@@ -47,6 +47,7 @@ from mqcore.client.options import (
 )
 from mqcore.client.queue import Queue
 from mqcore.client.streams import REASON_CLOSED, Consumer, Events, ExtensionFrames, Requests
+from mqcore.client.topic import Topic
 
 __all__ = [
     "DEFAULT_URL",
@@ -77,6 +78,7 @@ __all__ = [
     "RouterStep",
     "RouterTest",
     "State",
+    "Topic",
     "connect",
     "without_credentials",
 ]

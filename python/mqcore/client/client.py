@@ -54,6 +54,7 @@ from mqcore.client.options import (
 )
 from mqcore.client.queue import Queue
 from mqcore.client.streams import Events, ExtensionFrames, Requests
+from mqcore.client.topic import Topic
 from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
 
 __all__ = ["Client", "connect"]
@@ -138,6 +139,10 @@ class Client(ClientBase):
         """Return a queue: ``queue("orders", 1001)`` or ``queue("orders/1001")``."""
         return Queue(self, address(channel, id))
 
+    def topic(self, name: str) -> Topic:
+        """Return a topic: ``topic("orders.new")``, or the topics of a pattern: ``topic("orders.*")``."""
+        return Topic(self, name)
+
     async def publish(
         self,
         queue: str,
@@ -157,6 +162,8 @@ class Client(ClientBase):
         confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
         writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
         when the connection was lost before the confirmation.
+
+        In TMQP `queue` may be a topic, ``@topic:NAME``; see `Topic.publish`.
 
         In MQKS `queue` is an event, and the broker accepts the message whether or not a queue is bound to it. Headers,
         priorities and copies raise `NotSupported`; an empty body and one with line ends, TABs or trailing white space
@@ -249,7 +256,9 @@ class Client(ClientBase):
     ) -> None:
         """Send a direct message to a client id, ``@name:NAME`` or ``@type:KIND``, or to a router, ``@router:NAME``.
 
-        With `one`, only the oldest matching client gets it. With `confirm`, wait until the receiver acknowledges.
+        With `one`, only the oldest matching client gets it. With `confirm`, wait until the receiver acknowledges. A
+        message to a topic, ``@topic:NAME``, is always confirmed: it raises `Nacked` if there is neither a subscriber
+        nor a queue.
         """
         await self._connected().send(
             target,

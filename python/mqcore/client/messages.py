@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, overload
 
 from mqcore import bodies
 from mqcore.client.incoming import Incoming
+from mqcore.client.options import TOPIC_PREFIXES
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
@@ -26,8 +27,16 @@ class Delivered(Incoming[_T_co]):
 
     @property
     def address(self) -> str:
-        """The queue: ``orders/1001``."""
-        return f"{self.target}/{self.content_type}"
+        """The queue: ``orders/1001``; for a message of a topic its target, such as ``@topic:orders.new``."""
+        return self.target if self.topic is not None else f"{self.target}/{self.content_type}"
+
+    @property
+    def topic(self) -> str | None:
+        """The topic of a message that a subscription to topics received: ``orders.new``; ``None`` for others."""
+        target = self.target
+        prefixes = (prefix for prefix in TOPIC_PREFIXES if self.content_type == 0 and target.startswith(prefix))
+        prefix = next(prefixes, None)
+        return None if prefix is None else target.removeprefix(prefix)
 
     @property
     def wants_acknowledge(self) -> bool:

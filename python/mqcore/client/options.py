@@ -83,6 +83,34 @@ class ConnectOptions(TypedDict, total=False):
     extensions: Sequence[Extension] | None
 
 
+TOPIC_PREFIXES: Final = ("@topic:", "topic/")
+"""Prefixes of targets that are topics: in TMQP and in MicroMessage2."""
+
+
+class PublishOptions(TypedDict, total=False):
+    """Keyword arguments of `Client.publish`, which documents them."""
+
+    id: str | None
+    headers: Headers
+    high_priority: bool
+    confirm: bool
+    cc: Copies
+    timeout: Duration | None
+    retry: bool
+
+
+class SendOptions(TypedDict, total=False):
+    """Keyword arguments of `Client.send`, which documents them."""
+
+    content_type: int
+    id: str | None
+    headers: Headers
+    high_priority: bool
+    one: bool
+    confirm: bool
+    timeout: Duration | None
+
+
 class ConsumeOptions(TypedDict, total=False):
     """Keyword arguments of `Queue.consume` for single protocols; it documents them."""
 

@@ -21,6 +21,7 @@ from mqcore.sync.client import Client, connect
 from mqcore.sync.messages import Batch, Delivered, Request
 from mqcore.sync.queue import Queue
 from mqcore.sync.streams import Consumer, Events, ExtensionFrames, Requests
+from mqcore.sync.topic import Topic
 
 __all__ = [
     "Batch",
@@ -32,5 +33,6 @@ __all__ = [
     "Queue",
     "Request",
     "Requests",
+    "Topic",
     "connect",
 ]

@@ -73,7 +73,11 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A queue: its channel and its number there. Cheap to clone.
+/// Prefix of the names of topics in TMQP.
+pub const TOPIC_PREFIX: &str = "@topic:";
+
+/// The address to publish to or to consume from. In TMQP a queue, its channel and its number there, or a topic; in
+/// protocols with plain names also an event or a destination. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct QueueAddress {
     channel: Arc<str>,
@@ -91,12 +95,19 @@ impl QueueAddress {
     }
 
     /// Parses `channel/id`. A plain name is queue 0 of that channel, and so is `logs/eu`, whose last part is not a
-    /// 16-bit number.
+    /// 16-bit number. `@topic:NAME` is a topic, or with `*` in its name a pattern of topics.
     ///
     /// # Errors
     ///
-    /// As [`QueueAddress::new`].
+    /// As [`QueueAddress::new`]; for a topic whose name is empty or too long.
     pub fn parse(text: &str) -> Result<Self, ClientError> {
+        if let Some(name) = text.strip_prefix(TOPIC_PREFIX) {
+            if name.is_empty() || text.len() > NAME_BYTES_MAX {
+                let most = NAME_BYTES_MAX - TOPIC_PREFIX.len();
+                return Err(ClientError::invalid("topic", format!("{name:?} must have 1 to {most} bytes")));
+            }
+            return Ok(Self { channel: text.into(), id: 0 });
+        }
         match text.rsplit_once('/').and_then(|(channel, id)| Some((channel, id.parse::<u16>().ok()?))) {
             Some((channel, id)) => Self::new(channel, id),
             None => Self::new(text, 0),
@@ -135,7 +146,13 @@ impl QueueAddress {
         if self.id == 0 { Cow::Borrowed(&self.channel) } else { Cow::Owned(self.to_string()) }
     }
 
-    /// The channel's name.
+    /// Whether it is a topic of TMQP, or a pattern of topics.
+    #[must_use]
+    pub fn is_topic(&self) -> bool {
+        is_topic(self.channel.as_bytes())
+    }
+
+    /// The channel's name; for a topic its name with [`TOPIC_PREFIX`].
     #[must_use]
     pub fn channel(&self) -> &Arc<str> {
         &self.channel
@@ -161,8 +178,45 @@ impl QueueAddress {
 
 impl fmt::Display for QueueAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_topic() {
+            return formatter.write_str(&self.channel);
+        }
         write!(formatter, "{}/{}", self.channel, self.id)
     }
+}
+
+/// Whether the target of a frame is a topic.
+pub(crate) fn is_topic(target: &[u8]) -> bool {
+    target.starts_with(TOPIC_PREFIX.as_bytes())
+}
+
+/// Whether a topic matches a pattern, both with [`TOPIC_PREFIX`]. In a pattern, `*` matches any bytes but a dot, and
+/// only names with a dot match. Topics compare byte by byte.
+pub(crate) fn topic_matches(pattern: &[u8], topic: &[u8]) -> bool {
+    if !pattern.contains(&b'*') {
+        return pattern == topic;
+    }
+    let parts = |name: &[u8]| name.split(|byte| *byte == b'.').map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let (wanted, found) = (parts(pattern), parts(topic));
+    found.len() > 1
+        && wanted.len() == found.len()
+        && wanted.iter().zip(&found).all(|(wanted, found)| part_matches(wanted, found))
+}
+
+/// Each piece between stars is searched behind the one before it; the first and the last have fixed places.
+fn part_matches(pattern: &[u8], part: &[u8]) -> bool {
+    let mut pieces = pattern.split(|byte| *byte == b'*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = part.strip_prefix(first) else { return false };
+    let mut pieces: Vec<_> = pieces.collect();
+    let Some(last) = pieces.pop() else { return rest.is_empty() };
+    for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+        match rest.windows(piece.len()).position(|window| window == piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
 }
 
 /// Number of decimal digits.
@@ -322,6 +376,37 @@ impl fmt::Display for BrokerAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_topic_is_an_address_without_a_number() {
+        let topic = QueueAddress::parse("@topic:Orders.new/7").unwrap();
+        assert!(topic.is_topic());
+        assert_eq!((topic.to_string().as_str(), topic.id()), ("@topic:Orders.new/7", 0));
+        assert!(!QueueAddress::parse("orders/7").unwrap().is_topic());
+        let long = format!("@topic:{}", "x".repeat(249));
+        assert!(QueueAddress::parse("@topic:").is_err() && QueueAddress::parse(&long).is_err());
+        assert!(QueueAddress::parse(&long[..long.len() - 1]).is_ok());
+    }
+
+    #[test]
+    fn a_star_matches_within_one_part_of_a_topic() {
+        for (pattern, topic, expected) in [
+            ("orders.new", "orders.new", true),
+            ("orders.new", "Orders.new", false),
+            ("orders.*", "orders.eu", true),
+            ("orders.*", "orders.", true),
+            ("orders.*", "orders.eu.north", false),
+            ("*", "orders", false),
+            ("*.*", "orders.eu", true),
+            ("*.eu", "orders.us", false),
+            ("o*r*s.e*", "orders.eu", true),
+            ("o*z*s.e*", "orders.eu", false),
+            ("a*a.x", "a.x", false),
+            ("a*a.x", "aa.x", true),
+        ] {
+            assert_eq!(topic_matches(pattern.as_bytes(), topic.as_bytes()), expected, "{pattern} {topic}");
+        }
+    }
 
     #[test]
     fn the_last_part_of_a_queue_address_counts_only_if_it_is_a_number() {

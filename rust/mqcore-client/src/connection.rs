@@ -19,7 +19,8 @@ use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::Counters;
 use crate::dial::{Endpoint, Link, Stream, dial};
 use crate::error::ClientError;
-use crate::mailbox::{Mailbox, TIMEOUT_CHECK_MIN, lock};
+use crate::mailbox::{Mailbox, lock};
+use crate::post::Post;
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
 use crate::route::{Route, Routes};
@@ -473,6 +474,11 @@ impl Shared {
             }
             FrameEvent::Left(queue) => core.left(&queue),
             FrameEvent::Delivery(message) => {
+                let topics = core.topic_mailboxes(message.target());
+                if !topics.is_empty() {
+                    post.put_all(topics, core, &message, now);
+                    return Ok(());
+                }
                 let (channel, queue) = (message.target(), message.content_type());
                 match core.taker(channel, queue).or_else(|| core.leaving(channel, queue).cloned()) {
                     Some(mailbox) => post.put(mailbox, core, message, now),
@@ -484,19 +490,15 @@ impl Shared {
                 None => Counters::add(&self.counters.unclaimed_direct, 1),
             },
             FrameEvent::Event(event) => {
-                let streams: Vec<Arc<Mailbox>> = core.event_streams(&event).cloned().collect();
-                for mailbox in streams {
-                    post.put(mailbox, core, event.clone(), now);
-                }
+                let streams = core.event_streams(&event).cloned().collect();
+                post.put_all(streams, core, &event, now);
             }
             FrameEvent::Extension(frame) => {
                 let streams: Vec<Arc<Mailbox>> = core.extension_streams(frame.target()).cloned().collect();
                 if streams.is_empty() {
                     Counters::add(&self.counters.unclaimed, 1);
                 }
-                for mailbox in streams {
-                    post.put(mailbox, core, frame.clone(), now);
-                }
+                post.put_all(streams, core, &frame, now);
             }
             FrameEvent::NotRestored(target, error) => {
                 tracing::warn!(%target, %error, "the broker refused to restore this subscription; retrying soon");
@@ -525,32 +527,6 @@ impl Shared {
                 %channel, queue,
                 "received messages of a queue without a consumer in this client; its channel is joined for another queue"
             );
-        }
-    }
-}
-
-/// Mailboxes to wake after all messages of a read are in them.
-#[derive(Default)]
-struct Post {
-    mailboxes: Vec<Arc<Mailbox>>,
-    /// When to look whether the messages still wait.
-    check_at: Option<Instant>,
-}
-
-impl Post {
-    fn put(&mut self, mailbox: Arc<Mailbox>, core: &Core, message: Received, now: Instant) {
-        if let Some(timeout) = mailbox.timeout() {
-            let check_at = now + (timeout / 3).max(TIMEOUT_CHECK_MIN);
-            self.check_at = Some(self.check_at.map_or(check_at, |other| other.min(check_at)));
-        }
-        if mailbox.put(core.letter(message, now)) {
-            self.mailboxes.push(mailbox);
-        }
-    }
-
-    fn deliver(self) {
-        for mailbox in self.mailboxes {
-            mailbox.wake();
         }
     }
 }

@@ -46,6 +46,9 @@ impl Client {
     /// acknowledgements. While messages wait for the program, the client extends their acknowledge timeouts, as long as
     /// the program takes or settles a message within the timeout. If the program hangs, they go back to the queue.
     ///
+    /// A topic of TMQP is consumed likewise: each consumer gets each message that is published while it is subscribed. Its
+    /// messages need no acknowledgement, so `prefetch` has no effect.
+    ///
     /// Servers that do not know prefetch send more. Further messages wait in the client then, which does not slow the
     /// broker down; only the config's `read_buffer_bytes`, over all consumers, does.
     ///
@@ -63,7 +66,7 @@ impl Client {
         let part = self.part(queue, prefetch.max(1), terms)?;
         let mailbox = Mailbox::new(shared.gauge.clone(), Bound::Unsettled(prefetch.max(1)));
         // Before joining, because stored messages may arrive before the answer.
-        shared.with_core(|core| core.add_mailbox(queue.channel().as_bytes(), queue.id(), mailbox.clone()));
+        shared.with_core(|core| core.add_consumer(queue, mailbox.clone()));
         let mut consumer = Consumer { client: self.clone(), queue: queue.clone(), mailbox, membership: None };
         consumer.membership = Some(shared.take_part(part, None).await?);
         Ok(consumer)
@@ -73,6 +76,9 @@ impl Client {
     fn part(&self, queue: &QueueAddress, prefetch: usize, terms: ConsumeTerms) -> Result<Part, ClientError> {
         if self.protocol() != Protocol::Tmqp {
             return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms }));
+        }
+        if queue.is_topic() {
+            return Ok(Part::Intent(Intent::Topic(queue.channel().clone())));
         }
         let known = ConsumeTerms { manual_ack: terms.manual_ack, ..ConsumeTerms::default() };
         if terms != known {

@@ -20,7 +20,7 @@ pub use self::exchange::{
     By, ConversationCounts, DirectMessage, FrameEvent, PullAnswer, PullEnd, QueueMessage, RequestAnswer,
     TakenUp, Wait,
 };
-use crate::address::QueueAddress;
+use crate::address::{QueueAddress, is_topic};
 use crate::error::ClientError;
 pub use crate::message_id::MessageId;
 use crate::message_id::MessageIds;
@@ -209,6 +209,7 @@ impl<W> Conversation<W> {
         let id = self.id_for(message.id)?;
         let (kind, target) = match message.target.strip_prefix(ROUTER) {
             Some(router) => (Kind::ROUTER, router),
+            None if is_topic(message.target.as_bytes()) => (Kind::QUEUE, message.target),
             None => (Kind::DIRECT, message.target),
         };
         self.write(&Frame {
@@ -265,7 +266,9 @@ impl<W> Conversation<W> {
             (Intent::Consume(queue, more), Some(Intent::Consume(_, before))) => {
                 Intent::Consume(queue.clone(), before.saturating_add(*more))
             }
-            (Intent::Join(_) | Intent::Event(_), _) if known.is_some_and(|standing| standing.agreed) => {
+            (Intent::Join(_) | Intent::Topic(_) | Intent::Event(_), _)
+                if known.is_some_and(|standing| standing.agreed) =>
+            {
                 let _ = self.count_user(key, intent);
                 return Ok(TakenUp::Already(waiter));
             }
@@ -303,7 +306,7 @@ impl<W> Conversation<W> {
             (Intent::Consume(..), _) if self.joins_queues => Request::give_up(&intent),
             // The other users need the channel.
             (Intent::Join(_) | Intent::Consume(..), _) => return false,
-            (Intent::Event(_), _) => Request::give_up(&intent),
+            (Intent::Topic(_) | Intent::Event(_), _) => Request::give_up(&intent),
         };
         if let Intent::Consume(queue, _) = intent {
             return self.ask(&request, true, Expect::Leave(queue), None).is_ok();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::address::is_topic;
 use crate::client::Client;
 use crate::conversation::{DirectMessage, RequestAnswer, Wait};
 use crate::counters::Counters;
@@ -34,17 +35,21 @@ pub struct SendOptions {
 
 impl Client {
     /// Sends to a client: its id, `@name:NAME` or `@type:KIND`. Returns when the message is queued for sending; it does
-    /// not report whether a client received it.
+    /// not report whether a client received it. A message to a topic, `@topic:NAME`, is published and confirmed.
     ///
     /// # Errors
     ///
-    /// [`ClientError::InvalidArgument`], [`ClientError::TooLarge`], [`ClientError::ConnectionLost`].
+    /// [`ClientError::Nacked`] if a topic has neither subscribers nor queues, [`ClientError::InvalidArgument`], [`ClientError::TooLarge`], [`ClientError::ConnectionLost`].
     pub async fn send(
         &self,
         target: &str,
         body: impl AsRef<[u8]>,
         options: &SendOptions,
     ) -> Result<(), ClientError> {
+        if is_topic(target.as_bytes()) {
+            // The broker answers at once, and says nothing otherwise if there is no subscriber.
+            return self.send_confirmed(target, body, options).await.map(drop);
+        }
         let headers = header_text(options)?;
         let message = direct_message(target, body.as_ref(), &headers, options, Wait::Nothing);
         let deadline = self.shared.deadline(options.timeout);
@@ -91,6 +96,10 @@ impl Client {
         body: impl AsRef<[u8]>,
         options: &SendOptions,
     ) -> Result<Received, ClientError> {
+        if is_topic(target.as_bytes()) {
+            let why = "a topic does not respond; publish to it, or send the request to a client or router";
+            return Err(ClientError::invalid("target", format!("{target}: {why}")));
+        }
         let started = Instant::now();
         let headers = header_text(options)?;
         let message = direct_message(target, body.as_ref(), &headers, options, Wait::Response);

@@ -38,6 +38,7 @@ mod message_id;
 pub mod micromessage;
 pub mod models;
 pub mod mqks;
+mod post;
 pub mod publish;
 pub mod pull;
 mod random;

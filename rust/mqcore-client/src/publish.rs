@@ -97,7 +97,7 @@ impl Client {
     ) -> Result<Receipt, ClientError> {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
-        self.check_copies(options)?;
+        self.check_copies(queue, options)?;
         if options.retry && options.id.is_none() {
             return Err(ClientError::invalid(
                 "retry",
@@ -126,8 +126,12 @@ impl Client {
     }
 
     /// Checks copies, which only TMQP transmits as headers.
-    fn check_copies(&self, options: &PublishOptions) -> Result<(), ClientError> {
+    fn check_copies(&self, queue: &QueueAddress, options: &PublishOptions) -> Result<(), ClientError> {
         match self.protocol() {
+            Protocol::Tmqp if queue.is_topic() && !options.cc.is_empty() => Err(ClientError::invalid(
+                "cc",
+                format!("{queue} is a topic; bind the queues to it, or publish to them"),
+            )),
             Protocol::Tmqp => Ok(()),
             _ if options.cc.is_empty() => Ok(()),
             other => Err(ClientError::NotSupported {
@@ -171,7 +175,7 @@ impl Client {
                 ClientError::invalid("options", "an id and a retry are for one message, not for many");
             return vec![Err(error); messages.len()];
         }
-        if let Err(error) = self.check_copies(options) {
+        if let Err(error) = self.check_copies(queue, options) {
             return vec![Err(error); messages.len()];
         }
         let mut together = Together::new(self, queue, messages, options);

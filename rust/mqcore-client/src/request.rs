@@ -272,6 +272,7 @@ impl Request {
                 request.header(key::PREFETCH, &prefetch.to_string());
                 request
             }
+            Intent::Topic(topic) => Self::operation(Operation::JoinChannel, "subscribe to", topic.clone()),
             Intent::Event(subscription) => subscription.request("subscribe to", EVENT_SUBSCRIBE),
         }
     }
@@ -286,7 +287,7 @@ impl Request {
     #[must_use]
     pub fn give_up(intent: &Intent) -> Self {
         match intent {
-            Intent::Join(channel) => Self::leave(channel),
+            Intent::Join(channel) | Intent::Topic(channel) => Self::leave(channel),
             Intent::Consume(queue, _) => {
                 let mut request = Self::queue_operation(Operation::LeaveChannel, "leave", queue);
                 request.header(key::QUEUE_IDS, &queue.id().to_string());
@@ -329,17 +330,20 @@ pub enum Intent {
     Join(Arc<str>),
     /// Consuming this queue, with a maximum of unsettled messages. All users share it, with the sum of their maxima.
     Consume(QueueAddress, u32),
+    /// Subscription to a topic, or to a pattern of topics, as the target of a frame.
+    Topic(Arc<str>),
     /// Subscription to these events.
     Event(Subscription),
 }
 
 impl Intent {
-    /// The same intent with the channel's name in lower case, by which intents are compared.
+    /// The same intent with the channel's name in lower case, by which intents are compared. Topics stay as they are.
     #[must_use]
     pub fn folded(&self) -> Self {
         match self {
             Self::Join(channel) => Self::Join(channel.to_ascii_lowercase().into()),
             Self::Consume(queue, _) => Self::Consume(queue.folded(), 0),
+            Self::Topic(topic) => Self::Topic(topic.clone()),
             Self::Event(subscription) => Self::Event(Subscription {
                 channel: subscription.channel.as_ref().map(|channel| channel.to_ascii_lowercase().into()),
                 ..subscription.clone()
@@ -354,7 +358,7 @@ impl Intent {
         match self {
             Self::Join(channel) => Some(channel),
             Self::Consume(queue, _) => Some(queue.channel()),
-            Self::Event(_) => None,
+            Self::Topic(_) | Self::Event(_) => None,
         }
     }
 
@@ -362,7 +366,7 @@ impl Intent {
     pub(crate) fn prefetch(&self) -> u32 {
         match self {
             Self::Consume(_, prefetch) => *prefetch,
-            Self::Join(_) | Self::Event(_) => 0,
+            Self::Join(_) | Self::Topic(_) | Self::Event(_) => 0,
         }
     }
 }

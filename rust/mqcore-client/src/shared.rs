@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use hashbrown::HashMap;
 use tokio::sync::{Notify, oneshot, watch};
 
-use crate::address::{Protocol, QueueAddress};
+use crate::address::{Protocol, QueueAddress, is_topic, topic_matches};
 use crate::config::ClientConfig;
 use crate::conversation::{MessageId, PullAnswer, RequestAnswer, TakenUp};
 use crate::counters::Counters;
@@ -34,6 +34,8 @@ struct ChannelMailboxes {
 pub(crate) struct Core {
     pub(crate) conversation: Dialogue,
     mailboxes_by_queue: HashMap<u16, Vec<ChannelMailboxes>>,
+    /// Mailboxes of topics, or of patterns of topics.
+    topics: Vec<(QueueAddress, Arc<Mailbox>)>,
     /// Queues that the client leaves, and mailboxes of their former consumers: they keep what still arrives.
     leaving: Vec<(QueueAddress, Arc<Mailbox>)>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
@@ -82,6 +84,7 @@ impl Shared {
         let core = Core {
             conversation: Dialogue::new(protocol, config.limits),
             mailboxes_by_queue: HashMap::new(),
+            topics: Vec::new(),
             leaving: Vec::new(),
             event_streams: Vec::new(),
             direct: None,
@@ -330,7 +333,30 @@ impl Drop for Question<'_> {
 }
 
 impl Core {
-    pub(crate) fn add_mailbox(&mut self, channel: &[u8], queue: u16, mailbox: Arc<Mailbox>) {
+    /// Adds the mailbox of a consumer of a queue or topic.
+    pub(crate) fn add_consumer(&mut self, queue: &QueueAddress, mailbox: Arc<Mailbox>) {
+        // In other protocols it is a name like any other.
+        if queue.is_topic() && matches!(self.conversation, Dialogue::Tmqp(_)) {
+            self.topics.push((queue.clone(), mailbox));
+        } else {
+            self.add_mailbox(queue.channel().as_bytes(), queue.id(), mailbox);
+        }
+    }
+
+    /// The mailboxes that get a message of this topic: each consumer gets every message.
+    pub(crate) fn topic_mailboxes(&self, topic: &[u8]) -> Vec<Arc<Mailbox>> {
+        if self.topics.is_empty() || !is_topic(topic) {
+            return Vec::new();
+        }
+        let matches = |pattern: &QueueAddress| topic_matches(pattern.channel().as_bytes(), topic);
+        self.topics
+            .iter()
+            .filter(|(pattern, _)| matches(pattern))
+            .map(|(_, mailbox)| mailbox.clone())
+            .collect()
+    }
+
+    fn add_mailbox(&mut self, channel: &[u8], queue: u16, mailbox: Arc<Mailbox>) {
         let channels = self.mailboxes_by_queue.entry(queue).or_default();
         match channels
             .iter_mut()
@@ -344,6 +370,7 @@ impl Core {
     }
 
     pub(crate) fn remove_taker(&mut self, channel: &[u8], queue: u16, mailbox: &Arc<Mailbox>) {
+        self.topics.retain(|(_, other)| !Arc::ptr_eq(other, mailbox));
         let Some(channels) = self.mailboxes_by_queue.get_mut(&queue) else { return };
         for mailboxes_by_queue in channels
             .iter_mut()
@@ -494,7 +521,8 @@ impl Core {
         let extensions = self.extension_streams.iter().map(|(_, mailbox)| mailbox);
         let events = self.event_streams.iter().map(|(_, mailbox)| mailbox);
         let leaving = self.leaving.iter().map(|(_, mailbox)| mailbox);
-        mailboxes_by_queue.chain(events).chain(extensions).chain(&self.direct).chain(leaving)
+        let topics = self.topics.iter().map(|(_, mailbox)| mailbox);
+        mailboxes_by_queue.chain(topics).chain(events).chain(extensions).chain(&self.direct).chain(leaving)
     }
 
     /// Ends the consumers of queues that the client can leave, because it closes.
