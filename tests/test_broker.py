@@ -176,9 +176,9 @@ def test_flags_win_over_the_environment_over_the_file_over_defaults(tmp_path: Pa
 def test_an_unknown_setting_is_an_error_that_names_the_known_ones(tmp_path: Path) -> None:
     file = tmp_path / "mqcore.toml"
     file.write_text("[channel.queue]\nstate = 1\n")
-    with pytest.raises(errors.ConfigError, match=r"'channel\.queue\.state'; there are: .*status"):
+    with pytest.raises(errors.ConfigError, match=r"'channel\.queue\.state'; did you mean 'status'\? there are: "):
         BrokerConfig.load(file, environ={})
-    with pytest.raises(errors.ConfigError, match=r"'liste'; there are: .*listen"):
+    with pytest.raises(errors.ConfigError, match=r"'liste'; did you mean 'listen'\? there are: .*shards"):
         BrokerConfig.load(environ={"MQCORE_LISTE": "x"})
     file.write_text("listen = ")
     with pytest.raises(errors.ConfigError, match="invalid TOML"):

@@ -53,7 +53,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"conversation", "dial", "route", "standing", "waiter", "micromessage/greeting", "mqks/greeting"}
         | {"micromessage/conversation", "mqks/conversation", "throttr/conversation"},
         {"dialogue", "throttr"},
-        {"shared", "membership"},
+        {"shared", "membership", "post"},
         {"connection"},
         {"client"},
         # Operations of a client.
@@ -66,6 +66,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
+        | {"shard/declarations"}
         | {"schedules/view", "schedules/publisher", "schedules/store", "schedules/keeper", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypedDict, Unpack
 
 from mqcore import _core, errors, extensions, handlers
+from mqcore._broker_calls import BrokerCalls
 from mqcore._broker_stats import (
     BindingStats,
     BrokerStats,
@@ -47,9 +48,11 @@ from mqcore.authority import Authority, _register
 from mqcore.config import (
     AuthorityOptions,
     BrokerConfig,
+    ChannelDeclaration,
     ChannelOptions,
     Duration,
     NodeConfig,
+    QueueDeclaration,
     RouterOptions,
     TokenOptions,
     UserOptions,
@@ -109,6 +112,8 @@ class BrokerOptions(TypedDict, total=False):
     allow_remote: bool
     shards: int
     channel: ChannelOptions
+    channels: Sequence[ChannelDeclaration]
+    queues: Sequence[QueueDeclaration]
     auto_create_channels: bool
     auto_create_queues: bool
     client_limit: int
@@ -181,7 +186,7 @@ def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.Pen
     return handlers.LoopRunner(key, timeout, loop.get).submit
 
 
-class Broker:
+class Broker(BrokerCalls):
     """A broker in this process. The module shows how to use it; `BrokerConfig` documents its settings.
 
     Start and stop it with ``async with``, with ``with``, or by calling `start` and `stop`; it may be started
@@ -198,7 +203,7 @@ class Broker:
         if config is not None and options:
             raise TypeError("give a BrokerConfig or its fields, not both")
         self._config = BrokerConfig(**options) if config is None else config  # type: ignore[arg-type]
-        self._core = self._new_core(self._config)
+        super().__init__(self._new_core(self._config))
         self._handler_loop = _HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
         self._authority: Authority | None = None
@@ -358,6 +363,7 @@ class Broker:
         In a coroutine use ``async with`` or `aclose`, which do not block the event loop.
         """
         patience = seconds(grace)
+        self._close_own_clients(patience)
         stuck = self._core.stop(patience)
         _RUNNING.discard(self)
         if not self._handler_loop.stop(patience + 1.0):
@@ -369,6 +375,7 @@ class Broker:
 
     async def aclose(self, grace: Duration = 5.0) -> None:
         """Stop like `stop`, without blocking the event loop."""
+        await self._aclose_own_client(grace)
         await asyncio.shield(asyncio.to_thread(self.stop, grace))
 
     def certificates(self) -> tuple[CertificateStats, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from mqcore import _core
 from mqcore.broker import Broker
@@ -25,7 +25,6 @@ from mqcore.config import Duration, seconds
 if TYPE_CHECKING:
     from mqcore._core import Message
     from mqcore.broker import BrokerOptions
-    from mqcore.client import Client, Receipt
     from mqcore.config import BrokerConfig
 
 __all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
@@ -143,6 +142,7 @@ class TestBroker(Broker):
     []
     """
 
+    _own_name = "test"
     __test__ = False  # keeps pytest from collecting this class
 
     def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
@@ -150,24 +150,10 @@ class TestBroker(Broker):
             without_timeouts: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
             options = {**without_timeouts, **options}
         super().__init__(config, **options)
-        self._publisher: Client | None = None
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         self.clock = Clock(self)
         return _core.Broker(config, manual_clock=True)
-
-    async def publish(self, queue: str, body: object, **options: Any) -> Receipt:
-        """Publish like `mqcore.Client.publish`, with an internal client called ``test``."""
-        if self._publisher is None:
-            self._publisher = await self.client(name="test")
-        return await self._publisher.publish(queue, body, **options)
-
-    async def aclose(self, grace: Duration = 5.0) -> None:
-        """Stop like `Broker.aclose`."""
-        publisher, self._publisher = self._publisher, None
-        if publisher is not None:
-            await publisher.close()
-        await super().aclose(grace)
 
     async def settle(self, timeout: Duration = _SETTLE_TIMEOUT) -> None:
         """Wait until the broker is idle: all input is read, all handlers have answered, and all messages that can be

@@ -9,13 +9,21 @@ from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
 from mqcore.config.broker import BrokerConfig
 from mqcore.config.duration import Duration, seconds
 from mqcore.config.nodes import NodeConfig, NodeFilter, NodeRule, UpstreamConfig
-from mqcore.config.queues import ChannelOptions, Durability, QueueOptions, QueueStatus
+from mqcore.config.queues import (
+    ChannelDeclaration,
+    ChannelOptions,
+    Durability,
+    QueueDeclaration,
+    QueueOptions,
+    QueueStatus,
+)
 from mqcore.config.routing import Binding, Interaction, RouteMethod, RouterOptions
 
 __all__ = [
     "AuthorityOptions",
     "Binding",
     "BrokerConfig",
+    "ChannelDeclaration",
     "ChannelOptions",
     "Durability",
     "Duration",
@@ -23,6 +31,7 @@ __all__ = [
     "NodeConfig",
     "NodeFilter",
     "NodeRule",
+    "QueueDeclaration",
     "QueueOptions",
     "QueueStatus",
     "RouteMethod",

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
 from mqcore.config.convert import build, check
 from mqcore.config.duration import Duration
 from mqcore.config.nodes import NodeConfig
-from mqcore.config.queues import ChannelOptions
+from mqcore.config.queues import ChannelDeclaration, ChannelOptions, QueueDeclaration
 from mqcore.config.routing import RouterOptions
 from mqcore.errors import ConfigError
 from mqcore.tls import Listener, ListenerTLS
@@ -27,6 +27,9 @@ __all__ = ["BrokerConfig"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """All settings of a broker."""
+
+    file_names: ClassVar = ("channel_defaults", "queue", "router", "upstream")
+    """Names of settings that only files and the environment have."""
 
     listen: tuple[str, ...] = ()
     """URLs to listen on, such as ``tmqp://127.0.0.1:2622``. Port 0 picks a free port. Default none."""
@@ -67,7 +70,11 @@ class BrokerConfig:
     shards: int = 0
     """Number of shards, which work in parallel, at most 16; 0: one for each core. Default 0."""
     channel: ChannelOptions = field(default_factory=ChannelOptions)
-    """Default options of channels and their queues."""
+    """Default options of channels and their queues: ``[channel_defaults]`` in a file, or ``[channel]``."""
+    channels: tuple[ChannelDeclaration, ...] = ()
+    """Channels that exist from the start, each a table ``[[channel]]``. Default none."""
+    queues: tuple[QueueDeclaration, ...] = ()
+    """Queues that exist from the start, each a table ``[[queue]]``. Default none."""
     auto_create_channels: bool = False
     """Publishing to, or joining, a missing channel creates it. Default no."""
     auto_create_queues: bool = False
@@ -168,14 +175,15 @@ class BrokerConfig:
         """Read the configuration: `flags`, then ``MQCORE_*`` of `environ`, then `file` (TOML), then defaults.
 
         Keys are the fields' names; tables and double underscores lead to the inner options:
-        ``[channel.queue]`` with ``status = "push"``, or ``MQCORE_CHANNEL__QUEUE__STATUS=push``. Flags that
-        are ``None`` were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError`
-        for unknown keys and wrong values.
+        ``[channel_defaults.queue]`` with ``status = "push"``, or ``MQCORE_CHANNEL_DEFAULTS__QUEUE__STATUS=push``.
+        ``[channel]`` means the same, and a list ``[[channel]]`` means channels to create. Flags that are ``None``
+        were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError` for unknown keys and
+        wrong values.
         """
         settings: dict[str, Any] = {}
         if file is not None:
-            _merge(settings, _from_file(Path(file)))
-        _merge(settings, _from_environ(os.environ if environ is None else environ))
+            _merge(settings, _named(_from_file(Path(file))))
+        _merge(settings, _named(_from_environ(os.environ if environ is None else environ)))
         _merge(settings, {name: value for name, value in flags.items() if value is not None})
         upstreams = settings.pop("upstream", None)
         if upstreams is not None:
@@ -183,6 +191,29 @@ class BrokerConfig:
             _merge(settings, {"node": {"upstreams": upstreams}})
         loaded: Self = build(cls, settings, "")
         return loaded
+
+
+_DECLARED: Final = {"channel": "channels", "queue": "queues"}
+
+
+def _named(settings: dict[str, Any]) -> dict[str, Any]:
+    """Give tables the names of the fields: a list ``channel`` declares channels, a table has their defaults."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, list) and key in _DECLARED:
+            field_name = _DECLARED[key]
+        elif key == "queue":
+            raise ConfigError(
+                "'queue' is a list: write [[queue]] with a name for each queue, and defaults of all queues in "
+                "[channel_defaults.queue]"
+            )
+        else:
+            field_name = "channel" if key == "channel_defaults" else key
+        if field_name in named:
+            given = "[channel] and [channel_defaults]" if field_name == "channel" else f"{key} and {field_name}"
+            raise ConfigError(f"{given} mean the same; write one of them")
+        named[field_name] = value
+    return named
 
 
 def _restrictions(options: UserOptions | TokenOptions) -> dict[str, tuple[str, ...]]:

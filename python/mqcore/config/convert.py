@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import os
 import re
 import types
@@ -17,7 +18,7 @@ from typing import Any, Final, TypeVar, Union
 from mqcore.config.duration import seconds
 from mqcore.errors import ConfigError
 
-__all__ = ["build", "check", "count", "same_word", "text"]
+__all__ = ["build", "check", "count", "declared", "same_word", "text"]
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -36,19 +37,35 @@ _TABLES: Final = {"router": "routers", "binding": "bindings"}
 
 def build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     """Make options of a table. `path` is the place of the table, for errors. Raises `ConfigError`."""
+    if (from_table := getattr(cls, "from_table", None)) is not None:
+        return from_table(settings, path)
     fields = {entry.name: entry for entry in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     arguments = {}
     for written, value in settings.items():
         key = _TABLES.get(written, written)
         if key not in fields:
-            known = ", ".join(sorted(fields))
-            raise ConfigError(f"there is no setting {path + written!r}; there are: {known}")
+            known = (*fields, *getattr(cls, "file_names", ()))
+            raise ConfigError(f"there is no setting {path + written!r}; {_suggestion(written, known)}")
         arguments[key] = _nested(hints[key], value, f"{path}{key}.")
     missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
     if missing:
         raise ConfigError(f"the setting {path + missing[0]!r} is missing")
     return cls(**arguments)
+
+
+def _suggestion(written: str, known: collections.abc.Collection[str]) -> str:
+    near = difflib.get_close_matches(written, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}there are: {', '.join(sorted(known))}"
+
+
+def declared(cls: type[Any], options: type[Any], table: Mapping[str, Any], path: str) -> Any:
+    """Make a declaration of a table, in which the name is beside the options. Raises `ConfigError`."""
+    if "name" not in table:
+        raise ConfigError(f"the setting {path + 'name'!r} is missing")
+    rest = {key: value for key, value in table.items() if key != "name"}
+    return cls(table["name"], build(options, rest, path))
 
 
 def _is_required(entry: dataclasses.Field[Any]) -> bool:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Self
 
-from mqcore.config.convert import check
+from mqcore.config.convert import check, declared
 from mqcore.config.duration import Duration
 
-__all__ = ["ChannelOptions", "Durability", "QueueOptions", "QueueStatus"]
+__all__ = [
+    "ChannelDeclaration",
+    "ChannelOptions",
+    "Durability",
+    "QueueDeclaration",
+    "QueueOptions",
+    "QueueStatus",
+]
 
 
 class QueueStatus(StrEnum):
@@ -125,3 +134,41 @@ class ChannelOptions:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDeclaration:
+    """A channel that a broker creates at its start: ``[[channel]]`` in a file, with the options beside the name."""
+
+    name: str
+    """Its name."""
+    options: ChannelOptions = field(default_factory=ChannelOptions)
+    """The options that it must have. ``None`` in them: any value, and for a new channel the broker's default."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], path: str) -> Self:
+        """Read a table of a file. Raises `ConfigError`."""
+        made: Self = declared(cls, ChannelOptions, table, path)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDeclaration:
+    """A queue that a broker creates at its start: ``[[queue]]`` in a file, with the options beside the name."""
+
+    name: str
+    """Its address: ``orders/1001``. Its channel is created if it is missing."""
+    options: QueueOptions = field(default_factory=QueueOptions)
+    """The options that it must have. ``None`` in them: any value, and for a new queue the default of its channel."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], path: str) -> Self:
+        """Read a table of a file. Raises `ConfigError`."""
+        made: Self = declared(cls, QueueOptions, table, path)
+        return made

@@ -411,6 +411,17 @@ impl Broker {
         Ok(())
     }
 
+    /// Creates a channel, queue or router unless it exists as declared. Returns whether it was missing.
+    fn declare(&self, py: Python<'_>, kind: &str, name: &str, options: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let running = self.running("declare anything")?;
+        let declaration = config::declaration(kind, name, options)?;
+        let declared = py.detach(|| running.handle.block_on(running.server.declare(declaration)));
+        match declared {
+            Some(result) => result.map_err(|rejection| error::rejection(&rejection, name)),
+            None => Err(error::not_running("declare anything")),
+        }
+    }
+
     /// The certificates of the encrypted listeners, as plain dicts.
     fn certificates<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let shown = self.running("show its certificates")?.server.certificates();

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqcore_broker::model::config::HistoryOptions;
-use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::declaration::Declaration;
+use mqcore_broker::model::id::{ChannelName, QueueAddress};
 use mqcore_broker::model::options::{
     ChannelChanges, ChannelOptions, DeadLetter, Durability, QueueChanges, Status,
 };
@@ -63,6 +64,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,
+        declarations: declarations(config)?,
         node: node(config)?,
         history: history(config)?,
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
@@ -136,6 +138,33 @@ fn routers(config: &Bound<'_, PyAny>) -> PyResult<Vec<RouterDefinition>> {
         routers.push(routing::router(&options?)?);
     }
     Ok(routers)
+}
+
+fn declarations(config: &Bound<'_, PyAny>) -> PyResult<Vec<Declaration>> {
+    let mut declarations = Vec::new();
+    for (table, kind) in [("channels", "channel"), ("queues", "queue")] {
+        for declared in config.getattr(table)?.try_iter()? {
+            let declared = declared?;
+            let name: String = field(&declared, "name")?;
+            declarations.push(declaration(kind, &name, &declared.getattr("options")?)?);
+        }
+    }
+    Ok(declarations)
+}
+
+/// Reads the declaration of a `channel` with a `mqcore.ChannelOptions`, of a `queue` with a `mqcore.QueueOptions`, or
+/// of a `router`, which is a `mqcore.RouterOptions`.
+pub(crate) fn declaration(kind: &str, name: &str, options: &Bound<'_, PyAny>) -> PyResult<Declaration> {
+    match kind {
+        "channel" => {
+            let channel = ChannelName::new(name).map_err(|broken| {
+                error::ConfigError::new_err(format!("invalid channel name {name:?}: {broken}"))
+            })?;
+            Ok(Declaration::Channel(channel, Box::new(channel_changes(options)?)))
+        }
+        "queue" => Ok(Declaration::Queue(queue_address(name)?, Box::new(queue_changes(options)?))),
+        _ => Ok(Declaration::Router(Box::new(routing::router(options)?))),
+    }
 }
 
 fn history(config: &Bound<'_, PyAny>) -> PyResult<Option<HistoryConfig>> {

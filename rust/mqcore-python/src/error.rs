@@ -1,6 +1,7 @@
 //! Converts Rust errors to the exceptions of `mqcore.errors`: one function per enum, without texts of its own.
 
 use mqcore_broker::model::id::NameError;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_limiter::rule::RuleError;
 use mqcore_server::authority::store::{AuthorityRecordError, StoreError};
 use mqcore_server::config::ConfigError as ServerConfigError;
@@ -13,9 +14,11 @@ use mqcore_wire::error::WireError;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 
+pyo3::import_exception!(mqcore.errors, AlreadyExists);
 pyo3::import_exception!(mqcore.errors, AuthorityError);
 pyo3::import_exception!(mqcore.errors, AuthorityMissing);
 pyo3::import_exception!(mqcore.errors, BadFrame);
+pyo3::import_exception!(mqcore.errors, BadRequest);
 pyo3::import_exception!(mqcore.errors, Busy);
 pyo3::import_exception!(mqcore.errors, ConfigError);
 pyo3::import_exception!(mqcore.errors, DataDirBusy);
@@ -26,11 +29,13 @@ pyo3::import_exception!(mqcore.errors, DataDirUnreadable);
 pyo3::import_exception!(mqcore.errors, Forked);
 pyo3::import_exception!(mqcore.errors, HistoryLost);
 pyo3::import_exception!(mqcore.errors, InvalidArgument);
+pyo3::import_exception!(mqcore.errors, LimitExceeded);
 pyo3::import_exception!(mqcore.errors, ListenFailed);
 pyo3::import_exception!(mqcore.errors, MqcoreError);
 pyo3::import_exception!(mqcore.errors, Nacked);
 pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, NotRunning);
+pyo3::import_exception!(mqcore.errors, OperationError);
 pyo3::import_exception!(mqcore.errors, TooLarge);
 pyo3::import_exception!(mqcore.errors, Unacceptable);
 
@@ -115,6 +120,20 @@ pub(crate) fn backup(refused: &BackupError) -> PyErr {
         BackupError::Busy | BackupError::TooSlow => Busy::new_err((words, 503)),
         BackupError::Stopping => NotRunning::new_err(words),
         _ => DataDirUnreadable::new_err(words),
+    }
+}
+
+/// A request of the program that its own broker rejects.
+pub(crate) fn rejection(rejection: &Rejection, target: &str) -> PyErr {
+    let arguments = (rejection.reason.to_string(), rejection.kind.code(), target.to_owned());
+    match rejection.kind {
+        RejectionKind::AlreadyExists => AlreadyExists::new_err(arguments),
+        RejectionKind::BadRequest => BadRequest::new_err(arguments),
+        RejectionKind::Busy => Busy::new_err(arguments),
+        RejectionKind::LimitExceeded => LimitExceeded::new_err(arguments),
+        RejectionKind::NotFound => NotFound::new_err(arguments),
+        RejectionKind::Unacceptable => Unacceptable::new_err(arguments),
+        _ => OperationError::new_err(arguments),
     }
 }
 

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use mqcore_broker::model::config::HistoryOptions;
+use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
@@ -110,6 +111,9 @@ pub struct Config {
     pub limiter_persist_interval: Duration,
     /// Routers created at every start. A definition here replaces what clients have changed. Default none.
     pub routers: Vec<RouterDefinition>,
+    /// Channels and queues that exist from the start, and routers that clients may change later. Declared options replace
+    /// those that clients have set. Default none.
+    pub declarations: Vec<Declaration>,
     /// Users, tokens and permissions. Default: anyone who reaches a listener, which must be on loopback, may do
     /// everything.
     pub authority: AuthorityConfig,
@@ -194,6 +198,7 @@ impl Default for Config {
             limiter_bytes_max: limiter::LimiterConfig::default().bytes_max,
             limiter_persist_interval: Duration::from_millis(100),
             routers: Vec::new(),
+            declarations: Vec::new(),
             authority: AuthorityConfig::default(),
             node: None,
             history: None,

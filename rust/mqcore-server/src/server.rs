@@ -13,13 +13,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::id::{HandlerId, QueueAddress, RouterName};
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::{ShardStats, WaitingMessage};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use tokio::io::DuplexStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use self::start::{Parts, check_handlers};
 use self::stopping::fence;
@@ -182,6 +184,22 @@ impl Server {
     /// Removes a router. Has no effect if it does not exist.
     pub fn remove_router(&self, name: &RouterName) {
         self.notify_router(name.clone(), None);
+    }
+
+    /// Creates a channel, queue or router unless it exists as declared, and returns whether it was missing. A new one is
+    /// durable when the call returns.
+    ///
+    /// # Errors
+    /// A rejection of kind `AlreadyExists` if it exists with other options, and those of creating it. `None`: the
+    /// server has stopped.
+    pub async fn declare(&self, declaration: Declaration) -> Option<Result<bool, Rejection>> {
+        let hub = &self.inner.hub;
+        let shard = declaration.shard(hub.shards.len());
+        let (reply, answer) = oneshot::channel();
+        hub.shards[shard].send_urgent(Urgent::Declare(declaration, reply));
+        hub.moved();
+        let declared = answer.await.ok()?;
+        Some(declared.map(|declared| declared == Declared::Created))
     }
 
     fn notify_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {

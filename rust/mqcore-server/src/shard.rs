@@ -9,9 +9,11 @@
 //! | `journal` | records and reads for the thread that writes the journal |
 //! | `peers` | effects on other shards |
 //! | `handlers` | questions to handlers |
+//! | `declarations` | declarations of the program, and their answers |
 //! | `questions` | questions to handlers that have no answer yet |
 
 pub(crate) mod count;
+pub(crate) mod declarations;
 pub(crate) mod engine;
 pub(crate) mod handlers;
 pub(crate) mod inbox;

@@ -267,6 +267,44 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
     }
 }
 
+/// The options of a queue whose values differ, each as `name is VALUE, declared VALUE`.
+pub(crate) fn queue_differences(options: &QueueOptions, declared: &QueueOptions) -> Vec<String> {
+    let [is, wanted] = [options, declared].map(|options| {
+        let mut text = String::new();
+        write_queue_options(options, &mut text);
+        text
+    });
+    differences(&is, &wanted)
+}
+
+/// See [`queue_differences`]; the options of the channel's queues begin with `queue.`.
+pub(crate) fn channel_differences(options: &ChannelOptions, declared: &ChannelOptions) -> Vec<String> {
+    let queues = queue_differences(&options.queue, &declared.queue);
+    let mut found: Vec<_> = queues.iter().map(|difference| format!("queue.{difference}")).collect();
+    let [is, wanted] = [options, declared].map(|options| {
+        let mut text = String::new();
+        write_channel_options(
+            &ChannelOptions { queue: QueueOptions::default(), ..options.clone() },
+            &mut text,
+        );
+        text
+    });
+    found.extend(differences(&is, &wanted));
+    found
+}
+
+fn differences(is: &str, wanted: &str) -> Vec<String> {
+    let pairs = |text| str::lines(text).filter_map(|line| line.split_once('='));
+    let value = |text, name: &str| pairs(text).find(|(known, _)| *known == name).map(|(_, value)| value);
+    let removed = pairs(is).filter(|(name, _)| value(wanted, name).is_none());
+    let names = pairs(wanted).chain(removed).map(|(name, _)| name);
+    let differs = names.filter(|name| value(is, name) != value(wanted, name));
+    let shown = |value: Option<&str>| value.unwrap_or("not set").to_owned();
+    differs
+        .map(|name| format!("{name} is {}, declared {}", shown(value(is, name)), shown(value(wanted, name))))
+        .collect()
+}
+
 fn set<T: std::str::FromStr>(option: &mut T, value: &str) {
     if let Ok(value) = value.parse() {
         *option = value;

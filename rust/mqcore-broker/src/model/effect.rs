@@ -6,6 +6,7 @@ use crate::model::bindings::QueueBindings;
 use crate::model::client::Client;
 use crate::model::command::{Acknowledgement, EventKind, MessageId};
 use crate::model::decision::{Decision, Step};
+use crate::model::declaration::Declared;
 use crate::model::id::{
     ChannelName, ConnectionId, HandlerId, QuestionId, QueueAddress, QueueRef, RequestId, RouterName,
     Sequence, Tag, TopicName,
@@ -394,6 +395,7 @@ pub enum Reply {
     Published(u32),
     JoinedQueues(Box<JoinedQueues>),
     ObjectCounts(ObjectCounts),
+    Declared(Declared),
 }
 
 /// An event for its subscribers.

@@ -3,6 +3,7 @@
 pub(crate) mod channel;
 mod channels;
 mod dead_letters;
+mod declarations;
 pub(crate) mod directory;
 mod entities;
 mod locate;
@@ -23,8 +24,9 @@ use crate::history::Block;
 use crate::model::client::Client;
 use crate::model::command::Command;
 use crate::model::config::{BrokerConfig, HandlerSpec};
+use crate::model::declaration::{Declaration, Declared, OnConflict};
 use crate::model::effect::{Answer, Effect, Forwarded, Loaded, Origin, Transfer};
-use crate::model::id::{ConnectionId, HandlerId, QueueAddress, RouterName, Sequence};
+use crate::model::id::{ConnectionId, HandlerId, QueueAddress, RequestId, RouterName, Sequence};
 use crate::model::location::{Locations, MessageQuery};
 use crate::model::node::Upstream;
 use crate::model::options::Durability;
@@ -204,6 +206,36 @@ impl Broker {
     pub fn remove_router(&mut self, name: &RouterName, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.remove_router(name, &mut context);
+    }
+
+    /// Creates what the configuration declares; declared options replace others. Call this after
+    /// [`Broker::restore`] and before anything else.
+    ///
+    /// # Errors
+    /// As for a request that creates or changes it.
+    pub fn declare(
+        &mut self,
+        declaration: &Declaration,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Declared, Rejection> {
+        let (entities, mut context) = self.split(now, effects);
+        entities.declare(declaration, OnConflict::Replace, &mut context)
+    }
+
+    /// Creates what the program declares, unless it exists as declared. `client` gets the answer to `id`:
+    /// `Reply::Declared` once it is durable, or a rejection, of kind `AlreadyExists` if it exists with other
+    /// options.
+    pub fn declare_for(
+        &mut self,
+        client: &Arc<Client>,
+        id: RequestId,
+        declaration: &Declaration,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let (entities, mut context) = self.split(now, effects);
+        entities.answer_declaration(client, id, declaration, &mut context);
     }
 
     /// Restores a shard from its journal. From now on the shard appends records. Call this before

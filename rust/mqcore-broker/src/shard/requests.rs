@@ -6,9 +6,10 @@ use crate::context::Context;
 use crate::context::commits::{Awaiting, Storage};
 use crate::model::client::Client;
 use crate::model::command::Request;
+use crate::model::declaration::{Declaration, OnConflict};
 use crate::model::effect::{Effect, Event, Reply};
 use crate::model::filter;
-use crate::model::id::{ChannelName, QueueAddress, RequestId};
+use crate::model::id::{ChannelName, QueueAddress, RequestId, Sequence};
 use crate::model::options::{ChannelChanges, Durability};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -32,6 +33,31 @@ impl Entities {
         }
         let before = context.state.commits.sequence;
         let result = self.request(client, request, context);
+        self.answer_once_committed(client, id, before, result, context);
+    }
+
+    /// Carries out a declaration of the program and answers it like a request.
+    pub(crate) fn answer_declaration(
+        &mut self,
+        client: &Arc<Client>,
+        id: RequestId,
+        declaration: &Declaration,
+        context: &mut Context<'_>,
+    ) {
+        let before = context.state.commits.sequence;
+        let result = self.declare(declaration, OnConflict::Reject, context).map(Reply::Declared);
+        self.answer_once_committed(client, id, before, result, context);
+    }
+
+    /// Answers a request that began when `before` was the last sequence.
+    fn answer_once_committed(
+        &mut self,
+        client: &Arc<Client>,
+        id: RequestId,
+        before: Sequence,
+        result: Result<Reply, Rejection>,
+        context: &mut Context<'_>,
+    ) {
         if result.is_err() {
             context.state.counters.refused += 1;
         }

@@ -321,7 +321,11 @@ impl Entities {
     }
 
     /// Replaces a router and records it.
-    fn redefine(&mut self, router: RouterDefinition, context: &mut Context<'_>) -> Result<Reply, Rejection> {
+    pub(crate) fn redefine(
+        &mut self,
+        router: RouterDefinition,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
         let (shard, shards) = (context.state.config.shard, context.state.config.shards);
         self.routers.define(router.clone(), true, shard, shards)?;
         context.record(Record::DefineRouter(Box::new(router)));
@@ -362,17 +366,7 @@ impl Entities {
         binding: Binding,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        if let Target::Handler(key) = &binding.target
-            && context
-                .state
-                .handler(key)
-                .is_none_or(|known| !context.state.spec(known).overrides.contains(Step::Route))
-        {
-            let reason = format!(
-                "no registered handler {key:?} decides where messages go; register one that overrides route"
-            );
-            return Err(Rejection::new(RejectionKind::BadRequest, reason));
-        }
+        check_target(&binding.target, context.state)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         definition.add(binding)?;
@@ -418,6 +412,17 @@ impl Route {
             test.steps.push(RouteStep { binding: name, target, takes, why });
         }
     }
+}
+
+/// Rejects a binding to a handler that is not registered.
+pub(crate) fn check_target(target: &Target, state: &ShardState) -> Result<(), Rejection> {
+    let Target::Handler(key) = target else { return Ok(()) };
+    if state.handler(key).is_some_and(|known| state.spec(known).overrides.contains(Step::Route)) {
+        return Ok(());
+    }
+    let reason =
+        format!("no registered handler {key:?} decides where messages go; register one that overrides route");
+    Err(Rejection::new(RejectionKind::BadRequest, reason))
 }
 
 pub(crate) fn no_router(name: &RouterName) -> Rejection {

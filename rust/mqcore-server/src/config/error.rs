@@ -56,6 +56,14 @@ pub enum ConfigError {
         /// The queue.
         queue: String,
     },
+    /// A declared channel or queue cannot be created or changed.
+    #[error("cannot declare {subject}: {why}")]
+    Undeclarable {
+        /// The declared object, with its kind and name.
+        subject: String,
+        /// The reason.
+        why: String,
+    },
     /// No delivery handler has this key.
     #[error("no delivery handler has the key {key:?}; known keys: {known}")]
     NoHandler {

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::DeadLetter;
 use mqcore_broker::model::policy;
@@ -281,6 +282,7 @@ fn start_shards(
         }
         engines.push(engine);
     }
+    declare_all(&config.declarations, &mut engines)?;
     // Checked now, because the queue may have been restored.
     let terms = broker_config(config, 0, hub.shards.len(), &names, &seeds);
     if let Some(DeadLetter::Queue(queue)) = &config.channel.queue.dead_letter
@@ -290,6 +292,36 @@ fn start_shards(
     }
     for (engine, inbox) in engines.into_iter().zip(inboxes) {
         tokio::spawn(engine.run(inbox));
+    }
+    Ok(())
+}
+
+/// Creates what the configuration declares. A queue may name a dead-letter queue that is declared after it, so what is
+/// rejected is tried again as long as others succeed.
+fn declare_all(declarations: &[Declaration], engines: &mut [Engine]) -> Result<(), ConfigError> {
+    let mut pending: Vec<_> = declarations.iter().collect();
+    while !pending.is_empty() {
+        let mut rejected = Vec::new();
+        let mut reason = None;
+        for declaration in &pending {
+            let shard = declaration.shard(engines.len());
+            match engines[shard].declare(declaration) {
+                Ok(Declared::Created | Declared::Unchanged) => {}
+                Ok(Declared::Replaced(conflicts)) => {
+                    let (subject, changed) = (declaration.subject(), conflicts.join("; "));
+                    tracing::warn!(subject, changed, "the configuration changes existing options");
+                }
+                Err(rejection) => {
+                    let (subject, why) = (declaration.subject(), rejection.reason.into());
+                    reason.get_or_insert(ConfigError::Undeclarable { subject, why });
+                    rejected.push(*declaration);
+                }
+            }
+        }
+        match reason {
+            Some(reason) if rejected.len() == pending.len() => return Err(reason),
+            _ => pending = rejected,
+        }
     }
     Ok(())
 }

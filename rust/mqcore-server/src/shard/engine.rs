@@ -7,6 +7,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::effect::{Effect, Report};
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::recovery::RecoveredState;
@@ -21,6 +22,7 @@ use crate::hub::Hub;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::schedules::publisher;
+use crate::shard::declarations::{self, Declarations};
 use crate::shard::handlers::Handlers;
 use crate::shard::inbox::{Batch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shard::journal::ShardJournal;
@@ -51,6 +53,7 @@ pub(crate) struct Engine {
     congested: Vec<ConnectionId>,
     peers: PeerShards,
     journal: ShardJournal,
+    declarations: Declarations,
     /// The broker has more to deliver at once.
     more: bool,
     /// Dropped when the shard has nothing left to do.
@@ -75,6 +78,7 @@ impl Engine {
             effects: Vec::new(),
             congested: Vec::new(),
             journal: ShardJournal::default(),
+            declarations: Declarations::default(),
             more: false,
             fences: Vec::new(),
             alive: hub.shutdown.enter(),
@@ -242,6 +246,10 @@ impl Engine {
             Urgent::Dequeued(question) => self.effects.push(Effect::Ask(*question)),
             Urgent::Handler(spec) => self.register(*spec),
             Urgent::Router(_, Some(router)) => self.define_router(*router),
+            Urgent::Declare(declaration, reply) => {
+                let (client, id) = self.declarations.begin(reply);
+                self.broker.declare_for(&client, id, &declaration, now, &mut self.effects);
+            }
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
             Urgent::ShardStats(reply) => {
                 // The caller may have gone; then nothing needs the answer.
@@ -289,6 +297,13 @@ impl Engine {
         self.handlers.open.set_timeout(handler, timeout);
     }
 
+    /// Creates what the configuration declares. Called after [`Engine::restore`] and before anything else.
+    pub(crate) fn declare(&mut self, declaration: &Declaration) -> Result<Declared, Rejection> {
+        // Its records must not wait until a client sends something.
+        self.more = true;
+        self.broker.declare(declaration, self.hub.clock.now(), &mut self.effects)
+    }
+
     /// Creates a router of the program, unless the limit is reached.
     pub(crate) fn define_router(&mut self, router: RouterDefinition) {
         let name = router.name.clone();
@@ -321,6 +336,7 @@ impl Engine {
                 Effect::Deliver(deliver) => self.staging.deliver(deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
                 Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.shard_event(event),
+                Effect::Notify(declarations::CONNECTION, event) => self.declarations.end(event),
                 Effect::Notify(connection, event) => {
                     self.staging.send_event(connection, event, &self.hub);
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::model::location::{Locations, MessageQuery};
@@ -16,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
 use crate::net::outbox::Outbox;
+use crate::shard::declarations::DeclarationReply;
 
 /// Maximum bytes, as read from sockets, that wait for one shard; connections with more wait. Small enough to stay in
 /// the cache of a core, large enough that a shard never runs dry while connections read.
@@ -74,6 +76,8 @@ pub(crate) enum Urgent {
     Handler(Box<HandlerSpec>),
     /// The program has, or has no longer, a router of this shard.
     Router(RouterName, Option<Box<RouterDefinition>>),
+    /// The program declares something of this shard.
+    Declare(Declaration, DeclarationReply),
     /// A request for a snapshot.
     ShardStats(oneshot::Sender<ShardStats>),
     /// A request for up to so many waiting messages of a queue.

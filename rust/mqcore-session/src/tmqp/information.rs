@@ -27,7 +27,8 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::Subscribers(_)
         | Reply::Published(_)
         | Reply::JoinedQueues(_)
-        | Reply::ObjectCounts(_) => Vec::new(),
+        | Reply::ObjectCounts(_)
+        | Reply::Declared(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Channels(channels) => {
             let mut models: Vec<_> = channels.iter().map(Channel::from).collect();
