@@ -55,6 +55,12 @@ def test_defaults_of_client_options_are_those_in_the_documentation() -> None:
     assert {name: documented[name] for name in defaults} == defaults
 
 
+def test_credentials_are_in_no_text_of_the_options() -> None:
+    for options in (ClientOptions(token="s3cret"), ClientOptions(user="ann", password="s3cret")):
+        assert "s3cret" not in repr(options)
+        assert "s3cret" not in repr(mqcore.connect("tmqp://127.0.0.1:1", token="s3cret"))
+
+
 async def test_request_timeout_limits_calls_that_set_none(broker: mqcore.Broker) -> None:
     async with (
         mqcore.connect(broker.listeners[0], request_timeout="50ms") as mq,

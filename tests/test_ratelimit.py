@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import threading
@@ -15,6 +16,8 @@ import pytest
 import mqcore
 from mqcore import errors
 from mqcore.ratelimit import Limit, LocalRateLimiter, RateLimiter, SyncRateLimiter, Verdict
+from mqcore.throttr import SyncClient
+from served import wait_until
 
 WIDE = "?value=uint64"
 
@@ -387,3 +390,31 @@ def test_decorated_functions_without_a_key_have_quotas_of_their_own() -> None:
     with pytest.raises(errors.RateLimited, match=r"test_ratelimit\..*first: the limit of 1 is reached"):
         first()
     assert first.__name__ == "first"
+
+
+async def test_peek_allows_if_at_least_one_is_left(limiter: LocalRateLimiter | SyncRateLimiter, url: str) -> None:
+    for _ in range(2):
+        assert limiter.peek("k", "2/h").allowed
+        assert limiter.check("k", "2/h").allowed
+    assert not limiter.peek("k", "2/h").allowed
+    async with RateLimiter(url, on_unavailable="raise") as remote:
+        for _ in range(2):
+            assert (await remote.peek("awaited", "2/h")).allowed
+            assert (await remote.check("awaited", "2/h")).allowed
+        assert not (await remote.peek("awaited", "2/h")).allowed
+
+
+async def test_closed_limiter_ends_its_connection(url: str) -> None:
+    with SyncClient(url) as watcher:
+        for _ in range(2):
+            blocking = SyncRateLimiter(url, on_unavailable="raise")
+            with contextlib.closing(blocking):
+                assert blocking.check("k", "10/h")
+                assert len(watcher.connections()) == 2
+            remote = RateLimiter(url, on_unavailable="raise")
+            async with remote:
+                assert await remote.check("k", "10/h")
+            wait_until(lambda: len(watcher.connections()) == 1, what="the end of both connections")
+        with SyncRateLimiter(url, on_unavailable="raise") as blocking:
+            assert blocking.check("k", "10/h")
+        wait_until(lambda: len(watcher.connections()) == 1, what="the end of the connection")
