@@ -12,8 +12,9 @@ import pytest
 import mqcore
 from awaited import next_of
 from mqcore import errors
-from mqcore.client import Client, ClientOptions
-from mqcore.client.options import Clear
+from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS
+from mqcore.client import ChannelInformation, Client, ClientOptions, QueueInformation
+from mqcore.client.options import Clear, target_and_options
 from served import ROOT
 
 PULL = mqcore.QueueOptions(status="pull")
@@ -59,6 +60,30 @@ def test_credentials_are_in_no_text_of_the_options() -> None:
     for options in (ClientOptions(token="s3cret"), ClientOptions(user="ann", password="s3cret")):
         assert "s3cret" not in repr(options)
         assert "s3cret" not in repr(mqcore.connect("tmqp://127.0.0.1:1", token="s3cret"))
+
+
+def test_credentials_of_urls_are_options_and_may_be_named_once() -> None:
+    for url, options in (
+        ("tmqp://s3cret@broker", ClientOptions(token="s3cret")),
+        ("tmqp://ann:pw@broker", ClientOptions(user="ann", password="pw")),
+        ("tmqp://broker", ClientOptions()),
+    ):
+        target, found = target_and_options([url, "tmqp://other"], ClientOptions())
+        assert (target, found.token) == (["tmqp://broker", "tmqp://other"], options.token)
+    same = ["tmqp://s3cret@broker", "tmqp://s3cret@other"]
+    assert target_and_options(same, ClientOptions())[0] == ["tmqp://broker", "tmqp://other"]
+    assert target_and_options("tmqp://broker", ClientOptions(token="s3cret"))[1].token is not None
+    for urls, named in ((["tmqp://one@broker", "tmqp://two@other"], None), (same, "s3cret")):
+        with pytest.raises(errors.ConfigError):
+            target_and_options(urls, ClientOptions(token=named))
+
+
+def test_flags_that_a_server_does_not_send_have_the_defaults_of_the_options() -> None:
+    declared = {option.name: option.default for option in (*QUEUE_OPTIONS, *CHANNEL_OPTIONS) if option.kind == "flag"}
+    for model in (ChannelInformation, QueueInformation):
+        defaults = {field.name: field.default for field in dataclasses.fields(model) if field.name in declared}
+        assert len(defaults) >= 3
+        assert defaults == {name: declared[name] for name in defaults}
 
 
 async def test_request_timeout_limits_calls_that_set_none(broker: mqcore.Broker) -> None:

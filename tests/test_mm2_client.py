@@ -458,7 +458,7 @@ async def test_a_dead_network_is_noticed_where_the_broker_answers_commands(proxy
 async def test_a_quiet_connection_lives_on(broker: mqcore.Broker, offer: tuple[Extension, ...]) -> None:
     """It is pinged three times a second here where that is possible, and answered."""
     async with mqcore.connect(broker.listeners[0], extensions=offer, ping_interval="300ms", pong_timeout="1s") as mq:
-        await asyncio.sleep(2.0)
+        assert [state.status async for state in mq.states(idle_timeout="2s")] == ["connected"]
         assert mq.counters.connects == 1
 
 

@@ -262,6 +262,16 @@ def test_rows_that_can_never_be_published_say_why_at_once(living: Told, tmp_path
         Publisher(setting, ledger).publish(batch, fresh=fresh)
 
 
+def test_rows_for_a_queue_that_does_not_exist_raise_at_once_and_are_not_published(living: Told, tmp_path: Path) -> None:
+    setting = options(living, tmp_path, queue="missing/1", retries="1000")
+    ledger = Ledger(setting.staging, "sink")
+    batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(10, 2)), history_ends(setting))
+    for _ in range(2):
+        with pytest.raises(errors.NotFound, match="missing/1"):
+            Publisher(setting, ledger).publish(batch, fresh=fresh)
+    assert ledger.published(0) == 0
+
+
 @pytest.fixture
 def parse() -> Callable[..., Any]:
     return lambda **given: WriteOptions.parse(given, streaming=False)
