@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import mqcore
 from ports import free_ports
 from promises import handlers
@@ -18,6 +20,8 @@ from promises.plan import BrokerPlan, Plan
 from served import ROOT, started
 
 EMQP_SOCKETS = ("frontend", "admin", "publish", "subscribe")
+START_SECONDS = 40.0
+"""Longest time until a broker is ready, on a machine that does other things too."""
 STOP_SECONDS = 2.0
 """Time that a broker gets to finish."""
 
@@ -83,7 +87,11 @@ class RunningBroker:
             command += ["--app", "promises.handlers:HANDLERS"]
         path = os.pathsep.join(filter(None, (str(ROOT / "tests"), os.environ.get("PYTHONPATH"))))
         environment = {"MQCORE_SHARDS": str(self._plan.shards), "PYTHONPATH": path}
-        self._process, _, self.log = self._stack.enter_context(started(command, environment, None))
+        try:
+            running = self._stack.enter_context(started(command, environment, None, START_SECONDS))
+        except pytest.fail.Exception as failure:
+            raise RuntimeError(failure.msg) from None
+        self._process, _, self.log = running
 
     async def kill(self) -> None:
         """End it without any time to finish; an embedded one is stopped."""

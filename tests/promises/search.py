@@ -8,8 +8,9 @@ import logging
 import random
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,12 @@ class Failure:
         return "\n".join(lines)
 
 
-async def outcomes(seeds: Iterable[int], concurrent: int = CONCURRENT) -> AsyncIterator[Outcome]:
-    """The outcome of each seed, as they finish."""
+async def outcomes(
+    seeds: Iterable[int], concurrent: int = CONCURRENT, on_error: Callable[[Exception], None] | None = None
+) -> AsyncIterator[Outcome]:
+    """The outcome of each seed, as they finish. The first run that ends with an error raises it, or each is passed to
+    `on_error`.
+    """
     waiting = iter(seeds)
     running: set[asyncio.Task[Outcome]] = set()
     try:
@@ -59,7 +64,9 @@ async def outcomes(seeds: Iterable[int], concurrent: int = CONCURRENT) -> AsyncI
                     yield task.result()
                 except Exception as error:
                     error.add_note(f"in {task.get_name()}")
-                    raise
+                    if on_error is None:
+                        raise
+                    on_error(error)
     finally:
         # Brokers in processes of their own end with their run.
         for task in running:
@@ -95,7 +102,13 @@ async def smallest(failure: Failure, repeats: int = REPEATS) -> Plan:
 async def _search(first: int, count: int, concurrent: int, shrinks: bool, until_failure: bool) -> int:
     began, known, failed = time.monotonic(), Counter[str](), 0
     done = 0
-    async for outcome in outcomes(range(first, first + count), concurrent):
+    broken: list[Exception] = []
+
+    def note(error: Exception) -> None:
+        broken.append(error)
+        traceback.print_exception(error)
+
+    async for outcome in outcomes(range(first, first + count), concurrent, note):
         done += 1
         known.update(reason for finding in outcome.findings if (reason := explanation(outcome, finding)))
         if findings := unknown(outcome):
@@ -108,8 +121,9 @@ async def _search(first: int, count: int, concurrent: int, shrinks: bool, until_
             print(f"{done} of {count} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     for reason, times in known.most_common():
         print(f"known, {times} times: {reason}")
-    print(f"{count} seeds from {first}: {failed} failed, {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
+    ended = f", {len(broken)} ended with an error" if broken else ""
+    print(f"{count} seeds from {first}: {failed} failed{ended}, {time.monotonic() - began:.0f} s")
+    return 1 if failed or broken else 0
 
 
 async def _replay(plan: Plan, repeats: int, shrinks: bool, verbose: bool) -> int:
