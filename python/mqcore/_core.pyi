@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
-from mqcore.client.arguments import Outcome
+from mqcore.client.arguments import Confirmation, Outcome
 from mqcore.client.models import (
     ChannelInformation,
     ClientCounters,
@@ -618,7 +618,7 @@ class AsyncClient:
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
         retry: bool = False,
-    ) -> Awaitable[tuple[Literal["server", "consumer"] | None, float]]: ...
+    ) -> Awaitable[Confirmation]: ...
     def publish_many(
         self,
         queue: str,
@@ -757,7 +757,7 @@ class BlockingClient:
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
         retry: bool = False,
-    ) -> tuple[Literal["server", "consumer"] | None, float]: ...
+    ) -> Confirmation: ...
     def publish_many(
         self,
         queue: str,

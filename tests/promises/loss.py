@@ -29,10 +29,10 @@ def confirmed(lives: Lives, label: str) -> Event | None:
 
 
 def _may_be_rejected_unseen(lives: Lives, event: Event) -> bool:
-    """Whether the queue may have rejected the message without an answer to its producer: a copy of a message that was
-    confirmed, or one of a producer that learned only that the broker had read it.
+    """Whether the queue may have rejected the message without an answer to its producer: a copy of a topic's or
+    router's message, or one of a producer that learned only that the broker had read it.
     """
-    unseen = event.via != "queue" or event.outcome == "accepted"
+    unseen = event.via not in {"queue", "cc"} or event.outcome == "accepted"
     refuses = lives.rules.message_limit or "stopped" in lives.rules.statuses or lives.could_lack_handler(event)
     return unseen and bool(refuses)
 
@@ -252,7 +252,7 @@ def rejections(lives: Lives) -> Iterator[Finding]:
 
 def _may_reject(lives: Lives, event: Event) -> bool:
     rules = lives.rules
-    if rules.message_limit or "stopped" in rules.statuses or event.via in {"cc", "topic"}:
+    if rules.message_limit or "stopped" in rules.statuses or event.via == "topic":
         return True
     if rules.decisions.saves and not rules.storage:
         return True

@@ -11,6 +11,7 @@ import mqcore
 import throttr_peer
 from conformance.adapters import PARTIES, Party, Place
 from mqcore import errors, throttr
+from mqcore.client import CopyReceipt
 from promises.plan import Actor, Step
 from promises.scene import REQUEST_SECONDS, Scene, body_of
 
@@ -33,6 +34,13 @@ def outcome_of(error: BaseException) -> tuple[str, str]:
     if isinstance(error, REJECTED):
         return "rejected", f"{type(error).__name__}: {error}"
     raise error
+
+
+def copy_outcome(copy: CopyReceipt) -> str:
+    """Outcome of a copy in a receipt."""
+    if copy.status == "unconfirmed":
+        return "timeout" if "no acknowledgement" in str(copy.reason) else "unknown"
+    return copy.status
 
 
 async def produce(scene: Scene, actor: Actor) -> None:
@@ -98,7 +106,7 @@ async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step
     confirm = step["confirm"]
     kind, _, name = actor.target.partition(":")
     copies: list[str] = step.get("cc", [])
-    rejected: set[str] = set()
+    answers: dict[str, tuple[str, str]] = {}
     try:
         if kind == "@router":
             await client.send(actor.target, body, confirm=confirm)
@@ -112,7 +120,7 @@ async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step
             if step.get("high"):
                 options["high_priority"] = True
             receipt = await client.publish(actor.target, body, confirm=confirm, **options)
-            rejected = {copy.queue for copy in getattr(receipt, "rejected", ())}
+            answers = {copy.queue: (copy_outcome(copy), copy.reason or "") for copy in receipt.copies}
         outcome = ("confirmed" if confirm else "sent", "")
     except errors.MqcoreError as error:
         outcome = outcome_of(error)
@@ -129,10 +137,12 @@ async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step
     else:
         _record(scene, actor, at, label, verdict, step, [(actor.target, "queue")], outcome)
         for copy in copies:
-            answer = outcome if outcome[0] in {"confirmed", "sent"} else ("unknown", outcome[1])
-            if copy in rejected:
-                answer = ("rejected", "reported in the receipt")
+            # An exception concerns the message; its copies may have been accepted.
+            answer = outcome if outcome[0] == "sent" else answers.get(copy, ("unknown", outcome[1]))
             _record(scene, actor, at, label, verdict, step, [(copy, "cc")], answer)
+        if "timeout" in {answer for answer, _ in answers.values()}:
+            # Each further message would wait as long.
+            return "timeout"
     return outcome[0]
 
 

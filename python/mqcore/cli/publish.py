@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from mqcore.cli import options, output
+from mqcore.cli.exit_code import ExitCode
 
 __all__ = ["publish"]
 
@@ -47,11 +49,11 @@ def publish(
     url: str | None,
     timeout: float,
     as_json: bool,
-) -> None:
+) -> int:
     """Publish BODY, files, or lines of stdin to QUEUE, for example orders/1001.
 
     QUEUE may be a topic, @topic:NAME; the command fails if the topic has neither subscribers nor queues. With MQKS,
-    QUEUE is an event.
+    QUEUE is an event. If a queue of --cc does not confirm its copy, the command reports it and exits with code 1.
     """
     bodies, total = _bodies(body, files, from_stdin, count)
     if message_id is not None and total != 1:
@@ -60,6 +62,7 @@ def publish(
     copies = [options.address(copy, url) for copy in cc]
     published = 0
     size = 0
+    failed: Counter[tuple[str, str]] = Counter()
     confirmed_by: set[str] = set()
     began = time.perf_counter()
     with options.connect(url, timeout) as client, output.progress(f"publish to {address}", total) as advance:
@@ -81,18 +84,34 @@ def publish(
                     address, batch, headers=header, high_priority=high_priority, confirm=not no_confirm, cc=copies
                 )
             confirmed_by |= {receipt.by for receipt in receipts}
+            failed.update(
+                (copy.queue, f"{copy.status}: {copy.reason}")
+                for receipt in receipts
+                for copy in receipt.copies
+                if copy.status != "confirmed"
+            )
             published += len(batch)
             size += sum(map(len, batch))
             advance(len(batch))
     seconds = time.perf_counter() - began
     by = "/".join(sorted(confirmed_by)) if confirmed_by and not no_confirm else None
     if as_json:
-        result = {"queue": address, "published": published, "bytes": size, "confirmed_by": by, "seconds": seconds}
+        result = {
+            "queue": address,
+            "published": published,
+            "bytes": size,
+            "confirmed_by": by,
+            "seconds": seconds,
+            "failed_copies": [{"queue": copy, "why": why, "count": number} for (copy, why), number in failed.items()],
+        }
         output.document("mqcore.publish/1", result)
     else:
         plural = "" if published == 1 else "s"
         confirmed = f", confirmed by {by}" if by else ", not confirmed"
         output.talk(f"{published} message{plural} to {address}{confirmed}, {seconds * 1e3:.1f} ms")
+        for (copy, why), number in failed.items():
+            output.talk(f"{number} of {published} copies to {copy} {why}")
+    return ExitCode.REFUSED if failed else ExitCode.DONE
 
 
 def _bodies(

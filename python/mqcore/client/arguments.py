@@ -8,11 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from mqcore import bodies, errors
-from mqcore.client.models import Receipt
+from mqcore.client.models import CopyReceipt, Receipt
 from mqcore.client.options import Clear, ConsumeOptions, Copies, Headers, Order, Subscription
 from mqcore.config import Duration, QueueOptions, seconds
 
 __all__ = [
+    "Confirmation",
     "Outcome",
     "address",
     "chunks",
@@ -23,6 +24,7 @@ __all__ = [
     "publish_options",
     "pull_options",
     "rebinding",
+    "receipt",
     "receipts",
     "subscriptions",
     "tagged",
@@ -31,8 +33,12 @@ __all__ = [
 
 _PUBLISH_CHUNK_MESSAGES: Final = 8192
 
-Outcome: TypeAlias = tuple[Literal["server", "consumer"] | None, float] | errors.MqcoreError
-"""The outcome of one of many published messages: who acknowledged it after how many seconds, or why it failed."""
+Copy: TypeAlias = tuple[str, Literal["confirmed", "rejected", "unconfirmed"], str | None]
+"""Queue, status and reason of a copy."""
+Confirmation: TypeAlias = tuple[Literal["server", "consumer"] | None, float, list[Copy] | None]
+"""Who acknowledged a message, after how many seconds, and the outcomes of its copies."""
+Outcome: TypeAlias = Confirmation | errors.MqcoreError
+"""The outcome of one of many published messages: its confirmation, or why it failed."""
 
 
 def address(channel: str, id: int | None) -> str:  # noqa: A002 (as in the protocol)
@@ -85,10 +91,15 @@ def receipts(outcomes: list[Outcome], return_exceptions: bool) -> list[Receipt] 
     if failures and not return_exceptions:
         failures[0].add_note(f"{len(failures)} of {len(outcomes)} messages were not published; this is the first")
         raise failures[0]
-    return [
-        outcome if isinstance(outcome, errors.MqcoreError) else Receipt(outcome[0] or "nobody", outcome[1])
-        for outcome in outcomes
-    ]
+    return [outcome if isinstance(outcome, errors.MqcoreError) else receipt(outcome) for outcome in outcomes]
+
+
+def receipt(confirmation: Confirmation) -> Receipt:
+    """Return a confirmation as a receipt."""
+    by, latency, copies = confirmation
+    if copies is None:
+        return Receipt(by or "nobody", latency)
+    return Receipt(by or "nobody", latency, tuple(CopyReceipt(*copy) for copy in copies))
 
 
 def consume_options(options: ConsumeOptions) -> dict[str, Any]:

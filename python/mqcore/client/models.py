@@ -14,6 +14,7 @@ __all__ = [
     "ChannelInformation",
     "ClientCounters",
     "ClientInformation",
+    "CopyReceipt",
     "Event",
     "NodeInformation",
     "QueueInformation",
@@ -32,7 +33,27 @@ class Receipt:
     by: Literal["server", "consumer", "nobody"]
     """The peer that confirmed: the broker, a consumer, or ``nobody`` with ``confirm=False``."""
     latency: float
-    """Seconds from the call to the confirmation."""
+    """Seconds from the call to the last confirmation, of the message or of a copy."""
+    copies: tuple[CopyReceipt, ...] = ()
+    """The outcome of each copy, in the order of `cc`; empty with ``confirm=False``."""
+
+    @property
+    def rejected(self) -> tuple[CopyReceipt, ...]:
+        """The copies that their queues did not take."""
+        return tuple(copy for copy in self.copies if copy.status == "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReceipt:
+    """The outcome of a copy of a published message."""
+
+    queue: str
+    """The queue of the copy."""
+    status: Literal["confirmed", "rejected", "unconfirmed"]
+    """``unconfirmed``: no confirmation came before the timeout or the loss of the connection, so the queue may or may
+    not have the copy."""
+    reason: str | None = None
+    """Why the copy is not confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from mqcore.client.arguments import (
     pairs,
     publish_options,
     rebinding,
+    receipt,
     receipts,
     subscriptions,
     tagged,
@@ -152,6 +153,10 @@ class Client(ClientBase):
         writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
         when the connection was lost before the confirmation.
 
+        Each queue in `cc` (at most 64) gets a copy; ``("audit/1", "copy-7")`` chooses its id. The call also waits for
+        the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.
+        An exception concerns the message itself: queues of `cc` may have accepted their copies.
+
         In TMQP `queue` may be a topic, ``@topic:NAME``; see `Topic.publish`.
 
         In MQKS `queue` is an event, and the broker accepts the message whether or not a queue is bound to it. Headers,
@@ -166,7 +171,7 @@ class Client(ClientBase):
         >>> receipt.by
         'server'
         """
-        by, latency = self._connected().publish(
+        confirmation = self._connected().publish(
             queue,
             bodies.encode(body),
             message_id=id,
@@ -177,7 +182,7 @@ class Client(ClientBase):
             timeout=optional_seconds(timeout),
             retry=retry,
         )
-        return Receipt(by or "nobody", latency)
+        return receipt(confirmation)
 
     @overload
     def publish_many(

@@ -3,6 +3,7 @@
 //! A `W` identifies a caller that waits for an answer. The conversation stores it by message id and returns it with the
 //! answer. Output collects in one buffer, so that everything since the last write goes out in one write.
 
+mod copies;
 mod exchange;
 mod receive;
 

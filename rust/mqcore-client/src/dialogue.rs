@@ -159,6 +159,18 @@ impl Dialogue {
         whichever!(self, conversation => conversation.publish(publication, waiter))
     }
 
+    /// The id of a message's copy. Only TMQP has copies.
+    pub(crate) fn copy_id(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
+        self.tmqp("copies")?.copy_id(given)
+    }
+
+    /// Waits for the confirmation of a copy, which its message's headers ask for.
+    pub(crate) fn expect_copy(&mut self, id: MessageId, queue: &QueueAddress, waiter: Waiter) {
+        if let Self::Tmqp(conversation) = self {
+            conversation.expect_copy(id, queue, waiter);
+        }
+    }
+
     /// Sends an ack for a message of a queue, or a nack. Only TMQP transmits the reason of a nack.
     pub(crate) fn acknowledge(
         &mut self,

@@ -9,13 +9,17 @@ use bytes::Bytes;
 
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
-use crate::conversation::{By, QueueMessage, RequestAnswer};
+use crate::conversation::{By, MessageId, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
 use crate::error::ClientError;
 use crate::request::push;
 use crate::shared::{Question, Waited};
 use crate::waiter::{Batch, Outcome, Waiter};
+use mqcore_wire::tmqp::NAME_BYTES_MAX;
 use mqcore_wire::tmqp::header::key;
+
+/// Maximum copies of one message.
+pub const COPIES_MAX: usize = 64;
 
 /// How to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,7 +33,8 @@ pub struct PublishOptions {
     /// Whether to wait for the acknowledgement. Default yes. Otherwise publishing returns when the message is queued
     /// for sending, and a refusal only increments a counter.
     pub confirm: bool,
-    /// Queues that get a copy.
+    /// Queues that get a copy; at most [`COPIES_MAX`]. A confirmed publish also waits for the confirmations of all
+    /// copies. Their ids must differ from each other and from `id` then.
     pub cc: Vec<CarbonCopy>,
     /// Timeout of the acknowledgement. Default: the config's request timeout.
     pub timeout: Option<Duration>,
@@ -57,7 +62,7 @@ impl Default for PublishOptions {
 pub struct CarbonCopy {
     /// Its queue.
     pub queue: QueueAddress,
-    /// The id of the copy. Default: the broker generates one.
+    /// The id of the copy. Default: a new one.
     pub id: Option<String>,
 }
 
@@ -73,22 +78,50 @@ pub struct Outgoing {
 }
 
 /// The confirmation of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// The sender of the acknowledgement; `None`: none was requested.
     pub by: Option<By>,
-    /// Time from the call to the acknowledgement.
+    /// Time from the call to the acknowledgement of the message, or of its last copy.
     pub latency: Duration,
+    /// The outcome of each copy, in the order of [`PublishOptions::cc`]; empty if no acknowledgement was requested.
+    pub copies: Vec<CopyReceipt>,
+}
+
+impl Receipt {
+    fn new(by: Option<By>, latency: Duration) -> Self {
+        Self { by, latency, copies: Vec::new() }
+    }
+}
+
+/// The outcome of a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyReceipt {
+    /// Its queue.
+    pub queue: QueueAddress,
+    /// The outcome.
+    pub outcome: CopyOutcome,
+}
+
+/// Whether a queue took its copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopyOutcome {
+    /// It did.
+    Confirmed,
+    /// It did not, for this reason.
+    Rejected(Arc<str>),
+    /// Unknown: no confirmation came, for this reason.
+    Unconfirmed(Arc<str>),
 }
 
 impl Client {
-    /// Publishes one message.
+    /// Publishes one message. The receipt tells which copies were rejected.
     ///
     /// # Errors
     ///
     /// [`ClientError::Refused`] (no such queue, a limit, ...), [`ClientError::Nacked`],
     /// [`ClientError::ConfirmTimeout`], [`ClientError::ConnectionLost`], and [`ClientError::InvalidArgument`] for
-    /// invalid arguments.
+    /// invalid arguments. They concern the message itself; its copies may have been accepted nevertheless.
     pub async fn publish(
         &self,
         queue: &QueueAddress,
@@ -104,7 +137,12 @@ impl Client {
                 "a message that may be sent twice needs an id; give one",
             ));
         }
-        let headers = header_text(options, &[])?;
+        if options.confirm && !options.cc.is_empty() {
+            let body = Bytes::copy_from_slice(body.as_ref());
+            let message = Outgoing { body, id: options.id.clone(), headers: Vec::new() };
+            return self.publish_with_copies(queue, message, options, started, deadline).await;
+        }
+        let headers = header_text(options, &[], &[])?;
         let publication = QueueMessage {
             queue,
             id: options.id.as_deref(),
@@ -114,11 +152,32 @@ impl Client {
         };
         if !options.confirm {
             self.shared.say(deadline, |conversation| conversation.publish(&publication, None)).await??;
-            return Ok(Receipt { by: None, latency: started.elapsed() });
+            return Ok(Receipt::new(None, started.elapsed()));
         }
         loop {
             let result = self.publish_confirmed(&publication, started, deadline).await;
             match result {
+                Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Publishes a message, and waits for the confirmations of its copies too.
+    async fn publish_with_copies(
+        &self,
+        queue: &QueueAddress,
+        message: Outgoing,
+        options: &PublishOptions,
+        started: Instant,
+        deadline: Instant,
+    ) -> Result<Receipt, ClientError> {
+        let messages = [message];
+        loop {
+            let mut together = Together::new(self, queue, &messages, options);
+            let said = together.say_all(deadline).await;
+            let mut results = together.finish(said, started, deadline).await;
+            match results.pop().unwrap_or_else(|| Err(confirm_timeout(queue, started))) {
                 Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
                 result => return result,
             }
@@ -132,6 +191,12 @@ impl Client {
                 "cc",
                 format!("{queue} is a topic; bind the queues to it, or publish to them"),
             )),
+            Protocol::Tmqp if options.cc.len() > COPIES_MAX => {
+                let given = options.cc.len();
+                let why =
+                    format!("{given} copies exceed the limit of {COPIES_MAX}; publish further messages");
+                Err(ClientError::invalid("cc", why))
+            }
             Protocol::Tmqp => Ok(()),
             _ if options.cc.is_empty() => Ok(()),
             other => Err(ClientError::NotSupported {
@@ -160,8 +225,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// As [`Client::publish`], separately for each message. [`PublishOptions::id`] and [`PublishOptions::retry`] are
-    /// invalid for many messages.
+    /// As [`Client::publish`], separately for each message. [`PublishOptions::id`], [`PublishOptions::retry`] and ids of
+    /// copies are invalid for many messages.
     pub async fn publish_many(
         &self,
         queue: &QueueAddress,
@@ -170,9 +235,8 @@ impl Client {
     ) -> Vec<Result<Receipt, ClientError>> {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
-        if options.id.is_some() || options.retry {
-            let error =
-                ClientError::invalid("options", "an id and a retry are for one message, not for many");
+        if options.id.is_some() || options.retry || options.cc.iter().any(|copy| copy.id.is_some()) {
+            let error = ClientError::invalid("options", "ids and a retry are for one message, not for many");
             return vec![Err(error); messages.len()];
         }
         if let Err(error) = self.check_copies(queue, options) {
@@ -189,7 +253,10 @@ struct Together<'a> {
     queue: &'a QueueAddress,
     messages: &'a [Outgoing],
     options: &'a PublishOptions,
+    /// The outcomes: of each message, followed by those of its copies.
     batch: Arc<Batch>,
+    /// Number of outcomes of each message.
+    outcomes: usize,
     /// Number of messages that were sent or found invalid.
     said: usize,
     question: Question<'a>,
@@ -202,9 +269,11 @@ impl<'a> Together<'a> {
         messages: &'a [Outgoing],
         options: &'a PublishOptions,
     ) -> Self {
-        let batch = Batch::new(messages.len());
-        let question = Question { shared: &client.shared, ids: Vec::with_capacity(messages.len()) };
-        Self { queue, messages, options, batch, said: 0, question }
+        let outcomes = if options.confirm { 1 + options.cc.len() } else { 1 };
+        let batch = Batch::new(messages.len(), outcomes);
+        let ids = Vec::with_capacity(messages.len() * outcomes);
+        let question = Question { shared: &client.shared, ids };
+        Self { queue, messages, options, batch, outcomes, said: 0, question }
     }
 
     /// Sends them all, in as few steps as the limits allow.
@@ -223,8 +292,7 @@ impl<'a> Together<'a> {
             let index = self.said;
             self.said += 1;
             if let Err(error) = self.say_one(conversation, index) {
-                let waiter = Waiter::Many(self.batch.clone(), index as u32);
-                waiter.settle(Err(error), Instant::now());
+                self.waiter(index, 0).settle(Err(error), Instant::now());
             }
             if self.said == self.messages.len() || !conversation.has_room(config) {
                 return;
@@ -232,9 +300,19 @@ impl<'a> Together<'a> {
         }
     }
 
+    /// Waits for the outcome of the message at `index`, or of its copy `number`, counted from 1. A failed message ends
+    /// the waits for its copies.
+    fn waiter(&self, index: usize, number: usize) -> Waiter {
+        Waiter::Many(self.batch.clone(), (index * self.outcomes + number) as u32)
+    }
+
     fn say_one(&mut self, conversation: &mut Dialogue, index: usize) -> Result<(), ClientError> {
         let message = &self.messages[index];
-        let headers = header_text(self.options, &message.headers)?;
+        let copies = match self.outcomes {
+            1 => Vec::new(),
+            _ => copy_ids(conversation, &self.options.cc, message.id.as_deref())?,
+        };
+        let headers = header_text(self.options, &message.headers, &copies)?;
         let publication = QueueMessage {
             queue: self.queue,
             id: message.id.as_deref(),
@@ -242,13 +320,17 @@ impl<'a> Together<'a> {
             body: &message.body,
             high_priority: self.options.high_priority,
         };
-        let waiter = self.options.confirm.then(|| Waiter::Many(self.batch.clone(), index as u32));
+        let waiter = self.options.confirm.then(|| self.waiter(index, 0));
         let id = conversation.publish(&publication, waiter)?;
         if self.options.confirm {
             self.question.ids.push(id);
         } else {
             let confirmed = Ok(RequestAnswer::Confirmed(By::Server));
-            Waiter::Many(self.batch.clone(), index as u32).settle(confirmed, Instant::now());
+            self.waiter(index, 0).settle(confirmed, Instant::now());
+        }
+        for (number, (copy, id)) in self.options.cc.iter().zip(copies).enumerate() {
+            conversation.expect_copy(id.clone(), &copy.queue, self.waiter(index, 1 + number));
+            self.question.ids.push(id);
         }
         Ok(())
     }
@@ -262,21 +344,35 @@ impl<'a> Together<'a> {
     ) -> Vec<Result<Receipt, ClientError>> {
         if let Err(error) = &said {
             for index in self.said..self.messages.len() {
-                Waiter::Many(self.batch.clone(), index as u32).settle(Err(error.clone()), Instant::now());
+                self.waiter(index, 0).settle(Err(error.clone()), Instant::now());
             }
         }
-        if tokio::time::timeout_at(deadline, self.batch.completed()).await.is_ok() {
+        let is_complete = tokio::time::timeout_at(deadline, self.batch.completed()).await.is_ok();
+        // Copies of a failed message may still be pending.
+        if is_complete && self.outcomes == 1 {
             self.question.ids.clear();
         }
         // Forgets pending requests before taking the outcomes, so that none arrives in between.
         self.question.forget();
-        let by_nobody = !self.options.confirm;
-        let receipts = self.batch.take().into_iter().map(|outcome| match outcome {
-            Some(outcome) => receipt(outcome, started)
-                .map(|receipt| if by_nobody { Receipt { by: None, ..receipt } } else { receipt }),
-            None => Err(confirm_timeout(self.queue, started)),
-        });
-        receipts.collect()
+        let mut outcomes = self.batch.take().into_iter();
+        let mut receipts = Vec::with_capacity(self.messages.len());
+        while let Some(outcome) = outcomes.next() {
+            let mut result = match outcome {
+                Some(outcome) => receipt(outcome, started),
+                None => Err(confirm_timeout(self.queue, started)),
+            };
+            for copy in self.options.cc.iter().take(self.outcomes - 1) {
+                let outcome = outcomes.next().flatten();
+                if let Ok(receipt) = &mut result {
+                    add_copy(receipt, &copy.queue, outcome, started);
+                }
+            }
+            if let (false, Ok(receipt)) = (self.options.confirm, &mut result) {
+                receipt.by = None;
+            }
+            receipts.push(result);
+        }
+        receipts
     }
 }
 
@@ -285,25 +381,85 @@ fn receipt((result, at): Outcome, started: Instant) -> Result<Receipt, ClientErr
         RequestAnswer::Confirmed(by) => by,
         RequestAnswer::Response(_) | RequestAnswer::Pulled(_) => By::Server,
     };
-    Ok(Receipt { by: Some(by), latency: at.saturating_duration_since(started) })
+    Ok(Receipt::new(Some(by), at.saturating_duration_since(started)))
+}
+
+/// Adds the outcome of a copy to the receipt of its message.
+fn add_copy(receipt: &mut Receipt, queue: &QueueAddress, outcome: Option<Outcome>, started: Instant) {
+    let (outcome, at) = match outcome {
+        Some((Ok(_), at)) => (CopyOutcome::Confirmed, at),
+        Some((Err(ClientError::Refused(refusal)), at)) => (CopyOutcome::Rejected(refusal.reason.into()), at),
+        Some((Err(ClientError::Nacked { reason, .. }), at)) => (CopyOutcome::Rejected(reason), at),
+        Some((Err(error), at)) => (CopyOutcome::Unconfirmed(error.to_string().into()), at),
+        None => {
+            let why = confirm_timeout(queue, started).to_string();
+            (CopyOutcome::Unconfirmed(why.into()), Instant::now())
+        }
+    };
+    receipt.latency = receipt.latency.max(at.saturating_duration_since(started));
+    receipt.copies.push(CopyReceipt { queue: queue.clone(), outcome });
+}
+
+/// The ids of copies. The broker confirms each copy under its own id.
+fn copy_ids(
+    conversation: &mut Dialogue,
+    cc: &[CarbonCopy],
+    message: Option<&str>,
+) -> Result<Vec<MessageId>, ClientError> {
+    let mut ids: Vec<MessageId> = Vec::with_capacity(cc.len());
+    for copy in cc {
+        if let Some(id) = &copy.id {
+            check_copy_id(id)?;
+        }
+        let id = conversation.copy_id(copy.id.as_deref())?;
+        if ids.contains(&id) || message.is_some_and(|message| *message.as_bytes() == *id) {
+            let id = String::from_utf8_lossy(&id);
+            let why = format!("{id:?} is also the id of the message or of another copy; use another id");
+            return Err(ClientError::invalid(COPY_ID, why));
+        }
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+/// The argument in errors.
+const COPY_ID: &str = "copy's message id";
+
+/// Checks that a header line can hold the id of a copy.
+fn check_copy_id(id: &str) -> Result<(), ClientError> {
+    if id.contains(';') {
+        return Err(ClientError::invalid(COPY_ID, "it must not contain a semicolon"));
+    }
+    if id.trim_ascii() != id {
+        return Err(ClientError::invalid(COPY_ID, "it must not begin or end with white space"));
+    }
+    if id.len() > NAME_BYTES_MAX {
+        let why = format!("{} bytes exceed the limit of {NAME_BYTES_MAX}", id.len());
+        return Err(ClientError::invalid(COPY_ID, why));
+    }
+    Ok(())
 }
 
 fn confirm_timeout(queue: &QueueAddress, started: Instant) -> ClientError {
     ClientError::ConfirmTimeout { target: queue.to_string().into(), waited: started.elapsed() }
 }
 
-/// The header text of a message: the options' headers, its own, then one line per copy.
-fn header_text(options: &PublishOptions, own: &[(String, String)]) -> Result<Vec<u8>, ClientError> {
+/// The header text of a message: the options' headers, its own, then one line per copy. `ids`: the ids of all copies,
+/// or none for those of the options.
+fn header_text(
+    options: &PublishOptions,
+    own: &[(String, String)],
+    ids: &[MessageId],
+) -> Result<Vec<u8>, ClientError> {
     let mut text = Vec::new();
     for (key, value) in options.headers.iter().chain(own) {
         push(&mut text, key, value)?;
     }
-    for copy in &options.cc {
+    for (index, copy) in options.cc.iter().enumerate() {
         let mut value = format!("{};{}", copy.queue.channel(), copy.queue.id());
-        if let Some(id) = &copy.id {
-            if id.contains(';') {
-                return Err(ClientError::invalid("copy's message id", "it must not contain a semicolon"));
-            }
+        let id = ids.get(index).map(|id| String::from_utf8_lossy(id));
+        if let Some(id) = id.as_deref().or(copy.id.as_deref()) {
+            check_copy_id(id)?;
             value = format!("{value};{id}");
         }
         push(&mut text, key::CC, &value)?;

@@ -34,21 +34,36 @@ impl Waiter {
 /// The outcomes of messages that were published together; one wake-up for all of them.
 #[derive(Debug)]
 pub(crate) struct Batch {
+    /// Number of outcomes of each message: its own, then those of its copies.
+    per_message: usize,
     outcomes: Mutex<Vec<Option<Outcome>>>,
     missing: AtomicUsize,
     complete: Notify,
 }
 
 impl Batch {
-    pub(crate) fn new(size: usize) -> Arc<Self> {
+    pub(crate) fn new(messages: usize, per_message: usize) -> Arc<Self> {
+        let size = messages * per_message;
         let outcomes = Mutex::new(vec![None; size]);
-        Arc::new(Self { outcomes, missing: AtomicUsize::new(size), complete: Notify::new() })
+        Arc::new(Self { per_message, outcomes, missing: AtomicUsize::new(size), complete: Notify::new() })
     }
 
+    /// Takes an outcome. If a message failed, nothing waits for its copies any longer.
     fn settle(&self, index: u32, result: Result<RequestAnswer, ClientError>, now: Instant) {
-        let before = lock(&self.outcomes)[index as usize].replace((result, now));
-        debug_assert!(before.is_none(), "a message has one outcome");
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let index = index as usize;
+        let is_last = result.is_err() && index.is_multiple_of(self.per_message);
+        let end = if is_last { index + self.per_message } else { index + 1 };
+        let mut settled = 0;
+        {
+            let mut outcomes = lock(&self.outcomes);
+            // The outcomes are taken if the caller has stopped waiting.
+            let Some(outcomes) = outcomes.get_mut(index..end) else { return };
+            for outcome in outcomes.iter_mut().filter(|outcome| outcome.is_none()) {
+                *outcome = Some((result.clone(), now));
+                settled += 1;
+            }
+        }
+        if settled > 0 && self.missing.fetch_sub(settled, Ordering::AcqRel) == settled {
             self.complete.notify_one();
         }
     }
@@ -63,5 +78,37 @@ impl Batch {
     /// The outcomes; `None` where none is known.
     pub(crate) fn take(&self) -> Vec<Option<Outcome>> {
         std::mem::take(&mut *lock(&self.outcomes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conversation::By;
+
+    fn confirmed() -> Result<RequestAnswer, ClientError> {
+        Ok(RequestAnswer::Confirmed(By::Server))
+    }
+
+    #[tokio::test]
+    async fn a_failed_message_ends_the_waits_for_its_copies_and_for_no_others() {
+        let batch = Batch::new(2, 3);
+        let settle = |index, result| Waiter::Many(batch.clone(), index).settle(result, Instant::now());
+        settle(1, confirmed());
+        settle(0, Err(ClientError::Closed));
+        // The answer of a copy that nothing waits for any longer.
+        settle(2, confirmed());
+        settle(4, Err(ClientError::Closed));
+        settle(5, confirmed());
+        assert_eq!(batch.missing.load(Ordering::Relaxed), 1);
+        settle(3, confirmed());
+        batch.completed().await;
+        let outcomes: Vec<_> = batch
+            .take()
+            .into_iter()
+            .map(|outcome| outcome.is_some_and(|(result, _)| result.is_ok()))
+            .collect();
+        assert_eq!(outcomes, [false, true, false, true, false, true]);
+        settle(5, confirmed());
     }
 }

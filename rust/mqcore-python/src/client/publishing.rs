@@ -4,15 +4,18 @@ use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::By;
 use mqcore_client::error::ClientError;
-use mqcore_client::publish::{CarbonCopy, Outgoing, Receipt};
+use mqcore_client::publish::{CarbonCopy, CopyOutcome, CopyReceipt, Outgoing, Receipt};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyList;
 
 use super::error;
 
-/// The sender of an acknowledgement, and the latency in seconds.
-pub(super) type PyReceipt = (Option<&'static str>, f64);
+/// Queue, status and reason of a copy.
+pub(super) type PyCopy = (String, &'static str, Option<String>);
+
+/// The sender of an acknowledgement, the latency in seconds, and the copies, if there are any.
+pub(super) type PyReceipt = (Option<&'static str>, f64, Option<Vec<PyCopy>>);
 
 /// The outcomes of many messages: a receipt or an exception each.
 pub(super) struct Receipts(pub(super) Vec<Result<Receipt, ClientError>>);
@@ -46,7 +49,18 @@ pub(super) fn py_receipt(receipt: Receipt) -> PyReceipt {
         By::Server => "server",
         By::Consumer => "consumer",
     });
-    (by, receipt.latency.as_secs_f64())
+    let copies = receipt.copies;
+    let copies = (!copies.is_empty()).then(|| copies.into_iter().map(py_copy).collect());
+    (by, receipt.latency.as_secs_f64(), copies)
+}
+
+fn py_copy(copy: CopyReceipt) -> PyCopy {
+    let (status, reason) = match copy.outcome {
+        CopyOutcome::Confirmed => ("confirmed", None),
+        CopyOutcome::Rejected(reason) => ("rejected", Some(reason.to_string())),
+        CopyOutcome::Unconfirmed(reason) => ("unconfirmed", Some(reason.to_string())),
+    };
+    (copy.queue.to_string(), status, reason)
 }
 
 /// Copies all bodies into one allocation that the messages share.

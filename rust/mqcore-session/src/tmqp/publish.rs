@@ -102,15 +102,16 @@ impl Publisher<'_> {
     }
 
     fn publish_copies(&mut self, frame: &Frame<'_>, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
-        let wanted =
+        let mut wanted =
             header::pairs(frame.headers).filter(|(name, _)| name.eq_ignore_ascii_case(key::CC.as_bytes()));
         let mut headers = None;
         let mut room = self.copied_bytes_max;
-        for (index, (_, value)) in wanted.enumerate() {
+        for index in 0.. {
+            let Some((_, value)) = wanted.next() else { return };
             let headers = headers.get_or_insert_with(|| copied_headers(frame.headers));
             let size = (headers.len() + frame.payload.len()) as u64;
             if index == COPIES_MAX || size > room {
-                refuse_rest(frame, output);
+                refuse_rest(frame, std::iter::once(value).chain(wanted.map(|(_, value)| value)), output);
                 return;
             }
             room -= size;
@@ -196,20 +197,26 @@ fn refuse_copy(frame: &Frame<'_>, value: &[u8], rejection: &Rejection, output: &
     answer::publish_refused(&asked, false, wanted.channel, frame.content_type, rejection, output);
 }
 
+/// Reports that no further copy is possible: under the id of each copy that has one, and once under the message's id if
+/// some copy has none.
 #[cold]
-fn refuse_rest(frame: &Frame<'_>, output: &mut Vec<u8>) {
+fn refuse_rest<'a>(frame: &Frame<'_>, values: impl Iterator<Item = &'a [u8]>, output: &mut Vec<u8>) {
     let reason = format!(
         "a message may have at most {COPIES_MAX} copies, and together they may not exceed the size limit of a frame"
     );
     let rejection = Rejection::new(RejectionKind::LimitExceeded, reason);
-    answer::publish_refused(
-        &Asked::by_frame(frame),
-        false,
-        frame.target,
-        frame.content_type,
-        &rejection,
-        output,
-    );
+    let mut some_without_id = false;
+    for value in values {
+        if CopyRequest::read(value).message_id.is_empty() {
+            some_without_id = true;
+        } else {
+            refuse_copy(frame, value, &rejection, output);
+        }
+    }
+    if some_without_id {
+        let asked = Asked::by_frame(frame);
+        answer::publish_refused(&asked, false, frame.target, frame.content_type, &rejection, output);
+    }
 }
 
 /// The message of a frame whose bytes are in `bytes`, in one allocation.
