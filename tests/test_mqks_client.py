@@ -420,12 +420,18 @@ async def test_a_peer_that_says_nothing_is_given_up() -> None:
 
 
 def greeted(then: bytes, *, stays: bool = True) -> Any:
-    """A broker that greets, and answers the next line with these bytes; `%` stands for the line's id."""
+    """A server that greets, and answers the next line with these bytes; `%` stands for the line's id.
+
+    Like an original server, it does not know the action `prefetch`.
+    """
 
     async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert await reader.readline() == b"hello ping mqcore\n"
         writer.write(b"hello ok mqcore\n")
         line = await reader.readline()
+        if line.startswith(b"prefetch "):
+            writer.write(b"prefetch error 20260101000000000000abcd\n")
+            line = await reader.readline()
         writer.write(then.replace(b"%", line.split(b" ")[0]))
         await writer.drain()
         if stays:

@@ -33,25 +33,10 @@ def _joined_as_a_whole(plan: Plan, address: str) -> bool:
     )
 
 
-def _consumed_over(*protocols: str) -> Callable[[Plan, str], bool]:
-    def applies(plan: Plan, address: str) -> bool:
-        return any(actor.protocol in protocols and actor.target == address for actor in plan.actors)
-
-    return applies
-
-
 def _pulled_without_acknowledgements(plan: Plan, address: str) -> bool:
     queue = plan.queue(address)
     asks = queue is not None and queue.options.get("request_acknowledge", False)
     return not asks and any(actor.role == "puller" and actor.target == address for actor in plan.actors)
-
-
-def _receives_copies(plan: Plan, address: str) -> bool:
-    return any(address in step.get("cc", ()) for actor in plan.actors for step in actor.steps)
-
-
-def _always(_: Plan, __: str) -> bool:
-    return True
 
 
 KNOWN: tuple[Known, ...] = (
@@ -62,23 +47,10 @@ KNOWN: tuple[Known, ...] = (
         _joined_as_a_whole,
     ),
     Known(
-        frozenset({"prefetch"}),
-        1,
-        "the broker does not enforce prefetch in MQKS and MicroMessage2",
-        _consumed_over("mqks", "mm2"),
-    ),
-    Known(
         frozenset({"lost"}),
         28,
         "a queue without acknowledgements settles what it sends; the client keeps late pulled messages until it closes",
         _pulled_without_acknowledgements,
-    ),
-    Known(frozenset({"unreported"}), 1, "a receipt does not report rejected copies", _always),
-    Known(
-        frozenset({"lost", "handler"}),
-        2037,
-        "a receipt does not report rejected copies, so the checker takes them for confirmed",
-        _receives_copies,
     ),
 )
 

@@ -29,7 +29,9 @@ class Delivered(Incoming[_T_co]):
     @property
     def address(self) -> str:
         """The queue: ``orders/1001``; for a message of a topic its target, such as ``@topic:orders.new``."""
-        return self.target if self.topic is not None else f"{self.target}/{self.content_type}"
+        # Besides topics, only the plain names of MQKS and MicroMessage2 contain a slash: `orders/0`.
+        plain = self.topic is not None or "/" in self.target
+        return self.target if plain else f"{self.target}/{self.content_type}"
 
     @property
     def topic(self) -> str | None:
@@ -59,7 +61,8 @@ class Delivered(Incoming[_T_co]):
 
     @property
     def attempt(self) -> int | None:
-        """The number of this attempt to deliver it, from 1. ``None``: the broker did not send it."""
+        """The number of this attempt to deliver it, from 1. ``None`` in MicroMessage2 and from original TMQP servers,
+        which do not send it."""
         return self._core.attempt
 
     def nack(self, reason: str = "none", *, delay: Duration | None = None) -> bool:

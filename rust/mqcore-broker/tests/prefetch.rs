@@ -9,8 +9,8 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Acknowledgement, Command, EventKind, Nack, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::Step;
-use mqcore_broker::model::effect::{PullOutcome, Reply};
-use mqcore_broker::model::id::{ChannelName, Tag};
+use mqcore_broker::model::effect::{Effect, PullOutcome, Reply};
+use mqcore_broker::model::id::{ChannelName, ConnectionId, Tag};
 use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::QueueJoin;
@@ -189,6 +189,63 @@ fn prefetch_holds_with_a_handler_that_decides_about_many_messages_at_once() {
         }
         let expected: Vec<_> = ids.iter().map(|id| format!("one:{id}")).collect();
         assert_eq!(delivered, expected, "{step:?}");
+    }
+}
+
+/// The deliveries since the last call: consumers, number of the attempt, and whether they joined for the queue.
+fn attempts(world: &mut World) -> Vec<(Vec<ConnectionId>, u16, bool)> {
+    let effects = std::mem::take(&mut world.effects);
+    let delivers = effects.into_iter().filter_map(|effect| match effect {
+        Effect::Deliver(deliver) => Some((deliver.to.as_slice().to_vec(), deliver.attempt, deliver.by_queue)),
+        _ => None,
+    });
+    delivers.collect()
+}
+
+#[test]
+fn repeated_deliveries_to_consumers_of_queues_are_apart_from_those_to_members_of_the_channel() {
+    let (mut world, producer, one, two) = siblings(Status::Push);
+    let three = world.client("three");
+    world.join(&one, "orders").unwrap();
+    world.join_queues(&two, &[1], 10).unwrap();
+    world.join_queues(&three, &[1], 10).unwrap();
+    world.publish(&producer, "orders/1", "a");
+    let all = [&one, &two, &three].map(|client| client.connection);
+    assert_eq!(attempts(&mut world), [(all.to_vec(), 1, false)]);
+    for client in [&one, &two, &three] {
+        world.nack(client, "orders/1", "a", "no");
+    }
+    world.turn();
+    let by_queue = (all[1..].to_vec(), 2, true);
+    assert_eq!(attempts(&mut world), [by_queue, (all[..1].to_vec(), 2, false)]);
+    assert_eq!(world.information("orders/1").stats.sent, 2, "once for each attempt");
+}
+
+#[test]
+fn an_attempt_counts_once_for_all_its_consumers() {
+    for steps in [&[][..], &[Step::BeginSend]] {
+        let mut world = World::new();
+        world.broker.register_handler(handler("asks", steps));
+        let (producer, one, two) = (world.client("producer"), world.client("one"), world.client("two"));
+        let options = QueueChanges { delivery_handler: Some("asks".into()), ..acknowledged(Status::Push) };
+        world.create(&producer, "orders/1", options);
+        world.join_queues(&one, &[1], 10).unwrap();
+        world.join_queues(&two, &[1], 10).unwrap();
+        for attempt in 1..=2 {
+            if attempt == 1 {
+                world.publish(&producer, "orders/1", "a");
+            }
+            while !world.questions.is_empty() {
+                world.answer(Step::BeginSend, ALLOW);
+            }
+            let made = attempts(&mut world);
+            assert!(made.iter().all(|(_, number, _)| *number == attempt), "{steps:?}: {made:?}");
+            assert_eq!(made.iter().map(|(to, ..)| to.len()).sum::<usize>(), 2);
+            for client in [&one, &two] {
+                world.nack(client, "orders/1", "a", "no");
+            }
+            world.turn();
+        }
     }
 }
 

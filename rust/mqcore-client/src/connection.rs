@@ -465,8 +465,8 @@ impl Shared {
                     waiter.settle(result, now);
                 }
             }
-            FrameEvent::Joined { queue, timeout, settled } => {
-                core.set_timeout(&queue, timeout);
+            FrameEvent::Joined { queue, timeout, by_queue, settled } => {
+                core.joined(&queue, timeout, by_queue);
                 timers.check(timeout.map(|timeout| now + timeout / 3));
                 if let Some((waiter, result)) = settled {
                     waiter.settle(result, now);

@@ -43,7 +43,7 @@ impl Client {
     /// the client rejects. These count as unclaimed, and the log warns once for each such queue.
     ///
     /// `prefetch` (at least 1) is the maximum number of unsettled messages of this consumer, for queues with
-    /// acknowledgements. While messages wait for the program, the client extends their acknowledge timeouts, as long as
+    /// acknowledgements, and in other protocols for consumers with [`ConsumeTerms::manual_ack`]. In TMQP, while messages wait for the program, the client extends their acknowledge timeouts, as long as
     /// the program takes or settles a message within the timeout. If the program hangs, they go back to the queue.
     ///
     /// A topic of TMQP is consumed likewise: each consumer gets each message that is published while it is subscribed. Its
@@ -74,8 +74,9 @@ impl Client {
 
     /// The subscription of a consumer.
     fn part(&self, queue: &QueueAddress, prefetch: usize, terms: ConsumeTerms) -> Result<Part, ClientError> {
+        let prefetch = u32::try_from(prefetch).unwrap_or(u32::MAX);
         if self.protocol() != Protocol::Tmqp {
-            return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms }));
+            return Ok(Part::Consumption(Consumption { queue: queue.clone(), terms, prefetch }));
         }
         if queue.is_topic() {
             return Ok(Part::Intent(Intent::Topic(queue.channel().clone())));
@@ -88,7 +89,6 @@ impl Client {
                 instead: "bind queues to topics by routers, or connect to mqks:// or mm2://",
             });
         }
-        let prefetch = u32::try_from(prefetch).unwrap_or(u32::MAX);
         Ok(Part::Intent(Intent::Consume(queue.clone(), prefetch)))
     }
 
@@ -168,8 +168,12 @@ impl Consumer {
         let shared = &self.client.shared;
         let timeout = self.mailbox.timeout();
         let now = timeout.map(|_| Instant::now());
+        let numbers_attempts = self.mailbox.numbers_attempts();
         let mut delivered = Vec::with_capacity(letters.len());
         for mut letter in letters {
+            if numbers_attempts && letter.message.attempt().is_none() {
+                letter.message = letter.message.with_attempt(1);
+            }
             let asks = letter.message.wants_acknowledge();
             let mut deadline = None;
             if let (true, Some(timeout), Some(now)) = (asks, timeout, now) {

@@ -49,4 +49,6 @@ pub enum UnusedQueue {
 pub(crate) struct Consumption {
     pub(crate) queue: QueueAddress,
     pub(crate) terms: ConsumeTerms,
+    /// Maximum number of unsettled messages.
+    pub(crate) prefetch: u32,
 }

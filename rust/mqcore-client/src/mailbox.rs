@@ -12,7 +12,7 @@
 //! A client that pauses reads still sends pings, so a slow handler does not end its connection.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -111,16 +111,21 @@ pub(crate) struct Mailbox {
     dropped: AtomicUsize,
     /// The time to acknowledge a message in milliseconds, if the client can extend it; otherwise 0.
     timeout_ms: AtomicU64,
+    /// Whether the broker numbers repeated attempts, so that one without a number is the first.
+    numbers_attempts: AtomicBool,
 }
 
 impl Mailbox {
     pub(crate) fn new(gauge: Arc<Gauge>, bound: Bound) -> Arc<Self> {
         let (state, ready, dropped) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
-        Arc::new(Self { gauge, state, ready, bound, dropped, timeout_ms: AtomicU64::new(0) })
+        let (timeout_ms, numbers_attempts) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { gauge, state, ready, bound, dropped, timeout_ms, numbers_attempts })
     }
 
-    /// Sets the time to acknowledge a message, if the client can extend it.
-    pub(crate) fn set_timeout(&self, timeout: Option<Duration>) {
+    /// Sets the time to acknowledge a message, if the client can extend it, and whether the broker numbers repeated
+    /// attempts.
+    pub(crate) fn joined(&self, timeout: Option<Duration>, numbers_attempts: bool) {
+        self.numbers_attempts.store(numbers_attempts, Relaxed);
         let millis = timeout.map_or(0, |timeout| u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
         self.timeout_ms.store(millis, Relaxed);
     }
@@ -129,6 +134,11 @@ impl Mailbox {
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let millis = self.timeout_ms.load(Relaxed);
         (millis > 0).then(|| Duration::from_millis(millis))
+    }
+
+    /// Whether the broker numbers repeated attempts.
+    pub(crate) fn numbers_attempts(&self) -> bool {
+        self.numbers_attempts.load(Relaxed)
     }
 
     /// Adds a message. Returns whether the caller must call [`Mailbox::wake`] after all messages of a read.
@@ -403,7 +413,7 @@ mod tests {
     async fn waiting_messages_get_more_time_while_the_program_makes_progress() {
         let timeout = Duration::from_secs(3);
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(9));
-        mailbox.set_timeout(Some(timeout));
+        mailbox.joined(Some(timeout), true);
         for asks in [true, true, false, true] {
             mailbox.put(letter(asks));
         }

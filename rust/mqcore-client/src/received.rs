@@ -26,6 +26,8 @@ pub struct Received {
     pending_response: bool,
     pending_acknowledge: bool,
     receipt: u32,
+    /// 0: unknown, or in a header.
+    attempt: u32,
 }
 
 impl Received {
@@ -51,12 +53,18 @@ impl Received {
             pending_response: frame.pending_response,
             pending_acknowledge: frame.pending_acknowledge,
             receipt: 0,
+            attempt: 0,
         }
     }
 
     /// Adds the receipt with which the conversation settles it, for protocols where the id is not enough.
     pub(crate) fn with_receipt(self, receipt: u32) -> Self {
         Self { receipt, ..self }
+    }
+
+    /// Sets the number of this attempt to deliver it.
+    pub(crate) fn with_attempt(self, attempt: u32) -> Self {
+        Self { attempt, ..self }
     }
 
     pub(crate) fn receipt(&self) -> u32 {
@@ -156,6 +164,9 @@ impl Received {
     /// The number of this attempt to deliver a message of a queue, from 1; `None` if the broker did not send it.
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {
+        if self.attempt > 0 {
+            return Some(self.attempt);
+        }
         // The broker's header follows those of the producer.
         let own =
             self.headers().filter(|(name, _)| name.eq_ignore_ascii_case(key::ATTEMPT.as_bytes())).last();

@@ -401,11 +401,12 @@ impl Core {
         self.leaving.iter().find(|(left, _)| left.is(channel, queue)).map(|(_, mailbox)| mailbox)
     }
 
-    /// Sets the time to acknowledge a message of this queue, if the client can extend it.
-    pub(crate) fn set_timeout(&self, queue: &QueueAddress, timeout: Option<Duration>) {
+    /// Sets the terms of a consumed queue: the time to acknowledge a message, if the client can extend it, and whether
+    /// repeated attempts have numbers.
+    pub(crate) fn joined(&self, queue: &QueueAddress, timeout: Option<Duration>, numbers_attempts: bool) {
         let channels = self.mailboxes_by_queue.get(&queue.id()).into_iter().flatten();
         for takers in channels.filter(|takers| queue.is(&takers.channel, queue.id())) {
-            takers.mailboxes.iter().for_each(|mailbox| mailbox.set_timeout(timeout));
+            takers.mailboxes.iter().for_each(|mailbox| mailbox.joined(timeout, numbers_attempts));
         }
     }
 

@@ -15,6 +15,7 @@ use crate::request::Target;
 /// A consumed queue or topic, and its users.
 #[derive(Debug)]
 struct Standing<W> {
+    /// Of the first user, with the prefetch of all.
     consumption: Consumption,
     users: usize,
     /// Its id on this connection; `None`: not requested, or refused.
@@ -22,6 +23,15 @@ struct Standing<W> {
     /// Whether the broker has confirmed it on this connection.
     agreed: bool,
     waiters: Vec<(MessageId, W)>,
+}
+
+/// Whether a queue has users after one left.
+#[derive(Debug)]
+pub(crate) enum Leaving {
+    /// It has others; its prefetch has changed.
+    Continues,
+    /// It has none. With the consumer's id on this connection, if it was requested.
+    Ended(Option<MessageId>),
 }
 
 /// The consumed queues of one client. It writes nothing itself: the conversation requests the
@@ -48,11 +58,12 @@ impl<W> Register<W> {
         missing.map(|(queue, _)| queue.clone()).collect()
     }
 
-    /// Adds a user, until [`Register::leave`]. Returns whether the queue must be requested from the broker.
+    /// Adds a user, until [`Register::leave`]. Returns whether the queue must be requested from the broker. Otherwise its
+    /// prefetch has changed.
     pub(crate) fn join(&mut self, consumption: &Consumption) -> Result<bool, ClientError> {
         let queue = &consumption.queue;
         let standing = self.0.entry(queue.clone()).or_insert_with(|| Standing {
-            consumption: consumption.clone(),
+            consumption: Consumption { prefetch: 0, ..consumption.clone() },
             users: 0,
             id: None,
             agreed: false,
@@ -64,6 +75,7 @@ impl<W> Register<W> {
             return Err(ClientError::invalid("consumer", why));
         }
         standing.users += 1;
+        standing.consumption.prefetch = standing.consumption.prefetch.saturating_add(consumption.prefetch);
         Ok(standing.id.is_none())
     }
 
@@ -78,14 +90,24 @@ impl<W> Register<W> {
         }
     }
 
-    /// Removes a user. After the last one, returns the consumer's id.
-    pub(crate) fn leave(&mut self, queue: &QueueAddress) -> Option<MessageId> {
-        let standing = self.0.get_mut(queue)?;
+    /// Removes a user.
+    pub(crate) fn leave(&mut self, consumption: &Consumption) -> Leaving {
+        let queue = &consumption.queue;
+        let Some(standing) = self.0.get_mut(queue) else { return Leaving::Ended(None) };
         standing.users -= 1;
         if standing.users > 0 {
-            return None;
+            standing.consumption.prefetch =
+                standing.consumption.prefetch.saturating_sub(consumption.prefetch);
+            return Leaving::Continues;
         }
-        self.0.remove(queue)?.id
+        Leaving::Ended(self.0.remove(queue).and_then(|standing| standing.id))
+    }
+
+    /// The consumer's id on this connection, and the prefetch of all its users. `None`: it is not requested, or the program
+    /// does not settle its messages.
+    pub(crate) fn prefetch(&self, queue: &QueueAddress) -> Option<(&MessageId, u32)> {
+        let standing = self.0.get(queue).filter(|standing| standing.consumption.terms.manual_ack)?;
+        Some((standing.id.as_ref()?, standing.consumption.prefetch))
     }
 
     /// Records a request under `id`. `agreed`: the broker does not confirm requests, so it is in force.

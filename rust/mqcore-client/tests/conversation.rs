@@ -147,6 +147,27 @@ fn an_id_is_used_once_at_a_time() {
 }
 
 #[test]
+fn a_copy_is_confirmed_under_its_own_id() {
+    let mut conversation = open();
+    let copy = QueueAddress::new("copies", 2).unwrap();
+    let [fresh, named] = [None, Some("c1")].map(|given| conversation.copy_id(given).unwrap());
+    let message = publish(&mut conversation, Some("mine"), "message");
+    conversation.expect_copy(fresh.clone(), &copy, "fresh");
+    conversation.expect_copy(named, &copy, "named");
+    assert!(matches!(conversation.copy_id(Some("c1")), Err(ClientError::InvalidArgument { .. })));
+    let (who, result) = settled(conversation.receive(&acknowledgement(&fresh)));
+    assert!(matches!((who, result), ("fresh", Ok(RequestAnswer::Confirmed(By::Server)))));
+    let refused = Frame { headers: b"Reason:no\r\n", target: b"copies", ..response(b"c1", 404) };
+    let (who, result) = settled(conversation.receive(&refused));
+    assert_eq!(
+        (who, result.unwrap_err().to_string()),
+        ("named", "cannot publish to copies/2: no (status 404)".into())
+    );
+    settled(conversation.receive(&acknowledgement(&message))).1.unwrap();
+    assert_eq!(conversation.outstanding(), 0);
+}
+
+#[test]
 fn new_ids_are_32_hex_digits_and_never_repeat() {
     let mut conversation = open();
     let ids: Vec<MessageId> = (0..100).map(|_| publish(&mut conversation, None, "a")).collect();
@@ -259,7 +280,7 @@ fn consumers_of_a_queue_share_a_subscription_with_the_sum_of_their_prefetches() 
     let TakenUp::Asked(id) = conversation.take_up(consume("Ch", 1, 10), "a").unwrap() else { panic!() };
     let answer = joined(&id, b"Queue-Ids:1\r\nPrefetch:10\r\nAcknowledge-Timeouts:15000\r\n");
     match conversation.receive(&answer) {
-        FrameEvent::Joined { queue, timeout, settled: Some(("a", Ok(_))) } => {
+        FrameEvent::Joined { queue, timeout, by_queue: true, settled: Some(("a", Ok(_))) } => {
             assert_eq!((queue.id(), timeout), (1, Some(Duration::from_secs(15))));
         }
         other => panic!("{other:?}"),

@@ -389,6 +389,7 @@ fn bodies_of_other_protocols_stay_one_line() {
         first: true,
         tag: Tag(1),
         attempt: 3,
+        by_queue: false,
         requeues: 2,
         name: Some((*b"c1").into()),
     };

@@ -78,6 +78,14 @@ pub enum MqksAction<'a> {
         /// A token, or a user name and a password.
         credentials: &'a [u8],
     },
+    /// Limit the unsettled deliveries of a consumer with `--manual-ack`. An mqcore extension: other servers answer with an
+    /// error and change nothing.
+    Prefetch {
+        /// Consumer id. If there is no such consumer yet, the limit is for the client's next one with this id.
+        consumer: &'a [u8],
+        /// Maximum number of unsettled deliveries; 0: no limit.
+        count: u32,
+    },
     /// Return the data to the client.
     Ping {
         /// Data to return.
@@ -110,7 +118,7 @@ pub enum RequestLineError {
     Incomplete,
     /// The action is unknown.
     #[error(
-        "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval or auth"
+        "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval, auth or prefetch"
     )]
     UnknownAction(EscapedBytes),
     /// The flag is unknown.
@@ -283,6 +291,7 @@ impl<'a> MqksAction<'a> {
             b"ping" => Ok(Self::Ping { data }),
             b"_eval" => eval(data),
             b"auth" => Ok(Self::Auth { credentials: data }),
+            b"prefetch" => prefetch(data),
             unknown => Err(RequestLineError::UnknownAction(EscapedBytes::new(unknown))),
         }
     }
@@ -313,6 +322,18 @@ fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], Which<
             found: EscapedBytes::new(word),
         }),
     }
+}
+
+fn prefetch(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
+    let missing = RequestLineError::Missing { action: "prefetch", what: "a consumer and a number" };
+    let (consumer, number) = split(data).ok_or(missing)?;
+    let count = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+    let count = count.ok_or_else(|| RequestLineError::BadNumber {
+        flag: "prefetch",
+        wanted: "a number of messages up to 4294967295",
+        found: EscapedBytes::new(number),
+    })?;
+    Ok(MqksAction::Prefetch { consumer: named("the consumer's id", consumer)?, count })
 }
 
 fn eval(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {

@@ -248,18 +248,18 @@ fn an_unsent_message_cannot_be_acknowledged() {
 }
 
 #[test]
-fn a_refused_message_makes_room_and_an_acknowledgement_passes_over_it() {
+fn a_message_settled_alone_makes_room_and_an_acknowledgement_passes_over_it() {
     let mut sent = SendWindow::new(3);
     for index in 0..3 {
         sent.push(index);
     }
     assert!(!sent.has_room());
-    assert_eq!(sent.refuse(2), Ok(Some(1)));
+    assert_eq!(sent.settle_one(2), Ok(Some(1)));
     assert!(sent.has_room());
-    assert_eq!(sent.refuse(2), Ok(None));
+    assert_eq!(sent.settle_one(2), Ok(None));
     assert_eq!(settled(&mut sent, 2), Ok(vec![0]));
-    assert_eq!(sent.refuse(3), Ok(Some(2)));
-    assert_eq!(sent.refuse(4).unwrap_err().token, ErrorToken::Ack);
+    assert_eq!(sent.settle_one(3), Ok(Some(2)));
+    assert_eq!(sent.settle_one(4).unwrap_err().token, ErrorToken::Ack);
     assert_eq!((sent.open(), sent.push(9)), (0, 4));
 }
 
@@ -278,10 +278,10 @@ fn messages_are_acknowledged_in_order_however_they_are_accepted() {
     assert_eq!(received.take_acknowledgement(), None);
     assert_eq!(received.accept(receipts[0]), Some(1));
     assert_eq!(received.take_acknowledgement(), Some(1));
-    assert_eq!(received.refuse(receipts[1]), Some(2));
-    assert_eq!(received.refuse(receipts[1]), None);
+    assert_eq!(received.settle_alone(receipts[1]), Some(2));
+    assert_eq!(received.settle_alone(receipts[1]), None);
     assert_eq!(received.take_acknowledgement(), Some(3));
-    assert_eq!(received.refuse(receipts[3]), Some(4));
+    assert_eq!(received.settle_alone(receipts[3]), Some(4));
     assert_eq!((received.take_acknowledgement(), received.unacknowledged()), (None, 0));
 }
 
@@ -308,7 +308,7 @@ fn more_unacknowledged_messages_than_agreed_and_the_number_0_are_refused() {
     taken(&mut received, 1);
     let second = taken(&mut received, 2);
     assert_eq!(received.receive(3).unwrap_err().token, ErrorToken::Ack);
-    received.refuse(second);
+    received.settle_alone(second);
     taken(&mut received, 3);
 }
 
@@ -330,8 +330,8 @@ proptest! {
                     received.accept(receipt).unwrap();
                 }
                 3 if !open.is_empty() => {
-                    let number = received.refuse(open.remove(0)).unwrap();
-                    prop_assert!(sent.refuse(number).unwrap().is_some());
+                    let number = received.settle_alone(open.remove(0)).unwrap();
+                    prop_assert!(sent.settle_one(number).unwrap().is_some());
                     refused += 1;
                 }
                 _ => {}

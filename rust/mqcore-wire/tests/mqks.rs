@@ -123,6 +123,14 @@ fn names_beyond_their_limit_are_refused_and_the_answer_still_has_an_id() {
         assert!(matches!(request.action, Err(RequestLineError::NameTooLong { .. })), "{:?}", request.action);
         assert!(!request.id.is_empty());
     }
+    let prefetch = |count| Ok(MqksAction::Prefetch { consumer: &b"c1"[..], count });
+    assert_eq!(parse(b"p prefetch c1 5").action, prefetch(5));
+    assert_eq!(parse(b"p prefetch --confirm c1 0").action, prefetch(0));
+    for wrong in
+        [&b"p prefetch c1"[..], b"p prefetch c1 -1", b"p prefetch c1 4294967296", b"p prefetch c1 5 6"]
+    {
+        assert!(parse(wrong).action.is_err(), "{}", wrong.escape_ascii());
+    }
     assert_eq!(parse(b"a ack c --all").action, Ok(MqksAction::Ack { consumer: b"c", which: Which::All }));
 }
 

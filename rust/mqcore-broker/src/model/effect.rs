@@ -186,6 +186,8 @@ pub struct Deliver {
     pub tag: Tag,
     /// The number of this attempt to deliver the message, from 1.
     pub attempt: u16,
+    /// Whether the consumers joined for the queue, as far as it is known. They want the number of a repeated attempt.
+    pub by_queue: bool,
     /// How often the message was requeued before.
     pub requeues: u16,
     /// The name of the subscription, if it has one.

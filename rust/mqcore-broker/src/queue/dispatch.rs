@@ -26,6 +26,18 @@ fn cost(entry: &Entry) -> usize {
     1 + entry.message.body().len() / 512
 }
 
+/// How a message is delivered.
+#[derive(Debug, Default)]
+struct DeliveryTerms {
+    tag: Tag,
+    name: Option<Arc<[u8]>>,
+    acknowledge: bool,
+    /// Whether other consumers got it in this attempt.
+    is_sent: bool,
+    /// Whether its consumers joined for the queue.
+    by_queue: bool,
+}
+
 impl Queue {
     /// Delivers stored messages until the budget is used up or no consumer can take more. Reduces
     /// `budget`; returns true if there is more to deliver at once.
@@ -191,7 +203,12 @@ impl Queue {
 
     fn send_to_all(&mut self, mut entry: Entry, members: &Members, context: &mut Context<'_>) {
         let options = &self.metadata.options;
-        if options.request_acknowledge || members.has_tagged() || context.state.history.is_some() {
+        let is_repeated = entry.attempts > 0;
+        if options.request_acknowledge
+            || members.has_tagged()
+            || context.state.history.is_some()
+            || is_repeated
+        {
             let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
             return self.send_to(entry, members.untagged(), &consumers, context);
         }
@@ -214,22 +231,45 @@ impl Queue {
     ) {
         match untagged.len() {
             0 => {}
+            _ if entry.attempts > 0 && consumers.iter().any(|consumer| consumer.by_queue) => {
+                self.deliver_repeated(&mut entry, consumers, context);
+            }
             1 => self.deliver(&mut entry, Recipients::One(untagged[0]), context),
             _ => self.deliver(&mut entry, Recipients::Many(untagged.clone()), context),
         }
-        let mut sent = !untagged.is_empty();
+        let mut is_sent = !untagged.is_empty();
         for consumer in consumers.iter().filter(|consumer| consumer.tag != Tag::CHANNEL) {
-            self.deliver_to(&mut entry, consumer, context);
-            // It was sent once, however many consumers received it.
-            self.metadata.stats.sent -= u64::from(sent);
-            sent = true;
+            self.deliver_to(&mut entry, consumer, is_sent, context);
+            is_sent = true;
         }
         self.conclude(entry, consumers, context);
     }
 
+    /// Delivers a message again to the consumers without a tag. Those that joined for the queue get the number of the
+    /// attempt.
+    fn deliver_repeated(
+        &mut self,
+        entry: &mut Entry,
+        consumers: &[Arc<Consumer>],
+        context: &mut Context<'_>,
+    ) {
+        let acknowledge = self.metadata.options.request_acknowledge;
+        let mut is_sent = false;
+        for by_queue in [true, false] {
+            let of_kind = consumers.iter().filter(|one| one.tag == Tag::CHANNEL && one.by_queue == by_queue);
+            let to: Arc<[_]> = of_kind.map(|consumer| consumer.client.connection).collect();
+            if !to.is_empty() {
+                let terms = DeliveryTerms { acknowledge, is_sent, by_queue, ..DeliveryTerms::default() };
+                let deliver = self.delivery_of(entry, Recipients::Many(to), terms, context);
+                context.effects.push(Effect::Deliver(deliver));
+                is_sent = true;
+            }
+        }
+    }
+
     /// Delivers to one consumer, then waits for its acknowledgement or finishes the message.
     fn send(&mut self, mut entry: Entry, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
-        self.deliver_to(&mut entry, consumer, context);
+        self.deliver_to(&mut entry, consumer, false, context);
         self.conclude(entry, std::slice::from_ref(consumer), context);
     }
 
@@ -282,19 +322,32 @@ impl Queue {
         timeout.map_or(Timestamp::NEVER, |timeout| now.after(timeout))
     }
 
-    /// Delivers to one consumer and counts it.
-    pub(crate) fn deliver_to(&mut self, entry: &mut Entry, consumer: &Consumer, context: &mut Context<'_>) {
+    /// Delivers to one consumer and counts it. `is_sent`: another consumer got it in this attempt.
+    pub(crate) fn deliver_to(
+        &mut self,
+        entry: &mut Entry,
+        consumer: &Consumer,
+        is_sent: bool,
+        context: &mut Context<'_>,
+    ) {
         let to = Recipients::One(consumer.client.connection);
-        let subscription = (consumer.tag, consumer.name.clone());
         let acknowledge = consumer.terms.settling != Settling::AtOnce && self.stays_open(consumer);
-        let deliver = self.delivery_of(entry, to, subscription, acknowledge, context);
+        let terms = DeliveryTerms {
+            tag: consumer.tag,
+            name: consumer.name.clone(),
+            acknowledge,
+            is_sent,
+            by_queue: consumer.by_queue,
+        };
+        let deliver = self.delivery_of(entry, to, terms, context);
         context.effects.push(Effect::Deliver(deliver));
     }
 
     /// Delivers to the consumers without a tag and counts it.
     fn deliver(&mut self, entry: &mut Entry, to: Recipients, context: &mut Context<'_>) {
         let acknowledge = self.metadata.options.request_acknowledge;
-        let deliver = self.delivery_of(entry, to, (Tag::CHANNEL, None), acknowledge, context);
+        let terms = DeliveryTerms { acknowledge, ..DeliveryTerms::default() };
+        let deliver = self.delivery_of(entry, to, terms, context);
         context.effects.push(Effect::Deliver(deliver));
     }
 
@@ -303,16 +356,19 @@ impl Queue {
         &mut self,
         entry: &mut Entry,
         to: Recipients,
-        (tag, name): (Tag, Option<Arc<[u8]>>),
-        acknowledge: bool,
+        terms: DeliveryTerms,
         context: &mut Context<'_>,
     ) -> Deliver {
+        let DeliveryTerms { tag, name, acknowledge, is_sent, by_queue } = terms;
+        let first = entry.attempts == 0;
         let stats = &mut self.metadata.stats;
-        stats.sent += 1;
         stats.deliveries += to.as_slice().len() as u64;
         stats.last_sent_ms = context.now.0;
-        let first = entry.attempts == 0;
-        self.attempted(entry, acknowledge, context);
+        // It is sent once, however many consumers receive it.
+        if !is_sent {
+            stats.sent += 1;
+            self.attempted(entry, acknowledge, context);
+        }
         Deliver {
             queue: self.metadata.address.clone(),
             message: entry.message.clone(),
@@ -322,6 +378,7 @@ impl Queue {
             first,
             tag,
             attempt: entry.attempts,
+            by_queue,
             requeues: entry.requeues,
             name,
         }

@@ -318,7 +318,10 @@ impl Queue {
             FlowTarget::Cached(_, request) => {
                 self.deliver_cached(&entry, &consumer, *request, !replaced, context);
             }
-            FlowTarget::All | FlowTarget::One => self.deliver_to(&mut entry, &consumer, context),
+            // Several consumers get one message: it is sent once.
+            FlowTarget::All | FlowTarget::One => {
+                self.deliver_to(&mut entry, &consumer, flow.sent > 0, context);
+            }
         }
         if let Some(slot) = flow.slot.take() {
             slot.spend();
@@ -326,10 +329,6 @@ impl Queue {
         if !replaced {
             let delivered = LifecycleEvent::Delivered(&consumer.client);
             context.record_event(&self.metadata.address, &entry, delivered);
-        }
-        if flow.sent > 0 {
-            // Several consumers get one message: it was sent once.
-            self.metadata.stats.sent -= 1;
         }
         flow.sent += 1;
         self.deliveries.get_mut(flow.held).entry.attempts = entry.attempts;

@@ -112,6 +112,8 @@ pub enum FrameEvent<W> {
         queue: QueueAddress,
         /// The timeout.
         timeout: Option<Duration>,
+        /// Whether the broker delivers only the queues that this client names, and numbers repeated attempts.
+        by_queue: bool,
         /// The caller that waits for the answer.
         settled: Option<(W, Result<RequestAnswer, ClientError>)>,
     },

@@ -174,6 +174,7 @@ impl<W> Conversation<W> {
             return FrameEvent::Joined {
                 queue,
                 timeout,
+                by_queue: self.joins_queues,
                 settled: pending.waiter.map(|waiter| (waiter, result)),
             };
         }

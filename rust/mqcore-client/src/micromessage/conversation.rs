@@ -29,7 +29,7 @@ use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::Target;
-use crate::standing::Register;
+use crate::standing::{Leaving, Register};
 
 /// The id of heartbeat commands.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
@@ -274,14 +274,29 @@ impl<W> Conversation<W> {
         let queue = &consumption.queue;
         if self.subscribed.join(consumption)? {
             self.subscribe(queue);
+        } else {
+            self.change_prefetch(queue);
         }
         Ok(self.subscribed.wait(queue, self.ids.next(), waiter))
     }
 
     /// Removes a user. The last one ends the subscription.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
-        if let (Some(id), true) = (self.subscribed.leave(&consumption.queue), self.open) {
-            self.command("unsubscribe", &[("id", &id)]);
+        match self.subscribed.leave(consumption) {
+            Leaving::Continues => self.change_prefetch(&consumption.queue),
+            Leaving::Ended(Some(id)) if self.open => self.command("unsubscribe", &[("id", &id)]),
+            Leaving::Ended(_) => {}
+        }
+    }
+
+    /// Tells a broker that knows prefetch the one of a subscription.
+    fn change_prefetch(&mut self, queue: &QueueAddress) {
+        if self.open
+            && self.agreement.id_of_kind(ExtensionKind::Answers).is_some()
+            && let Some((id, prefetch)) = self.subscribed.prefetch(queue)
+        {
+            let (id, count) = (id.clone(), prefetch.to_string());
+            self.command("prefetch", &[("id", &id), ("count", count.as_bytes())]);
         }
     }
 
@@ -301,6 +316,9 @@ impl<W> Conversation<W> {
         let name = queue.name();
         let mut arguments = vec![("destination", name.as_bytes()), ("id", &id[..])];
         arguments.extend(filter.as_deref().map(|filter| ("filter", filter.as_bytes())));
+        let prefetch = self.subscribed.prefetch(queue).filter(|_| !stands);
+        let prefetch = prefetch.map(|(_, prefetch)| prefetch.to_string());
+        arguments.extend(prefetch.as_deref().map(|prefetch| ("prefetch", prefetch.as_bytes())));
         self.command("subscribe", &arguments);
     }
 
@@ -336,9 +354,20 @@ impl<W> Conversation<W> {
     pub(crate) fn settle(&mut self, message: &Received, refuse: bool) {
         let Some(window) = &mut self.window else { return };
         if !refuse {
-            window.accept(message.receipt());
+            let receipt = message.receipt();
+            match self.agreement.id_of_kind(ExtensionKind::Answers) {
+                // A cumulative acknowledgement would have to wait for earlier messages.
+                Some(id) if receipt != window.oldest() => {
+                    if let Some(number) = window.settle_alone(receipt) {
+                        encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut self.output);
+                    }
+                }
+                _ => {
+                    window.accept(receipt);
+                }
+            }
         } else if let Some(id) = self.agreement.id_of_kind(ExtensionKind::Refuses)
-            && let Some(number) = window.refuse(message.receipt())
+            && let Some(number) = window.settle_alone(message.receipt())
         {
             encode(&Frame::Extension { id, payload: &number.to_be_bytes() }, &mut self.output);
         }
@@ -478,7 +507,7 @@ impl<W> Conversation<W> {
 
     fn refused(&mut self, number: u16) -> Result<FrameEvent<W>, ProtocolFailure> {
         let Some(sent) = &mut self.sent else { return Ok(FrameEvent::Nothing) };
-        let Some(id) = sent.refuse(number)? else { return Ok(FrameEvent::Nothing) };
+        let Some(id) = sent.settle_one(number)? else { return Ok(FrameEvent::Nothing) };
         let Some(pending) = id.and_then(|id| self.pending.remove(&id)) else {
             self.tally.refused_unconfirmed += 1;
             return Ok(FrameEvent::Nothing);

@@ -22,10 +22,12 @@ use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::Target;
-use crate::standing::Register;
+use crate::standing::{Leaving, Register};
 
 /// The id of heartbeat lines.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
+/// The id of `prefetch` lines, to which servers other than mqcore answer with an error.
+const PREFETCH: &[u8] = b"prefetch";
 /// The id of lines whose answers are ignored.
 const NOBODY: &[u8] = b"-";
 /// Prefix of data that lists the bindings of a queue.
@@ -67,6 +69,8 @@ pub(crate) struct Conversation<W> {
     limits: Limits,
     ids: MessageIds,
     open: bool,
+    /// Whether the broker may know prefetch: it has not answered with an error.
+    limits_deliveries: bool,
     lines: Lines,
     pending: HashMap<MessageId, Pending<W>, RandomState>,
     consumed: Register<W>,
@@ -87,6 +91,7 @@ impl<W> Conversation<W> {
             limits,
             ids: MessageIds::new(),
             open: false,
+            limits_deliveries: true,
             lines: Lines::new(),
             pending: HashMap::default(),
             consumed: Register::new(),
@@ -104,6 +109,7 @@ impl<W> Conversation<W> {
         self.output.clear();
         self.lines = Lines::new();
         self.open = true;
+        self.limits_deliveries = true;
         self.restore();
     }
 
@@ -189,19 +195,31 @@ impl<W> Conversation<W> {
         let queue = &consumption.queue;
         if self.consumed.join(consumption)? {
             self.begin_consumer(queue);
+        } else {
+            self.change_prefetch(queue);
         }
         Ok(self.consumed.wait(queue, self.ids.next(), waiter))
     }
 
     /// Removes a user. The last one ends the consumer.
     pub(crate) fn give_up(&mut self, consumption: &Consumption) {
-        let ended = self.consumed.leave(&consumption.queue);
-        if self.consumed.consumption(&consumption.queue).is_none() {
-            self.bound.remove(&consumption.queue);
-        }
+        let Leaving::Ended(ended) = self.consumed.leave(consumption) else {
+            return self.change_prefetch(&consumption.queue);
+        };
+        self.bound.remove(&consumption.queue);
         if let (Some(consumer), true) = (ended, self.open) {
             self.consumers.remove(&consumer);
             encode_request(NOBODY, "delete_consumer", false, &[&consumer], &mut self.output);
+        }
+    }
+
+    /// Writes the line with the prefetch of a consumer, which is in force or about to start.
+    fn change_prefetch(&mut self, queue: &QueueAddress) {
+        if let (Some((consumer, prefetch)), true) =
+            (self.consumed.prefetch(queue), self.limits_deliveries && self.open)
+        {
+            let number = prefetch.to_string();
+            encode_request(PREFETCH, "prefetch", false, &[consumer, number.as_bytes()], &mut self.output);
         }
     }
 
@@ -293,7 +311,7 @@ impl<W> Conversation<W> {
             self.headers.extend_from_slice(format!("{RETRY}:{}\r\n", delivered.retry).as_bytes());
         }
         let manual = self.consumed.consumption(queue).is_some_and(|one| one.terms.manual_ack);
-        Ok(Received::copy(&Frame {
+        let received = Received::copy(&Frame {
             id: delivered.message,
             target: queue.channel().as_bytes(),
             content_type: queue.id(),
@@ -301,7 +319,8 @@ impl<W> Conversation<W> {
             payload: delivered.data,
             pending_acknowledge: manual,
             ..Frame::new(Kind::QUEUE)
-        }))
+        });
+        Ok(received.with_attempt(delivered.retry.saturating_add(1)))
     }
 
     fn failed(&mut self, id: &[u8], error: &[u8]) -> FrameEvent<W> {
@@ -318,6 +337,10 @@ impl<W> Conversation<W> {
             Some(pending) => {
                 let refused = refusal(pending.operation, pending.about.to_text());
                 FrameEvent::Settled(pending.waiter, Err(refused))
+            }
+            None if id == PREFETCH => {
+                self.limits_deliveries = false;
+                FrameEvent::Nothing
             }
             None => {
                 // The broker reports errors even without `--confirm`.
@@ -350,8 +373,10 @@ impl<W> Conversation<W> {
         }
         let mut data = Vec::new();
         consume.encode(&mut data);
-        encode_request(&id, "consume", true, &[&data], &mut self.output);
         self.consumed.asked(queue, id.clone(), false);
+        // Before the consumer starts, so that the first messages are limited too.
+        self.change_prefetch(queue);
+        encode_request(&id, "consume", true, &[&data], &mut self.output);
         self.consumers.insert(id, queue.clone());
     }
 

@@ -237,14 +237,17 @@ impl MicroMessageSession {
         };
         match kind {
             Some(ExtensionKind::Acknowledges) => self.outgoing.acknowledged(number()?, commands, output),
-            Some(ExtensionKind::Refuses) => self.outgoing.refused(number()?, commands, output),
+            Some(ExtensionKind::Refuses) => {
+                self.outgoing.settled_one(number()?, Some("refused"), commands, output)
+            }
+            Some(ExtensionKind::Answers) => self.outgoing.settled_one(number()?, None, commands, output),
             Some(ExtensionKind::Type) => self.incoming.set_type(payload),
             Some(ExtensionKind::Vendor) => {
                 let name = extension.name.as_ref().into();
                 self.vendor_frames.push(VendorFrame { id, name, payload: payload.into() });
                 Ok(())
             }
-            Some(ExtensionKind::Serializer | ExtensionKind::Subscribes | ExtensionKind::Answers) | None => {
+            Some(ExtensionKind::Serializer | ExtensionKind::Subscribes) | None => {
                 let why = format!("{} has no frames", extension.name);
                 Err(ProtocolFailure::new(ErrorToken::Malformed, why))
             }

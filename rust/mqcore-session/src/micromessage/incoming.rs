@@ -143,7 +143,7 @@ impl Incoming {
         let (Some(received), Some(id), Some(receipt)) = (&mut self.received, self.refuses, receipt) else {
             return false;
         };
-        if let Some(number) = received.refuse(receipt) {
+        if let Some(number) = received.settle_alone(receipt) {
             if let Some(reason) = reason {
                 let (message, reason) = (format!("message-{number}"), reason.to_string());
                 let mut payload = Vec::new();

@@ -127,16 +127,17 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The peer rejects the message with a number.
-    pub(super) fn refused(
+    /// The peer rejects or acknowledges the message with a number, and no earlier ones.
+    pub(super) fn settled_one(
         &mut self,
         number: u16,
+        negative: Option<&str>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<(), ProtocolFailure> {
         let Some(sent) = &mut self.sent else { return Ok(()) };
-        if let Some(Some(unsettled)) = sent.refuse(number)? {
-            commands.push(settlement(unsettled, Some("refused")));
+        if let Some(Some(unsettled)) = sent.settle_one(number)? {
+            commands.push(settlement(unsettled, negative));
         }
         self.go_on(output);
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use foldhash::HashMap;
-use mqcore_broker::model::id::{Tag, TopicName};
+use mqcore_broker::model::id::{QueueAddress, Tag, TopicName};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::filter::Filter;
 use mqcore_wire::micromessage::properties::{self, Typing};
@@ -27,6 +27,8 @@ pub(super) struct Subscription {
     pub(super) place: Place,
     /// As the peer wrote it, and as it appears in each message.
     pub(super) destination: Arc<[u8]>,
+    /// Maximum number of unsettled messages of its queue; 0: only the window of the connection.
+    pub(super) prefetch: u16,
 }
 
 /// The subscriptions to one topic.
@@ -80,6 +82,16 @@ impl Subscriptions {
         self.by_key.insert(subscription.key.clone(), tag);
         self.by_tag.insert(tag, subscription);
         Ok(tag)
+    }
+
+    /// Sets the prefetch of a subscription to a queue. Returns the queue; `None` for a topic.
+    pub(super) fn set_prefetch(&mut self, tag: Tag, prefetch: u16) -> Option<QueueAddress> {
+        let subscription = self.by_tag.get_mut(&tag)?;
+        subscription.prefetch = prefetch;
+        match &subscription.place {
+            Place::Queue(queue) => Some(queue.clone()),
+            Place::Topic(_) => None,
+        }
     }
 
     pub(super) fn tag(&self, key: &Key) -> Option<Tag> {

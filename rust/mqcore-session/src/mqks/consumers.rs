@@ -13,6 +13,8 @@ pub(super) struct Consumer {
     pub(super) id: Box<[u8]>,
     pub(super) queue: QueueAddress,
     pub(super) manual_ack: bool,
+    /// Maximum number of unsettled deliveries; 0: no limit.
+    pub(super) prefetch: u32,
 }
 
 /// All consumers of a connection, by the number of their subscription, and by id.
@@ -21,6 +23,8 @@ pub(super) struct Consumers {
     by_tag: HashMap<Tag, Consumer>,
     by_id: HashMap<Box<[u8]>, Vec<Tag>>,
     last: u32,
+    /// Id and prefetch of a consumer that the peer is about to start.
+    announced: Option<(Box<[u8]>, u32)>,
 }
 
 impl Consumers {
@@ -29,7 +33,9 @@ impl Consumers {
         let known =
             self.by_id.get(id).into_iter().flatten().copied().find(|tag| self.by_tag[tag].queue == *queue);
         if let Some(tag) = known {
-            self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack });
+            if let Some(consumer) = self.by_tag.get_mut(&tag) {
+                consumer.manual_ack = manual_ack;
+            }
             return Ok(tag);
         }
         if self.by_tag.len() >= CONSUMERS_MAX {
@@ -42,9 +48,25 @@ impl Consumers {
             .checked_add(1)
             .ok_or("this connection has used up its consumer numbers; open another connection")?;
         let tag = Tag(self.last);
-        self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack });
+        let announced = self.announced.take_if(|(announced, _)| **announced == *id);
+        let prefetch = announced.map_or(0, |(_, prefetch)| prefetch);
+        self.by_tag.insert(tag, Consumer { id: id.into(), queue: queue.clone(), manual_ack, prefetch });
         self.by_id.entry(id.into()).or_default().push(tag);
         Ok(tag)
+    }
+
+    /// Sets the prefetch of a consumer, or of the next one with this id. Returns its subscriptions.
+    pub(super) fn set_prefetch(&mut self, id: &[u8], prefetch: u32) -> Vec<(QueueAddress, Tag)> {
+        let known = self.of(id);
+        for (_, tag) in &known {
+            if let Some(consumer) = self.by_tag.get_mut(tag) {
+                consumer.prefetch = prefetch;
+            }
+        }
+        if known.is_empty() {
+            self.announced = Some((id.into(), prefetch));
+        }
+        known
     }
 
     /// The queues of a consumer and its subscriptions.

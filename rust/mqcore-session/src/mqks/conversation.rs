@@ -133,6 +133,10 @@ impl MqksSession {
                 }
                 Ok(())
             }
+            Ok(MqksAction::Prefetch { consumer, count }) => {
+                self.prefetch(id, (consumer, count), confirm, commands, output);
+                Ok(())
+            }
             Ok(MqksAction::Ping { data }) => {
                 encode_done(id, data, output);
                 Ok(())
@@ -182,7 +186,6 @@ impl MqksSession {
     ) -> Result<(), String> {
         let queue = names::queue(consume.queue)?;
         let tag = self.consumers.add(id, &queue, consume.manual_ack)?;
-        let settling = if consume.manual_ack { Settling::Explicit } else { Settling::AtOnce };
         let binding = QueueBinding {
             replace: (!consume.replace.is_empty()).then(|| names::topics(&consume.replace)),
             add: names::topics(&consume.add),
@@ -190,17 +193,49 @@ impl MqksSession {
             ..QueueBinding::default()
         };
         let subscription = QueueSubscription {
-            queue: queue.clone(),
-            tag,
-            terms: Terms { settling, ..Terms::default() },
-            create: Some(Box::new(made_by_consumers())),
-            name: Some(id.into()),
             binding: Some(Box::new(binding)),
             notify_self: consume.adds,
+            ..self.subscription(id, queue.clone(), tag)
         };
         let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
         self.change(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
         Ok(())
+    }
+
+    /// A subscription for a consumer, on its terms, that leaves the bindings of the queue unchanged.
+    fn subscription(&self, id: &[u8], queue: QueueAddress, tag: Tag) -> QueueSubscription {
+        let consumer = self.consumers.get(&queue, tag);
+        let settling = match consumer {
+            Some(consumer) if consumer.manual_ack => Settling::Explicit,
+            _ => Settling::AtOnce,
+        };
+        let window = consumer.map_or(0, |consumer| consumer.prefetch);
+        QueueSubscription {
+            terms: Terms { settling, window, ..Terms::default() },
+            queue,
+            tag,
+            create: Some(Box::new(made_by_consumers())),
+            name: Some(id.into()),
+            binding: None,
+            notify_self: false,
+        }
+    }
+
+    fn prefetch(
+        &mut self,
+        id: &[u8],
+        (consumer, count): (&[u8], u32),
+        confirm: bool,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) {
+        for (queue, tag) in self.consumers.set_prefetch(consumer, count) {
+            let subscription = self.subscription(consumer, queue, tag);
+            self.change(Asked::new(id, false), Request::SubscribeQueue(Box::new(subscription)), commands);
+        }
+        if confirm {
+            encode_done(id, b"", output);
+        }
     }
 
     fn rebind(

@@ -13,13 +13,40 @@ use super::topic;
 
 /// Appends a delivery as its consumers get it. `first`: the reader is the message's first acquirer.
 pub fn encode_delivery(deliver: &Deliver, first: bool, output: &mut Vec<u8>) {
-    tmqp::encode(&delivered(deliver, first), output);
+    if shows_attempt(deliver) {
+        let headers = with_attempt(deliver);
+        tmqp::encode(&Frame { headers: &headers, ..delivered(deliver, first) }, output);
+    } else {
+        tmqp::encode(&delivered(deliver, first), output);
+    }
 }
 
 /// Bytes that [`encode_delivery`] appends.
 #[must_use]
 pub fn delivery_size(deliver: &Deliver) -> usize {
+    if shows_attempt(deliver) {
+        let headers = with_attempt(deliver);
+        return Frame { headers: &headers, ..delivered(deliver, false) }.encoded_size();
+    }
     delivered(deliver, false).encoded_size()
+}
+
+/// Whether the headers have the number of the attempt. Without it, consumers that joined for the queue take the attempt for
+/// the first. A header of the producer must not contradict that.
+#[inline]
+fn shows_attempt(deliver: &Deliver) -> bool {
+    let headers = deliver.message.headers();
+    deliver.by_queue
+        && (deliver.attempt > 1
+            || (!headers.is_empty() && header::header_value(headers, key::ATTEMPT).is_some()))
+}
+
+/// The headers of a delivery with the number of its attempt behind those of the producer.
+#[cold]
+fn with_attempt(deliver: &Deliver) -> Vec<u8> {
+    let mut line = Vec::new();
+    push(&mut line, key::ATTEMPT, deliver.attempt.to_string().as_bytes());
+    behind(deliver.message.headers(), &line)
 }
 
 fn delivered(deliver: &Deliver, first: bool) -> Frame<'_> {

@@ -180,6 +180,17 @@ fn copies_are_bounded_in_number_and_in_size() {
 }
 
 #[test]
+fn each_copy_with_an_id_beyond_the_limit_is_rejected_under_its_id() {
+    let mut headers = "CC:c\r\n".repeat(COPIES_MAX);
+    headers += "CC:d;1;first\r\nCC:e\r\nCC:f;2;second\r\nCC:g\r\n";
+    let (commands, output) = Talk::open().receive(&encoded(&with_headers(&headers, b"")));
+    assert_eq!(commands.len(), 1 + COPIES_MAX);
+    let refused = frames(&output);
+    let told: Vec<_> = refused.iter().map(|frame| (frame.id, frame.target, frame.content_type)).collect();
+    assert_eq!(told, [(&b"first"[..], &b"d"[..], 482), (b"second", b"f", 482), (b"M", b"ch", 482)]);
+}
+
+#[test]
 fn invalid_channel_name_is_rejected_without_closing() {
     for name in [&b""[..], b"a b", b"@a", b"a;b", b"*", b"a\nb", b"\xFF"] {
         let mut talk = Talk::open();
@@ -365,6 +376,7 @@ fn delivery(to: &str, message: Message, acknowledge: bool) -> Deliver {
     Deliver {
         tag: Tag::CHANNEL,
         attempt: 1,
+        by_queue: false,
         requeues: 0,
         name: None,
         queue: Arc::new(queue(to)),
@@ -381,6 +393,22 @@ fn delivered(deliver: &Deliver, first: bool) -> Vec<u8> {
     encode_delivery(deliver, first, &mut output);
     assert_eq!(output.len() - 6, delivery_size(deliver));
     output.split_off(6)
+}
+
+#[test]
+fn repeated_delivery_has_the_number_of_its_attempt_after_the_other_headers() {
+    let plain = delivery("ch-push/1", message("M1", "prod", "A:1\r\n", "hello"), true);
+    let again = Deliver { attempt: 3, by_queue: true, ..plain };
+    let bytes = delivered(&again, false);
+    assert_eq!(only_frame(&bytes).headers, b"A:1\r\nDelivery-Attempt:3\r\n");
+    // Clients that joined the channel get the bytes of the original.
+    let to_channel = Deliver { by_queue: false, ..again.clone() };
+    assert_eq!(only_frame(&delivered(&to_channel, false)).headers, b"A:1\r\n");
+    let first = Deliver { attempt: 1, ..again };
+    assert_eq!(only_frame(&delivered(&first, false)).headers, b"A:1\r\n", "no number is the first attempt");
+    let forwarded = message("M1", "prod", "Delivery-Attempt:7\r\n", "hello");
+    let bytes = delivered(&Deliver { message: forwarded, ..first }, false);
+    assert_eq!(only_frame(&bytes).headers, b"Delivery-Attempt:7\r\nDelivery-Attempt:1\r\n");
 }
 
 #[test]

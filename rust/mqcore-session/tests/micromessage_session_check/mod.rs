@@ -118,6 +118,7 @@ impl Play {
                     first: true,
                     tag: self.tags[pick % self.tags.len()],
                     attempt: 1,
+                    by_queue: false,
                     requeues: 0,
                     name: None,
                 };

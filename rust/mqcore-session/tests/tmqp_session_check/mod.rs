@@ -350,6 +350,7 @@ fn published(queue: &QueueAddress, message: &Message, how: u8) -> Event {
             first: how & 4 != 0,
             tag: Tag::CHANNEL,
             attempt: 1,
+            by_queue: false,
             requeues: 0,
             name: None,
         };

@@ -8,7 +8,7 @@
 //! | `dotnet` | type name | type of the next message and those after it |
 //! | `pub-sub` | none | commands `subscribe` and `unsubscribe` |
 //! | `x-nack` | sequence number | reject one message |
-//! | `x-mqcore` | none | responses to commands |
+//! | `x-mqcore` | sequence number | responses to commands, prefetch; a frame acknowledges one message and no earlier ones |
 //! | `x-...` | own | vendor extension |
 
 use super::failure::{ErrorToken, ProtocolFailure};
@@ -24,7 +24,7 @@ pub const DOTNET: &str = "dotnet";
 pub const PUB_SUB: &str = "pub-sub";
 /// Reject a single message.
 pub const X_NACK: &str = "x-nack";
-/// Respond to commands. The property `token` carries credentials.
+/// Respond to commands, limit deliveries, acknowledge single messages. The property `token` carries credentials.
 pub const X_MQCORE: &str = "x-mqcore";
 /// Serializers of payloads.
 pub const SERIALIZERS: [&str; 3] = ["json", "xml", "protobuf"];
@@ -76,8 +76,8 @@ impl ExtensionKind {
     /// Whether the extension has its own frames.
     pub fn has_frames(self) -> bool {
         match self {
-            Self::Acknowledges | Self::Type | Self::Refuses | Self::Vendor => true,
-            Self::Serializer | Self::Subscribes | Self::Answers => false,
+            Self::Acknowledges | Self::Type | Self::Refuses | Self::Answers | Self::Vendor => true,
+            Self::Serializer | Self::Subscribes => false,
         }
     }
 }

@@ -18,7 +18,7 @@ fn distance(from: u16, to: u16) -> u32 {
 /// The messages that a side has sent. At most one window of them is unacknowledged. `T` is the caller's data per message.
 #[derive(Debug)]
 pub struct SendWindow<T> {
-    /// From the oldest unacknowledged message on. `None`: rejected; the next acknowledgement skips it.
+    /// From the oldest unacknowledged message on. `None`: settled alone; the next acknowledgement skips it.
     slots: VecDeque<Option<T>>,
     /// Number of slots that are not `None`.
     open: usize,
@@ -37,7 +37,7 @@ impl<T> SendWindow<T> {
 
     /// Whether another message may be sent.
     pub fn has_room(&self) -> bool {
-        // Rejected messages keep their numbers until all earlier ones are acknowledged. The second condition keeps numbers
+        // Messages settled alone keep their numbers until all earlier ones are acknowledged. The second condition keeps numbers
         // unambiguous.
         self.open < usize::from(self.window) && self.slots.len() < NUMBERS as usize / 2
     }
@@ -76,12 +76,12 @@ impl<T> SendWindow<T> {
         }
         self.first = next_sequence(number);
         self.last = Some(number);
-        self.drop_refused();
+        self.drop_settled();
         Ok(())
     }
 
-    /// Removes rejected messages from the front, which need no acknowledgement.
-    fn drop_refused(&mut self) {
+    /// Removes messages from the front that were settled alone, which need no acknowledgement.
+    fn drop_settled(&mut self) {
         while let Some(None) = self.slots.front() {
             self.slots.pop_front();
             self.last = Some(self.first);
@@ -89,18 +89,19 @@ impl<T> SendWindow<T> {
         }
     }
 
-    /// Handles a rejection of the message `number` and returns its data, or `None` if it was settled before.
+    /// Settles the message `number` alone, and returns its data, or `None` if it was settled before. For a rejection, and
+    /// for an acknowledgement that does not cover earlier messages.
     ///
     /// # Errors
     /// The same as [`SendWindow::acknowledge`].
-    pub fn refuse(&mut self, number: u16) -> Result<Option<T>, ProtocolFailure> {
+    pub fn settle_one(&mut self, number: u16) -> Result<Option<T>, ProtocolFailure> {
         let Some(place) = self.place(number) else {
             return if self.last == Some(number) { Ok(None) } else { Err(self.unknown(number)) };
         };
-        let refused = self.slots[place].take();
-        self.open -= usize::from(refused.is_some());
-        self.drop_refused();
-        Ok(refused)
+        let settled = self.slots[place].take();
+        self.open -= usize::from(settled.is_some());
+        self.drop_settled();
+        Ok(settled)
     }
 
     fn unknown(&self, number: u16) -> ProtocolFailure {
@@ -119,8 +120,10 @@ impl<T> SendWindow<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Open,
+    /// Covered by the next cumulative acknowledgement.
     Accepted,
-    Refused,
+    /// Rejected, or acknowledged alone.
+    SettledAlone,
 }
 
 /// The result of receiving a message.
@@ -137,7 +140,7 @@ pub enum ReceiveOutcome {
 pub struct ReceiveWindow {
     /// From the oldest unacknowledged message on.
     waiting: VecDeque<(u16, Fate)>,
-    /// Number of messages that were not rejected, which the other side counts as well.
+    /// Number of messages that were not settled alone, which the other side counts as well.
     open: usize,
     /// Receipt of the first message in `waiting`.
     first: u32,
@@ -203,10 +206,10 @@ impl ReceiveWindow {
         self.decide(receipt, Fate::Accepted)
     }
 
-    /// Marks the message of this receipt as rejected and returns its sequence number, for an `x-nack` frame. `None`: it was
-    /// settled before.
-    pub fn refuse(&mut self, receipt: u32) -> Option<u16> {
-        let number = self.decide(receipt, Fate::Refused)?;
+    /// Marks the message of this receipt as settled alone and returns its sequence number: for an `x-nack` frame that
+    /// rejects it, or an `x-mqcore` frame that acknowledges it. `None`: it was settled before.
+    pub fn settle_alone(&mut self, receipt: u32) -> Option<u16> {
+        let number = self.decide(receipt, Fate::SettledAlone)?;
         self.open -= 1;
         Some(number)
     }
@@ -233,7 +236,7 @@ impl ReceiveWindow {
         while let Some((next, fate)) = self.waiting.front().filter(|(_, fate)| *fate != Fate::Open).copied() {
             self.waiting.pop_front();
             self.first = self.first.wrapping_add(1);
-            // A rejected message needs no acknowledgement.
+            // A message settled alone needs no acknowledgement.
             if fate == Fate::Accepted {
                 self.open -= 1;
                 number = Some(next);

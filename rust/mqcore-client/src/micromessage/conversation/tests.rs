@@ -75,6 +75,36 @@ fn one_acknowledgement_goes_out_for_all_that_was_settled_since_the_last_write() 
 }
 
 #[test]
+fn a_message_behind_an_unsettled_one_is_acknowledged_alone() {
+    let mut conversation = open(&[BATCH_ACK, X_MQCORE]);
+    let messages: Vec<Received> = (1..=4).map(|number| deliver(&mut conversation, number)).collect();
+    conversation.settle(&messages[2], false);
+    assert_eq!(written(&mut conversation), acknowledgement(2, 3));
+    conversation.settle(&messages[2], false);
+    assert_eq!(written(&mut conversation), b"", "it is settled");
+    conversation.settle(&messages[0], false);
+    assert_eq!(written(&mut conversation), acknowledgement(1, 1));
+    conversation.settle(&messages[1], false);
+    conversation.settle(&messages[3], false);
+    assert_eq!(written(&mut conversation), acknowledgement(1, 4));
+}
+
+#[test]
+fn the_prefetch_of_a_subscription_is_that_of_all_its_users() {
+    let mut conversation = open(&[BATCH_ACK, PUB_SUB, X_MQCORE]);
+    let said = |conversation: &mut Names| String::from_utf8_lossy(&written(conversation)).into_owned();
+    let wanted = |prefetch| Consumption { queue: queue("q"), terms: ConsumeTerms::default(), prefetch };
+    conversation.take_up(&wanted(3), "one").unwrap();
+    assert!(said(&mut conversation).ends_with("subscribe;destination=q,id=s1,prefetch=3"));
+    conversation.take_up(&wanted(4), "two").unwrap();
+    assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=7"));
+    conversation.give_up(&wanted(3));
+    assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=4"));
+    conversation.give_up(&wanted(4));
+    assert!(said(&mut conversation).ends_with("unsubscribe;id=s1"));
+}
+
+#[test]
 fn a_refusal_is_not_taken_for_an_acknowledgement_that_a_later_one_replaces() {
     let mut conversation = open(&[BATCH_ACK, X_NACK]);
     let messages: Vec<Received> = (1..=3).map(|number| deliver(&mut conversation, number)).collect();
@@ -137,11 +167,11 @@ fn a_type_is_named_once_for_consecutive_messages() {
 
 #[test]
 fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
-    let consumption = Consumption { queue: queue("topic/t"), terms: ConsumeTerms::default() };
+    let consumption = Consumption { queue: queue("topic/t"), terms: ConsumeTerms::default(), prefetch: 5 };
     let mut conversation = open(&[PUB_SUB, X_MQCORE]);
     assert!(matches!(conversation.take_up(&consumption, "me"), Ok(TakenUp::Asked(_))));
     let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
-    assert!(said.contains("subscribe;destination=topic%2Ft,id=s1"), "{said}");
+    assert!(said.ends_with("subscribe;destination=topic%2Ft,id=s1,prefetch=5"), "{said}");
     let refused = Frame::Command { payload: b"fail;id=s1,reason=auth%3A%20no" };
     let FrameEvent::SettledMany(settled) = hear(&mut conversation, &refused) else { panic!("answered") };
     let (_, Err(ClientError::Refused(refusal))) = &settled[0] else { panic!("refused: {settled:?}") };

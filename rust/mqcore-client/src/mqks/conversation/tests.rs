@@ -16,12 +16,19 @@ fn queue(name: &str) -> QueueAddress {
     QueueAddress::plain(name).unwrap()
 }
 
-fn written(conversation: &mut Names) -> String {
+/// All lines.
+fn all_written(conversation: &mut Names) -> String {
     String::from_utf8(std::mem::take(conversation.output())).unwrap()
 }
 
+/// The lines without those about prefetch.
+fn written(conversation: &mut Names) -> String {
+    let lines = all_written(conversation);
+    lines.split_inclusive('\n').filter(|line| !line.starts_with("prefetch ")).collect()
+}
+
 fn consumption(name: &str, terms: ConsumeTerms) -> Consumption {
-    Consumption { queue: queue(name), terms }
+    Consumption { queue: queue(name), terms, prefetch: 5 }
 }
 
 fn hear(conversation: &mut Names, line: &str) -> FrameEvent<&'static str> {
@@ -106,7 +113,7 @@ fn deliveries_tell_their_event_and_how_often_they_came_back() {
     assert_eq!((message.id(), message.target(), message.content_type()), (&b"m1"[..], &b"q"[..], 7));
     assert_eq!((message.body_slice(), message.wants_acknowledge()), (&b"a  b "[..], true));
     assert_eq!(message.header("topic").as_deref(), Some("e1"));
-    assert_eq!(message.header("retry").as_deref(), Some("2"));
+    assert_eq!((message.header("retry").as_deref(), message.attempt()), (Some("2"), Some(3)));
     conversation.settle(&message, false);
     conversation.settle(&message, true);
     assert_eq!(written(&mut conversation), format!("- ack {id} m1\n- reject {id} m1\n"));
@@ -168,6 +175,39 @@ fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
     assert_eq!(written(&mut conversation), format!("- delete_consumer {id}\n"));
     let late = hear(&mut conversation, &format!("{id} ok m1 event=q d\n"));
     assert!(matches!(late, FrameEvent::Nothing), "{late:?}");
+}
+
+#[test]
+fn the_prefetch_of_all_users_precedes_their_consumer_and_follows_their_number() {
+    let mut conversation = open();
+    let wanted = |prefetch| Consumption { prefetch, ..consumption("q", ConsumeTerms::default()) };
+    conversation.take_up(&wanted(3), "one").unwrap();
+    let lines = all_written(&mut conversation);
+    let [first, second] = lines.lines().collect::<Vec<_>>()[..] else { panic!("{lines}") };
+    let id = second.split(' ').next().unwrap();
+    assert_eq!(first, format!("prefetch prefetch {id} 3"));
+    conversation.take_up(&wanted(2), "two").unwrap();
+    assert_eq!(all_written(&mut conversation), format!("prefetch prefetch {id} 5\n"));
+    conversation.give_up(&wanted(3));
+    assert_eq!(all_written(&mut conversation), format!("prefetch prefetch {id} 2\n"));
+    let automatic = ConsumeTerms { manual_ack: false, ..ConsumeTerms::default() };
+    conversation.take_up(&consumption("other", automatic), "three").unwrap();
+    assert_eq!(all_written(&mut conversation).lines().count(), 1);
+}
+
+#[test]
+fn a_server_that_does_not_know_prefetch_is_told_no_more_about_it_on_this_connection() {
+    let mut conversation = open();
+    let wanted = consumption("q", ConsumeTerms::default());
+    consume(&mut conversation, &wanted);
+    let unknown = hear(&mut conversation, "prefetch error 2026\n");
+    assert!(matches!(unknown, FrameEvent::Nothing));
+    assert_eq!(conversation.tally().refused_unconfirmed, 0);
+    conversation.take_up(&wanted, "two").unwrap();
+    assert_eq!(all_written(&mut conversation), "");
+    conversation.lost();
+    conversation.opened();
+    assert!(all_written(&mut conversation).starts_with("prefetch prefetch "), "it may be another server");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::micromessage::command;
-use mqcore_wire::micromessage::extension::ExtensionKind;
+use mqcore_wire::micromessage::extension::{ExtensionKind, WINDOW_MAX};
 use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::filter::Filter;
@@ -16,9 +16,11 @@ use crate::micromessage::subscriptions::{Key, Subscription};
 
 /// Rejects arguments that a known command does not have, and arguments that are given twice: with a misspelt `filter`, a
 /// subscription would receive everything.
-fn check_arguments(said: &command::CommandPayload<'_>) -> Result<(), ProtocolFailure> {
+fn check_arguments(said: &command::CommandPayload<'_>, extended: bool) -> Result<(), ProtocolFailure> {
     let known: &[&str] = match &*said.name {
+        "subscribe" if extended => &["id", "destination", "filter", "prefetch"],
         "subscribe" => &["id", "destination", "filter"],
+        "prefetch" if extended => &["id", "count"],
         "unsubscribe" => &["id", "destination"],
         "ping" => &["id"],
         _ => return Ok(()),
@@ -35,6 +37,18 @@ fn check_arguments(said: &command::CommandPayload<'_>) -> Result<(), ProtocolFai
         }
     }
     Ok(())
+}
+
+/// Parses a prefetch. Larger numbers than the largest window are that window.
+fn prefetch(value: &[u8]) -> Result<u16, ProtocolFailure> {
+    let number = str::from_utf8(value).ok().and_then(|text| text.parse::<u64>().ok());
+    match number.filter(|number| *number > 0) {
+        Some(number) => Ok(number.min(WINDOW_MAX.into()) as u16),
+        None => Err(ProtocolFailure::new(
+            ErrorToken::Malformed,
+            "a prefetch must be a number of messages, at least 1",
+        )),
+    }
 }
 
 impl MicroMessageSession {
@@ -59,7 +73,7 @@ impl MicroMessageSession {
             }
             None => None,
         };
-        let done = match check_arguments(&said) {
+        let done = match check_arguments(&said, self.answers_commands()) {
             Err(failure) => Err(failure),
             Ok(()) => self.run(&said, id.clone(), commands, output),
         };
@@ -88,6 +102,7 @@ impl MicroMessageSession {
             }
             "subscribe" => self.subscribe(said, id, commands),
             "unsubscribe" => self.unsubscribe(said, id, commands, output),
+            "prefetch" if self.answers_commands() => self.prefetch(said, id, commands, output),
             "ping" if self.answers_commands() => {
                 if let Some(id) = &id {
                     write_ok(id, output);
@@ -116,21 +131,51 @@ impl MicroMessageSession {
             return Err(ProtocolFailure::new(ErrorToken::BadFilter, why));
         }
         let key = id.clone().map_or_else(|| Key::Destination(destination.into()), Key::Id);
-        let subscription = Subscription { key, place: place.clone(), destination: destination.into() };
+        let prefetch = said.argument("prefetch").map_or(Ok(0), prefetch)?;
+        let destination = destination.into();
+        let subscription = Subscription { key, place: place.clone(), destination, prefetch };
         let tag = self.subscriptions.add(subscription, filter)?;
         let request = match place {
-            Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag))),
+            Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag, prefetch))),
             Place::Topic(topic) => Request::SubscribeTopic { pattern: TopicPattern::Exact(topic) },
         };
         self.ask(About::Subscribing(tag), id, request, commands);
         Ok(())
     }
 
-    pub(super) fn consuming(&self, queue: QueueAddress, tag: Tag) -> QueueSubscription {
+    /// Changes the prefetch of a subscription. A topic has none.
+    fn prefetch(
+        &mut self,
+        said: &command::CommandPayload<'_>,
+        id: Option<Box<str>>,
+        commands: &mut Vec<Command>,
+        output: &mut Vec<u8>,
+    ) -> Result<(), ProtocolFailure> {
+        let missing = || ProtocolFailure::new(ErrorToken::Malformed, "prefetch needs an id and a count");
+        let id = id.ok_or_else(missing)?;
+        let count = prefetch(said.argument("count").ok_or_else(missing)?)?;
+        let unknown = || ProtocolFailure::new(ErrorToken::Unexpected, "there is no such subscription");
+        let tag = self.subscriptions.tag(&Key::Id(id.clone())).ok_or_else(unknown)?;
+        match self.subscriptions.set_prefetch(tag, count) {
+            Some(queue) => {
+                let request = Request::SubscribeQueue(Box::new(self.consuming(queue, tag, count)));
+                self.ask(About::Subscribing(tag), Some(id), request, commands);
+            }
+            None => write_ok(&id, output),
+        }
+        Ok(())
+    }
+
+    /// The subscription to a queue. `prefetch`: maximum number of unsettled messages within the window of the connection;
+    /// 0: the window.
+    pub(super) fn consuming(&self, queue: QueueAddress, tag: Tag, prefetch: u16) -> QueueSubscription {
         let terms = match self.agreement.acknowledging() {
             Some(acknowledging) => SubscriptionTerms {
                 settling: Settling::Explicit,
-                window: acknowledging.window.into(),
+                window: match prefetch {
+                    0 => acknowledging.window.into(),
+                    prefetch => acknowledging.window.min(prefetch).into(),
+                },
                 ..SubscriptionTerms::default()
             },
             None => SubscriptionTerms { settling: Settling::AtOnce, ..SubscriptionTerms::default() },
