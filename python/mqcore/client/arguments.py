@@ -36,7 +36,7 @@ _PUBLISH_CHUNK_MESSAGES: Final = 8192
 Copy: TypeAlias = tuple[str, Literal["confirmed", "rejected", "unconfirmed"], str | None]
 """Queue, status and reason of a copy."""
 Confirmation: TypeAlias = tuple[Literal["server", "consumer"] | None, float, list[Copy] | None]
-"""Who acknowledged a message, after how many seconds, and the outcomes of its copies."""
+"""The sender of an acknowledgement, the latency in seconds, and the outcomes of the copies."""
 Outcome: TypeAlias = Confirmation | errors.MqcoreError
 """The outcome of one of many published messages: its confirmation, or why it failed."""
 

@@ -222,7 +222,7 @@ fn repeated_deliveries_to_consumers_of_queues_are_apart_from_those_to_members_of
 }
 
 #[test]
-fn an_attempt_counts_once_for_all_its_consumers() {
+fn several_consumers_share_one_attempt() {
     for steps in [&[][..], &[Step::BeginSend]] {
         let mut world = World::new();
         world.broker.register_handler(handler("asks", steps));

@@ -245,8 +245,8 @@ impl Queue {
         self.conclude(entry, consumers, context);
     }
 
-    /// Delivers a message again to the consumers without a tag. Those that joined for the queue get the number of the
-    /// attempt.
+    /// Delivers a message again to the consumers without a tag. Consumers that joined for the queue get the number of
+    /// the attempt.
     fn deliver_repeated(
         &mut self,
         entry: &mut Entry,

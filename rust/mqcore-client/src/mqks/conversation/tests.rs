@@ -196,7 +196,7 @@ fn the_prefetch_of_all_users_precedes_their_consumer_and_follows_their_number() 
 }
 
 #[test]
-fn a_server_that_does_not_know_prefetch_is_told_no_more_about_it_on_this_connection() {
+fn the_client_sends_no_more_prefetch_to_a_server_that_does_not_know_it() {
     let mut conversation = open();
     let wanted = consumption("q", ConsumeTerms::default());
     consume(&mut conversation, &wanted);
