@@ -244,6 +244,7 @@ CHANNEL_OPTIONS: Final = (
         kind="queue ids",
         meaning="queues that the channel may have",
         default=None,
+        command="--allow-queues",
         original=True,
     ),
     Option(

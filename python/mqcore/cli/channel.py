@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mqcore._option_table import CHANNEL_OPTIONS
+from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
 from mqcore.cli.declared import declared
@@ -14,6 +14,7 @@ from mqcore.cli.group import CommandGroup
 
 __all__ = ["channel"]
 
+_QUEUE = "queue"
 _COLUMNS = ("name", "queues", "active_clients", "client_limit", "queue_limit", "destroy_when_empty")
 
 
@@ -47,13 +48,19 @@ def show(name: str, url: str | None, timeout: float, as_json: bool) -> None:
 @channel.command(short_help="Create a channel.")
 @click.argument("name")
 @declared(CHANNEL_OPTIONS)
+@declared(QUEUE_OPTIONS, prefix=_QUEUE)
 @options.connection
 @options.as_json
 def create(name: str, url: str | None, timeout: float, as_json: bool, **given: Any) -> None:
-    """Create the channel NAME. Options that are not given are inherited from the broker."""
-    from mqcore.config import ChannelOptions
+    """Create the channel NAME. Options that are not given are inherited from the broker.
 
-    wanted = ChannelOptions(**given)
+    Options that begin with --queue- and name an option of 'mqcore queue create' are the defaults of its queues.
+    """
+    from mqcore.config import ChannelOptions, QueueOptions
+
+    own = {option.name for option in CHANNEL_OPTIONS}
+    queue = {key.removeprefix(f"{_QUEUE}_"): value for key, value in given.items() if key not in own}
+    wanted = ChannelOptions(queue=QueueOptions(**queue), **{key: given[key] for key in own})
     with options.connect(url, timeout) as client:
         client.create_channel(name, wanted)
     output.done("mqcore.channel.create/1", f"created {name}", {"channel": name}, as_json=as_json)
