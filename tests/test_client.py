@@ -466,6 +466,17 @@ async def test_events_tell_what_happens(broker: mqcore.Broker, mq: Client) -> No
     )
 
 
+async def test_an_event_names_the_producer_of_a_message(broker: mqcore.Broker, mq: Client) -> None:
+    await mq.declare("orders", 1)
+    async with (
+        mq.events("MessageProduced", "orders", 1) as events,
+        mqcore.connect(broker, id="till", name="Till 7", kind="shop") as till,
+    ):
+        await till.publish("orders/1", b"x")
+        produced = await next_of(events)
+    assert (produced.producer_id, produced.producer_name, produced.producer_kind) == ("till", "Till 7", "shop")
+
+
 async def test_an_event_needs_its_place_and_nothing_else(mq: Client) -> None:
     for wrong in (("ClientConnected", "orders", None), ("QueueCreated", None, None), ("Nonsense", None, None)):
         with pytest.raises(errors.InvalidArgument):

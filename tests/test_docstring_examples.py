@@ -26,7 +26,7 @@ import mqcore.testing
 
 CLIENT = ("connect", "Client.publish", "Client.request", "Client.declare", "Queue.consume", "Queue.pull")
 ITEMS = [
-    *((mqcore, name) for name in ("Broker", "DeliveryHandler", "QueueOptions", "Router")),
+    *((mqcore, name) for name in ("Broker", "DeliveryHandler", "EventHandler", "QueueOptions", "Router")),
     (mqcore.testing, "TestBroker"),
     *((mqcore.client, name) for name in CLIENT),
     *((mqcore.sync, name) for name in CLIENT),

@@ -14,6 +14,11 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 SAYS = {
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
+    "events": [
+        "cook of eu joined orders",
+        "cook sent soup to orders/1",
+        "the guest may not join: 401",
+    ],
     "handler": ["with a schema: accepted", "without one: rejected, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],
     "jobs": ["3.5", "1 succeeded, 1 retried"],

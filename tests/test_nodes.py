@@ -16,12 +16,13 @@ import pytest
 
 import mqcore
 from authority import Authority
+from awaited import next_of
 from depth import choices, rounds
 from mqcore import NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, UpstreamConfig, errors
 from mqcore.config import BrokerConfig
 from ports import free_port
 from protocols.conversation import OK, SUBSCRIBE
-from served import ServedBroker, clean_environment, serving, tmqp_address
+from served import ServedBroker, clean_environment, serving, tmqp_address, wait_until
 from tmqp_peer import EVENT, RawFrame, TmqpPeer
 
 LIST_NODES = 621
@@ -272,3 +273,27 @@ def test_nodes_are_listed_and_their_connections_are_reported_as_events() -> None
         ]
         assert [json.loads(frame.payload)["Name"] for frame in (came, went)] == ["raw", "raw"]
         assert json.loads(watcher.ask(LIST_NODES).payload) == []
+
+
+async def test_links_between_nodes_are_events_for_clients_and_for_handlers() -> None:
+    seen: list[tuple[str, str, bool]] = []
+
+    class Links(mqcore.EventHandler):
+        def node_connected(self, node: mqcore.NodeView) -> None:
+            seen.append(("connected", node.name, node.downstream))
+
+        def node_disconnected(self, node: mqcore.NodeView) -> None:
+            seen.append(("disconnected", node.name, node.downstream))
+
+    top = mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="top"), event_handlers={"links": Links()})
+    kinds: list[tuple[str, str | None, int | None]] = [("NodeConnected", None, None), ("NodeDisconnected", None, None)]
+    async with top as broker, broker.client() as mq, mq.events(kinds) as events:
+        with TmqpPeer(*tmqp_address(broker)) as node:
+            node.hello(Client_Name="raw", Client_Type="server")
+            connected = await next_of(events)
+        disconnected = await next_of(events)
+        for event in (connected, disconnected):
+            assert (event.node, event.node_id, event.downstream) == ("raw", node.client_id.decode(), True)
+        assert [event.kind for event in (connected, disconnected)] == ["NodeConnected", "NodeDisconnected"]
+        await asyncio.to_thread(wait_until, lambda: len(seen) == 2)
+    assert seen == [("connected", "raw", True), ("disconnected", "raw", True)]

@@ -36,13 +36,24 @@ CHANNEL = {option.name: sample(option) for option in CHANNEL_OPTIONS}
 LISTEN = ("tmqp://127.0.0.1:0",)
 
 
+class Open(mqcore.Authenticator):
+    """Lets every client join."""
+
+    def authenticate(self, channel: str, client: mqcore.ClientView) -> bool:
+        return True
+
+
 def stored(broker: mqcore.Broker) -> dict[str, Any]:
     return dataclasses.asdict(broker.stats().queue("orders/1").options)
 
 
 async def test_every_option_passes_the_wire_and_a_restart(tmp_path: Path) -> None:
     for _ in range(2):
-        async with mqcore.Broker(listen=LISTEN, data_dir=tmp_path) as broker, mqcore.connect(broker) as mq:
+        handlers: dict[str, Any] = {
+            "event_handlers": {CHANNEL["event_handler"]: mqcore.EventHandler()},
+            "authenticators": {CHANNEL["authenticator"]: Open()},
+        }
+        async with mqcore.Broker(listen=LISTEN, data_dir=tmp_path, **handlers) as broker, mqcore.connect(broker) as mq:
             if not broker.stats().queues:
                 await mq.create_queue("dead/1")
                 # The options of queues are the defaults of the channel's, so that the queue inherits them.
@@ -54,6 +65,7 @@ async def test_every_option_passes_the_wire_and_a_restart(tmp_path: Path) -> Non
             assert {name: shown[names.get(name, name)] for name in QUEUE} == QUEUE
             shown = dataclasses.asdict(await mq.channel_information("orders"))
             assert {name: shown[name] for name in CHANNEL} == CHANNEL
+            assert {name: shown[name] for name in QUEUE} == QUEUE
 
 
 async def test_a_change_of_one_option_keeps_the_others() -> None:

@@ -421,16 +421,16 @@ TARGETS: dict[str, tuple[Render, ...]] = {
         lambda: python_options(QUEUE_OPTIONS),
         lambda: python_options(CHANNEL_OPTIONS),
     ),
-    "python/mqcore/client/models.py": (python_information,),
+    "python/mqcore/client/models.py": (python_information, python_information),
     "rust/mqcore-broker/src/model/options.rs": (broker_options,),
     "rust/mqcore-broker/src/model/definition.rs": (journal_lines,),
     "rust/mqcore-session/src/tmqp/options.rs": (session_json,),
     "rust/mqcore-session/src/tmqp/information.rs": (session_information,),
-    "rust/mqcore-client/src/models.rs": (client_information, client_options),
+    "rust/mqcore-client/src/models.rs": (client_information, client_information, client_options),
     "rust/mqcore-python/src/config.rs": (extension_changes,),
     "rust/mqcore-python/src/snapshot.rs": (extension_snapshot,),
     "rust/mqcore-python/src/client/options.rs": (extension_requests,),
-    "rust/mqcore-python/src/client/models.rs": (extension_information,),
+    "rust/mqcore-python/src/client/models.rs": (extension_information, extension_information),
 }
 PAGE = "docs/configuration.md"
 

@@ -29,7 +29,7 @@ WORDS = (
     (r"\bAsync(Client|ThrottrClient)\b", r"Blocking\1"),
 )
 CLIENT_WORDS = (
-    (r"\bmqcore\.client\.(base|client|messages|queue|streams|topic)\b", r"mqcore.sync.\1"),
+    (r"\bmqcore\.client\.(base|client|control|messages|queue|streams|topic)\b", r"mqcore.sync.\1"),
     (r"\bmqcore\.connect\b", "mqcore.sync.connect"),
 )
 THROTTR_WORDS = (
@@ -90,7 +90,7 @@ def targets() -> dict[Path, Callable[[], str]]:
     def twin(source: Path, target: Path, words: Replacements) -> None:
         made[target] = lambda: module(source, target, words)
 
-    for name in ("messages", "streams", "queue", "topic", "client"):
+    for name in ("messages", "streams", "control", "queue", "topic", "client"):
         twin(PACKAGE / "client" / f"{name}.py", PACKAGE / "sync" / f"{name}.py", CLIENT_WORDS)
     twin(PACKAGE / "throttr" / "client.py", PACKAGE / "throttr" / "sync_client.py", THROTTR_WORDS)
     core = PACKAGE / "_core.pyi"

@@ -36,6 +36,7 @@ fn client(number: u64) -> Arc<Client> {
         protocol: "tmqp",
         admin: true,
         connected_at: NOW,
+        data: None,
     })
 }
 

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     import mqcore.throttr  # noqa: F401 (all of these bind the name `mqcore`)
     from mqcore._core import (
         Acknowledgement,
+        ChannelView,
         ClientView,
         Decision,
         Delivery,
         Message,
         NodeFrame,
+        NodeView,
         QueueView,
         __version__,
     )
@@ -50,17 +52,20 @@ if TYPE_CHECKING:
     )
     from mqcore.errors import MqcoreError
     from mqcore.handlers import DeliveryHandler, PutBack, SendAck
+    from mqcore.observing import Authenticator, EventHandler
     from mqcore.routing import BindingHandler, Router
     from mqcore.tls import Listener, ListenerTLS, TLSConfig
 
 __all__ = [
     "Acknowledgement",
+    "Authenticator",
     "Binding",
     "BindingHandler",
     "Broker",
     "BrokerConfig",
     "ChannelDeclaration",
     "ChannelOptions",
+    "ChannelView",
     "Client",
     "ClientOptions",
     "ClientView",
@@ -68,6 +73,7 @@ __all__ = [
     "Delivery",
     "DeliveryHandler",
     "Durability",
+    "EventHandler",
     "Interaction",
     "Listener",
     "ListenerTLS",
@@ -77,6 +83,7 @@ __all__ = [
     "NodeFilter",
     "NodeFrame",
     "NodeRule",
+    "NodeView",
     "PutBack",
     "QueueDeclaration",
     "QueueOptions",
@@ -97,11 +104,13 @@ __all__ = [
 _MODULES = {
     "mqcore._core": (
         "Acknowledgement",
+        "ChannelView",
         "ClientView",
         "Decision",
         "Delivery",
         "Message",
         "NodeFrame",
+        "NodeView",
         "QueueView",
         "__version__",
     ),
@@ -126,6 +135,7 @@ _MODULES = {
     ),
     "mqcore.errors": ("MqcoreError",),
     "mqcore.handlers": ("DeliveryHandler", "PutBack", "SendAck"),
+    "mqcore.observing": ("Authenticator", "EventHandler"),
     "mqcore.routing": ("BindingHandler", "Router"),
     "mqcore.tls": ("Listener", "ListenerTLS", "TLSConfig"),
 }

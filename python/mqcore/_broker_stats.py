@@ -24,6 +24,8 @@ class QueueStats:
     missing_handler: str | None
     """The key of its delivery handler, if no handler is registered under it: the queue then neither accepts nor
     delivers messages."""
+    consumers: int
+    """Consumers: clients that joined the channel for it, and subscriptions."""
     delayed: int
     """Stored messages that wait for the time of their next delivery."""
     next_attempt: float | None
@@ -95,10 +97,10 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerStats:
-    """A delivery handler, and its counters since the broker started."""
+    """A handler of the program, and its counters since the broker started."""
 
     key: str
-    """The key by which queues name it."""
+    """The key by which queues name it; after ``router``, ``event handler`` or ``authenticator`` if it is one."""
     asked: int
     """Accepted questions."""
     failed: int
@@ -220,14 +222,16 @@ class BrokerStats:
         raise KeyError(address)
 
 
+def _queue(queue: dict[str, Any]) -> QueueStats:
+    return QueueStats(**{**queue, "options": QueueOptions(**queue["options"])})
+
+
 def _stats(survey: dict[str, Any]) -> BrokerStats:
     return BrokerStats(
         channels=tuple(
             ChannelStats(**{**channel, "queues": tuple(channel["queues"])}) for channel in survey["channels"]
         ),
-        queues=tuple(
-            QueueStats(**{**queue, "options": QueueOptions(**queue["options"])}) for queue in survey["queues"]
-        ),
+        queues=tuple(_queue(queue) for queue in survey["queues"]),
         clients=tuple(ClientStats(**client) for client in survey["clients"]),
         handlers=tuple(HandlerStats(**handler) for handler in survey["handlers"]),
         refused=survey["refused"],

@@ -4,10 +4,11 @@ Longer than 600 lines because an extension module has one stub.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
+from mqcore.broker import QueueStats
 from mqcore.client.arguments import Confirmation, Outcome
 from mqcore.client.models import (
     ChannelInformation,
@@ -35,6 +36,7 @@ __all__ = [
     "BlockingClient",
     "BlockingThrottrClient",
     "Broker",
+    "ChannelView",
     "ClientView",
     "Consumer",
     "Decision",
@@ -55,6 +57,7 @@ __all__ = [
     "Membership",
     "Message",
     "NodeFrame",
+    "NodeView",
     "PendingAnswers",
     "QueueView",
     "Received",
@@ -111,6 +114,15 @@ class Message:
     def content_type(self) -> int:
         """The queue's id, or what sender and receiver agreed on."""
     @property
+    def saved(self) -> bool:
+        """Whether the broker has saved it. Only in handlers and `TestBroker`."""
+    @property
+    def attempt(self) -> int:
+        """How often it was delivered, including the delivery that a handler is asked about."""
+    @property
+    def received_at(self) -> float | None:
+        """When the first queue of the broker took it, in Unix time; ``None`` if none has yet."""
+    @property
     def hops(self) -> int:
         """How many more hops it may take."""
     def __len__(self) -> int: ...
@@ -149,6 +161,7 @@ class Decision:
         *,
         put_back: PutBack | None = None,
         acknowledge: SendAck | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Decision: ...
     @property
     def allow(self) -> bool:
@@ -162,6 +175,10 @@ class Decision:
     @property
     def acknowledge(self) -> SendAck:
         """Tell its producer."""
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that the broker adds to the message, in `DeliveryHandler.received_from_producer` and
+        `DeliveryHandler.begin_send`. They take precedence over the producer's."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -182,6 +199,47 @@ class QueueView:
     @property
     def status(self) -> QueueStatus:
         """How it delivers messages."""
+    @property
+    def stats(self) -> QueueStats:
+        """Its options, counts and consumers.
+
+        In an event, as they were at that moment. Otherwise the current ones, which the broker is asked for at each
+        access, in some microseconds. Raises `mqcore.errors.NotFound` if the queue was removed.
+        """
+
+@final
+class ChannelView:
+    """A channel at the moment of an event."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+    @property
+    def clients(self) -> int:
+        """Clients that joined it."""
+    @property
+    def client_limit(self) -> int:
+        """Maximum number of such clients; 0: no limit."""
+    @property
+    def queues(self) -> tuple[int, ...]:
+        """Ids of its queues, ascending."""
+
+@final
+class NodeView:
+    """Another broker at the moment of an event."""
+
+    @property
+    def id(self) -> str:
+        """Its id; empty if it sends none."""
+    @property
+    def name(self) -> str:
+        """Its name; the address for an upstream broker that sends none."""
+    @property
+    def host(self) -> str:
+        """Its host; empty if unknown."""
+    @property
+    def downstream(self) -> bool:
+        """Whether it connected to this broker, and forwards to it."""
 
 @final
 class ClientView:
@@ -196,6 +254,19 @@ class ClientView:
     @property
     def kind(self) -> str | None:
         """The kind of program."""
+    @property
+    def protocol(self) -> str | None:
+        """Its protocol: ``tmqp``, ``mqks``, ... ``None`` if it is connected to another node."""
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """Connection data: what it sent in its handshake beside its id, name, type and credentials, up to 4,096 bytes.
+        Keys are spelled as sent."""
+    @property
+    def path(self) -> str | None:
+        """The path of its handshake, in TMQP."""
+    @property
+    def method(self) -> str | None:
+        """The method of its handshake, in TMQP."""
     @property
     def admin(self) -> bool:
         """Whether it may administer."""
@@ -363,6 +434,8 @@ class Broker:
     def end_schedule(self, schedule_id: str) -> None: ...
     def survey(self) -> dict[str, Any]: ...
     def waiting(self, queue: str, limit: int) -> list[tuple[Message, int, int, bool]] | None: ...
+    def send_custom(self, to: str, body: bytes, content_type: int, headers: list[tuple[str, str]]) -> int: ...
+    def disconnect(self, to: str) -> int: ...
     def advance(self, seconds: float) -> None: ...
     def settle(self, timeout: float) -> None: ...
 
@@ -701,7 +774,18 @@ class AsyncClient:
         only_first: bool = False,
         timeout: float | None = None,
     ) -> Awaitable[Received]: ...
-    def incoming(self) -> Incoming: ...
+    def incoming(self, *, custom: bool = False) -> Incoming: ...
+    def send_custom(
+        self,
+        body: bytes,
+        *,
+        content_type: int = 0,
+        message_id: str | None = None,
+        headers: list[tuple[str, str]] = ...,
+    ) -> Awaitable[None]: ...
+    def update_channel(self, channel: str, options: ChannelOptions) -> Awaitable[None]: ...
+    def enable_router(self, router: str, enabled: bool) -> Awaitable[None]: ...
+    def disconnect(self, client: str) -> Awaitable[None]: ...
     def respond(self, message: Received, status: int, body: bytes) -> Awaitable[None]: ...
     def acknowledge_direct(self, message: Received, refusal: str | None = None) -> Awaitable[None]: ...
     def subscribe_events(self, subscriptions: list[tuple[str, str | None, int | None]]) -> Awaitable[EventStream]: ...
@@ -840,7 +924,18 @@ class BlockingClient:
         only_first: bool = False,
         timeout: float | None = None,
     ) -> Received: ...
-    def incoming(self) -> Incoming: ...
+    def incoming(self, *, custom: bool = False) -> Incoming: ...
+    def send_custom(
+        self,
+        body: bytes,
+        *,
+        content_type: int = 0,
+        message_id: str | None = None,
+        headers: list[tuple[str, str]] = ...,
+    ) -> None: ...
+    def update_channel(self, channel: str, options: ChannelOptions) -> None: ...
+    def enable_router(self, router: str, enabled: bool) -> None: ...
+    def disconnect(self, client: str) -> None: ...
     def respond(self, message: Received, status: int, body: bytes) -> None: ...
     def acknowledge_direct(self, message: Received, refusal: str | None = None) -> None: ...
     def subscribe_events(self, subscriptions: list[tuple[str, str | None, int | None]]) -> EventStream: ...

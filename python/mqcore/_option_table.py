@@ -278,5 +278,25 @@ CHANNEL_OPTIONS: Final = (
         command="--destroy-when-empty/--keep-when-empty",
         original=True,
     ),
+    Option(
+        name="event_handler",
+        wire="ChannelEventHandler",
+        kind="key",
+        meaning="event handler of the program that hears about the channel and its queues",
+        default=None,
+        command="--event-handler",
+        documented="[event handler](handlers.md#event-handlers) of the program that hears about the channel and its "
+        "queues",
+        aliases=("EventHandler",),
+    ),
+    Option(
+        name="authenticator",
+        wire="Authenticator",
+        kind="key",
+        meaning="authenticator of the program that decides which clients may join",
+        default=None,
+        command="--authenticator",
+        documented="[authenticator](handlers.md#authenticators) of the program that decides which clients may join",
+    ),
 )
 """The options of a channel besides the defaults of its queues, in the order of the documentation."""

@@ -59,6 +59,7 @@ from mqcore.config import (
     seconds,
 )
 from mqcore.handlers import DeliveryHandler
+from mqcore.observing import Authenticator, Authenticators, EventHandler, EventHandlers
 from mqcore.routing import BindingHandlers, Routers
 from mqcore.tls import Listener, ListenerTLS
 
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from mqcore.admin import FailedRequest, ScheduleList
     from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, ConnectOptions
+    from mqcore.client.options import Headers
 
 
 __all__ = [
@@ -119,6 +121,7 @@ class BrokerOptions(TypedDict, total=False):
     client_limit: int
     channel_limit: int
     delivery_handler: str
+    event_handler: str | None
     frame_bytes_max: int
     header_bytes_max: int
     connections_max: int
@@ -199,7 +202,14 @@ class Broker(BrokerCalls):
     1
     """
 
-    def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *,
+        event_handlers: Mapping[str, EventHandler] | None = None,
+        authenticators: Mapping[str, Authenticator] | None = None,
+        **options: Unpack[BrokerOptions],
+    ) -> None:
         if config is not None and options:
             raise TypeError("give a BrokerConfig or its fields, not both")
         self._config = BrokerConfig(**options) if config is None else config  # type: ignore[arg-type]
@@ -211,6 +221,12 @@ class Broker(BrokerCalls):
         runner = functools.partial(_runner, self._handler_loop)
         self._routers = Routers(self._core, runner, self._config.routers)
         self._binding_handlers = BindingHandlers(self._core, runner)
+        self._event_handlers = EventHandlers(self._core, runner)
+        self._authenticators = Authenticators(self._core, runner)
+        for key, handler in (event_handlers or {}).items():
+            self._event_handlers[key] = handler
+        for key, authenticator in (authenticators or {}).items():
+            self._authenticators[key] = authenticator
         self._waiters: set[asyncio.Future[None]] = set()
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
@@ -225,6 +241,16 @@ class Broker(BrokerCalls):
     def delivery_handlers(self) -> DeliveryHandlers:
         """The delivery handlers by key: ``broker.delivery_handlers["orders"] = Orders()``."""
         return self._handlers
+
+    @property
+    def event_handlers(self) -> EventHandlers:
+        """The event handlers by key: ``broker.event_handlers["audit"] = Audit()``."""
+        return self._event_handlers
+
+    @property
+    def authenticators(self) -> Authenticators:
+        """The authenticators of channels by key: ``broker.authenticators["staff"] = Staff()``."""
+        return self._authenticators
 
     @property
     def authority(self) -> Authority | None:
@@ -322,6 +348,25 @@ class Broker(BrokerCalls):
         """
         self._core.end_schedule(schedule_id)
 
+    def send_custom(self, to: str, body: object = b"", *, content_type: int = 0, headers: Headers = ()) -> int:
+        """Send a custom message to a client id, ``@name:NAME`` or ``@type:KIND`` over TMQP, and return the number of
+        clients that match.
+
+        A Python client takes it with `mqcore.Client.custom_messages`. Raises `NotRunning`.
+        """
+        from mqcore import bodies
+        from mqcore.client.arguments import pairs
+
+        return self._core.send_custom(to, bodies.encode(body), content_type, pairs(headers))
+
+    def disconnect(self, to: str) -> int:
+        """Close the connections of a client id, of all clients with a name, ``@name:NAME``, or of a type,
+        ``@type:KIND``; return how many.
+
+        They may connect again, and most clients do. Raises `NotRunning`.
+        """
+        return self._core.disconnect(to)
+
     def backup(self, to: str | os.PathLike[str], *, progress: Copied | None = None) -> BackedUp:
         """Copy all saved data to a new directory, ``.tar`` or ``.tar.zst``. The broker keeps running.
 
@@ -347,6 +392,10 @@ class Broker(BrokerCalls):
 
     def _check_handlers(self) -> None:
         """Raise `ConfigError` if a handler that the configuration names is not registered."""
+        channel = self._config.channel
+        self._event_handlers._check("event_handler", self._config.event_handler)
+        self._event_handlers._check("channel.event_handler", channel.event_handler)
+        self._authenticators._check("channel.authenticator", channel.authenticator)
         known = (*_core.policies(), *self._handlers)
         for key in (self._config.delivery_handler, self._config.channel.queue.delivery_handler):
             if key is not None and key not in known:

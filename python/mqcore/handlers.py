@@ -23,7 +23,7 @@ import asyncio
 import difflib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -193,28 +193,31 @@ def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object
     Raises `TypeError` for a public method whose name is nearly that of a step, and for one that cannot take the
     arguments of its step.
     """
-    _check_names(type(handler))
+    check_names(type(handler), DeliveryHandler, _ARGUMENTS, "a step of a delivery handler")
     steps = []
     for step, arguments in _ARGUMENTS.items():
         method = getattr(handler, step)
         if getattr(method, "__func__", None) is not getattr(DeliveryHandler, step):
-            _check_arguments(handler, step, method, arguments)
+            check_arguments(handler, DeliveryHandler, (step, method), arguments)
             steps.append((step, method))
     return steps
 
 
-def _check_names(kind: type[DeliveryHandler]) -> None:
+def check_names(kind: type, base: type, methods: Iterable[str], what: str) -> None:
+    """Raise `TypeError` for a public method of `kind` whose name is nearly one of `methods`, those of `base`."""
     for name in dir(kind):
-        if name.startswith("_") or hasattr(DeliveryHandler, name) or not callable(getattr(kind, name)):
+        if name.startswith("_") or hasattr(base, name) or not callable(getattr(kind, name)):
             continue
-        if near := difflib.get_close_matches(name, _ARGUMENTS, n=1, cutoff=_NEAR):
+        if near := difflib.get_close_matches(name, methods, n=1, cutoff=_NEAR):
             raise TypeError(
-                f"{kind.__qualname__}.{name} is not a step of a delivery handler, so the broker would never call it; "
+                f"{kind.__qualname__}.{name} is not {what}, so the broker would never call it; "
                 f"did you mean {near[0]}? Begin the name with an underscore if not"
             )
 
 
-def _check_arguments(handler: DeliveryHandler, step: str, method: Callable[..., object], arguments: int) -> None:
+def check_arguments(handler: object, base: type, named: tuple[str, Callable[..., object]], arguments: int) -> None:
+    """Raise `TypeError` for a method of `handler` that cannot take the arguments of the method of `base`."""
+    step, method = named
     try:
         signature = inspect.signature(method)
     except (TypeError, ValueError):
@@ -223,7 +226,7 @@ def _check_arguments(handler: DeliveryHandler, step: str, method: Callable[..., 
     try:
         signature.bind(*(None,) * arguments)
     except TypeError as error:
-        expected = ", ".join(list(inspect.signature(getattr(DeliveryHandler, step)).parameters)[1:])
+        expected = ", ".join(list(inspect.signature(getattr(base, step)).parameters)[1:])
         raise TypeError(
             f"{type(handler).__qualname__}.{step} cannot be called with its {arguments} arguments ({expected}): {error}"
         ) from None
@@ -232,7 +235,12 @@ def _check_arguments(handler: DeliveryHandler, step: str, method: Callable[..., 
 def _report(key: str, method: str, exception: BaseException, count: int) -> None:
     """Log that methods of a handler raised, once for a whole batch. Called from the handler's thread too."""
     times = "" if count == 1 else f" ({count} times in one batch; this is the first)"
-    _LOG.error("delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception)
+    if (name := key.removeprefix("event handler ")) != key:
+        _LOG.error("event handler %r raised in %s%s; the broker continues", name, method, times, exc_info=exception)
+    elif (name := key.removeprefix("authenticator ")) != key:
+        _LOG.error("authenticator %r raised%s; the broker refuses the client", name, times, exc_info=exception)
+    else:
+        _LOG.error("delivery handler %r raised in %s%s; its fallback decides", key, method, times, exc_info=exception)
 
 
 def _report_filter(name: str, exception: BaseException, count: int) -> None:

@@ -23,9 +23,12 @@ from mqcore.broker import Broker
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mqcore._core import Message
     from mqcore.broker import BrokerOptions
     from mqcore.config import BrokerConfig
+    from mqcore.observing import Authenticator, EventHandler
 
 __all__ = ["Clock", "StoredMessage", "TestBroker", "tmqp"]
 
@@ -145,11 +148,18 @@ class TestBroker(Broker):
     _own_name = "test"
     __test__ = False  # keeps pytest from collecting this class
 
-    def __init__(self, config: BrokerConfig | None = None, **options: Unpack[BrokerOptions]) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig | None = None,
+        *,
+        event_handlers: Mapping[str, EventHandler] | None = None,
+        authenticators: Mapping[str, Authenticator] | None = None,
+        **options: Unpack[BrokerOptions],
+    ) -> None:
         if config is None:
             without_timeouts: BrokerOptions = {"ping_interval": _NEVER, "handshake_timeout": _NEVER}
             options = {**without_timeouts, **options}
-        super().__init__(config, **options)
+        super().__init__(config, event_handlers=event_handlers, authenticators=authenticators, **options)
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         self.clock = Clock(self)

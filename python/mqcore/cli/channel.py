@@ -1,4 +1,4 @@
-"""`mqcore channel`: list, show, create and remove channels."""
+"""`mqcore channel`: list, show, create, change and remove channels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUEUE = "queue"
 _COLUMNS = ("name", "queues", "active_clients", "client_limit", "queue_limit", "destroy_when_empty")
 
 
-@click.group(cls=CommandGroup, short_help="Manage channels: ls, show, create, rm.")
+@click.group(cls=CommandGroup, short_help="Manage channels: ls, show, create, set, rm.")
 def channel() -> None:
     """Manage channels. A channel contains queues, and clients join it to consume."""
 
@@ -64,6 +64,24 @@ def create(name: str, url: str | None, timeout: float, as_json: bool, **given: A
     with options.connect(url, timeout) as client:
         client.create_channel(name, wanted)
     output.done("mqcore.channel.create/1", f"created {name}", {"channel": name}, as_json=as_json)
+
+
+@channel.command("set", short_help="Change options of a channel.")
+@click.argument("name")
+@declared(CHANNEL_OPTIONS)
+@options.connection
+@options.as_json
+def set_(name: str, url: str | None, timeout: float, as_json: bool, **given: Any) -> None:
+    """Change options of the channel NAME. Options that are not given, and those of its queues, stay unchanged."""
+    from mqcore.config import ChannelOptions
+
+    changes = {option: value for option, value in given.items() if value is not None}
+    if not changes:
+        raise click.UsageError("no option to change; add one, for example --client-limit 100")
+    with options.connect(url, timeout) as client:
+        client.update_channel(name, ChannelOptions(**changes))
+    message = ", ".join(f"{option} {value}" for option, value in changes.items())
+    output.done("mqcore.channel.set/1", f"{name}: {message}", {"channel": name, "changed": changes}, as_json=as_json)
 
 
 @channel.command(short_help="Remove a channel and its queues.")

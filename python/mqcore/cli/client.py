@@ -1,4 +1,4 @@
-"""`mqcore client`: list and show connected clients."""
+"""`mqcore client`: list, show and disconnect clients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["client"]
 _COLUMNS = ("id", "name", "kind", "online")
 
 
-@click.group(cls=CommandGroup, short_help="Inspect connected clients: ls, show.")
+@click.group(cls=CommandGroup, short_help="Manage connected clients: ls, show, disconnect.")
 def client() -> None:
-    """Inspect connected clients."""
+    """Inspect and disconnect clients."""
 
 
 @client.command(short_help="List connected clients.")
@@ -46,3 +46,14 @@ def show(client_id: str, url: str | None, timeout: float, as_json: bool) -> None
             f"client {client_id} is not connected; list clients with 'mqcore client ls'", code=404, target=client_id
         )
     output.record("mqcore.client.show/1", output.plain(found[0]), as_json=as_json)
+
+
+@client.command(short_help="Close connections of clients.")
+@click.argument("to", metavar="CLIENT")
+@options.connection
+@options.as_json
+def disconnect(to: str, url: str | None, timeout: float, as_json: bool) -> None:
+    """Close the connections of CLIENT: an id, @name:NAME or @type:TYPE. Clients may connect again."""
+    with options.connect(url, timeout) as connection:
+        connection.disconnect(to)
+    output.done("mqcore.client.disconnect/1", f"disconnected {to}", {"client": to}, as_json=as_json)

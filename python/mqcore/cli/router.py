@@ -14,7 +14,7 @@ _BINDING_COLUMNS = ("name", "target", "priority", "interaction", "content_type",
 _METHODS = click.Choice(["distribute", "round-robin", "only-first"])
 
 
-@click.group(cls=CommandGroup, short_help="Manage routers: ls, show, create, rm, bind, unbind, test.")
+@click.group(cls=CommandGroup, short_help="Manage routers: ls, show, create, rm, bind, unbind, enable, disable, test.")
 def router() -> None:
     """Manage routers, whose bindings select the queues, clients and topics that receive a message."""
 
@@ -68,6 +68,28 @@ def rm(name: str, url: str | None, timeout: float, as_json: bool) -> None:
     with options.connect(url, timeout) as client:
         client.remove_router(name)
     output.done("mqcore.router.rm/1", f"removed {name}", {"router": name}, as_json=as_json)
+
+
+@router.command(short_help="Let a router take messages again.")
+@click.argument("name")
+@options.connection
+@options.as_json
+def enable(name: str, url: str | None, timeout: float, as_json: bool) -> None:
+    """Let the router NAME take messages again."""
+    with options.connect(url, timeout) as client:
+        client.enable_router(name)
+    output.done("mqcore.router.enable/1", f"enabled {name}", {"router": name, "enabled": True}, as_json=as_json)
+
+
+@router.command(short_help="Let a router take no messages.")
+@click.argument("name")
+@options.connection
+@options.as_json
+def disable(name: str, url: str | None, timeout: float, as_json: bool) -> None:
+    """Let the router NAME take no messages. Publishing to it fails until it is enabled."""
+    with options.connect(url, timeout) as client:
+        client.disable_router(name)
+    output.done("mqcore.router.disable/1", f"disabled {name}", {"router": name, "enabled": False}, as_json=as_json)
 
 
 @router.command(short_help="Add a binding to a router.")

@@ -155,6 +155,7 @@ def serve(
 def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> Broker:
     from mqcore.authority import Authority
     from mqcore.broker import Broker
+    from mqcore.observing import Authenticator, EventHandler
 
     loaded = _load_app(app) if app is not None else {}
     if isinstance(loaded, Broker):
@@ -177,7 +178,12 @@ def _broker(app: str | None, config_file: str | None, flags: dict[str, Any]) -> 
             broker.authority = handler
             continue
         try:
-            broker.delivery_handlers[key] = handler
+            if isinstance(handler, EventHandler):
+                broker.event_handlers[key] = handler
+            elif isinstance(handler, Authenticator):
+                broker.authenticators[key] = handler
+            else:
+                broker.delivery_handlers[key] = handler
         except TypeError as error:
             raise click.UsageError(f"{app}, key {key!r}: {error}") from error
     return broker

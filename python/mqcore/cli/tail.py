@@ -8,12 +8,19 @@ from mqcore.cli import options, output
 
 __all__ = ["tail"]
 
-_SERVER_EVENTS = ("ClientConnected", "ClientDisconnected", "ChannelCreated", "ChannelRemoved")
+_SERVER_EVENTS = (
+    "ClientConnected",
+    "ClientDisconnected",
+    "ChannelCreated",
+    "ChannelRemoved",
+    "NodeConnected",
+    "NodeDisconnected",
+)
 _CHANNEL_EVENTS = ("ClientJoined", "ClientLeft", "QueueCreated", "QueueUpdated", "QueueRemoved")
 
 
 @click.command(short_help="Print events as they happen.")
-@click.option("--events", is_flag=True, required=True, help="Print connections, disconnections and channel changes.")
+@click.option("--events", is_flag=True, required=True, help="Print changes of clients, channels and nodes.")
 @click.option("--channel", "channels", multiple=True, help="Also print events of this channel. Repeatable.")
 @click.option(
     "--queue",

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from mqcore import bodies, errors
 from mqcore.client.models import CopyReceipt, Receipt
-from mqcore.client.options import Clear, ConsumeOptions, Copies, Headers, Order, Subscription
+from mqcore.client.options import Clear, ClientOptions, ConsumeOptions, Copies, Headers, Order, Subscription
 from mqcore.config import Duration, QueueOptions, seconds
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "chunks",
     "consume_options",
     "copies",
+    "new_id",
+    "numbered",
     "optional_seconds",
     "pairs",
     "publish_options",
@@ -76,6 +78,19 @@ def publish_options(
         "cc": copies(cc),
         "timeout": optional_seconds(timeout),
     }
+
+
+def new_id(given: str | None, options: ClientOptions) -> str | None:
+    """Return the id of a message: the given one, or one of the client's generator; ``None``: the core generates it."""
+    return options.id_generator() if given is None and options.id_generator is not None else given
+
+
+def numbered(
+    chunk: list[bytes], options: ClientOptions, headers: Headers
+) -> list[tuple[bytes, str | None, list[tuple[str, str]]]]:
+    """Return bodies with an id of the client's generator each, and headers."""
+    shared = pairs(headers)
+    return [(body, new_id(None, options), shared) for body in chunk]
 
 
 def chunks(values: Iterable[object]) -> Iterator[list[bytes]]:

@@ -19,6 +19,8 @@ from mqcore.client.arguments import (
     address,
     chunks,
     copies,
+    new_id,
+    numbered,
     optional_seconds,
     pairs,
     publish_options,
@@ -28,7 +30,7 @@ from mqcore.client.arguments import (
     subscriptions,
     tagged,
 )
-from mqcore.client.base import ClientBase
+from mqcore.client.control import ControlBase
 from mqcore.client.incoming import Incoming
 from mqcore.client.lifetime import OPEN
 from mqcore.client.messages import Request
@@ -68,7 +70,7 @@ _LOG: Final = logging.getLogger("mqcore.client")
 _T = TypeVar("_T")
 
 
-class Client(ClientBase):
+class Client(ControlBase):
     """A client of a broker, made by `connect`.
 
     Every call raises `ConnectionLost` if there is no connection within its timeout, and `RequestTimeout` if no answer
@@ -162,7 +164,8 @@ class Client(ClientBase):
         Raises `NotFound` if the queue does not exist, `Nacked` if the message was rejected, `ConfirmTimeout` if no
         confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
         writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
-        when the connection was lost before the confirmation.
+        when the connection was lost before the confirmation. An empty `id`, with ``confirm=False``, publishes without
+        an id; the queue assigns one unless its option `use_message_id` is off.
 
         Each queue in `cc` (at most 64) gets a copy; ``("audit/1", "copy-7")`` chooses its id. The call also waits for
         the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.
@@ -185,7 +188,7 @@ class Client(ClientBase):
         confirmation = await self._connected().publish(
             queue,
             bodies.encode(body),
-            message_id=id,
+            message_id=new_id(id, self._options),
             headers=pairs(headers),
             high_priority=high_priority,
             confirm=confirm,
@@ -241,7 +244,12 @@ class Client(ClientBase):
         options = publish_options(headers, high_priority, confirm, cc, timeout)
         outcomes: list[Outcome] = []
         for chunk in chunks(bodies):
-            outcomes += await self._connected().publish_many(queue, chunk, **options)
+            if self._options.id_generator is None or cc:
+                outcomes += await self._connected().publish_many(queue, chunk, **options)
+                continue
+            messages = numbered(chunk, self._options, headers)
+            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout")}
+            outcomes += await self._connected().publish_each(queue, messages, **waiting)
         return receipts(outcomes, return_exceptions)
 
     # --- clients ---------------------------------------------------------------------------------------------------
@@ -269,7 +277,7 @@ class Client(ClientBase):
             target,
             bodies.encode(body),
             content_type=content_type,
-            message_id=id,
+            message_id=new_id(id, self._options),
             headers=pairs(headers),
             high_priority=high_priority,
             only_first=one,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, TypedDict
 
@@ -81,6 +81,7 @@ class ConnectOptions(TypedDict, total=False):
     read_buffer_bytes: int
     frame_bytes_max: int
     extensions: Sequence[Extension] | None
+    id_generator: Callable[[], str] | None
 
 
 TOPIC_PREFIXES: Final = ("@topic:", "topic/")
@@ -173,6 +174,9 @@ class ClientOptions:
     """Largest frame in bytes, sent or received; in MQKS a line, in MicroMessage2 also a whole message."""
     extensions: Sequence[Extension] | None = None
     """Offered extensions of MicroMessage2. Default: `mqcore.micromessage.DEFAULTS`."""
+    id_generator: Callable[[], str] | None = None
+    """Called for the id of each published or sent message that is given none. It must return another id each time, of 1
+    to 255 bytes. Not called for requests, and for `publish_many` with copies. Default: 32 hexadecimal digits."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -130,6 +130,10 @@ class ChannelOptions:
     """Maximum number of queues; 0: no limit. Default: 0."""
     destroy_when_empty: bool | None = None
     """Delete the channel when its last client leaves and all its queues are empty. Default: no."""
+    event_handler: str | None = None
+    """Event handler of the program that hears about the channel and its queues. Default: none."""
+    authenticator: str | None = None
+    """Authenticator of the program that decides which clients may join. Default: none."""
     # end generated
 
     def __post_init__(self) -> None:

@@ -34,6 +34,7 @@ class ClientBase(abc.ABC):
     """A client that is connected from the beginning."""
 
     def __init__(self, target: list[str] | _core.Broker, options: ClientOptions) -> None:
+        self._options = options
         self._core: _core.BlockingClient | None = None
         self._core = _core.BlockingClient.connect(target, options)
         OPEN.add(self)

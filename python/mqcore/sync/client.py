@@ -14,6 +14,8 @@ from mqcore.client.arguments import (
     address,
     chunks,
     copies,
+    new_id,
+    numbered,
     optional_seconds,
     pairs,
     publish_options,
@@ -47,7 +49,7 @@ from mqcore.client.options import (
     target_and_options,
 )
 from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
-from mqcore.sync.base import ClientBase
+from mqcore.sync.control import ControlBase
 from mqcore.sync.queue import Queue
 from mqcore.sync.streams import Events, ExtensionFrames, Requests
 from mqcore.sync.topic import Topic
@@ -57,7 +59,7 @@ __all__ = ["Client", "connect"]
 _T = TypeVar("_T")
 
 
-class Client(ClientBase):
+class Client(ControlBase):
     """A client of a broker, made by `connect`.
 
     Every call raises `ConnectionLost` if there is no connection within its timeout, and `RequestTimeout` if no answer
@@ -151,7 +153,8 @@ class Client(ClientBase):
         Raises `NotFound` if the queue does not exist, `Nacked` if the message was rejected, `ConfirmTimeout` if no
         confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
         writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
-        when the connection was lost before the confirmation.
+        when the connection was lost before the confirmation. An empty `id`, with ``confirm=False``, publishes without
+        an id; the queue assigns one unless its option `use_message_id` is off.
 
         Each queue in `cc` (at most 64) gets a copy; ``("audit/1", "copy-7")`` chooses its id. The call also waits for
         the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.
@@ -174,7 +177,7 @@ class Client(ClientBase):
         confirmation = self._connected().publish(
             queue,
             bodies.encode(body),
-            message_id=id,
+            message_id=new_id(id, self._options),
             headers=pairs(headers),
             high_priority=high_priority,
             confirm=confirm,
@@ -230,7 +233,12 @@ class Client(ClientBase):
         options = publish_options(headers, high_priority, confirm, cc, timeout)
         outcomes: list[Outcome] = []
         for chunk in chunks(bodies):
-            outcomes += self._connected().publish_many(queue, chunk, **options)
+            if self._options.id_generator is None or cc:
+                outcomes += self._connected().publish_many(queue, chunk, **options)
+                continue
+            messages = numbered(chunk, self._options, headers)
+            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout")}
+            outcomes += self._connected().publish_each(queue, messages, **waiting)
         return receipts(outcomes, return_exceptions)
 
     # --- clients ---------------------------------------------------------------------------------------------------
@@ -258,7 +266,7 @@ class Client(ClientBase):
             target,
             bodies.encode(body),
             content_type=content_type,
-            message_id=id,
+            message_id=new_id(id, self._options),
             headers=pairs(headers),
             high_priority=high_priority,
             only_first=one,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from mqcore import errors
+from mqcore.client.incoming import Incoming
 from mqcore.sync.base import ClientBase, ConsumerBase
 from mqcore.sync.messages import Delivered, Request
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mqcore.client.models import Event
     from mqcore.client.options import Subscription
 
-__all__ = ["REASON_CLOSED", "Consumer", "Events", "ExtensionFrames", "Requests"]
+__all__ = ["REASON_CLOSED", "Consumer", "CustomMessages", "Events", "ExtensionFrames", "Requests"]
 
 REASON_CLOSED: Final = "consumer-closed"
 """The reason with which a consumer that closes returns the deliveries that the program did not take."""
@@ -165,6 +166,20 @@ class Requests(_Stream["_core.Received", "Request[_T]"], Generic[_T]):
 
     def _read(self, raw: _core.Received) -> Request[_T]:
         return Request(raw, self._wanted, self._client._connected())
+
+
+class CustomMessages(_Stream["_core.Received", "Incoming[_T]"], Generic[_T]):
+    """Custom messages of the broker as they come. A client has one such stream: the newest gets the messages."""
+
+    def __init__(self, client: ClientBase, wanted: type[_T], idle_timeout: float | None) -> None:
+        super().__init__(client, idle_timeout)
+        self._wanted = wanted
+
+    def _open(self) -> _core.Incoming:
+        return self._client._connected().incoming(custom=True)
+
+    def _read(self, raw: _core.Received) -> Incoming[_T]:
+        return Incoming(raw, self._wanted)
 
 
 class Events(_Stream["Event", "Event"]):

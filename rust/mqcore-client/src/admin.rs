@@ -23,6 +23,11 @@ impl Client {
         self.done(&Request::create_channel(&channel_name(channel)?, json(options)?)).await
     }
 
+    /// Changes options of a channel. Its queues keep theirs.
+    pub async fn update_channel(&self, channel: &str, options: &ChannelOptions) -> Result<(), ClientError> {
+        self.done(&Request::update_channel(&channel_name(channel)?, json(options)?)).await
+    }
+
     /// Removes a channel with its queues and their messages.
     pub async fn remove_channel(&self, channel: &str) -> Result<(), ClientError> {
         self.done(&Request::remove_channel(&channel_name(channel)?)).await
@@ -99,6 +104,19 @@ impl Client {
     pub async fn create_router(&self, router: &str, method: &str) -> Result<(), ClientError> {
         let what = (Operation::CreateRouter, "create router");
         self.done(&Request::router(what, router, &[(key::ROUTE_METHOD, method)], Vec::new())?).await
+    }
+
+    /// Enables or disables a router. A disabled one takes no messages.
+    pub async fn enable_router(&self, router: &str, enabled: bool) -> Result<(), ClientError> {
+        let word = if enabled { "yes" } else { "no" };
+        let what = (Operation::EnableRouter, if enabled { "enable router" } else { "disable router" });
+        self.done(&Request::router(what, router, &[(key::ENABLED, word)], Vec::new())?).await
+    }
+
+    /// Closes the connection of a client, of all with a name (`@name:NAME`) or of a type (`@type:KIND`). They may
+    /// connect again.
+    pub async fn disconnect(&self, client: &str) -> Result<(), ClientError> {
+        self.done(&Request::router((Operation::Disconnect, "disconnect"), client, &[], Vec::new())?).await
     }
 
     /// Removes a router with its bindings. Succeeds if there is none.

@@ -485,7 +485,7 @@ impl Shared {
                     None => self.unclaimed(core, &message),
                 }
             }
-            FrameEvent::Direct(message) => match core.direct().clone() {
+            FrameEvent::Direct(inbox, message) => match core.inbox(inbox).clone() {
                 Some(mailbox) => post.put(mailbox, core, message, now),
                 None => Counters::add(&self.counters.unclaimed_direct, 1),
             },

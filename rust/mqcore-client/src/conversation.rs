@@ -4,6 +4,7 @@
 //! answer. Output collects in one buffer, so that everything since the last write goes out in one write.
 
 mod copies;
+mod custom;
 mod exchange;
 mod receive;
 
@@ -18,8 +19,8 @@ use mqcore_wire::tmqp::operation::Operation;
 use mqcore_wire::tmqp::{Frame, Kind, PING, encode};
 
 pub use self::exchange::{
-    By, ConversationCounts, DirectMessage, FrameEvent, PullAnswer, PullEnd, QueueMessage, RequestAnswer,
-    TakenUp, Wait,
+    By, ConversationCounts, DirectMessage, FrameEvent, Inbox, PullAnswer, PullEnd, QueueMessage,
+    RequestAnswer, TakenUp, Wait,
 };
 use crate::address::{QueueAddress, is_topic};
 use crate::error::ClientError;
@@ -183,7 +184,7 @@ impl<W> Conversation<W> {
         publication: &QueueMessage<'_>,
         waiter: Option<W>,
     ) -> Result<MessageId, ClientError> {
-        let id = self.id_for(publication.id)?;
+        let id = self.id_for(publication.id, waiter.is_some())?;
         self.write(&Frame {
             high_priority: publication.high_priority,
             pending_acknowledge: waiter.is_some(),
@@ -207,7 +208,7 @@ impl<W> Conversation<W> {
     ///
     /// As [`Conversation::publish`].
     pub fn send(&mut self, message: &DirectMessage<'_>, waiter: Option<W>) -> Result<MessageId, ClientError> {
-        let id = self.id_for(message.id)?;
+        let id = self.id_for(message.id, waiter.is_some())?;
         let (kind, target) = match message.target.strip_prefix(ROUTER) {
             Some(router) => (Kind::ROUTER, router),
             None if is_topic(message.target.as_bytes()) => (Kind::QUEUE, message.target),
@@ -555,10 +556,13 @@ impl<W> Conversation<W> {
         Ok(())
     }
 
-    fn id_for(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
+    /// The id of a message. An empty one means that the message has none, and cannot be answered.
+    fn id_for(&mut self, given: Option<&str>, is_answered: bool) -> Result<MessageId, ClientError> {
         let Some(given) = given else { return Ok(self.ids.next()) };
-        if given.is_empty() {
-            return Err(ClientError::invalid("message id", "it is empty; omit it to get a new id"));
+        if given.is_empty() && is_answered {
+            let why =
+                "it is empty, so no answer can refer to it; wait for none, or omit the id to get a new one";
+            return Err(ClientError::invalid("message id", why));
         }
         if self.pending.contains_key(given.as_bytes()) {
             let why = format!("{given:?} waits for its answer; use another id");

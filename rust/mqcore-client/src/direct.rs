@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::address::is_topic;
 use crate::client::Client;
+pub use crate::conversation::Inbox;
 use crate::conversation::{DirectMessage, RequestAnswer, Wait};
 use crate::counters::Counters;
 use crate::dialogue::DIRECT;
@@ -122,22 +123,39 @@ impl Client {
         }
     }
 
-    /// Direct messages to this client from now on. A client has one such stream: a second one replaces and ends the
-    /// first.
+    /// Direct messages to this client from now on, or custom messages of the broker. A client has one stream of each
+    /// kind: a second one replaces and ends the first.
     ///
     /// # Errors
     ///
-    /// [`ClientError::NotSupported`] if the protocol has no direct messages.
-    pub fn incoming(&self) -> Result<Incoming, ClientError> {
+    /// [`ClientError::NotSupported`] if the protocol has no such messages.
+    pub fn incoming(&self, inbox: Inbox) -> Result<Incoming, ClientError> {
         let mailbox = Mailbox::new(self.shared.gauge.clone(), Bound::None);
         let before = self.shared.with_core(|core| {
             core.conversation.tmqp(DIRECT)?;
-            Ok::<_, ClientError>(core.direct().replace(mailbox.clone()))
+            Ok::<_, ClientError>(core.inbox(inbox).replace(mailbox.clone()))
         })?;
         if let Some(before) = before {
             before.close();
         }
-        Ok(Incoming { client: self.clone(), mailbox })
+        Ok(Incoming { client: self.clone(), inbox, mailbox })
+    }
+
+    /// Sends a custom message to the program of the broker. Returns when the message is queued for sending; there is
+    /// no answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::send`], and [`ClientError::NotSupported`] if the protocol has no custom messages.
+    pub async fn send_custom(
+        &self,
+        body: impl AsRef<[u8]>,
+        options: &SendOptions,
+    ) -> Result<(), ClientError> {
+        let headers = header_text(options)?;
+        let message = direct_message("", body.as_ref(), &headers, options, Wait::Nothing);
+        let deadline = self.shared.deadline(options.timeout);
+        self.shared.say(deadline, |dialogue| dialogue.tmqp(DIRECT)?.send_custom(&message)).await?.map(drop)
     }
 
     /// Responds to a direct message that requests it. Status 0 is success; 1000 and above belong to applications.
@@ -192,6 +210,7 @@ impl Client {
 #[derive(Debug)]
 pub struct Incoming {
     client: Client,
+    inbox: Inbox,
     mailbox: Arc<Mailbox>,
 }
 
@@ -228,8 +247,9 @@ impl Drop for Incoming {
         let waiting = self.mailbox.waiting() as u64;
         Counters::add(&self.client.shared.counters.unclaimed_direct, waiting);
         self.client.shared.with_core(|core| {
-            if core.direct().as_ref().is_some_and(|current| Arc::ptr_eq(current, &self.mailbox)) {
-                *core.direct() = None;
+            let current = core.inbox(self.inbox);
+            if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &self.mailbox)) {
+                *current = None;
             }
         });
     }

@@ -31,6 +31,8 @@ pub enum EventKind {
     QueueUpdated,
     QueueRemoved,
     MessageProduced,
+    NodeConnected,
+    NodeDisconnected,
 }
 
 /// The scope that a subscription must name.
@@ -43,7 +45,7 @@ enum Scope {
 
 impl EventKind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::ClientConnected,
         Self::ClientDisconnected,
         Self::ClientJoined,
@@ -54,6 +56,8 @@ impl EventKind {
         Self::QueueUpdated,
         Self::QueueRemoved,
         Self::MessageProduced,
+        Self::NodeConnected,
+        Self::NodeDisconnected,
     ];
 
     /// The name on the wire.
@@ -70,6 +74,8 @@ impl EventKind {
             Self::QueueUpdated => "QueueUpdated",
             Self::QueueRemoved => "QueueRemoved",
             Self::MessageProduced => "MessageProduced",
+            Self::NodeConnected => "NodeConnected",
+            Self::NodeDisconnected => "NodeDisconnected",
         }
     }
 
@@ -83,6 +89,8 @@ impl EventKind {
         match self {
             Self::ClientConnected
             | Self::ClientDisconnected
+            | Self::NodeConnected
+            | Self::NodeDisconnected
             | Self::ChannelCreated
             | Self::ChannelRemoved => Scope::Server,
             Self::ClientJoined
@@ -104,6 +112,8 @@ pub struct Event {
     pub channel: Option<String>,
     /// The queue, if it is about one.
     pub queue: Option<u16>,
+    /// The name of the node that it happened on; `None`: the broker that sent it.
+    pub node: Option<String>,
     /// To whom or what.
     pub subject: Subject,
 }
@@ -115,7 +125,19 @@ pub enum Subject {
     Client { id: String, name: Option<String>, kind: Option<String> },
     Channel { name: String, active_clients: u32, client_limit: u32 },
     Queue { tag: Option<String>, status: String, high_priority: u64, normal: u64 },
-    Message { id: String, saved: bool, producer: Option<String> },
+    Message { id: String, saved: bool, producer: Option<Producer> },
+    Node { id: String, name: String, host: String, downstream: bool },
+}
+
+/// The producer of a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Producer {
+    /// Its client id.
+    pub id: String,
+    /// Its name.
+    pub name: Option<String>,
+    /// The kind of program.
+    pub kind: Option<String>,
 }
 
 /// Every member that any event has.
@@ -139,6 +161,11 @@ struct Body {
     queue: Option<u16>,
     saved: bool,
     producer_id: Option<String>,
+    producer_name: Option<String>,
+    producer_type: Option<String>,
+    node: Option<String>,
+    host: String,
+    slave: bool,
 }
 
 impl Event {
@@ -162,7 +189,11 @@ impl Event {
                 let name = body.name.unwrap_or_default();
                 let (active_clients, client_limit) = (body.active_clients, body.client_limit);
                 let subject = Subject::Channel { name: name.clone(), active_clients, client_limit };
-                return Some(Self { kind, channel: Some(name), queue: None, subject });
+                return Some(Self { kind, channel: Some(name), queue: None, node: body.node, subject });
+            }
+            EventKind::NodeConnected | EventKind::NodeDisconnected => {
+                let (id, name, host) = (text_id(), body.name.unwrap_or_default(), body.host);
+                (None, Subject::Node { id, name, host, downstream: body.slave })
             }
             EventKind::QueueCreated | EventKind::QueueUpdated | EventKind::QueueRemoved => {
                 let (high_priority, normal) = (body.priority_messages, body.messages);
@@ -170,11 +201,12 @@ impl Event {
                 (queue_id(), Subject::Queue { tag: body.tag.clone(), status, high_priority, normal })
             }
             EventKind::MessageProduced => {
-                let (id, saved, producer) = (text_id(), body.saved, body.producer_id.clone());
-                (queue_id(), Subject::Message { id, saved, producer })
+                let (name, kind) = (body.producer_name.clone(), body.producer_type.clone());
+                let producer = body.producer_id.clone().map(|id| Producer { id, name, kind });
+                (queue_id(), Subject::Message { id: text_id(), saved: body.saved, producer })
             }
         };
-        Some(Self { kind, channel, queue, subject })
+        Some(Self { kind, channel, queue, node: body.node, subject })
     }
 }
 

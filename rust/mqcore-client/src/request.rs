@@ -110,6 +110,14 @@ impl Request {
         Self { body: options, ..request }
     }
 
+    /// Change options of a channel, from JSON.
+    #[must_use]
+    pub fn update_channel(channel: &Arc<str>, options: Vec<u8>) -> Self {
+        let mut request = Self::operation(Operation::UpdateChannel, "update channel", channel.clone());
+        request.header(key::CHANNEL_NAME, channel);
+        Self { body: options, ..request }
+    }
+
     /// Remove a channel with its queues.
     #[must_use]
     pub fn remove_channel(channel: &Arc<str>) -> Self {

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::address::{Protocol, QueueAddress, is_topic, topic_matches};
 use crate::config::ClientConfig;
-use crate::conversation::{MessageId, PullAnswer, RequestAnswer, TakenUp};
+use crate::conversation::{Inbox, MessageId, PullAnswer, RequestAnswer, TakenUp};
 use crate::counters::Counters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
@@ -39,7 +39,7 @@ pub(crate) struct Core {
     /// Queues that the client leaves, and mailboxes of their former consumers: they keep what still arrives.
     leaving: Vec<(QueueAddress, Arc<Mailbox>)>,
     event_streams: Vec<(Vec<Subscription>, Arc<Mailbox>)>,
-    direct: Option<Arc<Mailbox>>,
+    inboxes: [Option<Arc<Mailbox>>; 2],
     /// With the name of the extension whose frames they get.
     extension_streams: Vec<(Box<str>, Arc<Mailbox>)>,
     /// Queues with messages but without a consumer here; the log warns about each once.
@@ -87,7 +87,7 @@ impl Shared {
             topics: Vec::new(),
             leaving: Vec::new(),
             event_streams: Vec::new(),
-            direct: None,
+            inboxes: [None, None],
             extension_streams: Vec::new(),
             unclaimed: hashbrown::HashSet::new(),
             epoch: 0,
@@ -508,9 +508,9 @@ impl Core {
         streams.filter(move |(of, _)| of.as_bytes() == name).map(|(_, mailbox)| mailbox)
     }
 
-    /// The mailbox of direct messages; a client has one.
-    pub(crate) fn direct(&mut self) -> &mut Option<Arc<Mailbox>> {
-        &mut self.direct
+    /// The mailbox of direct or custom messages; a client has one of each.
+    pub(crate) fn inbox(&mut self, inbox: Inbox) -> &mut Option<Arc<Mailbox>> {
+        &mut self.inboxes[inbox as usize]
     }
 
     pub(crate) fn mailboxes(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
@@ -523,7 +523,8 @@ impl Core {
         let events = self.event_streams.iter().map(|(_, mailbox)| mailbox);
         let leaving = self.leaving.iter().map(|(_, mailbox)| mailbox);
         let topics = self.topics.iter().map(|(_, mailbox)| mailbox);
-        mailboxes_by_queue.chain(topics).chain(events).chain(extensions).chain(&self.direct).chain(leaving)
+        let inboxes = self.inboxes.iter().flatten();
+        mailboxes_by_queue.chain(topics).chain(events).chain(extensions).chain(inboxes).chain(leaving)
     }
 
     /// Ends the consumers of queues that the client can leave, because it closes.

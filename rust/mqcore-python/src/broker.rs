@@ -4,6 +4,7 @@
 //! because another thread may hold the interpreter and wait for the lock. No thread that holds the interpreter drops
 //! the runtime, because its last tasks may wait for a handler.
 
+mod custom;
 mod running;
 
 use std::io;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::WaitingMessage;
@@ -23,7 +25,6 @@ use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokio::runtime::Handle;
 
 pub(crate) use self::running::LocalClients;
 use self::running::{Definition, HANDLER_GRACE, RUNTIME_SHUTDOWN, Running};
@@ -34,6 +35,7 @@ use crate::dispatchers::Dispatchers;
 use crate::extension::{self, ExtensionThread};
 use crate::fields::seconds;
 use crate::handler::Handler;
+use crate::inspector::{Inspector, Local};
 use crate::message::Message;
 use crate::node_filter::{self, FilterThread};
 use crate::signal::Signal;
@@ -74,11 +76,6 @@ enum State {
     Running(Arc<Running>),
 }
 
-struct Local {
-    server: Server,
-    handle: Handle,
-}
-
 impl Broker {
     pub(crate) fn local_clients(&self) -> Option<Arc<LocalClients>> {
         self.local_clients.clone()
@@ -107,6 +104,10 @@ impl Broker {
         }
     }
 
+    fn inspector(&self) -> Inspector {
+        Inspector::new(self.local.clone())
+    }
+
     fn running(&self, what: &str) -> PyResult<Arc<Running>> {
         self.check_process()?;
         match &*lock(&self.state) {
@@ -127,7 +128,7 @@ impl Broker {
     fn launch_with(&self, py: Python<'_>, dispatchers: &Arc<Dispatchers>) -> PyResult<Running> {
         let mut specs = Vec::new();
         for definition in lock(&self.handlers).iter() {
-            dispatchers.set(&definition.spec.key, definition.dispatcher(py)?);
+            dispatchers.set(&definition.spec.key, definition.dispatcher(py, self.inspector())?);
             specs.push(definition.spec.clone());
         }
         if let Some(definition) = &*lock(&self.authority) {
@@ -306,7 +307,8 @@ impl Broker {
         };
         let definition = Definition { spec: spec.clone(), name, methods, submit };
         if let Ok(running) = self.running("register a handler") {
-            if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py)?) {
+            if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py, self.inspector())?)
+            {
                 replaced.finish();
             }
             running.server.set_handler(spec);
@@ -480,13 +482,34 @@ impl Broker {
         begun.map(BackupArchive::new).map_err(|refused| error::backup(&refused))
     }
 
+    /// Sends a custom message to clients; returns their number.
+    fn send_custom(
+        &self,
+        py: Python<'_>,
+        to: &str,
+        body: &[u8],
+        content_type: u16,
+        headers: Vec<(String, String)>,
+    ) -> PyResult<usize> {
+        let running = self.running("send messages")?;
+        let (message, to) = (custom::message(body, content_type, headers)?, ClientPattern::parse(to));
+        Ok(py.detach(|| running.handle.block_on(running.server.send_custom(to, message))))
+    }
+
+    /// Closes the connections of clients; returns their number.
+    fn disconnect(&self, py: Python<'_>, to: &str) -> PyResult<usize> {
+        let running = self.running("disconnect clients")?;
+        let to = ClientPattern::parse(to);
+        Ok(py.detach(|| running.handle.block_on(running.server.disconnect(to))))
+    }
+
     /// Waiting messages of a queue, each with its attempts, its requeues and whether it is saved.
     fn waiting(&self, py: Python<'_>, queue: &str, limit: usize) -> PyResult<Option<Vec<Look>>> {
         let running = self.running("show its messages")?;
         let queue = config::queue_address(queue)?;
         let waiting = py.detach(|| running.handle.block_on(running.server.waiting(queue, limit)));
         let shown = |waiting: WaitingMessage| {
-            let message = Message::new(waiting.message?);
+            let message = Message::of_queue(waiting.message?, waiting.saved, waiting.attempts);
             Some((message, waiting.attempts, waiting.requeues, waiting.saved))
         };
         Ok(waiting.map(|messages| messages.into_iter().filter_map(shown).collect()))

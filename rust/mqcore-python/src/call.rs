@@ -5,11 +5,15 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::decision::{Decision, Step};
 use mqcore_broker::model::effect::Question;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::observation::{Observation, ObservedSubject};
+use mqcore_broker::model::options::Status;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::inspector::Inspector;
 use crate::message::Message;
-use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
+use crate::view::{Acknowledgement, ChannelView, ClientView, Delivery, NodeView, QueueView, status_of};
 
 /// A prepared call for a question.
 pub(crate) struct Call {
@@ -25,8 +29,8 @@ pub(crate) struct Call {
 pub(crate) struct About {
     /// The step that the broker asked about.
     pub(crate) step: Step,
-    /// The queue.
-    pub(crate) queue: Py<QueueView>,
+    /// The queue; `None` for a notification.
+    pub(crate) queue: Option<Py<QueueView>>,
     /// The message; `None` for an acknowledgement of something unknown.
     pub(crate) message: Option<Py<Message>>,
 }
@@ -42,15 +46,15 @@ impl About {
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
         Self {
             step: self.step,
-            queue: self.queue.clone_ref(py),
+            queue: self.queue.as_ref().map(|queue| queue.clone_ref(py)),
             message: self.message.as_ref().map(|message| message.clone_ref(py)),
         }
     }
 }
 
 /// A cache of recent views. Questions of one burst usually concern one queue and a few clients.
-#[derive(Default)]
 pub(crate) struct Views {
+    inspector: Inspector,
     queue: Option<Py<QueueView>>,
     producer: Option<Py<ClientView>>,
     consumer: Option<Py<ClientView>>,
@@ -59,12 +63,16 @@ pub(crate) struct Views {
 impl Call {
     /// Creates the arguments of `question`.
     pub(crate) fn new(py: Python<'_>, question: Question, views: &mut Views) -> PyResult<Self> {
-        let Question { step, queue, status, message, attempt, consumer, acknowledgement, .. } = question;
-        let queue = match &views.queue {
-            Some(view) if view.get().shows(&queue, status) => view.clone_ref(py),
-            _ => views.queue.insert(Py::new(py, QueueView::new(queue, status))?).clone_ref(py),
-        };
-        let message = message.map(|message| Py::new(py, Message::new(message))).transpose()?;
+        let Question { step, queue, status, message, attempt, saved, consumer, acknowledgement, .. } =
+            question;
+        if step == Step::Authenticate {
+            let client = views.consumer(py, consumer)?;
+            let arguments = (queue.channel.as_str(), client).into_pyobject(py)?.unbind();
+            return Ok(Self { step, arguments, about: About { step, queue: None, message: None } });
+        }
+        let queue = views.queue(py, queue, status)?;
+        let message =
+            message.map(|message| Py::new(py, Message::of_queue(message, saved, attempt))).transpose()?;
         let arguments = match step {
             Step::ReceivedFromProducer => {
                 let producer = views.producer(py, message.as_ref())?;
@@ -100,13 +108,66 @@ impl Call {
             | Step::MessageDequeued
             | Step::SaveMessage
             | Step::ExceptionThrown => (&queue, &message).into_pyobject(py)?,
+            // The broker notifies event handlers with observations.
+            _ => PyTuple::empty(py),
         };
         let arguments = arguments.unbind();
-        Ok(Self { step, arguments, about: About { step, queue, message } })
+        Ok(Self { step, arguments, about: About { step, queue: Some(queue), message } })
+    }
+
+    /// Creates the arguments of a notification.
+    pub(crate) fn observed(py: Python<'_>, observation: &Observation, views: &mut Views) -> PyResult<Self> {
+        let step = observation.step;
+        let arguments = match &*observation.subject {
+            ObservedSubject::Client(client) => {
+                (views.consumer(py, Some(client.clone()))?,).into_pyobject(py)?
+            }
+            ObservedSubject::Node(node) => (NodeView::new(node.clone()),).into_pyobject(py)?,
+            ObservedSubject::Channel(channel) => (ChannelView::new(channel.clone()),).into_pyobject(py)?,
+            ObservedSubject::Membership(channel, client) => {
+                let client = views.consumer(py, Some(client.clone()))?;
+                (ChannelView::new(channel.clone()), client).into_pyobject(py)?
+            }
+            ObservedSubject::Queue(information, before) => {
+                let queue = QueueView::of(information);
+                if step == Step::QueueStatusChanged {
+                    (queue, status_of(py, *before)?).into_pyobject(py)?
+                } else {
+                    (queue,).into_pyobject(py)?
+                }
+            }
+            ObservedSubject::Message { queue, status, message, saved } => {
+                let queue = views.queue(py, queue.clone(), *status)?;
+                let message = Py::new(py, Message::of_queue(message.clone(), *saved, 0))?;
+                let producer = views.producer(py, Some(&message))?;
+                (queue, message, producer).into_pyobject(py)?
+            }
+            ObservedSubject::Custom(client, message) => {
+                let client = views.consumer(py, Some(client.clone()))?;
+                (client, Message::new(message.clone())).into_pyobject(py)?
+            }
+        };
+        let about = About { step, queue: None, message: None };
+        Ok(Self { step, arguments: arguments.unbind(), about })
     }
 }
 
 impl Views {
+    /// No views yet. `inspector` reads the state of queues.
+    pub(crate) fn new(inspector: Inspector) -> Self {
+        Self { inspector, queue: None, producer: None, consumer: None }
+    }
+
+    fn queue(&mut self, py: Python<'_>, queue: Arc<QueueAddress>, status: Status) -> PyResult<Py<QueueView>> {
+        if let Some(view) = &self.queue
+            && view.get().shows(&queue, status)
+        {
+            return Ok(view.clone_ref(py));
+        }
+        let view = QueueView::new(queue, status, self.inspector.clone());
+        Ok(self.queue.insert(Py::new(py, view)?).clone_ref(py))
+    }
+
     fn producer(&mut self, py: Python<'_>, message: Option<&Py<Message>>) -> PyResult<Py<ClientView>> {
         let Some(message) = message.map(|message| message.get().inner()) else {
             return Py::new(py, ClientView::named(b""));

@@ -1,5 +1,7 @@
 //! The client for Python, as two classes. Calls of [`AsyncClient`] return asyncio awaitables. Calls of
 //! [`BlockingClient`] wait without the interpreter lock, and check for signals ten times a second.
+//!
+//! Longer than 600 lines because PyO3 takes the methods of a class from one block.
 
 mod bridge;
 mod connecting;
@@ -21,7 +23,7 @@ use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::client::Client as CoreClient;
 use mqcore_client::consume::{ConsumeTerms, UnusedQueue};
-use mqcore_client::direct::SendOptions;
+use mqcore_client::direct::{Inbox, SendOptions};
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
 use mqcore_client::mqks::operations::Bindings;
@@ -384,9 +386,25 @@ impl Client {
         )
     }
 
-    /// Direct messages from now on.
-    fn incoming(&self) -> PyResult<Incoming> {
-        Ok(Incoming::new(self.core.get()?.incoming().map_err(error::client)?))
+    /// Direct messages, or custom messages of the broker, from now on.
+    #[pyo3(signature = (*, custom=false))]
+    fn incoming(&self, custom: bool) -> PyResult<Incoming> {
+        let inbox = if custom { Inbox::Custom } else { Inbox::Direct };
+        Ok(Incoming::new(self.core.get()?.incoming(inbox).map_err(error::client)?))
+    }
+
+    #[pyo3(signature = (body, *, content_type=0, message_id=None, headers=Vec::new()))]
+    fn send_custom<'py>(
+        &self,
+        py: Python<'py>,
+        body: &[u8],
+        content_type: u16,
+        message_id: Option<String>,
+        headers: Pairs,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = SendOptions { content_type, id: message_id, headers, ..SendOptions::default() };
+        let body = body.to_vec();
+        self.run(py, |core| async move { core.send_custom(body, &options).await })
     }
 
     fn respond<'py>(
@@ -431,6 +449,16 @@ impl Client {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = options::channel_options(options)?;
         self.run(py, move |core| async move { core.create_channel(&channel, &options).await })
+    }
+
+    fn update_channel<'py>(
+        &self,
+        py: Python<'py>,
+        channel: String,
+        options: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = options::channel_options(options)?;
+        self.run(py, move |core| async move { core.update_channel(&channel, &options).await })
     }
 
     fn remove_channel<'py>(&self, py: Python<'py>, channel: String) -> PyResult<Bound<'py, PyAny>> {
@@ -516,6 +544,19 @@ impl Client {
 
     fn remove_router<'py>(&self, py: Python<'py>, router: String) -> PyResult<Bound<'py, PyAny>> {
         self.run(py, move |core| async move { core.remove_router(&router).await })
+    }
+
+    fn enable_router<'py>(
+        &self,
+        py: Python<'py>,
+        router: String,
+        enabled: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.enable_router(&router, enabled).await })
+    }
+
+    fn disconnect<'py>(&self, py: Python<'py>, client: String) -> PyResult<Bound<'py, PyAny>> {
+        self.run(py, move |core| async move { core.disconnect(&client).await })
     }
 
     #[pyo3(signature = (pattern=None))]

@@ -42,6 +42,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         client_limit: field(config, "client_limit")?,
         channel_limit: field(config, "channel_limit")?,
         delivery_handler: field(config, "delivery_handler")?,
+        event_handler: field(config, "event_handler")?,
         limits: Limits {
             frame_bytes_max: field(config, "frame_bytes_max")?,
             header_bytes_max: field(config, "header_bytes_max")?,
@@ -259,6 +260,8 @@ fn channel_changes(options: &Bound<'_, PyAny>) -> PyResult<ChannelChanges> {
         client_limit: field(options, "client_limit")?,
         queue_limit: field(options, "queue_limit")?,
         destroy_when_empty: field(options, "destroy_when_empty")?,
+        event_handler: optional_text(options, "event_handler")?,
+        authenticator: optional_text(options, "authenticator")?,
     })
 }
 // end generated

@@ -1,40 +1,50 @@
 //! Decisions for Python.
 
+use std::sync::Arc;
+
 use mqcore_broker::model::decision::{Acknowledge, Decision as BrokerDecision, PutBack, Step};
 use mqcore_broker::model::policy;
 use mqcore_broker::model::policy::Policy;
+use mqcore_broker::model::unique::KEY;
+use mqcore_wire::tmqp::header::{self, push_header};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyString;
+use pyo3::types::{PyDict, PyMapping, PyString};
+
+use crate::message::text;
 
 /// The answer of a delivery handler. Immutable, compared by value.
 #[pyclass(frozen, eq, hash, module = "mqcore._core")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Decision {
     /// The broker's decision.
     pub(crate) decision: BrokerDecision,
+    /// Header lines to add to the message.
+    pub(crate) headers: Option<Arc<[u8]>>,
 }
 
 impl From<BrokerDecision> for Decision {
     fn from(decision: BrokerDecision) -> Self {
-        Self { decision }
+        Self { decision, headers: None }
     }
 }
 
 #[pymethods]
 impl Decision {
     #[new]
-    #[pyo3(signature = (allow=true, save=false, *, put_back=None, acknowledge=None))]
+    #[pyo3(signature = (allow=true, save=false, *, put_back=None, acknowledge=None, headers=None))]
     fn new(
         allow: bool,
         save: bool,
         put_back: Option<&Bound<'_, PyAny>>,
         acknowledge: Option<&Bound<'_, PyAny>>,
+        headers: Option<&Bound<'_, PyMapping>>,
     ) -> PyResult<Self> {
         let put_back = put_back.map(put_back_from).transpose()?.unwrap_or_default();
         let acknowledge = acknowledge.map(acknowledge_from).transpose()?.unwrap_or_default();
-        Ok(BrokerDecision { allow, save, put_back, acknowledge }.into())
+        let headers = headers.map(header_lines).transpose()?.filter(|lines| !lines.is_empty());
+        Ok(Self { decision: BrokerDecision { allow, save, put_back, acknowledge }, headers })
     }
 
     #[getter]
@@ -59,17 +69,47 @@ impl Decision {
         CLASS.import(py, "mqcore.handlers", "SendAck")?.call1((acknowledge_str(self.decision.acknowledge),))
     }
 
+    /// Headers to add to the message.
+    #[getter]
+    fn headers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        for (key, value) in header::pairs(self.headers.as_deref().unwrap_or_default()) {
+            dict.set_item(text(py, key), text(py, value))?;
+        }
+        Ok(dict)
+    }
+
     fn __repr__(&self) -> String {
         let flag = |value: bool| if value { "True" } else { "False" };
         let BrokerDecision { allow, save, put_back, acknowledge } = self.decision;
+        let headers = match &self.headers {
+            None => String::new(),
+            Some(lines) => format!(", headers={} bytes", lines.len()),
+        };
         format!(
-            "Decision(allow={}, save={}, put_back='{}', acknowledge='{}')",
+            "Decision(allow={}, save={}, put_back='{}', acknowledge='{}'{headers})",
             flag(allow),
             flag(save),
             put_back_str(put_back),
             acknowledge_str(acknowledge),
         )
     }
+}
+
+/// The headers as lines of a message.
+fn header_lines(headers: &Bound<'_, PyMapping>) -> PyResult<Arc<[u8]>> {
+    let mut lines = Vec::new();
+    for pair in headers.items()? {
+        let (key, value): (String, String) = pair.extract()?;
+        if key.eq_ignore_ascii_case(KEY) {
+            return Err(PyValueError::new_err(format!(
+                "a handler cannot set the header {KEY}, which is checked before the handler is asked"
+            )));
+        }
+        push_header(&mut lines, &key, value.as_bytes())
+            .map_err(|broken| PyValueError::new_err(format!("header {key:?}: {broken}")))?;
+    }
+    Ok(lines.into())
 }
 
 const fn put_back_str(put_back: PutBack) -> &'static str {

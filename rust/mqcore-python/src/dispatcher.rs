@@ -13,6 +13,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvEr
 use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::QuestionId;
+use mqcore_broker::model::observation::Observation;
 use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -20,6 +21,7 @@ use pyo3::sync::PyOnceLock;
 use crate::answers::Answers;
 use crate::call::{Call, Views};
 use crate::handler::{Handler, Outcome, Verdict};
+use crate::inspector::Inspector;
 use crate::leaked_threads::LeakedThread;
 use crate::load::{Counts, Load};
 use crate::pending_answers::{Entry, PendingAnswers};
@@ -32,11 +34,18 @@ const BATCH_TIME: Duration = Duration::from_millis(1);
 /// A running handler.
 pub(crate) struct Dispatcher {
     /// `None` ends the thread.
-    inbox: Sender<Option<Asked>>,
+    inbox: Sender<Option<Work>>,
     load: Arc<Load>,
     stopping: Arc<AtomicBool>,
     /// Disconnects when the thread ends, which allows a wait with a timeout; no message is ever sent.
     ended: Receiver<()>,
+}
+
+/// Work for a handler from one batch of a shard.
+enum Work {
+    Questions(Asked),
+    /// Notifications, which need no answer.
+    Observations(Vec<Observation>),
 }
 
 /// The questions of one batch of a shard.
@@ -47,7 +56,12 @@ struct Asked {
 
 impl Dispatcher {
     /// Starts the thread. `submit(burst)` passes a burst of awaitables to the event loop.
-    pub(crate) fn start(key: &str, handler: Handler, submit: Py<PyAny>) -> std::io::Result<Self> {
+    pub(crate) fn start(
+        key: &str,
+        handler: Handler,
+        submit: Py<PyAny>,
+        inspector: Inspector,
+    ) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::unbounded();
         let (ending, ended) = crossbeam_channel::bounded(0);
         let load = Arc::new(Load::default());
@@ -58,7 +72,7 @@ impl Dispatcher {
             submit,
             load: load.clone(),
             stopping: stopping.clone(),
-            views: Views::default(),
+            views: Views::new(inspector),
             answers: Answers::default(),
             waiting: Vec::new(),
             failures: None,
@@ -77,13 +91,22 @@ impl Dispatcher {
         let taken = self.load.take(questions.len());
         let refused = questions.split_off(taken);
         if !questions.is_empty()
-            && let Err(SendError(Some(Asked { questions, sink }))) =
-                self.inbox.send(Some(Asked { questions, sink: sink.clone() }))
+            && let Err(SendError(Some(Work::Questions(Asked { questions, sink })))) =
+                self.inbox.send(Some(Work::Questions(Asked { questions, sink: sink.clone() })))
         {
             self.load.answered(questions.len());
             refuse(questions, &sink);
         }
         refuse(refused, sink);
+    }
+
+    /// Queues notifications; returns at once. Drops and counts those beyond the limit.
+    pub(crate) fn observe(&self, mut observations: Vec<Observation>) {
+        observations.truncate(self.load.take(observations.len()));
+        let count = observations.len();
+        if count > 0 && self.inbox.send(Some(Work::Observations(observations))).is_err() {
+            self.load.answered(count);
+        }
     }
 
     /// Ends the thread after it has answered all questions so far.
@@ -113,7 +136,7 @@ impl LeakedThread for Dispatcher {
 /// The broker's form of an answer.
 pub(crate) fn answer(id: QuestionId, result: Result<Verdict, HandlerFailure>) -> Answer {
     match result {
-        Ok(Verdict { decision, targets }) => Answer { id, result: Ok(decision), targets },
+        Ok(Verdict { decision, targets, headers }) => Answer { id, result: Ok(decision), targets, headers },
         Err(failure) => Answer::new(id, Err(failure)),
     }
 }
@@ -131,11 +154,14 @@ fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
 }
 
 /// Runs the thread.
-fn run(mut turn: Turn, questions: &Receiver<Option<Asked>>) {
+fn run(mut turn: Turn, inbox: &Receiver<Option<Work>>) {
     // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
-        while let Some(asked) = turn.next(py, questions) {
-            turn.answer(py, asked);
+        while let Some(work) = turn.next(py, inbox) {
+            match work {
+                Work::Questions(asked) => turn.answer(py, asked),
+                Work::Observations(observations) => turn.observe(py, observations),
+            }
         }
         turn.send(py);
     });
@@ -145,6 +171,13 @@ fn run(mut turn: Turn, questions: &Receiver<Option<Asked>>) {
     }
     // Python objects are dropped while the thread is attached, so that PyO3 does not defer their release.
     Python::try_attach(|_| drop(turn));
+}
+
+/// Receives the answers of notifications, of which there are none.
+struct NoAnswers;
+
+impl AnswerSink for NoAnswers {
+    fn answer(&self, _answers: Vec<Answer>) {}
 }
 
 /// State of the thread.
@@ -166,14 +199,14 @@ struct Turn {
 }
 
 impl Turn {
-    /// Returns the next questions. Sends ready answers before it waits. `None`: no further questions.
-    fn next(&mut self, py: Python<'_>, questions: &Receiver<Option<Asked>>) -> Option<Asked> {
-        match questions.try_recv() {
-            Ok(asked) => return asked,
+    /// Returns the next work. Sends ready answers before it waits. `None`: no further work.
+    fn next(&mut self, py: Python<'_>, inbox: &Receiver<Option<Work>>) -> Option<Work> {
+        match inbox.try_recv() {
+            Ok(work) => return work,
             Err(TryRecvError::Disconnected) => return None,
             Err(TryRecvError::Empty) => self.send(py),
         }
-        py.detach(|| questions.recv()).ok().flatten()
+        py.detach(|| inbox.recv()).ok().flatten()
     }
 
     fn answer(&mut self, py: Python<'_>, asked: Asked) {
@@ -187,6 +220,41 @@ impl Turn {
                 return;
             }
             self.answer_one(py, question, &sink);
+            let ready = self.answered + self.waiting.len();
+            if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
+                self.send(py);
+            }
+        }
+    }
+
+    fn observe(&mut self, py: Python<'_>, observations: Vec<Observation>) {
+        let sink: Arc<dyn AnswerSink> = Arc::new(NoAnswers);
+        let mut left = observations.len();
+        for observation in observations {
+            if self.stopping.load(Ordering::Acquire) {
+                self.load.answered(left);
+                return;
+            }
+            left -= 1;
+            if self.answered + self.waiting.len() == 0 {
+                self.began = Instant::now();
+            }
+            let step = observation.step;
+            let outcome = match Call::observed(py, &observation, &mut self.views) {
+                Ok(call) => self.handler.answer(py, call),
+                Err(broken) => Outcome::Failed(broken),
+            };
+            match outcome {
+                Outcome::Waiting(step, awaitable, about) => {
+                    let notification = (QuestionId(0), false);
+                    self.waiting.push(Entry::new(awaitable, step, about, notification, sink.clone()));
+                }
+                Outcome::Decided(_) => self.answered += 1,
+                Outcome::Failed(exception) => {
+                    self.remember(step, exception);
+                    self.answered += 1;
+                }
+            }
             let ready = self.answered + self.waiting.len();
             if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
                 self.send(py);

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::HandlerId;
+use mqcore_broker::model::observation::Observation;
 use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
@@ -162,6 +163,17 @@ impl HandlerPort for Dispatchers {
             filter.clone().map(|filter| -> Arc<dyn NodeFilterPort> { filter })
         };
         NodeFilters { accept: port(&filters.accept), send: filters.send.iter().map(port).collect() }
+    }
+
+    fn observe(&self, mut observations: Vec<Observation>) {
+        while let Some(handler) = observations.first().map(|observation| observation.handler) {
+            let (seen, rest): (Vec<_>, Vec<_>) =
+                observations.into_iter().partition(|observation| observation.handler == handler);
+            if let Some(dispatcher) = self.dispatcher(handler) {
+                dispatcher.observe(seen);
+            }
+            observations = rest;
+        }
     }
 
     fn ask(&self, mut questions: Vec<Question>, answers: &Arc<dyn AnswerSink>) {

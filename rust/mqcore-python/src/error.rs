@@ -1,6 +1,6 @@
 //! Converts Rust errors to the exceptions of `mqcore.errors`: one function per enum, without texts of its own.
 
-use mqcore_broker::model::id::NameError;
+use mqcore_broker::model::id::{NameError, QueueAddress};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_limiter::rule::RuleError;
 use mqcore_server::authority::store::{AuthorityRecordError, StoreError};
@@ -165,6 +165,12 @@ pub(crate) fn rule(refused: RuleError) -> PyErr {
 /// A queue without a declaration and without saved messages.
 pub(crate) fn no_saved_queue(queue: &str) -> PyErr {
     DataDirMissing::new_err(format!("queue {queue} does not exist in the data directory"))
+}
+
+/// A queue that a handler asks about and that was removed meanwhile.
+pub(crate) fn queue_removed(queue: &QueueAddress) -> PyErr {
+    let words = format!("queue {queue} does not exist any more, so its state is unknown");
+    NotFound::new_err((words, 404, queue.to_string()))
 }
 
 /// An invalid queue name.

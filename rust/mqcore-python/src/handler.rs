@@ -1,8 +1,10 @@
 //! Calls the overridden methods of a delivery handler written in Python, and reads their answers.
 
+use std::sync::Arc;
+
 use mqcore_broker::model::decision::{Decision as BrokerDecision, Step, Steps};
 use mqcore_broker::model::router::Binding;
-use pyo3::exceptions::{PyException, PyTypeError};
+use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
@@ -23,11 +25,13 @@ pub(crate) struct Verdict {
     pub(crate) decision: BrokerDecision,
     /// The targets of a router.
     pub(crate) targets: Option<Box<[Binding]>>,
+    /// Header lines to add to the message.
+    pub(crate) headers: Option<Arc<[u8]>>,
 }
 
 impl From<BrokerDecision> for Verdict {
     fn from(decision: BrokerDecision) -> Self {
-        Self { decision, targets: None }
+        Self { decision, targets: None, headers: None }
     }
 }
 
@@ -111,7 +115,8 @@ impl Handler {
     fn no_answer(&self, step: Step, result: &Bound<'_, PyAny>) -> PyErr {
         let wanted = match step {
             Step::SaveMessage => "a bool",
-            Step::MessageDequeued => "None",
+            Step::Authenticate => "a bool",
+            step if step.is_notification() => "None",
             Step::Route => "targets, a bool, or None",
             _ => "a mqcore.Decision",
         };
@@ -127,14 +132,24 @@ enum Reading<'py> {
 
 fn answer(step: Step, result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
     let decision = match step {
-        Step::SaveMessage => result
+        Step::SaveMessage | Step::Authenticate => result
             .cast::<PyBool>()
             .ok()
             .map(|saved| BrokerDecision { allow: saved.is_true(), ..BrokerDecision::ALLOW }),
         // A notification without a decision.
-        Step::MessageDequeued => result.is_none().then_some(BrokerDecision::ALLOW),
+        step if step.is_notification() => result.is_none().then_some(BrokerDecision::ALLOW),
         Step::Route => return routing::verdict(result),
-        _ => result.cast::<Decision>().ok().map(|decision| decision.get().decision),
+        _ => {
+            let Ok(decision) = result.cast::<Decision>() else { return Ok(None) };
+            let Decision { decision, headers } = decision.get().clone();
+            if headers.is_some() && !matches!(step, Step::ReceivedFromProducer | Step::BeginSend) {
+                return Err(PyValueError::new_err(format!(
+                    "headers can be added in received_from_producer and begin_send, not in {}",
+                    step.method()
+                )));
+            }
+            return Ok(Some(Verdict { headers, ..Verdict::from(decision) }));
+        }
     };
     Ok(decision.map(Verdict::from))
 }

@@ -18,6 +18,7 @@ mod fields;
 mod frame;
 mod handler;
 mod history;
+mod inspector;
 mod journal;
 mod leaked_threads;
 mod load;
@@ -75,7 +76,7 @@ mod _core {
     #[pymodule_export]
     use crate::selection::JournalSelection;
     #[pymodule_export]
-    use crate::view::{Acknowledgement, ClientView, Delivery, QueueView};
+    use crate::view::{Acknowledgement, ChannelView, ClientView, Delivery, NodeView, QueueView};
     #[pymodule_export]
     use crate::zmtp::ZmtpCodec;
 

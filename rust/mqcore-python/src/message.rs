@@ -1,6 +1,7 @@
 //! A message for Python: immutable, shared with the broker, with a body that is readable without a copy.
 
 use std::ffi::c_int;
+use std::time::Duration;
 
 use mqcore_broker::model::message::Message as BrokerMessage;
 use mqcore_client::received::Received;
@@ -15,6 +16,8 @@ use pyo3::types::{PyBytes, PyList, PyMemoryView, PyString, PyTuple};
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Message {
     message: BrokerMessage,
+    saved: bool,
+    attempt: u16,
     headers: PyOnceLock<Py<Headers>>,
     body: PyOnceLock<Py<PyBytes>>,
 }
@@ -22,7 +25,12 @@ pub(crate) struct Message {
 impl Message {
     /// Wraps `message` for Python.
     pub(crate) fn new(message: BrokerMessage) -> Self {
-        Self { message, headers: PyOnceLock::new(), body: PyOnceLock::new() }
+        Self::of_queue(message, false, 0)
+    }
+
+    /// A message of a queue: whether it is saved, and how often it was delivered.
+    pub(crate) fn of_queue(message: BrokerMessage, saved: bool, attempt: u16) -> Self {
+        Self { message, saved, attempt, headers: PyOnceLock::new(), body: PyOnceLock::new() }
     }
 
     /// The broker's message.
@@ -74,6 +82,25 @@ impl Message {
     #[getter]
     fn content_type(&self) -> u16 {
         self.message.properties().content_type
+    }
+
+    /// Whether the broker has saved it.
+    #[getter]
+    fn saved(&self) -> bool {
+        self.saved
+    }
+
+    /// Deliveries so far.
+    #[getter]
+    fn attempt(&self) -> u16 {
+        self.attempt
+    }
+
+    /// When the first queue took it, in Unix seconds.
+    #[getter]
+    fn received_at(&self) -> Option<f64> {
+        let received = self.message.received().0;
+        (received > 0).then(|| Duration::from_millis(received).as_secs_f64())
     }
 
     #[getter]

@@ -76,7 +76,7 @@ pub(crate) fn verdict(result: &Bound<'_, PyAny>) -> PyResult<Option<Verdict>> {
             }
         }
     }
-    Ok(Some(Verdict { decision: BrokerDecision::ALLOW, targets: Some(targets.into()) }))
+    Ok(Some(Verdict { targets: Some(targets.into()), ..Verdict::from(BrokerDecision::ALLOW) }))
 }
 
 /// Text, or a `mqcore.Binding`. A target in a router's answer has no binding name.

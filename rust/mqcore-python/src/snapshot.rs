@@ -101,13 +101,14 @@ fn channel_dict<'py>(py: Python<'py>, channel: &ChannelInformation) -> PyResult<
     Ok(dict)
 }
 
-fn queue_dict<'py>(py: Python<'py>, queue: &QueueInformation) -> PyResult<Bound<'py, PyDict>> {
+pub(crate) fn queue_dict<'py>(py: Python<'py>, queue: &QueueInformation) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("address", queue.queue.to_string())?;
     dict.set_item("options", options_dict(py, &queue.options)?)?;
     dict.set_item("high_priority", queue.high_priority)?;
     dict.set_item("normal", queue.normal)?;
     dict.set_item("missing_handler", queue.missing_handler.as_deref())?;
+    dict.set_item("consumers", queue.consumers)?;
     dict.set_item("delayed", queue.delayed)?;
     let next = queue.next_attempt_ms;
     dict.set_item("next_attempt", (next > 0).then(|| Duration::from_millis(next).as_secs_f64()))?;

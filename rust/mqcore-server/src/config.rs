@@ -64,6 +64,8 @@ pub struct Config {
     pub channel_limit: u32,
     /// The handler or policy of queues whose channel does not name one. Default `memory`.
     pub delivery_handler: String,
+    /// The event handler that hears about all channels. Default none.
+    pub event_handler: Option<String>,
     /// Maximum size of frames. Default 64 MiB, including at most 64 KiB - 1 of header text.
     pub limits: Limits,
     /// Maximum connections over all listeners; further ones are closed at once. Default 65,536.
@@ -180,6 +182,7 @@ impl Default for Config {
             client_limit: 0,
             channel_limit: 0,
             delivery_handler: policy::MEMORY.key.into(),
+            event_handler: None,
             limits: Limits::default(),
             connections_max: 65_536,
             half_open_max: 16_384,

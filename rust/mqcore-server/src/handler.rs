@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::effect::{Answer, Question};
+use mqcore_broker::model::observation::Observation;
 
 use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;
@@ -13,6 +14,11 @@ pub trait HandlerPort: Send + Sync {
     /// Receives the questions of one run of a shard, in order. The answers go to `answers` when they are known, in
     /// batches of any size, from any thread. Questions with `wants_answer == false` are notifications only.
     fn ask(&self, questions: Vec<Question>, answers: &Arc<dyn AnswerSink>);
+
+    /// Receives notifications of event handlers, in order. Must never block.
+    fn observe(&self, observations: Vec<Observation>) {
+        debug_assert!(observations.is_empty(), "no event handler is registered, so none can be notified");
+    }
 
     /// Decides about logins and actions in addition to the users and tokens of the server. Called once, at the start.
     /// Default `None`.

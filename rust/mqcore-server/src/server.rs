@@ -12,12 +12,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::id::{HandlerId, QueueAddress, RouterName};
+use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::{ShardStats, WaitingMessage};
+use mqcore_broker::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use tokio::io::DuplexStream;
@@ -253,6 +255,21 @@ impl Server {
     /// number of such a request. At most [`FAILURES_MAX`](crate::stats::failures::FAILURES_MAX) are stored.
     pub fn failures(&self, limit: usize) -> Vec<RequestFailure> {
         self.inner.hub.failures.latest(limit)
+    }
+
+    /// The state of a queue. `None`: the queue does not exist.
+    pub async fn queue(&self, queue: QueueAddress) -> Option<QueueInformation> {
+        snapshot::queue(&self.inner.hub, queue).await
+    }
+
+    /// Sends a custom message to clients over TMQP, and returns the number of clients that match.
+    pub async fn send_custom(&self, to: ClientPattern, message: Message) -> usize {
+        snapshot::clients(&self.inner.hub, to, Some(message)).await
+    }
+
+    /// Closes the connections of clients, and returns their number. A client may connect again.
+    pub async fn disconnect(&self, to: ClientPattern) -> usize {
+        snapshot::clients(&self.inner.hub, to, None).await
     }
 
     /// Messages that wait in a queue, the next one first, at most `max`. `None`: the queue does not exist.

@@ -243,5 +243,6 @@ pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: T
         protocol,
         admin: config.admin,
         connected_at: now,
+        data: None,
     })
 }

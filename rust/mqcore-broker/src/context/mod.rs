@@ -11,10 +11,13 @@ use std::sync::Arc;
 use crate::context::commits::{Awaiting, Storage};
 use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
+use crate::model::config::HandlerSpec;
+use crate::model::decision::Step;
 use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded};
 use crate::model::entry::{Entry, PagedOut};
-use crate::model::id::{ConnectionId, MessageNumber, QueueAddress, Sequence};
+use crate::model::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence};
 use crate::model::message::Message;
+use crate::model::observation::{Observation, ObservedSubject, Observers};
 use crate::model::options::Durability;
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -162,6 +165,36 @@ impl Context<'_> {
         if let Some((connection, answer)) = self.state.confirmations.report(origin.confirmation, result) {
             self.notify(connection, answer);
         }
+    }
+
+    /// Notifies the event handlers among `observers` that hear about `step`.
+    pub(crate) fn observe(
+        &mut self,
+        observers: Observers,
+        step: Step,
+        subject: impl FnOnce() -> ObservedSubject,
+    ) {
+        let state = &*self.state;
+        let hearing = observers.only(|handler| state.spec(handler).overrides.contains(step));
+        if !hearing.is_empty() {
+            self.observed(hearing.iter(), step, subject());
+        }
+    }
+
+    /// Notifies all event handlers that hear about `step`, which concerns no channel.
+    pub(crate) fn observe_everywhere(&mut self, step: Step, subject: impl FnOnce() -> ObservedSubject) {
+        let hears = |spec: &&HandlerSpec| spec.overrides.contains(step);
+        if self.state.handlers.iter().any(|spec| hears(&spec)) {
+            let places = self.state.handlers.iter().enumerate().filter(|(_, spec)| hears(spec));
+            let handlers: Vec<_> = places.map(|(place, _)| HandlerId(place as u16)).collect();
+            self.observed(handlers.into_iter(), step, subject());
+        }
+    }
+
+    fn observed(&mut self, handlers: impl Iterator<Item = HandlerId>, step: Step, subject: ObservedSubject) {
+        let subject = Arc::new(subject);
+        let observation = |handler| Observation { handler, step, subject: Arc::clone(&subject) };
+        self.effects.extend(handlers.map(observation).map(Effect::Observe));
     }
 
     pub(crate) fn notify(&mut self, to: ConnectionId, event: Event) {

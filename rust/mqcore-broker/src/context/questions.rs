@@ -18,6 +18,8 @@ pub(crate) enum Suspended {
     Settlement(u64),
     /// The route of a message, by its number in the list of routes that wait for the same handler. It belongs to no queue.
     Route(u64),
+    /// The request of a client that an authenticator decides about, by its number. It belongs to no queue.
+    Authentication(u64),
 }
 
 /// A question that has no answer yet.

@@ -11,9 +11,12 @@ use crate::context::confirmations::Confirmations;
 use crate::context::questions::{OpenQuestion, Questions};
 use crate::history::log::HistoryLog;
 use crate::model::config::{BrokerConfig, HandlerSpec};
+use crate::model::decision::Step;
 use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueRef};
 use crate::model::intake::Intake;
 use crate::model::memory::MemoryGauge;
+use crate::model::observation::Observers;
+use crate::model::options::ChannelOptions;
 use crate::model::policy;
 use crate::model::stats::{BodyStats, QueueStats};
 use crate::model::time::Timestamp;
@@ -126,6 +129,17 @@ impl ShardState {
 
     pub(crate) fn handler(&self, key: &str) -> Option<HandlerId> {
         self.handlers.iter().position(|spec| &*spec.key == key).map(|index| HandlerId(index as u16))
+    }
+
+    /// The event handlers of a channel with these options.
+    pub(crate) fn observers(&self, options: &ChannelOptions) -> Observers {
+        let find = |key: Option<&str>| key.and_then(|key| self.handler(&HandlerSpec::event_handler_key(key)));
+        Observers::new(find(self.config.event_handler.as_deref()), find(options.event_handler.as_deref()))
+    }
+
+    /// Those of a channel's event handlers that hear about its messages.
+    pub(crate) fn message_observers(&self, observers: Observers) -> Observers {
+        observers.only(|handler| self.spec(handler).overrides.contains(Step::MessageProduced))
     }
 
     pub(crate) fn spec(&self, handler: HandlerId) -> &HandlerSpec {

@@ -245,6 +245,7 @@ mod tests {
             protocol: "tmqp",
             admin: false,
             connected_at: Timestamp(0),
+            data: None,
         })
     }
 

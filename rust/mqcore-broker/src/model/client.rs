@@ -48,6 +48,38 @@ pub struct Client {
     pub admin: bool,
     /// When the handshake finished.
     pub connected_at: Timestamp,
+    /// Further data that the client sent when it connected; `None` if there is none.
+    pub data: Option<Arc<ConnectionData>>,
+}
+
+/// Data that a client sent when it connected, besides its id, name, type and credentials.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConnectionData {
+    /// The path of the first line of TMQP's Hello; empty if the protocol has none.
+    pub path: String,
+    /// The method of that line; empty if the protocol has none.
+    pub method: String,
+    /// Its properties in the order sent, up to 4,096 bytes.
+    pub properties: Vec<(String, String)>,
+}
+
+/// Maximum bytes of the path, method and properties that the broker keeps of a client; it drops further ones.
+const PROPERTY_BYTES_MAX: usize = 4096;
+
+impl ConnectionData {
+    /// The data, unless there is none.
+    pub fn shared(mut self) -> Option<Arc<Self>> {
+        if self.path.len() + self.method.len() > PROPERTY_BYTES_MAX {
+            (self.path, self.method) = (String::new(), String::new());
+        }
+        let mut room = PROPERTY_BYTES_MAX.saturating_sub(self.path.len() + self.method.len());
+        self.properties.retain(|(key, value)| {
+            let fits = key.len() + value.len() <= room;
+            room = room.saturating_sub(key.len() + value.len());
+            fits
+        });
+        (self != Self::default()).then(|| Arc::new(self))
+    }
 }
 
 /// Data that a peer claims when it connects.
@@ -63,6 +95,10 @@ pub struct Introduction {
     pub token: Option<String>,
     /// All other properties that the peer sent.
     pub properties: Vec<(String, String)>,
+    /// Path of the first line of TMQP's Hello; empty elsewhere.
+    pub path: String,
+    /// Method of that line; empty elsewhere.
+    pub method: String,
     /// `Some`: the peer is a downstream broker that passes on what its clients produce; its host, if it
     /// sent one. It is not a client: it does not count toward the client limit, it is listed with the
     /// nodes, and it keeps its id even while an older connection of it still seems open.

@@ -112,6 +112,8 @@ pub enum Command {
         /// The response; `content_type` is the status.
         message: Message,
     },
+    /// Send a custom message to the program that the broker is part of. Sent to the home shard. Never answered.
+    Custom(Message),
     /// A downstream broker passes on a command of one of its clients. The broker answers only the
     /// downstream broker, with `Event::Confirmed` or `Event::Deferred`.
     PassedOn(Box<PassedOn>),
@@ -205,6 +207,22 @@ pub enum ClientPattern {
     Name(Box<str>),
     /// All clients of this type, or the oldest of them.
     Kind(Box<str>),
+}
+
+impl ClientPattern {
+    /// Reads `@name:NAME`, `@type:TYPE`, or else an id. Names may be quoted, as in TMQP's document.
+    pub fn parse(text: &str) -> Self {
+        let unquoted = |text: &str| -> Box<str> {
+            text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text).into()
+        };
+        if let Some(name) = text.strip_prefix("@name:") {
+            Self::Name(unquoted(name))
+        } else if let Some(kind) = text.strip_prefix("@type:") {
+            Self::Kind(unquoted(kind))
+        } else {
+            Self::Id(text.into())
+        }
+    }
 }
 
 /// Which stored messages to remove.
@@ -354,6 +372,8 @@ pub enum Request {
     MayPublish { queue: QueueAddress },
     /// Create a channel; `AlreadyExists` if it exists.
     CreateChannel { channel: ChannelName, changes: ChannelChanges },
+    /// Change options of a channel. Its queues keep theirs. For administrators.
+    UpdateChannel { channel: ChannelName, changes: ChannelChanges },
     /// Remove a channel with its queues and their messages. For administrators.
     RemoveChannel { channel: ChannelName },
     /// One channel's information. For administrators.
@@ -417,6 +437,10 @@ pub enum Request {
     CreateRouter { router: RouterName, method: RouterMethod },
     /// Remove a router with its bindings; no effect if it does not exist. For administrators.
     RemoveRouter { router: RouterName },
+    /// Enable or disable a router. A disabled one takes no messages. For administrators.
+    EnableRouter { router: RouterName, enabled: bool },
+    /// Close the connections of these clients; `NotFound` if none is connected. For administrators.
+    Disconnect { to: ClientPattern },
     /// List routers whose name matches (see [`crate::model::filter`]). Sent to every shard. For
     /// administrators.
     ListRouters { filter: Option<Box<str>> },
@@ -475,7 +499,8 @@ impl Command {
             Self::Introduce(_)
             | Self::Direct { .. }
             | Self::AcknowledgeDirect { .. }
-            | Self::Respond { .. } => Destination::Home,
+            | Self::Respond { .. }
+            | Self::Custom(_) => Destination::Home,
             Self::PassedOn(passed_on) => passed_on.command.destination(shards),
             Self::Request(_, request) => request.destination(shards),
         }
@@ -491,6 +516,7 @@ impl Request {
             | Self::Leave { channel }
             | Self::LeaveQueues { channel, .. }
             | Self::CreateChannel { channel, .. }
+            | Self::UpdateChannel { channel, .. }
             | Self::RemoveChannel { channel }
             | Self::ChannelInformation { channel }
             | Self::ListConsumers { channel }
@@ -508,7 +534,7 @@ impl Request {
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::JoinQueues(join) => of(&join.channel),
             Self::ListChannels { .. } => Destination::Every,
-            Self::ListClients { .. } | Self::ListNodes => Destination::Home,
+            Self::ListClients { .. } | Self::ListNodes | Self::Disconnect { .. } => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {
                 (Some(channel), kind) if kind.scope() != EventScope::Server => of(channel),
                 (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,
@@ -526,6 +552,7 @@ impl Request {
             }
             Self::CreateRouter { router, .. }
             | Self::RemoveRouter { router }
+            | Self::EnableRouter { router, .. }
             | Self::ListBindings { router }
             | Self::AddBinding { router, .. }
             | Self::RemoveBinding { router, .. }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::decision::{Acknowledge, Decision, PutBack, Steps};
+use crate::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use crate::model::id::{DEAD_LETTERS, QueueAddress};
 use crate::model::names::BrokerNames;
 use crate::model::options::ChannelOptions;
@@ -30,6 +30,8 @@ pub struct BrokerConfig {
     pub names: Arc<BrokerNames>,
     /// Key of the handler or policy of queues whose channel names none. Default: `memory`.
     pub delivery_handler: Box<str>,
+    /// Key of the event handler that hears about all channels; `None`, the default: there is none.
+    pub event_handler: Option<Box<str>>,
     /// How long a consumer's output buffer may stay full before its connection is closed. Default: 30
     /// s.
     pub slow_consumer_timeout: Duration,
@@ -69,6 +71,7 @@ impl Default for BrokerConfig {
             channel_limit: 0,
             names: Arc::default(),
             delivery_handler: crate::model::policy::MEMORY.key.into(),
+            event_handler: None,
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
@@ -104,6 +107,22 @@ impl HandlerSpec {
             timeout: Duration::from_secs(10),
             fallback: Self::KEEP,
         }
+    }
+
+    /// The key under which an event handler is registered that options name `key`.
+    pub fn event_handler_key(key: &str) -> String {
+        format!("event handler {key}")
+    }
+
+    /// The key under which an authenticator is registered that options name `key`.
+    pub fn authenticator_key(key: &str) -> String {
+        format!("authenticator {key}")
+    }
+
+    /// Whether queues can name this handler as their delivery handler.
+    pub fn is_for_queues(&self) -> bool {
+        let overrides = self.overrides;
+        !overrides.observe() && !overrides.contains(Step::Route) && !overrides.contains(Step::Authenticate)
     }
 
     /// The fallback that loses nothing: allow, and requeue what failed.

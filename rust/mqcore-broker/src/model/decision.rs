@@ -121,11 +121,43 @@ pub enum Step {
     /// Without targets, `allow` tells whether the handler took the message itself. Asked of handlers
     /// that routers name, never for a queue.
     Route,
+    /// A client wants to join a channel, or to consume a queue of it: `allow` tells whether it may. Asked of
+    /// authenticators that channels name.
+    Authenticate,
+    // All further steps notify event handlers. They need no answer.
+    /// A client connected.
+    ClientConnected,
+    /// A client disconnected.
+    ClientDisconnected,
+    /// A channel was created.
+    ChannelCreated,
+    /// A channel was removed.
+    ChannelRemoved,
+    /// A client joined a channel.
+    ClientJoined,
+    /// A client left a channel.
+    ClientLeft,
+    /// A queue was created.
+    QueueCreated,
+    /// Options of a queue changed.
+    QueueUpdated,
+    /// The status of a queue changed.
+    QueueStatusChanged,
+    /// A queue was removed.
+    QueueRemoved,
+    /// A queue took a message of a producer.
+    MessageProduced,
+    /// A broker connected to this one, or this one to another.
+    NodeConnected,
+    /// A link between brokers ended.
+    NodeDisconnected,
+    /// A client sent a custom message.
+    CustomMessage,
 }
 
 impl Step {
     /// All steps in numeric order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 28] = [
         Self::ReceivedFromProducer,
         Self::BeginSend,
         Self::CanConsumerReceive,
@@ -139,9 +171,30 @@ impl Step {
         Self::ExceptionThrown,
         Self::SaveMessage,
         Self::Route,
+        Self::Authenticate,
+        Self::ClientConnected,
+        Self::ClientDisconnected,
+        Self::ChannelCreated,
+        Self::ChannelRemoved,
+        Self::ClientJoined,
+        Self::ClientLeft,
+        Self::QueueCreated,
+        Self::QueueUpdated,
+        Self::QueueStatusChanged,
+        Self::QueueRemoved,
+        Self::MessageProduced,
+        Self::NodeConnected,
+        Self::NodeDisconnected,
+        Self::CustomMessage,
     ];
 
-    /// The method of `mqcore.DeliveryHandler` for this step (`mqcore.Router` for the last one).
+    /// Whether the step notifies a handler, which decides nothing.
+    pub fn is_notification(self) -> bool {
+        self == Self::MessageDequeued || self as u8 >= Self::ClientConnected as u8
+    }
+
+    /// The method for this step of `mqcore.DeliveryHandler`, `mqcore.Router`, `mqcore.Authenticator` or
+    /// `mqcore.EventHandler`.
     pub fn method(self) -> &'static str {
         match self {
             Self::ReceivedFromProducer => "received_from_producer",
@@ -157,13 +210,28 @@ impl Step {
             Self::ExceptionThrown => "exception_thrown",
             Self::SaveMessage => "save_message",
             Self::Route => "route",
+            Self::Authenticate => "authenticate",
+            Self::ClientConnected => "client_connected",
+            Self::ClientDisconnected => "client_disconnected",
+            Self::ChannelCreated => "channel_created",
+            Self::ChannelRemoved => "channel_removed",
+            Self::ClientJoined => "client_joined",
+            Self::ClientLeft => "client_left",
+            Self::QueueCreated => "queue_created",
+            Self::QueueUpdated => "queue_updated",
+            Self::QueueStatusChanged => "queue_status_changed",
+            Self::QueueRemoved => "queue_removed",
+            Self::MessageProduced => "message_produced",
+            Self::NodeConnected => "node_connected",
+            Self::NodeDisconnected => "node_disconnected",
+            Self::CustomMessage => "custom_message",
         }
     }
 }
 
 /// A set of steps: which of them a handler overrides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Steps(u16);
+pub struct Steps(u32);
 
 impl Steps {
     /// No step.
@@ -178,6 +246,11 @@ impl Steps {
     /// Whether `step` is in the set.
     pub const fn contains(self, step: Step) -> bool {
         self.0 & (1 << step as u8) != 0
+    }
+
+    /// Whether some step notifies an event handler.
+    pub const fn observe(self) -> bool {
+        self.0 >> Step::ClientConnected as u8 != 0
     }
 
     /// Whether no step is in the set.

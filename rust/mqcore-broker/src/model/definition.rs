@@ -396,6 +396,12 @@ fn write_channel_options(options: &ChannelOptions, text: &mut String) {
     line(text, "client_limit", options.client_limit);
     line(text, "queue_limit", options.queue_limit);
     line(text, "destroy_when_empty", options.destroy_when_empty);
+    if let Some(value) = &options.event_handler {
+        line(text, "event_handler", one_line(value));
+    }
+    if let Some(value) = &options.authenticator {
+        line(text, "authenticator", one_line(value));
+    }
 }
 
 fn read_channel_option(options: &mut ChannelOptions, name: &str, value: &str) {
@@ -405,6 +411,8 @@ fn read_channel_option(options: &mut ChannelOptions, name: &str, value: &str) {
         "client_limit" => set(&mut options.client_limit, value),
         "queue_limit" => set(&mut options.queue_limit, value),
         "destroy_when_empty" => set(&mut options.destroy_when_empty, value),
+        "event_handler" => options.event_handler = Some(value.into()),
+        "authenticator" => options.authenticator = Some(value.into()),
         _ => read_queue_option(&mut options.queue, name, value),
     }
 }

@@ -13,6 +13,7 @@ use crate::model::id::{
 };
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
+use crate::model::observation::Observation;
 use crate::model::record::Record;
 use crate::model::rejection::Rejection;
 use crate::model::route::{Route, RouteTest};
@@ -37,6 +38,8 @@ pub enum Effect {
     Publication(Publication),
     /// Ask a delivery handler. The caller answers with `Broker::answer`, in any order, or never.
     Ask(Question),
+    /// Notify an event handler. No answer is expected.
+    Observe(Observation),
     /// Close a connection for the given reason.
     Close(ConnectionId, Rejection),
     /// Write a record. The caller reports the commit with `Broker::committed` if something waits for
@@ -332,6 +335,8 @@ pub enum Event {
     DirectAcknowledged(Message),
     /// A response to a direct message that this peer sent.
     Responded(Message),
+    /// A custom message of the program that the broker is part of.
+    Custom(Message),
     /// For a downstream broker: the messages with these numbers are done, at the durability of their
     /// queues.
     Confirmed(Vec<u64>),
@@ -434,7 +439,8 @@ pub struct Question {
     pub handler: HandlerId,
     /// The step.
     pub step: Step,
-    /// The queue. At `Step::Route`: queue 0 of a channel with the name of the router.
+    /// The queue. At `Step::Route`: queue 0 of a channel with the name of the router. At
+    /// `Step::Authenticate`: queue 0 of the channel.
     pub queue: Arc<QueueAddress>,
     /// The status of the queue when the question was asked.
     pub status: crate::model::options::Status,
@@ -442,7 +448,9 @@ pub struct Question {
     pub message: Option<Message>,
     /// Deliveries of this message so far, including the current one.
     pub attempt: u16,
-    /// The consumer, for steps that concern one.
+    /// Whether the message is saved.
+    pub saved: bool,
+    /// The consumer, for steps that concern one. At `Step::Authenticate`: the client.
     pub consumer: Option<Arc<Client>>,
     /// The consumer's acknowledgement, for `AcknowledgeReceived`.
     pub acknowledgement: Option<Box<AcknowledgementView>>,
@@ -469,12 +477,15 @@ pub struct Answer {
     /// At `Step::Route`: the targets, if the handler names some instead of taking the message. `None`
     /// elsewhere.
     pub targets: Option<Box<[Binding]>>,
+    /// Header lines to add to the message, before its own: `key:value`, each ended by CR LF. Only at
+    /// `Step::ReceivedFromProducer` and `Step::BeginSend`.
+    pub headers: Option<Arc<[u8]>>,
 }
 
 impl Answer {
     /// An answer with a decision or a failure.
     pub fn new(id: QuestionId, result: Result<Decision, HandlerFailure>) -> Self {
-        Self { id, result, targets: None }
+        Self { id, result, targets: None, headers: None }
     }
 }
 

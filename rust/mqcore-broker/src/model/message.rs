@@ -3,11 +3,13 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use triomphe::ThinArc;
 
 use crate::model::client::Client;
 use crate::model::intake::Ticket;
+use crate::model::time::Timestamp;
 
 /// Offsets of the parts of a message in its block.
 ///
@@ -65,6 +67,8 @@ impl Default for Properties {
 #[derive(Debug)]
 struct Head {
     producer: Option<Arc<Client>>,
+    /// When the first queue took it, in Unix milliseconds; 0: none has.
+    received: AtomicU64,
     ticket: Option<Box<Ticket>>,
     properties: Properties,
     id_len: u8,
@@ -120,6 +124,7 @@ impl Message {
         );
         let head = Head {
             producer,
+            received: AtomicU64::new(0),
             ticket,
             properties,
             id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 bytes"),
@@ -174,7 +179,42 @@ impl Message {
             body: body_at..block.len(),
         };
         let head = &self.0.header.header;
-        Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone())
+        let same = Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone());
+        same.received_at(self.received());
+        same
+    }
+
+    /// The same message with header lines before its own, so that they take precedence: `key:value`, each ended by
+    /// CR LF. `None` if all lines together have more than 65,535 bytes.
+    #[must_use]
+    pub fn with_headers(&self, lines: &[u8]) -> Option<Self> {
+        if lines.len() + self.headers().len() > usize::from(u16::MAX) {
+            return None;
+        }
+        let (id, source, headers, body) = (self.id(), self.own_source(), self.headers(), self.body());
+        let block = [id, source, lines, headers, body].concat();
+        let headers_at = id.len() + source.len();
+        let body_at = headers_at + lines.len() + headers.len();
+        let layout = Layout {
+            id: 0..id.len(),
+            source: id.len()..headers_at,
+            headers: headers_at..body_at,
+            body: body_at..block.len(),
+        };
+        let head = &self.0.header.header;
+        let same = Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone());
+        same.received_at(self.received());
+        Some(same)
+    }
+
+    /// When the first queue of this broker took it; `Timestamp(0)` if none has.
+    pub fn received(&self) -> Timestamp {
+        Timestamp(self.0.header.header.received.load(Ordering::Relaxed))
+    }
+
+    /// Notes when the first queue took it. All copies that share the message see the time.
+    pub fn received_at(&self, now: Timestamp) {
+        self.0.header.header.received.store(now.0, Ordering::Relaxed);
     }
 
     fn part(&self, at: u32, len: usize) -> &[u8] {
@@ -236,7 +276,8 @@ impl Message {
     #[must_use]
     pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
         let head = &self.0.header.header;
-        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), ..*head };
+        let received = AtomicU64::new(self.received().0);
+        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), received, ..*head };
         Self(ThinArc::from_header_and_slice(head, &self.0.slice))
     }
 

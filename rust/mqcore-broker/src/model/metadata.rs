@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::model::decision::Steps;
 use crate::model::id::{HandlerId, QueueAddress, QueueRef};
+use crate::model::observation::Observers;
 use crate::model::options::QueueOptions;
 use crate::model::stats::QueueStats;
 
@@ -19,6 +20,8 @@ pub(crate) struct QueueMetadata {
     pub(crate) missing_handler: Option<Box<str>>,
     /// The steps that the handler decides itself.
     pub(crate) overrides: Steps,
+    /// The event handlers that hear about each message.
+    pub(crate) message_observers: Observers,
     /// Whether the handler's policy saves messages.
     pub(crate) policy_saves: bool,
     pub(crate) stats: QueueStats,

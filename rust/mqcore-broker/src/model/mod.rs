@@ -19,6 +19,7 @@ pub mod message;
 pub(crate) mod metadata;
 pub mod names;
 pub mod node;
+pub mod observation;
 pub mod options;
 pub mod policy;
 pub mod rate;

@@ -309,6 +309,10 @@ pub struct ChannelOptions {
     pub queue_limit: u32,
     /// Delete the channel when its last client leaves and all its queues are empty. Default: no.
     pub destroy_when_empty: bool,
+    /// Event handler of the program that hears about the channel and its queues. Default: none.
+    pub event_handler: Option<Box<str>>,
+    /// Authenticator of the program that decides which clients may join. Default: none.
+    pub authenticator: Option<Box<str>>,
 }
 
 impl Default for ChannelOptions {
@@ -320,6 +324,8 @@ impl Default for ChannelOptions {
             client_limit: 0,
             queue_limit: 0,
             destroy_when_empty: false,
+            event_handler: None,
+            authenticator: None,
         }
     }
 }
@@ -334,6 +340,8 @@ pub struct ChannelChanges {
     pub client_limit: Option<u32>,
     pub queue_limit: Option<u32>,
     pub destroy_when_empty: Option<bool>,
+    pub event_handler: Option<Box<str>>,
+    pub authenticator: Option<Box<str>>,
 }
 
 impl ChannelChanges {
@@ -354,6 +362,12 @@ impl ChannelChanges {
         }
         if let Some(value) = self.destroy_when_empty {
             options.destroy_when_empty = value;
+        }
+        if let Some(value) = &self.event_handler {
+            options.event_handler = Some(value.clone());
+        }
+        if let Some(value) = &self.authenticator {
+            options.authenticator = Some(value.clone());
         }
     }
 }

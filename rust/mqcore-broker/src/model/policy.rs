@@ -100,7 +100,22 @@ impl Policy {
             | Step::MessageDequeued
             | Step::ExceptionThrown
             | Step::SaveMessage
-            | Step::Route => ALLOW,
+            | Step::Route
+            | Step::Authenticate
+            | Step::ClientConnected
+            | Step::ClientDisconnected
+            | Step::ChannelCreated
+            | Step::ChannelRemoved
+            | Step::ClientJoined
+            | Step::ClientLeft
+            | Step::QueueCreated
+            | Step::QueueUpdated
+            | Step::QueueStatusChanged
+            | Step::QueueRemoved
+            | Step::MessageProduced
+            | Step::NodeConnected
+            | Step::NodeDisconnected
+            | Step::CustomMessage => ALLOW,
         }
     }
 }

@@ -252,6 +252,7 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         None => Message::new(block, &layout, properties, None),
         Some(ticket) => Message::passed_on(block, &layout, properties, ticket),
     };
+    message.received_at(received);
     Ok(PutMessage { queue, message, received, number })
 }
 

@@ -166,6 +166,8 @@ pub struct QueueInformation {
     pub high_priority: u64,
     /// The other stored messages.
     pub normal: u64,
+    /// Consumers: clients that joined the channel for this queue, and subscriptions.
+    pub consumers: u32,
     /// How many of the stored messages wait for the time of their next attempt.
     pub delayed: u64,
     /// When the first of those is delivered again, in Unix milliseconds; 0: there is none.

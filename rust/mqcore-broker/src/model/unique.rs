@@ -1,5 +1,8 @@
 //! The unique key of a message.
 
+/// The name of the header that has the key.
+pub const KEY: &str = "Unique-Key";
+
 const HEADER: &[u8] = b"Unique-Key:";
 
 /// Maximum length of a key in bytes.

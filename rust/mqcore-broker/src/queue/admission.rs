@@ -14,6 +14,7 @@ use crate::model::effect::{CopyOrigin, Effect, Event, Notification, Origin, Subj
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::message::Message;
+use crate::model::observation::ObservedSubject;
 use crate::model::options::{Durability, Status};
 use crate::model::rate::TokenBucket;
 use crate::model::record::{DeliveryProgress, Record};
@@ -88,6 +89,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         self.unique.take(&entry.message);
+        entry.message.received_at(context.now);
         self.metadata.stats.received += 1;
         self.metadata.stats.last_received_ms = context.now.0;
         entry.number = context.number();
@@ -461,6 +463,16 @@ impl Queue {
     }
 
     pub(crate) fn announce(&self, entry: &Entry, context: &mut Context<'_>) {
+        if !self.metadata.message_observers.is_empty() {
+            context.observe(self.metadata.message_observers, Step::MessageProduced, || {
+                ObservedSubject::Message {
+                    queue: self.metadata.address.clone(),
+                    status: self.metadata.options.status,
+                    message: entry.message.clone(),
+                    saved: entry.saved,
+                }
+            });
+        }
         if self.watchers.is_empty() {
             return;
         }

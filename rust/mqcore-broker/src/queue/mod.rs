@@ -32,6 +32,7 @@ use foldhash::HashMap;
 
 use crate::context::Context;
 use crate::context::decide::{DecisionState, StepDecision};
+use crate::context::questions::Suspended;
 use crate::context::state::{Schedule, ShardState};
 use crate::model::client::Client;
 use crate::model::decision::{Step, Steps};
@@ -39,13 +40,14 @@ use crate::model::effect::CopyOrigin;
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, QueueRef, Sequence};
 use crate::model::metadata::QueueMetadata;
+use crate::model::observation::Observers;
 use crate::model::options::{QueueChanges, QueueOptions, Status};
 use crate::model::rate::TokenBucket;
 use crate::model::stats::{DropReason, QueueInformation, QueueStats};
 use crate::model::time::Timestamp;
 use crate::queue::delayed::Delayed;
 use crate::queue::delivery::Deliveries;
-use crate::queue::flows::Flows;
+use crate::queue::flows::{FlowSlot, Flows};
 use crate::queue::members::Members;
 use crate::queue::outcome::Settlement;
 use crate::queue::pulls::Pulling;
@@ -124,6 +126,7 @@ impl Queue {
                 handler: HandlerId(0),
                 missing_handler: None,
                 overrides: Steps::NONE,
+                message_observers: Observers::default(),
                 policy_saves: false,
                 stats: QueueStats::default(),
             },
@@ -156,13 +159,28 @@ impl Queue {
     pub(crate) fn choose_handler(&mut self, state: &ShardState) {
         let named = self.metadata.options.delivery_handler.as_deref();
         let key = named.unwrap_or(&state.config.delivery_handler);
-        let found = state.handler(key);
+        let found = state.handler(key).filter(|found| state.spec(*found).is_for_queues());
         self.metadata.missing_handler = if found.is_some() { None } else { Some(key.into()) };
         let handler = found.unwrap_or(HandlerId(0));
         self.metadata.handler = handler;
         let spec = state.spec(handler);
         self.metadata.overrides = if found.is_some() { spec.overrides } else { Steps::NONE };
         self.metadata.policy_saves = spec.base.received.save;
+    }
+
+    /// The message that waits for the decision about its admission or its delivery.
+    pub(crate) fn suspended_entry(&mut self, suspended: Suspended) -> Option<&mut Entry> {
+        match suspended {
+            Suspended::Admission(number) => {
+                let index = number.checked_sub(self.first_undecided)?;
+                self.undecided.get_mut(index as usize).map(|admission| &mut admission.entry)
+            }
+            Suspended::Flow(number) => match self.flows.slot(number)? {
+                FlowSlot::Parked(flow) => Some(&mut self.deliveries.get_mut(flow.held).entry),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
     /// Chooses the handler once more after one was registered, and continues if the queue waited for it.
@@ -181,7 +199,7 @@ impl Queue {
             || state.spec(self.metadata.handler).base.sent.save
     }
 
-    pub(crate) fn information(&self) -> QueueInformation {
+    pub(crate) fn information(&self, of_channel: &Members) -> QueueInformation {
         let (high_priority, normal) = self.waiting();
         QueueInformation {
             queue: (*self.metadata.address).clone(),
@@ -189,6 +207,7 @@ impl Queue {
             missing_handler: self.metadata.missing_handler.clone(),
             high_priority,
             normal,
+            consumers: self.own.as_deref().unwrap_or(of_channel).len() as u32,
             delayed: self.delayed.len() as u64,
             next_attempt_ms: if self.delayed.is_empty() { 0 } else { self.delayed.next().0 },
             in_flight: self.deliveries.open() as u64,

@@ -323,6 +323,7 @@ impl Router {
             status: Status::Push,
             message: Some(message.clone()),
             attempt: 0,
+            saved: false,
             consumer: None,
             acknowledgement: None,
             wants_answer: true,

@@ -8,12 +8,15 @@ use crate::context::Context;
 use crate::context::state::ShardState;
 use crate::model::client::Client;
 use crate::model::command::EventKind;
+use crate::model::config::HandlerSpec;
+use crate::model::decision::Step;
 use crate::model::effect::{Effect, Event, Notification, Subject};
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, Tag};
-use crate::model::options::{ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status};
+use crate::model::observation::{ChannelState, ObservedSubject, Observers};
+use crate::model::options::{ChannelChanges, ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::{ChannelInformation, ClientInformation};
+use crate::model::stats::{ChannelInformation, ClientInformation, QueueInformation};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::members::{Consumer, Member, Members};
@@ -25,13 +28,46 @@ pub(crate) struct Channel {
     pub(crate) options: ChannelOptions,
     pub(crate) members: Members,
     pub(crate) queues: BTreeMap<u16, Queue>,
+    /// The event handlers that hear about this channel.
+    pub(crate) observers: Observers,
     /// Subscribers of events of this channel.
     watchers: Vec<(EventKind, ConnectionId)>,
 }
 
 impl Channel {
-    pub(crate) fn new(name: ChannelName, options: ChannelOptions) -> Self {
-        Self { name, options, members: Members::default(), queues: BTreeMap::new(), watchers: Vec::new() }
+    pub(crate) fn new(name: ChannelName, options: ChannelOptions, state: &ShardState) -> Self {
+        Self {
+            observers: state.observers(&options),
+            name,
+            options,
+            members: Members::default(),
+            queues: BTreeMap::new(),
+            watchers: Vec::new(),
+        }
+    }
+
+    /// Finds the event handlers once more: its options changed, or a handler was registered.
+    pub(crate) fn choose_observers(&mut self, state: &ShardState) {
+        self.observers = state.observers(&self.options);
+        let message_observers = state.message_observers(self.observers);
+        for queue in self.queues.values_mut() {
+            queue.metadata.message_observers = message_observers;
+        }
+    }
+
+    /// The channel at this moment, for event handlers.
+    pub(crate) fn state(&self) -> ChannelState {
+        ChannelState {
+            name: self.name.clone(),
+            clients: self.client_count() as u32,
+            client_limit: self.options.client_limit,
+            queues: self.queues.keys().copied().collect(),
+        }
+    }
+
+    /// Information about all queues.
+    pub(crate) fn queue_information(&self) -> impl Iterator<Item = QueueInformation> {
+        self.queues.values().map(|queue| queue.information(&self.members))
     }
 
     pub(crate) fn information(&self) -> ChannelInformation {
@@ -168,7 +204,7 @@ impl Channel {
     }
 
     /// `false` if the client had not joined.
-    pub(crate) fn leave(&mut self, client: &Client, context: &mut Context<'_>) -> bool {
+    pub(crate) fn leave(&mut self, client: &Arc<Client>, context: &mut Context<'_>) -> bool {
         let connection = client.connection;
         if self.members.leave_partly(connection) {
             for queue in self.queues.values_mut() {
@@ -210,6 +246,7 @@ impl Channel {
         context.state.config.names.add_queue(&address);
         context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
         let mut queue = Queue::new(address, channel, options, context.state);
+        queue.metadata.message_observers = context.state.message_observers(self.observers);
         for partial in self.members.partial() {
             for (_, prefetch) in partial.queues.iter().filter(|(consumed, _)| *consumed == id) {
                 let client = partial.member.consumer.client.clone();
@@ -218,6 +255,7 @@ impl Channel {
         }
         self.queues.insert(id, queue);
         self.notify_queue(EventKind::QueueCreated, id, context);
+        self.observe_queue(Step::QueueCreated, id, None, context);
     }
 
     fn may_create(&self, id: u16) -> Result<(), Rejection> {
@@ -256,15 +294,22 @@ impl Channel {
         let mut options = queue.metadata.options.clone();
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
+        let status = queue.metadata.options.status;
         queue.update(changes, context);
         let options = Box::new(queue.metadata.options.clone());
         context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
+        let changed = queue.metadata.options.status != status;
         self.notify_queue(EventKind::QueueUpdated, id, context);
+        self.observe_queue(Step::QueueUpdated, id, Some(status), context);
+        if changed {
+            self.observe_queue(Step::QueueStatusChanged, id, Some(status), context);
+        }
         Ok(())
     }
 
     pub(crate) fn remove_queue(&mut self, id: u16, context: &mut Context<'_>) -> Result<(), Rejection> {
         self.notify_queue(EventKind::QueueRemoved, id, context);
+        self.observe_queue(Step::QueueRemoved, id, None, context);
         let queue = self.queues.remove(&id).ok_or_else(|| no_queue(&self.name, id))?;
         retire(queue, context);
         Ok(())
@@ -274,6 +319,7 @@ impl Channel {
     pub(crate) fn remove_queues(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.queues.keys().next().copied() {
             self.notify_queue(EventKind::QueueRemoved, id, context);
+            self.observe_queue(Step::QueueRemoved, id, None, context);
             if let Some(queue) = self.queues.remove(&id) {
                 retire(queue, context);
             }
@@ -294,7 +340,21 @@ impl Channel {
         }
     }
 
-    fn notify_subscription(&self, kind: EventKind, client: &Client, context: &mut Context<'_>) {
+    /// Notifies the event handlers that something happened to a queue. `before`: its status before; `None`: the
+    /// same.
+    fn observe_queue(&self, step: Step, id: u16, before: Option<Status>, context: &mut Context<'_>) {
+        let Some(queue) = self.queues.get(&id).filter(|_| !self.observers.is_empty()) else { return };
+        context.observe(self.observers, step, || {
+            let status = before.unwrap_or(queue.metadata.options.status);
+            ObservedSubject::Queue(Box::new(queue.information(&self.members)), status)
+        });
+    }
+
+    fn notify_subscription(&self, kind: EventKind, client: &Arc<Client>, context: &mut Context<'_>) {
+        let joined = kind == EventKind::ClientJoined;
+        let step = if joined { Step::ClientJoined } else { Step::ClientLeft };
+        context
+            .observe(self.observers, step, || ObservedSubject::Membership(self.state(), Arc::clone(client)));
         self.notify(kind, None, context, || Subject::Subscription {
             client_id: client.id.clone(),
             client_name: client.name.clone(),
@@ -339,6 +399,28 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     context.state.counters.retired.add(&queue.metadata.stats);
 }
 
+/// Rejects names that do not exist at once, like [`check_changes`], which checks the defaults of its queues.
+pub(crate) fn check_channel_changes(changes: &ChannelChanges, state: &ShardState) -> Result<(), Rejection> {
+    let named = [
+        ("event handler", &changes.event_handler, HandlerSpec::event_handler_key as fn(&str) -> String),
+        ("authenticator", &changes.authenticator, HandlerSpec::authenticator_key),
+    ];
+    for (what, name, key) in named {
+        let Some(name) = name.as_deref().filter(|name| !name.is_empty()) else { continue };
+        if state.handler(&key(name)).is_none() {
+            let prefix = key("");
+            let known = state.handlers.iter().filter_map(|spec| spec.key.strip_prefix(&*prefix));
+            let known = known.collect::<Vec<_>>().join(", ");
+            let known =
+                if known.is_empty() { "none is registered".into() } else { format!("registered: {known}") };
+            let reason =
+                format!("no {what} has the key {name:?} ({known}); register it in the program first");
+            return Err(Rejection::new(RejectionKind::BadRequest, reason));
+        }
+    }
+    check_changes(None, &changes.queue, state)
+}
+
 /// Rejects names that do not exist at once, not when the first message needs them. `queue`: the queue that is
 /// changed; `None` for the defaults of a channel.
 pub(crate) fn check_changes(
@@ -347,9 +429,10 @@ pub(crate) fn check_changes(
     state: &ShardState,
 ) -> Result<(), Rejection> {
     if let Some(key) = changes.delivery_handler.as_deref()
-        && state.handler(key).is_none()
+        && state.handler(key).is_none_or(|found| !state.spec(found).is_for_queues())
     {
-        let known: Vec<_> = state.handlers.iter().map(|spec| &*spec.key).collect();
+        let known = state.handlers.iter().filter(|spec| spec.is_for_queues());
+        let known: Vec<_> = known.map(|spec| &*spec.key).collect();
         let reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
         return Err(Rejection::new(RejectionKind::BadRequest, reason));
     }

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use crate::context::Context;
 use crate::model::client::Client;
 use crate::model::command::{EventKind, EventScope, EventSubscription};
+use crate::model::decision::Step;
 use crate::model::effect::{Effect, Event, Notification, Reply, Subject};
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress};
+use crate::model::observation::ObservedSubject;
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::subscription::{JoinedQueues, QueueJoin};
-use crate::shard::channel::{Channel, check_changes, no_queue};
+use crate::shard::channel::{Channel, check_changes, check_channel_changes, no_queue};
 use crate::shard::entities::{Entities, find, folded, no_channel};
 
 impl Entities {
@@ -22,6 +24,7 @@ impl Entities {
             context.state.congestion.changes += 1;
         }
         self.topics.forget(connection);
+        self.authentications.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
             for (_, channel) in &mut self.channels {
@@ -176,7 +179,7 @@ impl Entities {
         changes: &ChannelChanges,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
-        check_changes(None, &changes.queue, context.state)?;
+        check_channel_changes(changes, context.state)?;
         let limit = context.state.config.channel_limit;
         if !context.state.config.names.add_channel(name, limit) {
             let reason =
@@ -185,12 +188,30 @@ impl Entities {
         }
         let mut options = context.state.config.channel.clone();
         changes.apply_to(&mut options);
-        let key = self.channels.insert(Channel::new(name.clone(), options));
+        let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
         self.names.insert(folded(name), key);
         self.notify(EventKind::ChannelCreated, key, context);
         let options = Box::new(self.channels[key].options.clone());
         context.record(Record::DefineChannel(name.clone(), options));
         Ok(key)
+    }
+
+    /// Changes options of a channel. Its queues keep theirs, and its clients stay even above a new limit.
+    pub(crate) fn update_channel(
+        &mut self,
+        name: &ChannelName,
+        changes: &ChannelChanges,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
+        let key = self.lookup(name).ok_or_else(|| no_channel(name))?;
+        check_channel_changes(changes, context.state)?;
+        let channel = &mut self.channels[key];
+        changes.apply_to(&mut channel.options);
+        channel.choose_observers(context.state);
+        let options = Box::new(channel.options.clone());
+        context.record(Record::DefineChannel(channel.name.clone(), options));
+        self.destroy_if_abandoned(key, context);
+        Ok(())
     }
 
     pub(crate) fn create_queue(
@@ -283,6 +304,9 @@ impl Entities {
 
     pub(crate) fn notify(&self, kind: EventKind, key: usize, context: &mut Context<'_>) {
         let channel = &self.channels[key];
+        let created = kind == EventKind::ChannelCreated;
+        let step = if created { Step::ChannelCreated } else { Step::ChannelRemoved };
+        context.observe(channel.observers, step, || ObservedSubject::Channel(channel.state()));
         let subject = Subject::Channel {
             active_clients: channel.client_count() as u32,
             client_limit: channel.options.client_limit,

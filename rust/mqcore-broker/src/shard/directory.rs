@@ -6,13 +6,15 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashMapExt};
 
 use crate::context::Context;
-use crate::model::client::{Client, Introduction};
+use crate::model::client::{Client, ConnectionData, Introduction};
 use crate::model::command::{ClientPattern, EventKind};
+use crate::model::decision::Step;
 use crate::model::effect::{Effect, Event, Notification, Subject};
 use crate::model::filter;
 use crate::model::id::ConnectionId;
 use crate::model::intake::SCHEDULES;
 use crate::model::node::{NodeInformation, Upstream};
+use crate::model::observation::ObservedSubject;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::ClientInformation;
 use crate::model::time::Timestamp;
@@ -84,9 +86,16 @@ impl ClientDirectory {
             protocol: provisional.protocol,
             admin: provisional.admin,
             connected_at: context.now,
+            data: ConnectionData {
+                path: introduction.path,
+                method: introduction.method,
+                properties: introduction.properties,
+            }
+            .shared(),
         });
         self.add(&client);
         self.notify(EventKind::ClientConnected, &client, context);
+        context.observe_everywhere(Step::ClientConnected, || ObservedSubject::Client(client.clone()));
         Ok(client)
     }
 
@@ -119,7 +128,8 @@ impl ClientDirectory {
         let connected_at = context.now;
         let connection = provisional.connection;
         let protocol = provisional.protocol;
-        let client = Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol });
+        let client =
+            Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol, data: None });
         let information = self.nodes.add(&client, host, context.now);
         self.notify_node(EventKind::NodeConnected, information, context);
         Ok(client)
@@ -170,6 +180,7 @@ impl ClientDirectory {
             }
         }
         self.notify(EventKind::ClientDisconnected, &client, context);
+        context.observe_everywhere(Step::ClientDisconnected, || ObservedSubject::Client(client));
     }
 
     /// The receivers of a direct message: all matching clients, or the oldest of them.
@@ -222,6 +233,9 @@ impl ClientDirectory {
     }
 
     fn notify_node(&self, kind: EventKind, information: NodeInformation, context: &mut Context<'_>) {
+        let connected = kind == EventKind::NodeConnected;
+        let step = if connected { Step::NodeConnected } else { Step::NodeDisconnected };
+        context.observe_everywhere(step, || ObservedSubject::Node(information.clone()));
         if self.is_watched(kind) {
             self.notify_watchers(kind, Subject::Node(Box::new(information)), context);
         }

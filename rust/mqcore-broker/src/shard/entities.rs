@@ -15,6 +15,7 @@ use crate::queue::members::{ConsumerKey, Members};
 use crate::routing::Routers;
 use crate::routing::bindings::{Bindings, SubscriptionNames};
 use crate::routing::topics::Topics;
+use crate::shard::authentication::Authentications;
 use crate::shard::channel::Channel;
 use crate::shard::directory::ClientDirectory;
 
@@ -46,6 +47,8 @@ pub(crate) struct Entities {
     pub(crate) named: SubscriptionNames<(QueueRef, ConsumerKey)>,
     /// The change of bindings on other shards that the answer to the current request waits for.
     pub(crate) ticket: Option<u64>,
+    /// Requests that wait for an authenticator.
+    pub(crate) authentications: Authentications,
     /// Subscribers of the events "channel created" and "channel removed".
     pub(crate) watchers: Vec<(EventKind, ConnectionId)>,
 }
@@ -63,6 +66,7 @@ impl Entities {
             bindings: Bindings::default(),
             named: SubscriptionNames::default(),
             ticket: None,
+            authentications: Authentications::default(),
             watchers: Vec::new(),
         }
     }

@@ -9,10 +9,12 @@ use crate::history::LifecycleEvent;
 use crate::model::client::{Client, Introduction};
 use crate::model::command::{Acknowledgement, ClientPattern, Command, PassedOn, Pull};
 use crate::model::config::BrokerConfig;
+use crate::model::decision::Step;
 use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded, PullOutcome, Reply};
 use crate::model::id::{ConnectionId, QueueAddress, RequestId, Tag, TopicName};
 use crate::model::intake::Arrival;
 use crate::model::message::Message;
+use crate::model::observation::ObservedSubject;
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -81,6 +83,7 @@ impl Entities {
                 self.relay(&to, Event::DirectAcknowledged(message), context);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), context),
+            Command::Custom(message) => Self::custom(client, &message, context),
             Command::PassedOn(passed_on) => self.passed_on(client, *passed_on, context),
             Command::Request(id, request) => self.answer_request(client, id, *request, context),
         }
@@ -332,6 +335,37 @@ impl Entities {
             let event = Event::Direct { to: to.clone(), message: message.clone() };
             context.effects.push(Effect::Notify(receiver, event));
         }
+    }
+
+    /// Passes a custom message to the program. Without a handler for such messages it is dropped and counted.
+    fn custom(client: &Arc<Client>, message: &Message, context: &mut Context<'_>) {
+        let before = context.effects.len();
+        context.observe_everywhere(Step::CustomMessage, || {
+            ObservedSubject::Custom(client.clone(), message.clone())
+        });
+        if context.effects.len() == before {
+            context.state.counters.refused += 1;
+        }
+    }
+
+    /// Sends an event to clients, or closes their connections if there is none. Returns the number of clients.
+    pub(crate) fn reach_clients(
+        &self,
+        to: &ClientPattern,
+        event: Option<&Event>,
+        context: &mut Context<'_>,
+    ) -> usize {
+        let receivers = self.directory.receivers(to, false);
+        for receiver in &receivers {
+            context.effects.push(match event {
+                Some(event) => Effect::Notify(*receiver, event.clone()),
+                None => {
+                    let reason = "an administrator closed the connection";
+                    Effect::Close(*receiver, Rejection::new(RejectionKind::Unauthorized, reason))
+                }
+            });
+        }
+        receivers.len()
     }
 
     /// Sends an answer to its client, if that is still connected.

@@ -1,5 +1,6 @@
 //! One shard of the broker.
 
+mod authentication;
 pub(crate) mod channel;
 mod channels;
 mod dead_letters;
@@ -22,19 +23,20 @@ use crate::context::Context;
 use crate::context::state::ShardState;
 use crate::history::Block;
 use crate::model::client::Client;
-use crate::model::command::Command;
+use crate::model::command::{ClientPattern, Command};
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::declaration::{Declaration, Declared, OnConflict};
-use crate::model::effect::{Answer, Effect, Forwarded, Loaded, Origin, Transfer};
+use crate::model::effect::{Answer, Effect, Event, Forwarded, Loaded, Origin, Transfer};
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, RequestId, RouterName, Sequence};
 use crate::model::location::{Locations, MessageQuery};
+use crate::model::message::Message;
 use crate::model::node::Upstream;
 use crate::model::options::Durability;
 use crate::model::record::Record;
 use crate::model::recovery::RecoveredState;
 use crate::model::rejection::Rejection;
 use crate::model::router::RouterDefinition;
-use crate::model::stats::{ShardStats, WaitingMessage};
+use crate::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
 use crate::shard::entities::Entities;
 
@@ -62,6 +64,7 @@ use crate::shard::entities::Entities;
 ///     protocol: "tmqp",
 ///     admin: false,
 ///     connected_at: Timestamp(0),
+///     data: None,
 /// });
 /// let queue = QueueAddress::parse("orders/1")?;
 /// let mut effects = Vec::new();
@@ -106,6 +109,7 @@ impl Broker {
             for queue in channel.queues.values_mut() {
                 queue.handler_registered(&mut self.state);
             }
+            channel.choose_observers(&self.state);
         }
         handler
     }
@@ -329,9 +333,32 @@ impl Broker {
         !self.state.schedule.work.is_empty()
     }
 
+    /// Sends a custom message of the program to clients, and returns their number. Call this on the home shard.
+    pub fn send_custom(
+        &mut self,
+        to: &ClientPattern,
+        message: Message,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) -> usize {
+        let (entities, mut context) = self.split(now, effects);
+        entities.reach_clients(to, Some(&Event::Custom(message)), &mut context)
+    }
+
+    /// Closes the connections of clients, and returns their number. Call this on the home shard.
+    pub fn disconnect(&mut self, to: &ClientPattern, now: Timestamp, effects: &mut Vec<Effect>) -> usize {
+        let (entities, mut context) = self.split(now, effects);
+        entities.reach_clients(to, None, &mut context)
+    }
+
     /// Statistics of the shard for the admin side.
     pub fn stats(&self, now: Timestamp) -> ShardStats {
         self.entities.stats(now, &self.state)
+    }
+
+    /// The state of a queue. `None` if it is not on this shard.
+    pub fn queue(&self, queue: &QueueAddress) -> Option<QueueInformation> {
+        self.entities.queue(queue)
     }
 
     /// Waiting messages of a queue, in order of delivery, at most `max`. Changes nothing. `None` if the

@@ -99,6 +99,7 @@ impl Entities {
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name, context);
                 self.channels[key].options = (**options).clone();
+                self.channels[key].choose_observers(context.state);
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel, context),
@@ -107,7 +108,8 @@ impl Entities {
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
             context.state.config.names.add_queue(&address);
-            let queue = Queue::new(address, key, *options, context.state);
+            let mut queue = Queue::new(address, key, *options, context.state);
+            queue.metadata.message_observers = context.state.message_observers(self.channels[key].observers);
             if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
                 replaced.erase(context);
             }
@@ -118,7 +120,7 @@ impl Entities {
         self.lookup(name).unwrap_or_else(|| {
             let options = context.state.config.channel.clone();
             context.state.config.names.add_channel(name, 0);
-            let key = self.channels.insert(Channel::new(name.clone(), options));
+            let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
             self.names.insert(folded(name), key);
             key
         })
@@ -133,7 +135,8 @@ impl Entities {
             let options = channel.options.queue.clone();
             context.state.config.names.add_queue(address);
             context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
-            let queue = Queue::new(address.clone(), key, options, context.state);
+            let mut queue = Queue::new(address.clone(), key, options, context.state);
+            queue.metadata.message_observers = context.state.message_observers(channel.observers);
             channel.queues.insert(address.id, queue);
         }
         key

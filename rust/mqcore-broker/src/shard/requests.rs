@@ -14,7 +14,6 @@ use crate::model::options::{ChannelChanges, Durability};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::topic::TopicPattern;
-use crate::queue::Queue;
 use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, no_channel};
 use crate::shard::routes::no_router;
@@ -31,6 +30,19 @@ impl Entities {
         if let Request::TestRoute { router, message } = request {
             return self.test_route(client, id, router, message, context);
         }
+        if let Some(request) = self.authenticate(client, id, request, context) {
+            self.carry_out(client, id, request, context);
+        }
+    }
+
+    /// Carries out a request that its client may make, and answers it.
+    pub(crate) fn carry_out(
+        &mut self,
+        client: &Arc<Client>,
+        id: RequestId,
+        request: Request,
+        context: &mut Context<'_>,
+    ) {
         let before = context.state.commits.sequence;
         let result = self.request(client, request, context);
         self.answer_once_committed(client, id, before, result, context);
@@ -123,6 +135,9 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         match request {
+            Request::UpdateChannel { channel, changes } => {
+                done(self.update_channel(&channel, &changes, context))
+            }
             Request::RemoveChannel { channel } => {
                 let key = self.lookup(&channel).ok_or_else(|| no_channel(&channel))?;
                 self.remove_channel(key, context);
@@ -135,9 +150,9 @@ impl Entities {
             Request::ListConsumers { channel } => {
                 self.channel(&channel).map(|channel| Reply::Clients(channel.consumers(context.now)))
             }
-            Request::ListQueues { channel } => self
-                .channel(&channel)
-                .map(|channel| Reply::Queues(channel.queues.values().map(Queue::information).collect())),
+            Request::ListQueues { channel } => {
+                self.channel(&channel).map(|channel| Reply::Queues(channel.queue_information().collect()))
+            }
             Request::QueueInformation { queue } => self.queue_information(&queue),
             Request::UpdateQueue { queue, changes } => {
                 self.change(&queue.channel, context, |channel, context| {
@@ -157,6 +172,10 @@ impl Entities {
             Request::RemoveRouter { router } => {
                 self.remove_router(&router, context);
                 Ok(Reply::Done)
+            }
+            Request::EnableRouter { router, enabled } => self.enable_router(&router, enabled, context),
+            Request::Disconnect { to } => {
+                done_or(self.reach_clients(&to, None, context) > 0, || "no such client is connected".into())
             }
             Request::ListRouters { filter } => Ok(Reply::Routers(self.list_routers(filter.as_deref()))),
             Request::ListBindings { router } => {
@@ -244,7 +263,7 @@ impl Entities {
     fn queue_information(&mut self, queue: &QueueAddress) -> Result<Reply, Rejection> {
         let channel = self.channel(&queue.channel)?;
         let found = channel.queues.get(&queue.id).ok_or_else(|| no_queue(&queue.channel, queue.id))?;
-        Ok(Reply::Queue(Box::new(found.information())))
+        Ok(Reply::Queue(Box::new(found.information(&channel.members))))
     }
 
     fn change(

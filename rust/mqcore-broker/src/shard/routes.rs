@@ -360,6 +360,17 @@ impl Entities {
         }
     }
 
+    pub(crate) fn enable_router(
+        &mut self,
+        name: &RouterName,
+        enabled: bool,
+        context: &mut Context<'_>,
+    ) -> Result<Reply, Rejection> {
+        let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
+        let definition = RouterDefinition { enabled, ..router.definition.clone() };
+        self.redefine(definition, context)
+    }
+
     pub(crate) fn add_binding(
         &mut self,
         name: &RouterName,

@@ -4,9 +4,8 @@ use crate::context::state::ShardState;
 use crate::model::entry::PagedOut;
 use crate::model::id::QueueAddress;
 use crate::model::message::Message;
-use crate::model::stats::{BodyStats, ObjectCounts, ShardStats, WaitingMessage};
+use crate::model::stats::{BodyStats, ObjectCounts, QueueInformation, ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
-use crate::queue::Queue;
 use crate::shard::channel::Channel;
 use crate::shard::entities::{Entities, folded};
 
@@ -16,7 +15,7 @@ impl Entities {
         let channels = self.channels.iter().map(|(_, channel)| channel);
         ShardStats {
             channels: channels.clone().map(Channel::information).collect(),
-            queues: channels.flat_map(|channel| channel.queues.values()).map(Queue::information).collect(),
+            queues: channels.flat_map(Channel::queue_information).collect(),
             clients: self.directory.list(None, now),
             nodes: self.directory.nodes(now),
             refused: state.counters.refused,
@@ -55,6 +54,12 @@ impl Entities {
         }
         (object_counts.queued, object_counts.consumed) = (passed.received, passed.deliveries);
         object_counts
+    }
+
+    /// The state of a queue. `None` if it is not on this shard.
+    pub(crate) fn queue(&self, queue: &QueueAddress) -> Option<QueueInformation> {
+        let channel = &self.channels[*self.names.get(&folded(&queue.channel))?];
+        channel.queues.get(&queue.id).map(|queue| queue.information(&channel.members))
     }
 
     /// Waiting messages of a queue, in order of delivery, at most `max`. Changes nothing. `None` if the

@@ -14,10 +14,10 @@ impl Entities {
     /// Runs everything whose time has come. Call it when [`Broker::next_timeout`] has passed.
     pub(crate) fn timeout(&mut self, context: &mut Context<'_>) {
         while let Some(question) = context.state.questions.overdue(context.now) {
-            if let Suspended::Route(number) = question.suspended {
-                self.route_answered(question.handler, number, None, context);
-            } else {
-                self.answered(question, None, context);
+            match question.suspended {
+                Suspended::Route(number) => self.route_answered(question.handler, number, None, context),
+                Suspended::Authentication(number) => self.authenticated(number, None, context),
+                _ => self.answered(question, None, context),
             }
         }
         while let Some((deadline, queue_ref)) = context.state.schedule.timers.first().copied() {
@@ -96,8 +96,27 @@ impl Entities {
             Some(OpenQuestion { suspended: Suspended::Route(number), handler, .. }) => {
                 self.route_answered(handler, number, Some(answer), context);
             }
-            Some(question) => self.answered(question, answer.result.ok(), context),
+            Some(OpenQuestion { suspended: Suspended::Authentication(number), .. }) => {
+                self.authenticated(number, Some(answer), context);
+            }
+            Some(question) => {
+                if let Some(lines) = &answer.headers {
+                    self.add_headers(question, lines);
+                }
+                self.answered(question, answer.result.ok(), context);
+            }
             None => context.state.counters.answers_late += 1,
+        }
+    }
+
+    /// Adds header lines of a handler to the message that its question is about.
+    fn add_headers(&mut self, question: OpenQuestion, lines: &[u8]) {
+        let Some((_, queue)) = at(&mut self.channels, question.queue_ref) else { return };
+        let Some(entry) = queue.suspended_entry(question.suspended) else { return };
+        match entry.message.with_headers(lines) {
+            Some(message) => entry.message = message,
+            // The message continues without them.
+            None => queue.metadata.stats.errors += 1,
         }
     }
 
@@ -123,8 +142,8 @@ impl Entities {
             Suspended::Admission(number) => queue.admission_answered(number, answer, &members, context),
             Suspended::Flow(number) => queue.flow_answered(number, answer, &members, context),
             Suspended::Settlement(number) => queue.settlement_answered(number, answer, context),
-            // It belongs to no queue.
-            Suspended::Route(_) => return,
+            // They belong to no queue.
+            Suspended::Route(_) | Suspended::Authentication(_) => return,
         }
         self.destroy_if_abandoned(queue_ref.channel, context);
     }

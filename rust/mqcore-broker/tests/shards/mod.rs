@@ -59,6 +59,7 @@ impl Shards {
             protocol: "test",
             admin: true,
             connected_at: self.now,
+            data: None,
         };
         self.clients.push(Arc::new(provisional));
         let introduction = Introduction {

@@ -115,6 +115,7 @@ impl World {
             protocol: "test",
             admin,
             connected_at: self.now,
+            data: None,
         });
         let introduction = Introduction {
             id: Some(id.to_owned()),

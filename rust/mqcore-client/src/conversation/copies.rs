@@ -12,7 +12,7 @@ impl<W> Conversation<W> {
     ///
     /// [`ClientError::InvalidArgument`] for an id in use.
     pub fn copy_id(&mut self, given: Option<&str>) -> Result<MessageId, ClientError> {
-        self.id_for(given)
+        self.id_for(given, true)
     }
 
     /// Waits for the confirmation of a copy with this id.

@@ -45,6 +45,15 @@ pub struct DirectMessage<'a> {
     pub wait: Wait,
 }
 
+/// Which of a client's streams gets a message that comes from no queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Inbox {
+    /// Messages of other clients.
+    Direct,
+    /// Custom messages of the broker's program.
+    Custom,
+}
+
 /// The answer that the sender of a direct message waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
@@ -121,8 +130,8 @@ pub enum FrameEvent<W> {
     Left(QueueAddress),
     /// A message of a queue.
     Delivery(Received),
-    /// A direct message.
-    Direct(Received),
+    /// A direct or custom message.
+    Direct(Inbox, Received),
     /// An event of a subscription.
     Event(Received),
     /// The broker refused an intent of this target after a reconnect. [`Conversation::restore`] requests it again.

@@ -6,7 +6,7 @@ use mqcore_wire::tmqp::header::{header_value, key};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
-use super::{By, Conversation, Expect, FrameEvent, Pending, PullAnswer, PullEnd, RequestAnswer};
+use super::{By, Conversation, Expect, FrameEvent, Inbox, Pending, PullAnswer, PullEnd, RequestAnswer};
 use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
 use crate::received::Received;
@@ -23,7 +23,8 @@ impl<W> Conversation<W> {
             Kind::QUEUE => self.receive_message(frame),
             Kind::ACKNOWLEDGE => self.receive_acknowledgement(frame),
             Kind::RESPONSE => self.receive_response(frame),
-            Kind::DIRECT => FrameEvent::Direct(Received::copy(frame)),
+            Kind::DIRECT => FrameEvent::Direct(Inbox::Direct, Received::copy(frame)),
+            Kind::OTHER => FrameEvent::Direct(Inbox::Custom, Received::copy(frame)),
             Kind::EVENT => FrameEvent::Event(Received::copy(frame)),
             Kind::PING => {
                 self.output.extend_from_slice(&PONG);

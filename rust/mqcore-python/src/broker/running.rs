@@ -13,6 +13,7 @@ use super::lock;
 use crate::dispatcher::Dispatcher;
 use crate::dispatchers::Dispatchers;
 use crate::handler::Handler;
+use crate::inspector::Inspector;
 use crate::signal::Signal;
 
 /// Timeout for the end of the runtime's tasks after the server has stopped.
@@ -37,11 +38,11 @@ pub(super) struct Definition {
 }
 
 impl Definition {
-    pub(super) fn dispatcher(&self, py: Python<'_>) -> PyResult<Dispatcher> {
+    pub(super) fn dispatcher(&self, py: Python<'_>, inspector: Inspector) -> PyResult<Dispatcher> {
         let methods =
             self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
         let handler = Handler::new(&self.name, methods)?;
-        Ok(Dispatcher::start(&self.spec.key, handler, self.submit.clone_ref(py))?)
+        Ok(Dispatcher::start(&self.spec.key, handler, self.submit.clone_ref(py), inspector)?)
     }
 }
 

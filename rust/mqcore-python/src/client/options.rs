@@ -129,6 +129,8 @@ pub(super) fn channel_options(options: &Bound<'_, PyAny>) -> PyResult<ChannelOpt
         client_limit: field(options, "client_limit")?,
         queue_limit: field(options, "queue_limit")?,
         destroy_when_empty: field(options, "destroy_when_empty")?,
+        channel_event_handler: field(options, "event_handler")?,
+        authenticator: field(options, "authenticator")?,
     })
 }
 // end generated

@@ -143,6 +143,7 @@ impl Authority {
             kind: None,
             admin: true,
             connected_at: Timestamp(0),
+            data: None,
         });
         let wanted = vec![(action, Box::from(resource.to_string()))];
         let answers = verdicts::ask(Arc::clone(authorizer), client, Arc::clone(identity), wanted).await;

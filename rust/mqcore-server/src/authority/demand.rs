@@ -25,6 +25,7 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
         Command::AcknowledgeDirect { to, .. } | Command::Respond { to, .. } => {
             visit(Action::Direct, Resource::ClientId(to));
         }
+        Command::Custom(_) => visit(Action::Direct, Resource::ClientId(PROGRAM)),
         Command::PublishTopic { topic, .. } => visit(Action::Publish, Resource::Topic(topic.as_bytes())),
         Command::Route { router, .. } => visit(Action::Route, Resource::Router(router.as_str())),
         // The client of another broker, which has authorized it. This broker's filter decides what it accepts from
@@ -40,6 +41,9 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
         Command::Request(_, request) => of_request(request, visit),
     }
 }
+
+/// The program that the broker is part of, in rules about custom messages.
+const PROGRAM: &str = "@broker";
 
 fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<'a>)) {
     match request {
@@ -99,6 +103,10 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             visit(Action::Create, queue(address));
             dead_letters(changes, visit);
         }
+        Request::UpdateChannel { channel, changes } => {
+            visit(Action::Administer, Resource::Channel(channel.as_str()));
+            dead_letters(&changes.queue, visit);
+        }
         Request::UpdateQueue { queue: address, changes } => {
             visit(Action::Administer, queue(address));
             dead_letters(changes, visit);
@@ -124,6 +132,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         }
         Request::CreateRouter { router, .. }
         | Request::RemoveRouter { router }
+        | Request::EnableRouter { router, .. }
         | Request::ListBindings { router }
         | Request::RemoveBinding { router, .. }
         | Request::TestRoute { router, .. } => visit(Action::Administer, Resource::Router(router.as_str())),
@@ -131,6 +140,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         | Request::ListChannels { .. }
         | Request::ListClients { .. }
         | Request::ListNodes
+        | Request::Disconnect { .. }
         | Request::ListTopics
         | Request::ObjectCounts => {
             visit(Action::Administer, Resource::Server);
@@ -234,6 +244,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, emit
         | Command::RoomFor { .. }
         | Command::AcknowledgeDirect { .. }
         | Command::PassedOn(_)
+        | Command::Custom(_)
         | Command::Respond { .. } => {}
     }
 }

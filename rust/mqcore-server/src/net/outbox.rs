@@ -41,6 +41,7 @@ pub(crate) fn event_bytes(event: &Event) -> usize {
         | Event::Routed { message, .. }
         | Event::DirectRefused { message, .. }
         | Event::DirectAcknowledged(message)
+        | Event::Custom(message)
         | Event::Responded(message) => PLAIN + message.memory_bytes(),
         Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
         Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),

@@ -390,6 +390,7 @@ mod tests {
             protocol: "tmqp",
             admin: false,
             connected_at: Timestamp(0),
+            data: None,
         };
         let commands = vec![passed_on(1, b"yes"), passed_on(2, b"no"), passed_on(3, b"?")];
         let judged = FilteredBatch { commands, bytes: 9, noted: None, refused: Vec::new() };

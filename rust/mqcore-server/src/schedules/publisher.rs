@@ -19,5 +19,6 @@ pub(crate) fn client() -> Arc<Client> {
         protocol: "emqp",
         admin: true,
         connected_at: Timestamp(0),
+        data: None,
     })
 }

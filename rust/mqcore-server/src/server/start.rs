@@ -409,6 +409,7 @@ fn broker_config(
         channel_limit: config.channel_limit,
         names: Arc::clone(names),
         delivery_handler: config.delivery_handler.as_str().into(),
+        event_handler: config.event_handler.as_deref().map(Box::from),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / shards as u64,

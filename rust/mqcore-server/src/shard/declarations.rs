@@ -59,5 +59,6 @@ fn program() -> Arc<Client> {
         protocol: "tmqp",
         admin: true,
         connected_at: Timestamp(0),
+        data: None,
     })
 }

@@ -255,6 +255,10 @@ impl Engine {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(self.broker.stats(now));
             }
+            Urgent::Queue(queue, reply) => {
+                // The caller may have gone; then nothing needs the answer.
+                let _ = reply.send(self.broker.queue(&queue).map(Box::new));
+            }
             Urgent::WaitingMessage(queue, max, reply) => {
                 self.journal.look(self.broker.waiting(&queue, max), reply);
             }
@@ -264,6 +268,14 @@ impl Engine {
             Urgent::Takes(queues, reply) => {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(queues.iter().map(|queue| self.broker.takes(queue)).collect());
+            }
+            Urgent::Clients(to, message, reply) => {
+                let count = match message {
+                    Some(message) => self.broker.send_custom(&to, message, now, &mut self.effects),
+                    None => self.broker.disconnect(&to, now, &mut self.effects),
+                };
+                // The caller may have gone; then nothing needs the answer.
+                let _ = reply.send(count);
             }
             Urgent::Scheduled(commands) => {
                 for command in commands {
@@ -343,6 +355,7 @@ impl Engine {
                 Effect::Ask(question) => {
                     self.handlers.push(question, now, &self.hub.counters.handlers);
                 }
+                Effect::Observe(observation) => self.handlers.observe(observation),
                 Effect::Close(connection, rejection) => self.close(connection, &rejection),
                 Effect::Transfer(transfer) => {
                     self.peers.transfer(transfer);

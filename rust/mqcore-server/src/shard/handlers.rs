@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::effect::Question;
+use mqcore_broker::model::observation::Observation;
 use mqcore_broker::model::time::Timestamp;
 
 use crate::handler::{AnswerSink, HandlerPort};
@@ -19,11 +20,13 @@ pub(crate) struct Handlers {
     pub(crate) open: Questions,
     /// Questions to be asked together.
     pending: Vec<Question>,
+    /// Notifications to be made together.
+    observations: Vec<Observation>,
 }
 
 impl Handlers {
     pub(crate) fn new(port: Arc<dyn HandlerPort>, sink: Arc<dyn AnswerSink>) -> Self {
-        Self { port, sink, open: Questions::new(), pending: Vec::new() }
+        Self { port, sink, open: Questions::new(), pending: Vec::new(), observations: Vec::new() }
     }
 
     /// Adds a question to the next batch.
@@ -32,11 +35,20 @@ impl Handlers {
         self.pending.push(question);
     }
 
-    /// Asks everything that was added since the last call.
+    /// Adds a notification to the next batch.
+    pub(crate) fn observe(&mut self, observation: Observation) {
+        self.observations.push(observation);
+    }
+
+    /// Asks everything and makes all notifications that were added since the last call.
     pub(crate) fn ask(&mut self, hub: &Hub) {
         if !self.pending.is_empty() {
             hub.moved();
             self.port.ask(std::mem::take(&mut self.pending), &self.sink);
+        }
+        if !self.observations.is_empty() {
+            hub.moved();
+            self.port.observe(std::mem::take(&mut self.observations));
         }
     }
 }

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::Command;
+use mqcore_broker::model::command::{ClientPattern, Command};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::model::location::{Locations, MessageQuery};
+use mqcore_broker::model::message::Message;
 use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::{ShardStats, WaitingMessage};
+use mqcore_broker::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
@@ -80,12 +81,16 @@ pub(crate) enum Urgent {
     Declare(Declaration, DeclarationReply),
     /// A request for a snapshot.
     ShardStats(oneshot::Sender<ShardStats>),
+    /// A request for the state of a queue; `None` if it does not exist.
+    Queue(QueueAddress, oneshot::Sender<Option<Box<QueueInformation>>>),
     /// A request for up to so many waiting messages of a queue.
     WaitingMessage(QueueAddress, usize, oneshot::Sender<Option<Vec<WaitingMessage>>>),
     /// A request for the location of a message.
     Locate(MessageQuery, oneshot::Sender<Locations>),
     /// Which of these queues exist, or would be created by publishing?
     Takes(Vec<QueueAddress>, oneshot::Sender<Vec<bool>>),
+    /// The program sends a custom message to clients, or closes their connections. Answered with the number of clients.
+    Clients(ClientPattern, Option<Message>, oneshot::Sender<usize>),
     /// Runs of schedules for queues of this shard.
     Scheduled(Vec<Command>),
     /// An upstream broker connected, disconnected or introduced itself.

@@ -1,9 +1,11 @@
 //! Combines the state of all shards into one answer.
 
+use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::id::{QueueAddress, RouterName};
 use mqcore_broker::model::location::{Locations, MessageQuery};
+use mqcore_broker::model::message::Message;
 use mqcore_broker::model::stats::{
-    BodyStats, QueueStats, RouterCounts, ShardStats, TopicStats, WaitingMessage,
+    BodyStats, QueueInformation, QueueStats, RouterCounts, ShardStats, TopicStats, WaitingMessage,
 };
 use tokio::sync::oneshot;
 
@@ -25,6 +27,22 @@ pub(crate) async fn take(hub: &Hub) -> ShardStats {
         }
     }
     joined
+}
+
+/// The state of a queue. `None`: the queue does not exist, or its shard has stopped.
+pub(crate) async fn queue(hub: &Hub, queue: QueueAddress) -> Option<QueueInformation> {
+    let shard = queue.channel.shard(hub.shards.len());
+    let (reply, answer) = oneshot::channel();
+    hub.shards[shard].send_urgent(Urgent::Queue(queue, reply));
+    answer.await.ok().flatten().map(|information| *information)
+}
+
+/// Sends a custom message to clients, or closes their connections. Returns their number; 0 if the broker has stopped.
+pub(crate) async fn clients(hub: &Hub, to: ClientPattern, message: Option<Message>) -> usize {
+    let (reply, answer) = oneshot::channel();
+    hub.shards[0].send_urgent(Urgent::Clients(to, message, reply));
+    hub.moved();
+    answer.await.unwrap_or(0)
 }
 
 /// Waiting messages of a queue. `None`: the queue does not exist, or its shard has stopped.

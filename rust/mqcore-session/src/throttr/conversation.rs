@@ -106,6 +106,7 @@ impl ThrottrSession {
             protocol: "throttr",
             admin: config.admin,
             connected_at: now,
+            data: None,
         };
         Self {
             terms,

@@ -17,7 +17,7 @@ use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, Asked};
-use super::frame::{addressee, client_pattern, pattern_text, properties};
+use super::frame::{addressee, pattern_text, properties};
 use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
@@ -54,13 +54,14 @@ struct AmongNodes {
 type Handler = fn(&mut Exchange, &Arc<Client>, &Frame<'_>, &mut Vec<Command>, &mut Vec<u8>);
 
 /// The handlers of all kinds that [`Exchange::frame`] does not handle itself because they are frequent.
-const HANDLERS: [(Kind, Handler); 8] = [
+const HANDLERS: [(Kind, Handler); 9] = [
     (Kind::PULL, Exchange::pull),
     (Kind::DIRECT, Exchange::direct),
     (Kind::RESPONSE, Exchange::respond),
     (Kind::SERVER, Exchange::operate),
     (Kind::EVENT, Exchange::subscribe),
     (Kind::ROUTER, Exchange::route),
+    (Kind::OTHER, Exchange::custom),
     (Kind::PING, |_, _, _, _, output| output.extend_from_slice(&tmqp::PONG)),
     (Kind::PONG, |_, _, _, _, _| {}),
 ];
@@ -247,7 +248,18 @@ impl Exchange {
         } else {
             frame.id
         };
-        commands.push(Command::Direct { to: client_pattern(to), message: message(client, frame, id) });
+        commands.push(Command::Direct { to: ClientPattern::parse(to), message: message(client, frame, id) });
+    }
+
+    /// A custom message for the program that the broker is part of. It has no answer.
+    fn custom(
+        &mut self,
+        client: &Arc<Client>,
+        frame: &Frame<'_>,
+        commands: &mut Vec<Command>,
+        _output: &mut Vec<u8>,
+    ) {
+        commands.push(Command::Custom(message(client, frame, frame.id)));
     }
 
     fn route(
@@ -432,6 +444,9 @@ impl Exchange {
             Event::TopicRefused { .. } => {}
             Event::Direct { to, message } => {
                 delivery::relay(Kind::DIRECT, &message, pattern_text(&to).as_bytes(), output);
+            }
+            Event::Custom(message) => {
+                delivery::relay(Kind::OTHER, &message, client.id.as_bytes(), output);
             }
             Event::Published { topic, message } => delivery::published(&topic, &message, output),
             Event::Routed { router, message, refusal } => {

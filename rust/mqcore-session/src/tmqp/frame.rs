@@ -9,30 +9,12 @@ pub(super) fn addressee<'a>(frame: &Frame<'a>) -> Option<&'a str> {
     str::from_utf8(frame.target).ok().filter(|id| !id.is_empty() && !frame.id.is_empty())
 }
 
-const BY_NAME: &str = "@name:";
-const BY_TYPE: &str = "@type:";
-
-pub(super) fn client_pattern(target: &str) -> ClientPattern {
-    if let Some(name) = target.strip_prefix(BY_NAME) {
-        ClientPattern::Name(unquoted(name).into())
-    } else if let Some(kind) = target.strip_prefix(BY_TYPE) {
-        ClientPattern::Kind(unquoted(kind).into())
-    } else {
-        ClientPattern::Id(target.into())
-    }
-}
-
 pub(crate) fn pattern_text(pattern: &ClientPattern) -> String {
     match pattern {
         ClientPattern::Id(id) => id.to_string(),
-        ClientPattern::Name(name) => format!("{BY_NAME}{name}"),
-        ClientPattern::Kind(kind) => format!("{BY_TYPE}{kind}"),
+        ClientPattern::Name(name) => format!("@name:{name}"),
+        ClientPattern::Kind(kind) => format!("@type:{kind}"),
     }
-}
-
-/// The document writes quotes around names, the program does not.
-fn unquoted(text: &str) -> &str {
-    text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
 }
 
 /// The properties of a frame that its message keeps.

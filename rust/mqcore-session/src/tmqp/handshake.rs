@@ -98,6 +98,8 @@ fn owned(hello: &Hello<'_>) -> Introduction {
         kind: text(hello.client_type),
         token: text(hello.client_token),
         properties: hello.properties.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect(),
+        path: hello.path.to_owned(),
+        method: hello.method.to_owned(),
         node: None,
     }
 }

@@ -168,6 +168,15 @@ struct Channel<'a> {
     client_limit: u32,
     queue_limit: u32,
     destroy_when_empty: bool,
+    // mqcore's own members:
+    channel_event_handler: Option<&'a str>,
+    authenticator: Option<&'a str>,
+    status: &'static str,
+    message_limit: u64,
+    message_size_limit: u64,
+    tag: Option<&'a str>,
+    #[serde(flatten)]
+    extensions: QueueExtensions<'a>,
 }
 
 impl<'a> From<&'a ChannelInformation> for Channel<'a> {
@@ -189,6 +198,13 @@ impl<'a> From<&'a ChannelInformation> for Channel<'a> {
             client_limit: options.client_limit,
             queue_limit: options.queue_limit,
             destroy_when_empty: options.destroy_when_empty,
+            channel_event_handler: options.event_handler.as_deref(),
+            authenticator: options.authenticator.as_deref(),
+            status: options.queue.status.as_str(),
+            message_limit: options.queue.message_limit,
+            message_size_limit: options.queue.message_size_limit,
+            tag: options.queue.tag.as_deref(),
+            extensions: QueueExtensions::from(&options.queue),
         }
     }
 }
@@ -237,6 +253,7 @@ struct Queue<'a> {
     delayed_messages: u64,
     next_attempt: u64,
     missing_handler: Option<&'a str>,
+    consumers: u32,
 }
 
 impl<'a> From<&'a QueueInformation> for Queue<'a> {
@@ -282,6 +299,7 @@ impl<'a> From<&'a QueueInformation> for Queue<'a> {
             delayed_messages: information.delayed,
             next_attempt: information.next_attempt_ms,
             missing_handler: information.missing_handler.as_deref(),
+            consumers: information.consumers,
         }
     }
 }

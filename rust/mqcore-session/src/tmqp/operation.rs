@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Clear, Command, MessageId, Request};
+use mqcore_broker::model::command::{Clear, ClientPattern, Command, MessageId, Request};
 use mqcore_broker::model::id::{ChannelName, QueueAddress, Tag};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::QueueJoin;
@@ -50,6 +50,10 @@ pub(super) fn request(
             channel: channel(frame)?,
             changes: options::channel_changes(frame.payload)?,
         },
+        O::UpdateChannel => Request::UpdateChannel {
+            channel: channel(frame)?,
+            changes: options::channel_changes(frame.payload)?,
+        },
         O::RemoveChannel => Request::RemoveChannel { channel: channel(frame)? },
         O::ChannelInformation => Request::ChannelInformation { channel: channel(frame)? },
         O::ChannelList => Request::ListChannels { filter: channel_filter(frame)? },
@@ -72,6 +76,14 @@ pub(super) fn request(
         O::QueueList => Request::ListQueues { channel: channel(frame)? },
         O::NodeList => Request::ListNodes,
         O::ClientList => Request::ListClients { kind: text_filter(frame.target)? },
+        O::Disconnect => match str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
+            Some(to) => Request::Disconnect { to: ClientPattern::parse(to) },
+            None => return Err(bad("the target is a client id, @name:NAME or @type:TYPE".into())),
+        },
+        O::EnableRouter => Request::EnableRouter {
+            router: routers::router_name(frame.target)?,
+            enabled: routers::is_enabled(frame.headers)?,
+        },
         O::RouterList => Request::ListRouters { filter: text_filter(frame.target)? },
         O::CreateRouter => routers::create(frame)?,
         O::RemoveRouter => Request::RemoveRouter { router: routers::router_name(frame.target)? },

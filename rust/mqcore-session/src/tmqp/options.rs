@@ -80,10 +80,14 @@ struct ChannelOptions {
     client_limit: Option<u32>,
     queue_limit: Option<u32>,
     destroy_when_empty: Option<bool>,
+    channel_event_handler: Option<String>,
+    event_handler: Option<String>,
+    authenticator: Option<String>,
 }
 
 impl ChannelOptions {
     fn channel_changes(self, queue: QueueChanges) -> Result<ChannelChanges, Rejection> {
+        let event_handler = self.channel_event_handler.or(self.event_handler);
         Ok(ChannelChanges {
             queue,
             allow_multiple_queues: self.allow_multiple_queues,
@@ -91,6 +95,8 @@ impl ChannelOptions {
             client_limit: self.client_limit,
             queue_limit: self.queue_limit,
             destroy_when_empty: self.destroy_when_empty,
+            event_handler: text("ChannelEventHandler", event_handler)?,
+            authenticator: text("Authenticator", self.authenticator)?,
         })
     }
 }

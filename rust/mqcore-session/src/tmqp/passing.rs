@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, PassedOn, Retry};
+use mqcore_broker::model::command::{
+    Acknowledgement, ClientPattern, Command, MessageId, Nack, PassedOn, Retry,
+};
 use mqcore_broker::model::id::{QueueAddress, RouterName, Tag};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message};
@@ -13,7 +15,7 @@ use mqcore_cluster::receipts::Receipts;
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use super::frame::{addressee, client_pattern, properties};
+use super::frame::{addressee, properties};
 use super::publish::{COPIES_MAX, ChannelNames, CopyRequest, copied_headers, queue_id};
 use super::topic::{self, TopicNames};
 use crate::message_id::MessageIds;
@@ -124,7 +126,7 @@ impl Passing {
             ForwardKind::Direct => {
                 if let Some(to) = str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
                     let message = self.message(arrived);
-                    self.push(arrived, Command::Direct { to: client_pattern(to), message }, commands);
+                    self.push(arrived, Command::Direct { to: ClientPattern::parse(to), message }, commands);
                 }
             }
             ForwardKind::Acknowledge if frame.high_priority => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::command::{ClientPattern, Command, Request};
 use mqcore_broker::model::id::{QueueAddress, RouterName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -14,7 +14,7 @@ use mqcore_wire::tmqp::operation::status;
 use serde::Deserialize;
 
 use super::answer::{self, Asked};
-use super::frame::{client_pattern, properties};
+use super::frame::properties;
 use super::publish::channel_name;
 use super::topic;
 use crate::message_id::MessageIds;
@@ -97,6 +97,15 @@ pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
         }
     };
     Ok(Request::CreateRouter { router: router_name(frame.target)?, method })
+}
+
+/// Whether an operation enables a router: its header `Enabled`, `yes` or `no`.
+pub(super) fn is_enabled(headers: &[u8]) -> Result<bool, Rejection> {
+    match header::header_value(headers, key::ENABLED).map(<[u8]>::trim_ascii) {
+        Some(word) if word.eq_ignore_ascii_case(b"yes") => Ok(true),
+        Some(word) if word.eq_ignore_ascii_case(b"no") => Ok(false),
+        _ => Err(bad(format!("the header {} must be yes or no", key::ENABLED))),
+    }
 }
 
 /// The request to add a binding to a router, or to bind a queue to topics if the target is topics.
@@ -250,7 +259,7 @@ fn target(kind: Option<BindingType>, text: &str, content_type: Option<u16>) -> R
         },
         Some(BindingType::Direct) => match text.strip_prefix("@client:") {
             Some(id) => Target::parse(&format!("@client:{id}")),
-            None => Ok(Target::Client(client_pattern(text))),
+            None => Ok(Target::Client(ClientPattern::parse(text))),
         },
         Some(BindingType::Topic) => match topic::pattern(text.as_bytes()) {
             Some(_) => Target::parse(text),

@@ -167,3 +167,19 @@ fn sender_without_a_receiver_is_notified_for_an_id_or_if_it_waits() {
     assert_eq!(frames(&output).len(), 2);
     assert_eq!(refused(by_id(), response, ""), b"");
 }
+
+#[test]
+fn custom_messages_go_to_the_program_of_the_broker_and_come_from_it() {
+    let mut talk = Talk::open();
+    let frame = Frame { id: b"C", content_type: 9, payload: b"hi", ..Frame::new(Kind::OTHER) };
+    let Command::Custom(message) = talk.command(&encoded(&frame)) else { panic!() };
+    assert_eq!((message.id(), message.source(), message.body()), (&b"C"[..], &b"cli"[..], &b"hi"[..]));
+    assert_eq!(message.properties().content_type, 9);
+    let properties = Properties { content_type: 7, ..Properties::default() };
+    let answer = Message::from_parts(b"", b"Re:C\r\n", b"ho", properties, None);
+    let output = talk.event(Event::Custom(answer));
+    let frame = only_frame(&output);
+    assert_eq!((frame.kind, frame.content_type, frame.hops), (Kind::OTHER, 7, 16));
+    assert_eq!((frame.source, frame.target), (&b""[..], &b"cli"[..]));
+    assert_eq!((frame.headers, frame.payload), (&b"Re:C\r\n"[..], &b"ho"[..]));
+}

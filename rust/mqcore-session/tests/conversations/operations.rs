@@ -349,7 +349,11 @@ fn channel_information_has_the_members_that_clients_know_in_their_order() {
         r#"{"Name":"ch","Queues":[1,7],"AllowMultipleQueues":true,"AllowedQueues":null,"OnlyFirstAcquirer":false,"#,
         r#""RequestAcknowledge":false,"AcknowledgeTimeout":15000,"MessageTimeout":0,"UseMessageId":true,"#,
         r#""WaitForAcknowledge":false,"HideClientNames":false,"ActiveClients":2,"ClientLimit":0,"QueueLimit":0,"#,
-        r#""DestroyWhenEmpty":false}"#
+        r#""DestroyWhenEmpty":false,"#,
+        // mqcore's own members:
+        r#""ChannelEventHandler":null,"Authenticator":null,"Status":"push","MessageLimit":0,"MessageSizeLimit":0,"#,
+        r#""Tag":null,"MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":null,"RetryDelayMax":60000,"#,
+        r#""DeadLetter":null,"Durability":"fsync","PublishLimit":null}"#
     );
     assert_eq!(answer_text(Reply::Channel(Box::new(channel_information("ch")))), expected);
     assert_eq!(answer_text(Reply::Channels(vec![channel_information("ch")])), format!("[{expected}]"));
@@ -371,6 +375,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         high_priority: 1,
         normal: 2,
         missing_handler: Some("key".into()),
+        consumers: 31,
         delayed: 28,
         next_attempt_ms: 29,
         in_flight: 3,
@@ -405,7 +410,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":250,"RetryDelayMax":60000,"DeadLetter":"dead/1","Durability":"fsync","#,
         r#""PublishLimit":"7/90s","InFlight":3,"Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
         r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
-        r#""refused":22,"erased":23,"unreadable":27},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key"}"#
+        r#""refused":22,"erased":23,"unreadable":27},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key","Consumers":31}"#
     );
     assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
     assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));

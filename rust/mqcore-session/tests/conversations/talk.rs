@@ -130,6 +130,7 @@ pub(crate) fn client(id: &str) -> Arc<Client> {
         protocol: "tmqp",
         admin: true,
         connected_at: START,
+        data: None,
     })
 }
 

@@ -83,6 +83,7 @@ impl Play {
             protocol: "mm2",
             admin: false,
             connected_at: now,
+            data: None,
         };
         let vendors: Arc<[Box<str>]> = Arc::new(["x-note".into()]);
         Self {

@@ -330,6 +330,7 @@ fn answers(command: &Command, how: u8, now: Timestamp) -> (Vec<Event>, bool) {
             (vec![Event::DirectAcknowledged(message.clone())], true)
         }
         Command::Respond { message, .. } => (vec![Event::Responded(message.clone())], true),
+        Command::Custom(message) => (vec![Event::Custom(message.clone())], true),
         Command::Request(request, _) => {
             let reply = if how < 10 { Ok(reply(how, now)) } else { Err(rejection(how)) };
             // One part at a time, so that other steps can happen in between; the script decides how often.
@@ -420,6 +421,7 @@ fn client(id: &str, now: Timestamp) -> Arc<Client> {
         protocol: "tmqp",
         admin: true,
         connected_at: now,
+        data: None,
     })
 }
 
@@ -437,6 +439,7 @@ fn reply(how: u8, now: Timestamp) -> Reply {
         high_priority: 0,
         normal: 0,
         missing_handler: None,
+        consumers: 0,
         delayed: 0,
         next_attempt_ms: 0,
         in_flight: 0,
@@ -520,6 +523,10 @@ fn describe(command: &Command, text: &mut String) -> std::fmt::Result {
         }
         Command::AcknowledgeDirect { to, message } => {
             write!(text, "acknowledge {to} ")?;
+            describe_message(message, text)
+        }
+        Command::Custom(message) => {
+            write!(text, "custom ")?;
             describe_message(message, text)
         }
         Command::Respond { to, message } => {

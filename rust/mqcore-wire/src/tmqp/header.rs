@@ -179,6 +179,8 @@ pub mod key {
     pub const UNSTARTED: &str = "Unstarted";
     /// 3.7: numeric code of the method by which a new router selects bindings.
     pub const ROUTE_METHOD: &str = "Route-Method";
+    /// mqcore extension: whether to enable a router, `yes` or `no`.
+    pub const ENABLED: &str = "Enabled";
     /// 3.7: name of the binding to remove.
     pub const BINDING_NAME: &str = "Binding-Name";
     /// 3.7: topic of a new channel.

@@ -57,6 +57,8 @@ pub enum Operation {
     ChannelList = 606,
     /// Describe the clients that have joined a channel.
     ChannelConsumers = 607,
+    /// mqcore extension: change the options of a channel.
+    UpdateChannel = 608,
     /// Create a queue.
     CreateQueue = 610,
     /// Delete a queue.
@@ -73,6 +75,8 @@ pub enum Operation {
     NodeList = 621,
     /// Describe the connected clients.
     ClientList = 631,
+    /// mqcore extension: close the connection of a client.
+    Disconnect = 632,
     /// Send a handler's decision from one node to another.
     NodeDecision = 641,
     /// 3.7: describe the routers.
@@ -83,6 +87,8 @@ pub enum Operation {
     RemoveRouter = 653,
     /// mqcore extension: report where a message would be routed.
     TestRoute = 654,
+    /// mqcore extension: enable or disable a router.
+    EnableRouter = 655,
     /// 3.7: describe the bindings of a router.
     BindingList = 661,
     /// 3.7: add a binding to a router.
@@ -105,6 +111,7 @@ impl Operation {
             605 | 105 => Self::ChannelInformation,
             606 | 104 => Self::ChannelList,
             607 => Self::ChannelConsumers,
+            608 => Self::UpdateChannel,
             610 | 201 => Self::CreateQueue,
             611 | 203 => Self::RemoveQueue,
             612 | 202 => Self::UpdateQueue,
@@ -113,11 +120,13 @@ impl Operation {
             616 | 204 => Self::QueueList,
             621 | 301 => Self::NodeList,
             631 | 302 => Self::ClientList,
+            632 => Self::Disconnect,
             641 => Self::NodeDecision,
             651 => Self::RouterList,
             652 => Self::CreateRouter,
             653 => Self::RemoveRouter,
             654 => Self::TestRoute,
+            655 => Self::EnableRouter,
             661 => Self::BindingList,
             662 => Self::AddBinding,
             663 => Self::RemoveBinding,
@@ -141,7 +150,7 @@ mod tests {
     fn every_operation_is_found_by_the_code_it_is_sent_with() {
         let known: Vec<_> =
             (0..=u16::MAX).filter_map(|code| Some((code, Operation::from_code(code)?))).collect();
-        assert_eq!(known.len(), 24 + 13);
+        assert_eq!(known.len(), 27 + 13);
         for (code, operation) in known {
             assert_eq!(Operation::from_code(operation.code()), Some(operation));
             assert!(operation.code() == code || code < 600);
