@@ -21,8 +21,9 @@ for a channel. An authenticator decides which clients may join the channels whos
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from mqcore._core import ChannelView, ClientView, Decision, Message, NodeView, PendingAnswers, QueueView
 from mqcore.config import QueueStatus, seconds
@@ -107,7 +108,7 @@ class EventHandler:
         """
 
 
-class Authenticator:
+class Authenticator(ABC):
     """Decides which clients may join a channel. Override `authenticate`; it can be ``async def``.
 
     The client waits for the answer; nothing else does. If the method raises, returns something else than a bool, or
@@ -117,12 +118,12 @@ class Authenticator:
     timeout: ClassVar[Duration] = 5.0
     """Time to answer. Default 5 s."""
 
+    @abstractmethod
     def authenticate(self, channel: str, client: ClientView) -> bool | Awaitable[bool]:
         """Return whether `client` may join `channel`, or consume a queue of it in another protocol.
 
         Called whenever a client joins, but not when a member joins again. The channel need not exist yet.
         """
-        raise NotImplementedError(f"{type(self).__qualname__} must override authenticate")
 
 
 _EVENTS: Final = {
@@ -222,8 +223,3 @@ class Authenticators(_Registry[Authenticator]):
     _base = Authenticator
     _what = "authenticator"
     _methods: ClassVar[Mapping[str, int]] = {"authenticate": 2}
-
-    def __setitem__(self, key: str, handler: Any) -> None:
-        if isinstance(handler, Authenticator) and type(handler).authenticate is Authenticator.authenticate:
-            raise TypeError(f"{type(handler).__qualname__} must override authenticate")
-        super().__setitem__(key, handler)
