@@ -182,7 +182,7 @@ def restore(
     total = _octets(path)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     with _cleared(unfinished, target):
-        unfinished.mkdir(parents=True)
+        _make_directory(unfinished)
         manifest = _unpack(path, unfinished, total, progress)
         for file in manifest.files.values():
             _finish_file(unfinished / file.name, file.length)
@@ -214,7 +214,7 @@ def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> Bac
                 manifest = _read_archive(_Tee(source, sink), None, total, progress)
                 sink.finish()
         else:
-            unfinished.mkdir(parents=True)
+            _make_directory(unfinished)
             manifest = _read_archive(source, unfinished, total, progress)
             for file in manifest.files.values():
                 _finish_file(unfinished / file.name, file.bytes)
@@ -242,7 +242,8 @@ def _read_archive(source: _Source, into: Path | None, total: int | None, progres
                     text = content.read(_MANIFEST_BYTES_MAX)
                     manifest = _manifest(text)
                     if into is not None:
-                        (into / _MANIFEST).write_bytes(text)
+                        with open(into / _MANIFEST, "wb", opener=_open_private) as file:
+                            file.write(text)
                     continue
                 if not _NAME.fullmatch(member.name):
                     raise errors.DataDirDamaged(f"{member.name} does not belong into a backup")
@@ -309,7 +310,7 @@ class _Sink:
     """A file that is being written, compressed or not."""
 
     def __init__(self, path: Path, *, compressed: bool) -> None:
-        self._plain: IO[bytes] | None = None if compressed else path.open("wb")
+        self._plain: IO[bytes] | None = None if compressed else _create_private(path)
         self._compressed = _core.ZstdWriter(str(path)) if compressed else None
 
     def __enter__(self) -> Self:
@@ -355,8 +356,8 @@ def _copy(content: IO[bytes], to: Path | None) -> tuple[int, str]:
             digest.update(piece)
             length += len(piece)
         return length, digest.hexdigest()
-    to.parent.mkdir(exist_ok=True)
-    with to.open("wb") as file:
+    to.parent.mkdir(mode=0o700, exist_ok=True)
+    with open(to, "wb", opener=_open_private) as file:
         while piece := content.read(_PIECE):
             digest.update(piece)
             length += len(piece)
@@ -397,6 +398,21 @@ def _octets(path: Path) -> int | None:
         return None if path.suffix == ".zst" else path.stat().st_size
     except OSError:
         return None
+
+
+def _open_private(path: str, flags: int) -> int:
+    """Open a file that only its owner can access if it is new: it holds messages."""
+    return os.open(path, flags, 0o600)
+
+
+def _create_private(path: Path) -> IO[bytes]:
+    return os.fdopen(_open_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb")
+
+
+def _make_directory(path: Path) -> None:
+    """Create a directory that only its owner can access. Parents get the modes that the umask allows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700)
 
 
 def _finish_file(path: Path, length: int | None) -> None:

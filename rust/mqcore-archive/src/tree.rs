@@ -7,6 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use mqcore_journal::storage::Storage;
+use mqcore_journal::storage::private::{create_private_directory, private_options};
 
 /// Real files below one directory.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ impl TreeStorage {
     /// The error of the operating system.
     pub fn open(root: impl AsRef<Path>) -> io::Result<Self> {
         let root = root.as_ref().to_path_buf();
-        fs::create_dir_all(&root)?;
+        create_private_directory(&root)?;
         Ok(Self { root, changed: RefCell::default() })
     }
 
@@ -31,7 +32,7 @@ impl TreeStorage {
     fn make_parent(&self, name: &str) -> io::Result<()> {
         let Some(parent) = Path::new(name).parent() else { return Ok(()) };
         if !self.root.join(parent).is_dir() {
-            fs::create_dir_all(self.root.join(parent))?;
+            create_private_directory(&self.root.join(parent))?;
             // Each new directory is a new name in its parent.
             self.changed.borrow_mut().extend(parent.ancestors().map(Path::to_path_buf));
         }
@@ -67,7 +68,7 @@ impl Storage for TreeStorage {
     /// Does not reserve space: these files are written once and can be written again.
     fn create(&self, name: &str, length: u64) -> io::Result<File> {
         self.make_parent(name)?;
-        let file = File::options().read(true).write(true).create_new(true).open(self.root.join(name))?;
+        let file = private_options().read(true).write(true).create_new(true).open(self.root.join(name))?;
         file.set_len(length)?;
         Ok(file)
     }

@@ -25,7 +25,7 @@ impl<S: Storage> Journal<S> {
     /// Call it again while `more` is set.
     ///
     /// # Errors
-    /// The same as [`Journal::maintain`]. After [`JournalError::Full`] it can continue once there is space, because copies come
+    /// The same as [`Journal::maintain`], and [`JournalError::Io`] if a file cannot be removed. After [`JournalError::Full`] it can continue once there is space, because copies come
     /// before removals.
     pub fn compact(
         &mut self,
@@ -35,7 +35,10 @@ impl<S: Storage> Journal<S> {
     ) -> Result<Maintenance, JournalError> {
         let mut done = self.run_housekeeping(now_ms, budget_bytes, |journal| journal.find_wasteful(until))?;
         done.more |= self.find_wasteful(until).is_some();
-        Ok(done)
+        match done.deferred.pop() {
+            Some(error) => Err(error),
+            None => Ok(done),
+        }
     }
 
     /// Bytes of the segments before `until` that compaction has yet to rewrite or remove.

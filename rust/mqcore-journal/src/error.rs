@@ -19,13 +19,14 @@ pub enum JournalError {
         /// Message of the storage error.
         message: String,
     },
-    /// The disk is full. Nothing is lost or partially written. Free space, call `maintain`, and try again.
-    #[error(
-        "disk full: the journal needs {needed} more bytes; free some space, then it continues automatically"
-    )]
+    /// The system has no disk space or no file descriptor left. Nothing is lost or partially written. Make room, call
+    /// `maintain`, and try again.
+    #[error("{}", .shortage.describe(*.needed))]
     Full {
         /// Bytes needed.
         needed: u64,
+        /// The exhausted resource.
+        shortage: Shortage,
     },
     /// The bytes on disk are not the expected record.
     #[error("segment {segment} is damaged at byte {offset}: {why}")]
@@ -89,7 +90,50 @@ impl JournalError {
     }
 }
 
-/// Whether the storage is full: the only kind of error that may resolve itself.
-pub(crate) fn is_storage_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+/// A resource that the system has none left of, for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// Disk space.
+    Space,
+    /// File descriptors, of the process or of the system.
+    Descriptors,
+}
+
+impl Shortage {
+    /// Returns the shortage that an error reports: the only kind of error that may resolve itself.
+    pub fn of(error: &io::Error) -> Option<Self> {
+        if matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            return Some(Self::Space);
+        }
+        #[cfg(unix)]
+        {
+            use rustix::io::Errno;
+            let exhausted = [Errno::MFILE, Errno::NFILE].map(|errno| Some(errno.raw_os_error()));
+            if exhausted.contains(&error.raw_os_error()) {
+                return Some(Self::Descriptors);
+            }
+        }
+        None
+    }
+
+    /// Describes the shortage in the words that producers receive.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Space => "no space is left on the disk of the data directory",
+            Self::Descriptors => "no file descriptor is left for the journal",
+        }
+    }
+
+    fn describe(self, needed: u64) -> String {
+        match self {
+            Self::Space => format!(
+                "disk full: the journal needs {needed} more bytes; free some space, then it continues automatically"
+            ),
+            Self::Descriptors => {
+                "the journal cannot open a file: no file descriptor is left; raise the limit of open files \
+                 or close connections, then it continues automatically"
+                    .to_owned()
+            }
+        }
+    }
 }

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::error::JournalError;
+use crate::error::{JournalError, Shortage};
 use crate::format::{self, RecordKind};
 use crate::options::Options;
 use crate::recovery::Recovered;
@@ -66,6 +66,8 @@ pub struct Journal<S: Storage> {
     /// While a snapshot is being copied, no segment is removed.
     pub(crate) pinned: bool,
     pub(crate) quarantined: u64,
+    /// Time of the last housekeeping in milliseconds, as the caller gave it.
+    pub(crate) house_ms: u64,
     /// Notes below this number are archived elsewhere and no longer keep a segment.
     pub(crate) released_notes_below: u64,
     /// Whether an archiver reads and releases notes.
@@ -84,7 +86,8 @@ pub(crate) struct Spare<F> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Condition {
     Healthy,
-    Full,
+    /// Space or file descriptors are missing, which may pass.
+    Full(Shortage),
     Failed(JournalError),
 }
 
@@ -119,7 +122,7 @@ impl<S: Storage> Journal<S> {
         seen: &mut dyn FnMut(u64, &[u8]),
     ) -> Result<(Self, Recovered), JournalError> {
         let (mut journal, mut recovered, endings) = Self::read_only_state(storage, options, progress, seen)?;
-        journal.remove_unused_files(&endings.leftovers)?;
+        journal.remove_unused_files(&endings.leftovers);
         journal.begin_first_segment(&endings.tails, &endings.closings)?;
         recovered.next_sequence = journal.state.next_sequence;
         Ok((journal, recovered))
@@ -335,7 +338,7 @@ impl<S: Storage> Journal<S> {
     pub fn health(&self) -> Health {
         match self.condition {
             Condition::Healthy => Health::Healthy,
-            Condition::Full => Health::Full,
+            Condition::Full(_) => Health::Full,
             Condition::Failed(_) => Health::Failed,
         }
     }

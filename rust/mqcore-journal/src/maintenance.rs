@@ -12,6 +12,8 @@ use crate::state::Segment;
 use crate::storage::Storage;
 use crate::writer::{SpaceClass, reach};
 
+/// Time in milliseconds after which a failed removal is tried again.
+const REMOVAL_RETRY_MS: u64 = 10_000;
 /// Maximum number of segments removed per call. Each removal takes two syncs.
 const REMOVALS_PER_CALL_MAX: u64 = 8;
 
@@ -30,6 +32,8 @@ pub struct Maintenance {
     pub lost: Vec<u64>,
     /// Keys of definitions that turned out to be unreadable. They are lost; raise an alarm.
     pub lost_definitions: Vec<Vec<u8>>,
+    /// Files that could not be removed or renamed. Nothing is lost; the removal is tried again ten seconds later.
+    pub deferred: Vec<JournalError>,
     /// More work is possible immediately: call again soon.
     pub more: bool,
 }
@@ -62,6 +66,7 @@ impl<S: Storage> Journal<S> {
             self.retry_after_full_disk()?;
             return Ok(done);
         }
+        self.house_ms = now_ms;
         while done.removed + done.quarantined.len() as u64 <= REMOVALS_PER_CALL_MAX {
             let Some(number) = self.find_dead() else { break };
             self.remove_segment(number, &mut done)?;
@@ -79,7 +84,7 @@ impl<S: Storage> Journal<S> {
 
     /// Checks whether a full disk has space again; otherwise creates the next segment before it is needed.
     fn retry_after_full_disk(&mut self) -> Result<(), JournalError> {
-        let full = self.condition == Condition::Full;
+        let full = self.shortage().is_some();
         if full {
             self.write()?;
         }
@@ -129,7 +134,10 @@ impl<S: Storage> Journal<S> {
     pub(crate) fn find_dead(&self) -> Option<u32> {
         let moving = self.moving.as_ref().map(|moving| moving.segment);
         self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
-            let dead = segment.needed_bytes() == 0 && !segment.unreadable && Some(number) != moving;
+            let dead = segment.needed_bytes() == 0
+                && !segment.unreadable
+                && segment.removal_retry_ms <= self.house_ms
+                && Some(number) != moving;
             (dead && !self.state.is_pinned(number)).then_some(number)
         })
     }
@@ -156,7 +164,8 @@ impl<S: Storage> Journal<S> {
             // On a full disk, copying must not use up the reserve.
             let affordable = self.condition == Condition::Healthy || needed < reserve / 2;
             let worth = segment.damaged || worth(segment, needed);
-            (worth && affordable && !segment.unreadable).then_some(number)
+            let due = segment.removal_retry_ms <= self.house_ms;
+            (worth && affordable && due && !segment.unreadable).then_some(number)
         })
     }
 
@@ -169,12 +178,17 @@ impl<S: Storage> Journal<S> {
 
     fn start_relocation(&mut self, number: u32) -> Option<Relocation> {
         let end = self.state.segments.get(&number)?.end;
-        let Ok(bytes) = self.read_segment(number, end) else {
-            self.state.segments.entry(number).and_modify(|segment| {
-                segment.damaged = true;
-                segment.unreadable = true;
-            });
-            return None;
+        let bytes = match self.read_segment(number, end) {
+            Ok(bytes) => bytes,
+            // Says nothing about the segment; the next call tries again.
+            Err(JournalError::Full { .. }) => return None,
+            Err(_) => {
+                self.state.segments.entry(number).and_modify(|segment| {
+                    segment.damaged = true;
+                    segment.unreadable = true;
+                });
+                return None;
+            }
         };
         let found = scan(&bytes, self.identity, number, Some(end));
         if !found.gaps.is_empty() {
@@ -251,7 +265,8 @@ impl<S: Storage> Journal<S> {
     /// Removes a segment's file, or quarantines it if it is damaged.
     ///
     /// First, everything copied out of it and the record of its removal are made durable. Afterwards the removal itself is made
-    /// durable before anything relies on it.
+    /// durable before anything relies on it. If the file cannot be removed, the segment stays as it is: what it holds is still
+    /// hidden by later segments, and the removal is tried again later.
     fn remove_segment(&mut self, number: u32, done: &mut Maintenance) -> Result<(), JournalError> {
         let mut body = Vec::new();
         format::push_varint(&mut body, u64::from(number));
@@ -267,7 +282,10 @@ impl<S: Storage> Journal<S> {
             self.storage.remove(&name)
         };
         if let Err(error) = gone {
-            return Err(self.fail(JournalError::io("removing", &name, &error)));
+            done.deferred.push(JournalError::io("removing", &name, &error));
+            let retry_ms = self.house_ms.saturating_add(REMOVAL_RETRY_MS);
+            self.state.segments.entry(number).and_modify(|segment| segment.removal_retry_ms = retry_ms);
+            return Ok(());
         }
         self.sync_directory()?;
         self.forget_file(number);

@@ -15,7 +15,7 @@ pub use report::{
     Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport, TornTail,
 };
 
-use crate::error::JournalError;
+use crate::error::{JournalError, Shortage};
 use crate::format::{self, HEADER_BYTES, Header, HeaderReading, Location, Record, VERSION};
 use crate::options::Options;
 use crate::scan::{self, Gap, SegmentScan, Span};
@@ -152,6 +152,8 @@ fn examine<S: Storage>(storage: &S, number: u32, options: &Options) -> Result<Se
         Ok::<_, std::io::Error>((length, Header::read(&bytes[..count])))
     };
     match read() {
+        // Says nothing about the file.
+        Err(error) if Shortage::of(&error).is_some() => Err(JournalError::io("reading", &name, &error)),
         Err(error) => Ok(SegmentFile { length: 0, reading: Err(error.to_string()) }),
         Ok((_, HeaderReading::Newer(found))) => {
             Err(JournalError::Version { file: name, found, known: VERSION })

@@ -46,6 +46,8 @@ pub(crate) struct Segment {
     pub(crate) damaged: bool,
     /// The disk cannot read the segment. It is left in place until the next opening.
     pub(crate) unreadable: bool,
+    /// The file could not be removed; housekeeping leaves it alone until this time, in milliseconds. 0: no attempt failed.
+    pub(crate) removal_retry_ms: u64,
 }
 
 impl Segment {

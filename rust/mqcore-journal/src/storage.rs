@@ -2,6 +2,7 @@
 
 mod file;
 mod memory;
+pub mod private;
 mod read_only;
 
 use std::io;
@@ -13,8 +14,9 @@ pub use read_only::ReadOnlyStorage;
 /// One flat directory of files.
 ///
 /// Written bytes are durable after `sync_data` of their file. A created, renamed or removed file is durable after
-/// `sync_directory`. Nothing is guaranteed before that, in any order. An error of kind [`io::ErrorKind::StorageFull`]
-/// means that space may become available again; every other error of a change is permanent.
+/// `sync_directory`. Nothing is guaranteed before that, in any order. A [`Shortage`](crate::error::Shortage) of space or
+/// file descriptors may pass. A file that cannot be removed or renamed is tried again later. Every other error of a change
+/// is permanent.
 pub trait Storage {
     /// An open file. Remains usable after the file is renamed or removed.
     type File;

@@ -4,7 +4,7 @@ use crate::world;
 
 use std::collections::BTreeMap;
 
-use mqcore_journal::error::JournalError;
+use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
@@ -142,4 +142,105 @@ fn an_unreadable_segment_alarms_and_is_left_alone() {
     // The error went away: everything is there again.
     let (_, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
     assert_eq!(recovered.report.live, 99);
+}
+
+/// Fills several segments, settles everything, and returns the journal with dead segments.
+fn with_dead_segments(disk: &MemoryStorage) -> Journal<MemoryStorage> {
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..200 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    }
+    journal.settle(&(1..190).collect::<Vec<u64>>()).unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    journal
+}
+
+#[test]
+fn failed_removal_is_reported_and_retried_and_the_journal_stays_healthy() {
+    let disk = MemoryStorage::new(1);
+    let mut journal = with_dead_segments(&disk);
+    let before = disk.files().len();
+    disk.inject(StorageCall::Remove, 0, Fault::Error, true);
+    let mut deferred = 0;
+    loop {
+        let done = journal.maintain(1_000, 1 << 20).unwrap();
+        assert_eq!((done.removed, done.quarantined.len()), (0, 0));
+        deferred += done.deferred.len();
+        if !done.more {
+            break;
+        }
+    }
+    assert!(deferred > 1, "each dead segment is tried once");
+    assert_eq!(journal.health(), Health::Healthy);
+    journal.put(1_000, 1, &[b"confirmed meanwhile"]).unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    assert!(journal.maintain(2_000, 1 << 20).unwrap().deferred.is_empty(), "not before the time has passed");
+    // A crash in this state loses nothing and raises no alarm.
+    let copy = MemoryStorage::with_files(2, disk.files());
+    let (reopened, recovered) = Journal::open(copy, small(), &mut |_, _| {}).unwrap();
+    assert!(!recovered.report.is_alarming(), "{}", recovered.report);
+    assert_eq!(reopened.live().collect::<Vec<_>>(), journal.live().collect::<Vec<_>>());
+    disk.clear_faults();
+    let mut removed = 0;
+    loop {
+        let done = journal.maintain(20_000, 1 << 20).unwrap();
+        removed += done.removed;
+        if !done.more {
+            break;
+        }
+    }
+    assert!(removed > 1 && disk.files().len() < before, "{removed} removed");
+}
+
+#[test]
+fn missing_file_descriptors_refuse_records_until_there_are_some() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    disk.inject(StorageCall::Create, 0, Fault::Descriptors, true);
+    let mut sequence = 1;
+    let refused = loop {
+        match journal.put(sequence, 1, &[&[1; 100]]) {
+            Ok(()) => sequence += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, JournalError::Full { shortage: Shortage::Descriptors, .. }), "{refused:?}");
+    assert!(refused.to_string().contains("no file descriptor is left"), "{refused}");
+    assert_eq!(journal.health(), Health::Full);
+    journal.settle(&[1]).unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    assert!(matches!(journal.maintain(0, 1), Err(JournalError::Full { .. })));
+    disk.clear_faults();
+    journal.maintain(0, 1).unwrap();
+    assert_eq!(journal.health(), Health::Healthy);
+    journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    journal.close().unwrap();
+    let (journal, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
+    assert!(!recovered.report.is_alarming(), "{}", recovered.report);
+    assert_eq!(journal.live().count() as u64, sequence - 1);
+}
+
+#[test]
+fn missing_file_descriptors_do_not_count_as_damage() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..200 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    }
+    journal.close().unwrap();
+    let before = disk.files();
+    disk.inject(StorageCall::Open, 1, Fault::Descriptors, true);
+    let refused = Journal::open(disk.clone(), small(), &mut |_, _| {}).map(drop);
+    assert!(matches!(refused, Err(JournalError::Io { doing: "reading", .. })), "{refused:?}");
+    assert_eq!(disk.files(), before);
+    disk.clear_faults();
+    let (journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    assert_eq!(recovered.report.live, 199);
+    disk.inject(StorageCall::Open, 0, Fault::Descriptors, true);
+    assert!(matches!(journal.read(1), Err(JournalError::Full { shortage: Shortage::Descriptors, .. })));
+    disk.clear_faults();
+    assert_eq!(journal.read(1).as_deref(), Ok([1; 100].as_slice()));
 }

@@ -193,3 +193,25 @@ fn a_full_disk_rejects_puts_but_not_settlements_until_it_has_space() {
     let (_, world) = open(&disk.0);
     assert_eq!(world.live, live);
 }
+
+#[cfg(unix)]
+#[test]
+fn files_and_directories_belong_to_their_owner_only() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new("modes");
+    let directory = scratch.0.join("data").join("shard-0");
+    let (mut journal, _) = open(&directory);
+    for sequence in 1..2_000 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+    }
+    journal.close().unwrap();
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(directory.parent().unwrap()), mode(&directory)), (0o700, 0o700));
+    let mut files = 0;
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+        files += 1;
+    }
+    assert!(files > 3, "a lock and several segments");
+}

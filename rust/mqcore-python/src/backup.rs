@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mqcore_server::storage::archive::BackupStream;
@@ -68,7 +68,7 @@ pub(crate) struct ZstdWriter {
 impl ZstdWriter {
     #[new]
     fn new(path: PathBuf) -> PyResult<Self> {
-        let mut encoder = Encoder::new(File::create(path).map_err(failed)?, LEVEL).map_err(failed)?;
+        let mut encoder = Encoder::new(create_private(&path).map_err(failed)?, LEVEL).map_err(failed)?;
         // A checksum detects changed bytes.
         encoder.include_checksum(true).map_err(failed)?;
         Ok(Self { encoder: Mutex::new(Some(encoder)) })
@@ -111,6 +111,18 @@ impl ZstdReader {
         let read = py.detach(|| read_up_to(&mut *lock(&self.decoder), size));
         Ok(PyBytes::new(py, &read.map_err(failed)?))
     }
+}
+
+/// Creates a file that only its owner can access, because it holds messages.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    let mut options = File::options();
+    options.create(true).truncate(true).write(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        options.mode(0o600);
+    }
+    options.open(path)
 }
 
 fn read_up_to(source: &mut impl Read, size: usize) -> std::io::Result<Vec<u8>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Condition, Journal, Spare};
-use crate::error::{JournalError, is_storage_full};
+use crate::error::{JournalError, Shortage};
 use crate::format::{self, HEADER_BYTES, Header, Location, MARK_BYTES, RecordKind};
 use crate::state::Segment;
 use crate::storage::{Storage, write_whole};
@@ -13,7 +13,15 @@ impl<S: Storage> Journal<S> {
     pub(crate) fn check_failed(&self) -> Result<(), JournalError> {
         match &self.condition {
             Condition::Failed(error) => Err(error.clone()),
-            Condition::Healthy | Condition::Full => Ok(()),
+            Condition::Healthy | Condition::Full(_) => Ok(()),
+        }
+    }
+
+    /// The resource that the last attempt to write or to create a file lacked; `None`: it lacked none.
+    pub(crate) fn shortage(&self) -> Option<Shortage> {
+        match self.condition {
+            Condition::Full(shortage) => Some(shortage),
+            Condition::Healthy | Condition::Failed(_) => None,
         }
     }
 
@@ -23,7 +31,7 @@ impl<S: Storage> Journal<S> {
         error
     }
 
-    /// Distinguishes a full disk, which may recover, from all other errors, which are permanent.
+    /// Distinguishes a shortage, which may pass, from all other errors, which are permanent.
     pub(super) fn fail_or_mark_full(
         &mut self,
         doing: &'static str,
@@ -31,9 +39,9 @@ impl<S: Storage> Journal<S> {
         error: &std::io::Error,
         needed: u64,
     ) -> JournalError {
-        if is_storage_full(error) {
-            self.condition = Condition::Full;
-            JournalError::Full { needed }
+        if let Some(shortage) = Shortage::of(error) {
+            self.condition = Condition::Full(shortage);
+            JournalError::Full { needed, shortage }
         } else {
             self.fail(JournalError::io(doing, &format::segment_name(number), error))
         }
@@ -53,11 +61,13 @@ impl<S: Storage> Journal<S> {
             let size = parts.iter().map(|part| part.len() as u64).sum::<u64>() + head.len() as u64;
             JournalError::TooLarge { size, max: u64::from(max) }
         })?;
-        let full = self.condition == Condition::Full;
-        if full && (class == SpaceClass::Publish || !self.fits(class, length)) {
-            return Err(JournalError::Full { needed: u64::from(length) });
+        let shortage = self.shortage();
+        if let Some(shortage) = shortage
+            && (class == SpaceClass::Publish || !self.fits(class, length))
+        {
+            return Err(JournalError::Full { needed: u64::from(length), shortage });
         }
-        if !full && !self.fits(SpaceClass::Publish, length) {
+        if shortage.is_none() && !self.fits(SpaceClass::Publish, length) {
             match self.roll(length) {
                 Ok(()) => {}
                 Err(JournalError::Full { .. })
@@ -154,11 +164,9 @@ impl<S: Storage> Journal<S> {
             if u64::from(spare.capacity) >= needed {
                 return Ok(spare);
             }
-            // Too small for this record. Segment numbers must be used in order, so it cannot be kept for later.
-            let name = format::segment_name(spare.number);
-            if let Err(error) = self.storage.remove(&name) {
-                return Err(self.fail(JournalError::io("removing", &name, &error)));
-            }
+            // Too small for this record. Segment numbers must be used in order, so it cannot be kept for later. If the
+            // removal fails, the next opening removes the file.
+            let _ = self.storage.remove(&format::segment_name(spare.number));
         }
         self.create_segment(needed.max(u64::from(self.options.segment_bytes)))
     }

@@ -56,6 +56,7 @@ impl<S: Storage> Journal<S> {
             moving: None,
             pinned: false,
             quarantined,
+            house_ms: 0,
             released_notes_below: 0,
             has_note_reader: false,
             files: RefCell::default(),
@@ -64,21 +65,17 @@ impl<S: Storage> Journal<S> {
     }
 
     /// Removes files that a crash left before they were used, and quarantines files with unexpected content.
-    pub(super) fn remove_unused_files(
-        &mut self,
-        leftovers: &[recovery::UnusedFile],
-    ) -> Result<(), JournalError> {
+    pub(super) fn remove_unused_files(&mut self, leftovers: &[recovery::UnusedFile]) {
         for leftover in leftovers {
             let name = format::segment_name(leftover.segment);
-            let done = if leftover.empty {
+            // If this fails, the file stays unused under its name, and the next opening tries again.
+            let _ = if leftover.empty {
                 self.storage.remove(&name)
             } else {
                 self.quarantined += 1;
                 self.storage.rename(&name, &format::quarantined_name(leftover.segment))
             };
-            done.map_err(|error| JournalError::io("removing", &name, &error))?;
         }
-        Ok(())
     }
 
     /// Begins a new segment, because the end of the old one may be torn and must not be appended to.

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::Journal;
-use crate::error::JournalError;
+use crate::error::{JournalError, Shortage};
 use crate::format::{self, Checked, Location, Record, RecordKind};
 use crate::notes::{NoteInventory, SealedNotes};
 use crate::record::{Live, Note, Show};
@@ -24,6 +24,7 @@ impl<S: Storage> Journal<S> {
     /// - [`JournalError::NotLive`]: no live record has this number.
     /// - [`JournalError::Damaged`]: the bytes on disk are not the record.
     /// - [`JournalError::Io`]: the disk cannot be read; the journal continues to work.
+    /// - [`JournalError::Full`]: no file descriptor is left; try again later.
     pub fn read(&self, sequence: u64) -> Result<Vec<u8>, JournalError> {
         let at = self.state.puts.get(sequence).ok_or(JournalError::NotLive(sequence))?;
         let mut record = Vec::new();
@@ -200,7 +201,16 @@ impl<S: Storage> Journal<S> {
             return Ok(Arc::clone(file));
         }
         let name = format::segment_name(number);
-        let file = self.storage.open(&name).map_err(|error| JournalError::io("reading", &name, &error))?;
+        let mut opened = self.storage.open(&name);
+        if opened.as_ref().is_err_and(|error| Shortage::of(error) == Some(Shortage::Descriptors)) {
+            // The files kept open for reading are the only descriptors that the journal can give back.
+            self.files.borrow_mut().clear();
+            opened = self.storage.open(&name);
+        }
+        let file = opened.map_err(|error| match Shortage::of(&error) {
+            Some(shortage) => JournalError::Full { needed: 0, shortage },
+            None => JournalError::io("reading", &name, &error),
+        })?;
         let file = Arc::new(file);
         self.keep_open(number, Arc::clone(&file));
         Ok(file)

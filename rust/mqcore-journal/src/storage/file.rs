@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Storage;
+use super::private::{create_private_directory, private_options};
 
 /// The file whose lock marks the directory as in use.
 pub(super) const LOCK: &str = "lock";
@@ -15,21 +16,26 @@ pub(super) const LOCK: &str = "lock";
 #[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,
+    /// Held open, so that syncing names needs no file descriptor.
+    names: Arc<File>,
     /// The open file holds the lock. The system releases it when the process ends, however it ends.
     _lock: Arc<File>,
 }
 
 impl FileStorage {
-    /// Locks a directory, and creates it if it does not exist.
+    /// Locks a directory, and creates it if it does not exist. Makes its own name durable.
+    ///
+    /// Only the owner can access the directories and files that this creates.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] (another kind on systems other than Unix) if another process holds the lock; otherwise the
     /// system's error.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         let directory = directory.as_ref().to_path_buf();
-        fs::create_dir_all(&directory)?;
+        create_private_directory(&directory)?;
         let lock = exclusive::open(&directory.join(LOCK))?;
-        Ok(Self { directory, _lock: Arc::new(lock) })
+        let names = open_directory(&directory, &lock)?;
+        Ok(Self { directory, names: Arc::new(names), _lock: Arc::new(lock) })
     }
 
     /// The directory.
@@ -47,7 +53,7 @@ impl Storage for FileStorage {
 
     fn create(&self, name: &str, length: u64) -> io::Result<File> {
         let file =
-            OpenOptions::new().create_new(true).read(true).write(true).open(self.directory.join(name))?;
+            private_options().create_new(true).read(true).write(true).open(self.directory.join(name))?;
         reserve(&file, length)?;
         Ok(file)
     }
@@ -87,7 +93,7 @@ impl Storage for FileStorage {
 
     #[cfg(unix)]
     fn sync_directory(&self) -> io::Result<()> {
-        File::open(&self.directory)?.sync_all()
+        self.names.sync_all()
     }
 
     /// Directories cannot be synced on this system; the file system journals names itself.
@@ -95,6 +101,17 @@ impl Storage for FileStorage {
     fn sync_directory(&self) -> io::Result<()> {
         Ok(())
     }
+}
+
+#[cfg(unix)]
+fn open_directory(directory: &Path, _lock: &File) -> io::Result<File> {
+    File::open(directory)
+}
+
+/// Directories cannot be opened on this system, and need not be synced: the lock stands in.
+#[cfg(not(unix))]
+fn open_directory(_directory: &Path, lock: &File) -> io::Result<File> {
+    lock.try_clone()
 }
 
 /// Lists a directory. Skips names that are not valid Unicode, which a journal never creates.
@@ -175,14 +192,14 @@ pub(super) mod position {
 
 #[cfg(unix)]
 mod exclusive {
-    use std::fs::{File, OpenOptions};
+    use std::fs::File;
     use std::io;
     use std::path::Path;
 
     use rustix::fs::{FlockOperation, flock};
 
     pub(super) fn open(path: &Path) -> io::Result<File> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        let file = super::private_options().create(true).truncate(false).write(true).open(path)?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(file)
     }

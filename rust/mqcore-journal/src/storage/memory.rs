@@ -30,6 +30,10 @@ pub enum StorageCall {
     Sync,
     /// `create`.
     Create,
+    /// `open`.
+    Open,
+    /// `rename` and `remove`.
+    Remove,
 }
 
 /// A simulated fault.
@@ -41,6 +45,8 @@ pub enum Fault {
     Full,
     /// A write takes one byte only. Does not apply to other calls.
     Short,
+    /// The process has no file descriptor left. Apply it to [`StorageCall::Create`] and [`StorageCall::Open`] only.
+    Descriptors,
 }
 
 /// An open file of a [`MemoryStorage`].
@@ -273,6 +279,10 @@ fn apply_names(names: &mut BTreeMap<String, u64>, change: NameChange) {
 fn error(fault: Fault) -> io::Error {
     match fault {
         Fault::Full => io::Error::new(io::ErrorKind::StorageFull, "no space left (injected)"),
+        #[cfg(unix)]
+        Fault::Descriptors => rustix::io::Errno::MFILE.into(),
+        #[cfg(not(unix))]
+        Fault::Descriptors => io::Error::other("too many open files (injected)"),
         Fault::Error | Fault::Short => io::Error::other("input/output error (injected)"),
     }
 }
@@ -295,6 +305,9 @@ impl Storage for MemoryStorage {
         }
         let fault =
             disk.fault(&[StorageCall::Change, StorageCall::Create]).filter(|fault| *fault != Fault::Short);
+        if fault == Some(Fault::Descriptors) {
+            return Err(error(Fault::Descriptors));
+        }
         let full = disk.capacity.is_some_and(|capacity| disk.used() + length > capacity);
         // As with real files, the name exists although there was no space for the bytes.
         let view =
@@ -311,7 +324,11 @@ impl Storage for MemoryStorage {
     }
 
     fn open(&self, name: &str) -> io::Result<MemoryFile> {
-        self.disk().names.get(name).copied().map(MemoryFile).ok_or_else(|| missing(name))
+        let mut disk = self.disk();
+        if let Some(fault @ (Fault::Error | Fault::Descriptors)) = disk.fault(&[StorageCall::Open]) {
+            return Err(error(fault));
+        }
+        disk.names.get(name).copied().map(MemoryFile).ok_or_else(|| missing(name))
     }
 
     fn length(&self, file: &MemoryFile) -> io::Result<u64> {
@@ -392,7 +409,7 @@ impl Storage for MemoryStorage {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut disk = self.disk();
-        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change]) {
+        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change, StorageCall::Remove]) {
             return Err(error(fault));
         }
         if !disk.names.contains_key(from) {
@@ -405,7 +422,7 @@ impl Storage for MemoryStorage {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut disk = self.disk();
-        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change]) {
+        if let Some(fault @ Fault::Error) = disk.fault(&[StorageCall::Change, StorageCall::Remove]) {
             return Err(error(fault));
         }
         if disk.names.remove(name).is_none() {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
 use mqcore_authority::audit::{AuditEvent, AuditOutcome, AuditRecord};
+use mqcore_journal::storage::private::create_private_directory;
 
 /// Maximum lines that wait to be written.
 const LINES_MAX: usize = 8192;
@@ -155,7 +156,7 @@ impl Output for AuditFile {
 /// Opens the file and returns its size. Only its owner can read it.
 fn open_to_append(path: &Path) -> io::Result<(File, u64)> {
     if let Some(directory) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        fs::create_dir_all(directory)?;
+        create_private_directory(directory)?;
     }
     let mut options = File::options();
     options.create(true).append(true);

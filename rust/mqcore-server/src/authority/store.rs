@@ -10,6 +10,7 @@ pub use mqcore_authority::record::AuthorityRecordError;
 use mqcore_authority::record::{Records, Restrictions, Token, User};
 use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, NewToken};
+use mqcore_journal::storage::private::create_private_directory;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -164,7 +165,7 @@ impl Store {
     ) -> Result<T, StoreError> {
         let directory = self.path.parent().filter(|parent| !parent.as_os_str().is_empty());
         if let Some(directory) = directory {
-            fs::create_dir_all(directory).map_err(|source| self.io(source))?;
+            create_private_directory(directory).map_err(|source| self.io(source))?;
         }
         let lock = private_file(&self.beside("lock")).map_err(|source| self.io(source))?;
         lock.lock().map_err(|source| self.io(source))?;

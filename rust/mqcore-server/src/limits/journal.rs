@@ -156,7 +156,9 @@ impl LimitJournal {
     fn save(&mut self, limiter: &Limiter, now: Nanos) -> Result<u64, JournalError> {
         self.journal.pin(self.pin.strong_count() > 0);
         // First of all, because settling frees space on a full disk.
-        self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
+        for error in self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?.deferred {
+            tracing::warn!(%error, "cannot remove a segment of the journal of rate limits; trying again later");
+        }
         let mut saved = 0;
         let mut changed = self.drain(&mut saved)?;
         for shard in 0..SHARDS {

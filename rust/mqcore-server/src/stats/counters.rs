@@ -123,6 +123,8 @@ pub(crate) struct JournalCounters {
     pub(crate) syncs: Counter,
     /// Total time of these syncs, in microseconds.
     pub(crate) sync_micros: Counter,
+    /// Attempts to remove or rename a segment that failed and are repeated.
+    pub(crate) failed_removals: Counter,
     /// Bytes of segment files, by shard.
     file_bytes: [AtomicU64; SHARDS_MAX],
     /// Live records, by shard.

@@ -12,7 +12,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use mqcore_broker::model::definition::{Definition, decode_definition};
@@ -26,6 +26,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
+use mqcore_journal::storage::private::{create_private_directory, private_options};
 
 pub use mqcore_journal::error::JournalError;
 
@@ -185,9 +186,9 @@ impl DataDir {
             let path = path.to_path_buf();
             move |source| DataDirError::Io { path, source }
         };
-        fs::create_dir_all(path).map_err(io(path))?;
+        create_private_directory(path).map_err(io(path))?;
         let lock_path = path.join("lock");
-        let lock = File::options()
+        let lock = private_options()
             .create(true)
             .truncate(false)
             .read(true)
@@ -235,7 +236,10 @@ impl DataDir {
     pub(crate) fn write_admin_url(&self, url: Option<&str>) -> io::Result<()> {
         let path = self.path.join("admin");
         match url {
-            Some(url) => fs::write(path, format!("{url}\n")),
+            Some(url) => {
+                let mut file = private_options().create(true).truncate(true).write(true).open(path)?;
+                file.write_all(format!("{url}\n").as_bytes())
+            }
             None => match fs::remove_file(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 outcome => outcome,
@@ -406,8 +410,9 @@ pub(crate) fn read_format(text: &str) -> Option<usize> {
 /// Written atomically: a crash must not leave a directory that cannot be opened.
 fn write_format(path: &Path, shards: usize) -> io::Result<()> {
     let temporary = path.join("format.new");
-    fs::write(&temporary, format!("mqcore data 1, shards {shards}\n"))?;
-    File::open(&temporary)?.sync_all()?;
+    let mut file = private_options().create(true).truncate(true).write(true).open(&temporary)?;
+    file.write_all(format!("mqcore data 1, shards {shards}\n").as_bytes())?;
+    file.sync_all()?;
     fs::rename(&temporary, path.join("format"))?;
     File::open(path)?.sync_all()
 }

@@ -18,7 +18,7 @@ use mqcore_broker::model::definition::{
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::record::{Record, encode_put};
-use mqcore_journal::error::JournalError;
+use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::notes::NoteInventory;
 use mqcore_journal::stats::Health;
@@ -35,8 +35,6 @@ use crate::storage::journal_batch::{HistoryTerms, JournalBatch};
 const BATCHES_MAX: usize = 256;
 /// Idle time after which the thread makes settlements durable that no confirmation waits for.
 const IDLE: Duration = Duration::from_millis(200);
-/// The reason that publishers receive while the disk is full.
-const NO_SPACE: &str = "no space is left on the disk of the data directory";
 /// Time between two rounds of housekeeping while there is work.
 const HOUSEKEEPING: Duration = Duration::from_millis(100);
 /// Maximum bytes that one step of housekeeping moves: a few milliseconds of disk time.
@@ -45,7 +43,7 @@ const HOUSEKEEPING_BYTES: usize = 4 * 1024 * 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WriterState {
     Healthy,
-    /// No disk space: settlements wait, messages are rejected, and the thread keeps retrying.
+    /// No disk space or no file descriptor: settlements wait, messages are rejected, and the thread keeps retrying.
     Full,
     /// A write or sync failed. Nothing is written until the journal is opened again at the next start.
     Failed,
@@ -173,8 +171,8 @@ impl JournalThread {
             }
             match self.append(sequence, &record) {
                 Ok(()) => {}
-                Err(JournalError::Full { .. }) => {
-                    self.refuse(WriterState::Full, NO_SPACE);
+                Err(JournalError::Full { shortage, .. }) => {
+                    self.refuse(WriterState::Full, shortage.as_str());
                     if !matches!(record, Record::Put { .. }) {
                         self.waiting.push(record);
                     }
@@ -212,7 +210,9 @@ impl JournalThread {
             Err(error) => {
                 self.miss(block.steps);
                 match error {
-                    JournalError::Full { .. } => self.refuse(WriterState::Full, NO_SPACE),
+                    JournalError::Full { shortage, .. } => {
+                        self.refuse(WriterState::Full, shortage.as_str());
+                    }
                     // Only this message is too large for a record; its delivery does not depend on that.
                     JournalError::TooLarge { .. } => {}
                     error => self.fail(&error),
@@ -241,7 +241,9 @@ impl JournalThread {
         match record {
             Record::Put { queue, message, received, number } => {
                 if self.state == WriterState::Full {
-                    return Err(JournalError::Full { needed: message.body().len() as u64 });
+                    let needed = message.body().len() as u64;
+                    // The producers have the reason since the first rejection.
+                    return Err(JournalError::Full { needed, shortage: Shortage::Space });
                 }
                 self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
             }
@@ -285,8 +287,8 @@ impl JournalThread {
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) if sync && !written => {}
             Ok(()) => self.report_committed(Durability::Os),
-            Err(JournalError::Full { .. }) => {
-                return self.refuse(WriterState::Full, NO_SPACE);
+            Err(JournalError::Full { shortage, .. }) => {
+                return self.refuse(WriterState::Full, shortage.as_str());
             }
             Err(error) => return self.fail(&error),
         }
@@ -366,10 +368,7 @@ impl JournalThread {
         match self.settle().and_then(|()| self.journal.write()) {
             Ok(()) => {
                 self.state = WriterState::Healthy;
-                tracing::warn!(
-                    shard = self.shard,
-                    "disk space is available again: the journal accepts messages"
-                );
+                tracing::warn!(shard = self.shard, "the journal accepts messages again");
                 self.send(Urgent::StorageAccepts);
             }
             Err(JournalError::Full { .. }) => {}
@@ -417,7 +416,13 @@ impl JournalThread {
         }
         self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
-            Ok(_) | Err(JournalError::Full { .. }) => {}
+            Ok(done) => {
+                for error in done.deferred {
+                    self.hub.counters.journal.failed_removals.add(1);
+                    tracing::warn!(shard = self.shard, %error, "cannot remove a segment; nothing is lost, trying again later");
+                }
+            }
+            Err(JournalError::Full { .. }) => {}
             Err(error) => self.fail(&error),
         }
         self.hub.counters.journal.measure(self.shard, &self.journal.stats());

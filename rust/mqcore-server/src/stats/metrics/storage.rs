@@ -31,6 +31,11 @@ pub(super) const METRICS: &[Metric] = &[
         "Shards whose journal accepts no messages; the log has the reason.",
         |source, samples| samples.value(source.hub.counters.journal.sums()[3]),
     ),
+    counter(
+        "mqcore_journal_failed_removals_total",
+        "Failed attempts to remove a segment; the log has the reason, and each is repeated.",
+        |source, samples| samples.value(source.hub.counters.journal.failed_removals.get()),
+    ),
     counter("mqcore_history_events_total", "Lifecycle events recorded in the history.", |source, samples| {
         samples.value(source.hub.counters.history.steps.get())
     }),
