@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import http.server
 import socketserver
 import subprocess
@@ -229,3 +230,31 @@ def test_a_url_of_something_else_is_a_config_error(url: str, reason: str) -> Non
 def test_missing_tls_files_are_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigError, match="cannot load the TLS files"):
         admin.errors("https://127.0.0.1:1", tls=TLSConfig(ca=tmp_path / "none.pem"))
+
+
+@pytest.mark.parametrize("page", ["/overview", "/backup", "/metrics"])
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        (None, None, 200),
+        ("localhost:{port}", None, 200),
+        ("localhost:{port}", "http://localhost:{port}", 200),
+        ("evil.example:{port}", None, 403),
+        ("evil.example:{port}", "http://evil.example:{port}", 403),
+        (None, "http://evil.example", 403),
+        (None, "null", 403),
+    ],
+)
+def test_pages_of_other_origins_read_nothing(
+    tmp_path: Path, page: str, host: str | None, origin: str | None, status: int
+) -> None:
+    """A page that was loaded from a name that now means this machine (DNS rebinding) shows that name in `Host`."""
+    with mqcore.Broker(admin="http://127.0.0.1:0", data_dir=tmp_path) as broker:
+        assert broker.admin_url is not None
+        port = broker.admin_url.rpartition(":")[2]
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+        given = {"Host": host, "Origin": origin}
+        connection.request("GET", page, headers={key: value.format(port=port) for key, value in given.items() if value})
+        answer = connection.getresponse()
+        assert answer.status == status, answer.read(200)
+        connection.close()

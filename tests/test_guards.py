@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import pytest
 
 import mqcore
 from conformance.adapters import PARTIES, Place
+from mqcore import sync
 from mqcore.errors import ConfigError
 from mqks_peer import MqksPeer
-from served import wait_until
-from throttr_peer import ThrottrPeer
+from served import serving, wait_until
+from throttr_peer import PURGE, ThrottrPeer
 from tmqp_peer import ACCEPTED, TmqpPeer
 
 
@@ -99,6 +102,52 @@ def test_connection_rate_limit_per_address_disconnects_unauthenticated_clients()
                     assert third.is_cut()
             assert first.query(b"third") is None
             assert first.query(b"key") is not None, "who is in stays in"
+
+
+async def test_peers_cannot_see_or_change_the_counts_of_the_broker() -> None:
+    """The counts are not keys of the limiter: nobody can list, purge, refill or set them, under no name."""
+    settings = mqcore.BrokerConfig(
+        listen=("tmqp://127.0.0.1:0", "throttr://127.0.0.1:0"),
+        admin="http://127.0.0.1:0",
+        auto_create_channels=True,
+        auto_create_queues=True,
+        publish_limit="2/1h",
+        connect_limit="10/1h",
+    )
+    async with mqcore.Broker(settings) as broker, mqcore.connect(broker.listeners[0], client_id="busy") as busy:
+        for _ in range(2):
+            await busy.publish("orders", b"x", confirm=True)
+        with ThrottrPeer(("127.0.0.1", port(broker, 1))) as rogue:
+            assert rogue.list_keys() == []
+            for name in (b"\0publish:busy", b"publish:busy", b"busy", b"\0connect:127.0.0.1"):
+                assert not rogue.status(rogue.keyed(PURGE, name)), name
+                assert rogue.status(rogue.insert(name, 1_000_000, 60)), name
+        with pytest.raises(mqcore.MqcoreError, match=r"retry after \d+"):
+            await busy.publish("orders", b"x", confirm=True)
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit, which limits open files, is not installed")
+def test_silent_peers_leave_file_descriptors_to_the_journal(tmp_path: Path) -> None:
+    """With 256 descriptors and 400 peers that say nothing, new segments are still created and clients connect."""
+    under = ("prlimit", "--nofile=256:256")
+    with (
+        serving("--data-dir", str(tmp_path), "--admin", "http://127.0.0.1:0", "--auto-create", under=under) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(400):
+            stack.enter_context(socket.create_connection(broker.address, timeout=5))
+        with sync.connect(broker.url) as mq:
+            mq.declare("orders", 0, mqcore.QueueOptions(status=mqcore.QueueStatus.PULL, durable=True))
+            before = len(list(tmp_path.rglob("*.segment")))
+            for _ in range(40):
+                mq.publish("orders", bytes(1 << 20), confirm=True)
+            assert len(list(tmp_path.rglob("*.segment"))) > before, "the test fills a segment"
+        with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
+            page = answer.read().decode()
+        rejected = re.search(r'^mqcore_connections_rejected_total\{protocol="tmqp"\} (\d+)$', page, re.MULTILINE)
+        assert rejected is not None, page
+        assert int(rejected[1]) > 0
+        assert any("open_files_max" in line for line in broker.stderr_lines)
 
 
 def limited(rate: str) -> mqcore.BrokerConfig:

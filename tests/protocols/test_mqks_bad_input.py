@@ -101,6 +101,32 @@ def test_a_line_beyond_the_limit_does_what_came_before_it(broker: mqcore.Broker,
     assert bystander.line() == b"c1 ok m1 event=e1 kept"
 
 
+@pytest.mark.parametrize(
+    "head", ["POST / HTTP/1.1\r\n", "POST / HTTP/1.1\n", "OPTIONS * HTTP/1.0\n", "PRI * HTTP/2.0\r\n"]
+)
+def test_http_request_closes_the_connection_before_its_body_is_read(
+    broker: mqcore.Broker, connect: Connect, bystander: MqksPeer, head: str
+) -> None:
+    """Any web page can make a browser POST lines of its choice to this port."""
+    bystander.send("c1 consume --confirm q1 e1")
+    assert bystander.line() == b"c1 ok "
+    peer = connect()
+    peer.send_bytes(head.encode() + b"Host: 127.0.0.1\r\nContent-Type: text/plain\r\n\r\nm1 publish e1 forged\n")
+    assert peer.is_cut()
+    bystander.send("m2 publish e1 own")
+    assert bystander.line() == b"c1 ok m2 event=e1 own", "the body was not executed"
+
+
+def test_a_browser_cannot_publish_through_the_listener(broker: mqcore.Broker, bystander: MqksPeer) -> None:
+    bystander.send("c1 consume --confirm q1 e1")
+    assert bystander.line() == b"c1 ok "
+    url = f"http://{broker.listeners[0].removeprefix('mqks://')}/"
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(urllib.request.Request(url, data=b"m1 publish e1 forged\n"), timeout=5)
+    bystander.send("m2 publish e1 own")
+    assert bystander.line() == b"c1 ok m2 event=e1 own"
+
+
 def test_a_tab_costs_the_connection(peer: MqksPeer, bystander: MqksPeer) -> None:
     peer.send_bytes(b"a ping x\ty\n")
     assert peer.is_cut()

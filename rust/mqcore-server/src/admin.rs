@@ -9,10 +9,12 @@
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
 //! | `trace` | `/trace/ID` |
+//! | `browser` | refuses requests of web pages of other origins |
 //! | `request` | common parts of all pages |
 //! | `stream` | long responses, sent piece by piece |
 
 mod backup;
+mod browser;
 mod history;
 mod overview;
 mod request;
@@ -168,6 +170,10 @@ async fn guard(
     let page = request.uri().path();
     if reads && matches!(page, "/livez" | "/readyz") {
         return next.run(request).await;
+    }
+    let local_names_only = address.ip().is_loopback() && !peer.encrypted;
+    if let Some(refusal) = browser::refusal(request.headers(), request.uri(), local_names_only) {
+        return error(StatusCode::FORBIDDEN, "forbidden", refusal);
     }
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let wanted = PageRequest { authorization, page, changes: !reads };

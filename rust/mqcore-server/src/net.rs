@@ -7,6 +7,7 @@
 //! | `outbox` | frames and events that wait to be written to one connection |
 //! | `output` | encoded bytes to be written to one socket |
 //! | `registry` | every open connection of the server |
+//! | `descriptors` | file descriptors that connections leave to the journal |
 //! | [`guard`] | limits on connecting and publishing |
 //! | `tls` | certificates of encrypted listeners |
 //! | `tls_accept` | handshakes with clients |
@@ -16,6 +17,7 @@
 pub mod guard;
 
 pub(crate) mod connection;
+pub(crate) mod descriptors;
 pub(crate) mod handshakes;
 pub(crate) mod listener;
 pub(crate) mod outbox;

@@ -167,6 +167,18 @@ pub enum RequestLineError {
     },
 }
 
+/// Whether a line is the request line of HTTP, such as `POST / HTTP/1.1`. None is a valid MQKS request, because its second
+/// word is not an action.
+pub fn is_http_request(line: &[u8]) -> bool {
+    let mut words = line.split(|byte| *byte == b' ');
+    let (Some(method), Some(_), Some(version), None) =
+        (words.next(), words.next(), words.next(), words.next())
+    else {
+        return false;
+    };
+    !method.is_empty() && method.iter().all(u8::is_ascii_uppercase) && version.starts_with(b"HTTP/")
+}
+
 /// Splits a byte stream into lines.
 ///
 /// It remembers how far it has scanned an incomplete line, so it scans a long line that arrives in small pieces only once.

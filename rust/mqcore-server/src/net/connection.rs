@@ -156,7 +156,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// anything.
     fn open(&mut self) {
         let mut commands = Vec::new();
-        let counted = self.hub.guard.connect.is_some() && self.address.is_some();
+        let counted = self.hub.guard.limits_connecting() && self.address.is_some();
         self.session.open(!self.admission.gate.is_open() || counted, &mut commands);
         self.look_for_client();
         if !commands.is_empty() {

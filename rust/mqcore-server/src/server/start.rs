@@ -27,6 +27,7 @@ use crate::config::error::ConfigError;
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::limits;
+use crate::net::descriptors;
 use crate::net::guard::Guard;
 use crate::net::listener;
 use crate::net::registry::Registry;
@@ -185,12 +186,19 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         job_policy: job_policy.clone(),
         schedules: Arc::new(shared.schedules.clone()),
     });
+    let connections_max = descriptors::connections_allowed(config.connections_max);
+    // With fewer connections than planned, silent peers must still not keep clients out.
+    let half_open_max = if connections_max < config.connections_max {
+        config.half_open_max.min(connections_max.div_ceil(2))
+    } else {
+        config.half_open_max
+    };
     Arc::new(Hub {
         clock: shared.clock,
         counters: Counters::default(),
         failures: Failures::default(),
         tls: shared.tls,
-        registry: Registry::new(config.connections_max, config.half_open_max, config.output_bytes_max),
+        registry: Registry::new(connections_max, half_open_max, config.output_bytes_max),
         authority: shared.authority,
         nodes: shared.nodes,
         shards: shared.shards.into(),
@@ -212,7 +220,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         extensions,
         schedules: shared.schedules,
         scheduling: publisher::client(),
-        guard: Guard { publish: config.publish_limit, connect: config.connect_limit },
+        guard: Guard::new(config.publish_limit, config.connect_limit),
     })
 }
 

@@ -14,7 +14,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Line, Lines, MqksAction, Which, id_of_beginning, parse};
+use mqcore_wire::mqks::{Line, Lines, MqksAction, Which, id_of_beginning, is_http_request, parse};
 
 use super::consumers::Consumers;
 use super::names::EventNames;
@@ -95,6 +95,20 @@ impl MqksSession {
         }
         commands.push(Command::Introduce(Box::new(introduction)));
         self.stage = Stage::Introduced;
+    }
+
+    /// Refuses a peer that speaks HTTP. Any web page can make a browser POST to this port, and the lines of the body would
+    /// be requests.
+    fn close_http(&mut self, first_line: &[u8]) -> Result<(), SessionError> {
+        if !is_http_request(first_line) {
+            return Ok(());
+        }
+        self.stage = Stage::Over;
+        Err(WireError::Malformed {
+            part: "line",
+            why: "this is an HTTP request, but the listener speaks MQKS",
+        }
+        .into())
     }
 
     /// Executes a line.
@@ -427,7 +441,10 @@ impl Session for MqksSession {
         let mut consumed = 0;
         while self.may_read() || self.stage == Stage::Silent {
             match self.lines.next(&input[consumed..], &self.config.limits) {
-                Ok(Some((line, _))) if self.stage == Stage::Silent => self.arrive(line, commands),
+                Ok(Some((line, _))) if self.stage == Stage::Silent => {
+                    self.close_http(line)?;
+                    self.arrive(line, commands);
+                }
                 Ok(Some((line, size))) => {
                     self.line(line, now, commands, output);
                     consumed += size;
@@ -456,6 +473,7 @@ impl Session for MqksSession {
         if self.stage == Stage::Silent
             && let Some(line) = Lines::last(input)
         {
+            self.close_http(line)?;
             self.arrive(line, commands);
         }
         if !self.may_read() && (consumed < input.len() || self.stage != Stage::Open) {

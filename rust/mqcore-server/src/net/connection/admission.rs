@@ -99,8 +99,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut refused = Vec::new();
         let mut stranger = false;
         commands.retain(|command| {
-            let limiter = &self.hub.limiter;
-            let refusal = self.hub.guard.refusal(limiter, &self.client, self.address, command, at);
+            let refusal = self.hub.guard.refusal(&self.client, self.address, command, at);
             // Commands behind a rejected login are dropped.
             let passes = refusal.is_none() && !stranger;
             let counters = &self.hub.counters.limits;

@@ -1,0 +1,69 @@
+//! File descriptors: how many connections the process can hold without taking those that the journal needs.
+
+/// Descriptors kept free for everything but connections of clients: segments, archives, backups, the admin side, links
+/// between brokers. A quarter of the limit if that is less.
+const RESERVE: u64 = 512;
+
+/// Raises the soft limit of descriptors to the hard limit, and returns how many connections to accept: at most
+/// `configured`, and fewer if the reserve would be touched. Logs it if so.
+pub(crate) fn connections_allowed(configured: usize) -> usize {
+    let Some(limit) = raised_limit() else { return configured };
+    let allowed = usize::try_from(allowed_by(limit, used())).unwrap_or(usize::MAX);
+    if allowed >= configured {
+        return configured;
+    }
+    tracing::warn!(
+        connections_max = configured,
+        allowed,
+        open_files_max = limit,
+        "accepting fewer connections than connections_max, because the process may open too few files; raise its limit (ulimit -n)"
+    );
+    allowed
+}
+
+/// Connections for which a process that may open `limit` descriptors, and has `used` open, has room.
+fn allowed_by(limit: u64, used: u64) -> u64 {
+    limit.saturating_sub(RESERVE.min(limit / 4) + used).max(1)
+}
+
+/// The limit after raising it; `None`: there is none.
+#[cfg(unix)]
+fn raised_limit() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+    let before = getrlimit(Resource::Nofile);
+    if before.current == before.maximum {
+        return before.current;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum }) {
+        Ok(()) => before.maximum,
+        // macOS rejects a soft limit above kern.maxfilesperproc.
+        Err(error) => {
+            tracing::debug!(%error, "cannot raise the limit of open files");
+            before.current
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn raised_limit() -> Option<u64> {
+    None
+}
+
+/// Descriptors that are open already, those of a program that embeds the broker included; 0 where the system does not tell.
+fn used() -> u64 {
+    std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserve_is_kept_at_every_limit() {
+        assert_eq!(allowed_by(1_048_576, 40), 1_048_576 - 512 - 40);
+        assert_eq!(allowed_by(1024, 20), 1024 - 256 - 20);
+        assert_eq!(allowed_by(64, 20), 64 - 16 - 20);
+        assert_eq!(allowed_by(16, 20), 1, "one client can always connect");
+    }
+}
