@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,22 @@ ONE_SHARD = {"MQCORE_SHARDS": "1"}
 def on(directory: Path) -> tuple[str, ...]:
     """Arguments of a broker on this directory."""
     return ("--data-dir", str(directory / "data"), "--admin", "http://127.0.0.1:0")
+
+
+def is_ready(broker: ServedBroker) -> bool:
+    """Whether `/readyz` reports it; `/overview` must name the shards that reject messages if not."""
+    with urllib.request.urlopen(f"{broker.admin_url}/overview", timeout=5) as page:
+        shards = json.load(page)["shards_rejecting_messages"]
+    try:
+        with urllib.request.urlopen(f"{broker.admin_url}/readyz", timeout=5) as page:
+            answer = json.load(page)
+    except urllib.error.HTTPError as error:
+        answer = {"status": error.code, **json.load(error)}
+    if answer["status"] == "ready":
+        assert shards == []
+        return True
+    assert (answer["status"], answer["error"]["code"], shards) == (503, "journal-rejects", [0])
+    return False
 
 
 def refusing(broker: ServedBroker) -> int:
@@ -194,6 +212,7 @@ async def test_after_a_sync_failed_nothing_is_called_saved_until_a_restart(tmp_p
             outcomes = [await publish(mq, number, 100) for number in range(60)]
             confirmed = {number for number, taken in enumerate(outcomes) if taken}
             assert 0 < len(confirmed) < len(outcomes), "the fault came in the middle"
+            assert not is_ready(broker)
             assert confirmed == set(range(len(confirmed))), "a receipt came after a failed sync"
             assert "(INJECTED)" in trace.read_text()
             assert refusing(broker) == 1
@@ -209,5 +228,6 @@ async def test_after_a_sync_failed_nothing_is_called_saved_until_a_restart(tmp_p
         broker.process.kill()
         broker.process.wait()
     with serving(*on(tmp_path), environment=ONE_SHARD) as broker:
+        assert is_ready(broker)
         left = await drain(broker.url)
     assert not confirmed - left, "confirmed, and lost; the journal could not write down who acknowledged"

@@ -105,7 +105,7 @@ def test_connection_rate_limit_per_address_disconnects_unauthenticated_clients()
 
 
 async def test_peers_cannot_see_or_change_the_counts_of_the_broker() -> None:
-    """The counts are not keys of the limiter: nobody can list, purge, refill or set them, under no name."""
+    """The counts are not keys of the limiter: a peer can list, purge, refill or set none of them."""
     settings = mqcore.BrokerConfig(
         listen=("tmqp://127.0.0.1:0", "throttr://127.0.0.1:0"),
         admin="http://127.0.0.1:0",

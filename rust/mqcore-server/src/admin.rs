@@ -238,6 +238,13 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
     }
+    let refusing = admin.hub.counters.journal.refusing_shards();
+    if !refusing.is_empty() {
+        let message = format!(
+            "the journals of shards {refusing:?} reject durable messages, because the disk is full or failed; the log has the cause"
+        );
+        return error(StatusCode::SERVICE_UNAVAILABLE, "journal-rejects", &message);
+    }
     match tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting_for_handlers(&admin.hub)).await {
         Ok(Some(waiting)) if waiting.is_empty() => Json(json!({"status": "ready"})).into_response(),
         // Ready all the same: the other queues work, and clients of this one get an error that names the handler.

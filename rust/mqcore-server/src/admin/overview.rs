@@ -104,6 +104,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "pid": std::process::id(),
         "uptime_seconds": admin.started.elapsed().as_secs_f64(),
         "shards": admin.hub.shards.len(),
+        "shards_rejecting_messages": admin.hub.counters.journal.refusing_shards(),
         "listeners": listeners,
         "certificates": certificates,
         "nodes": nodes,

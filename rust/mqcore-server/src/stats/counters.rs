@@ -145,6 +145,12 @@ impl JournalCounters {
         self.refusing[shard].store(u64::from(refuses), Ordering::Relaxed);
     }
 
+    /// Shards whose journal rejects messages: its disk is full, or failed.
+    pub(crate) fn refusing_shards(&self) -> Vec<usize> {
+        let refuses = |shard: &usize| self.refusing[*shard].load(Ordering::Relaxed) > 0;
+        (0..SHARDS_MAX).filter(refuses).collect()
+    }
+
     pub(crate) fn measure(&self, shard: usize, stats: &Stats) {
         self.file_bytes[shard].store(stats.file_bytes, Ordering::Relaxed);
         self.live[shard].store(stats.live, Ordering::Relaxed);
