@@ -187,7 +187,7 @@ def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_i
             for number in range(40):
                 declare(mq, f"orders/{number}")
                 mq.publish(f"orders/{number}", str(number))
-        wait_until(lambda: archived(tmp_path, 40), what="the archive")
+        wait_until(lambda: archived(tmp_path, 40), limit=40.0, what="the archive")
     name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     for before in (None, "7"):
         if before is not None:
