@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from mqcore._raised import ends_task
+
 
 class Reply(Protocol):
     """The reply for one answer; only the first call counts."""
@@ -68,12 +70,13 @@ class LoopRunner(Generic[R]):
             awaitable.close()
 
     async def _answer(self, awaitable: Awaitable[object], reply: R) -> None:
+        task = asyncio.current_task()
         try:
             async with asyncio.timeout(self._timeout):
                 result = await awaitable
             reply.settle(result)
-        except (asyncio.CancelledError, GeneratorExit):
-            raise
         # A callback that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
         except BaseException as exception:
+            if ends_task(task, exception):
+                raise
             self._raised(reply, exception)

@@ -44,6 +44,7 @@ from mqcore._broker_stats import (
     TopicStats,
     _stats,
 )
+from mqcore._raised import run_loop
 from mqcore.authority import Authority, _register
 from mqcore.config import (
     AuthorityOptions,
@@ -342,9 +343,10 @@ class Broker(BrokerCalls):
     def unschedule(self, schedule_id: str) -> None:
         """Remove the schedule with this id, as `schedules` returns it. When the call returns, the removal is on disk.
 
-        A run that is due already is still made. A worker whose program has the schedule sends it again when it starts.
-        Raises `NotFound` if this broker keeps no such schedule, `InvalidArgument` for what can be no id, `Busy` while
-        schedules cannot be written down, `Nacked` if the disk failed in that moment, and `NotRunning`.
+        A run that is due already is still made. Workers whose program has the schedule do not start it again, but
+        `mqcore.jobs.Jobs.send_schedules` does. Raises `NotFound` if this broker keeps no such schedule,
+        `InvalidArgument` for a malformed id, `Busy` while the disk accepts no writes, `Nacked` if the disk failed in
+        that moment, and `NotRunning`.
         """
         self._core.end_schedule(schedule_id)
 
@@ -499,6 +501,7 @@ class _HandlerLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     def use(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
@@ -508,8 +511,9 @@ class _HandlerLoop:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                self._stopping = threading.Event()
                 self._thread = threading.Thread(
-                    target=_run_loop, args=(self._loop,), name="mqcore-handler-loop", daemon=True
+                    target=_run_loop, args=(self._loop, self._stopping), name="mqcore-handler-loop", daemon=True
                 )
                 self._thread.start()
             return self._loop
@@ -520,6 +524,7 @@ class _HandlerLoop:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is None or thread is None:
             return True
+        self._stopping.set()
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join(patience)
@@ -527,10 +532,10 @@ class _HandlerLoop:
         return True
 
 
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        run_loop(loop, stopping.is_set, _LOG)
         # Starts the calls that were submitted before the stop, so that canceling them sends an answer.
         loop.run_until_complete(asyncio.sleep(0))
         tasks = asyncio.all_tasks(loop)

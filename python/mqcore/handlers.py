@@ -37,6 +37,7 @@ from mqcore._core import (
     QueueView,
     policy_decision,
 )
+from mqcore._raised import ends_task
 
 if TYPE_CHECKING:
     from mqcore.config import Duration
@@ -299,6 +300,7 @@ class _AnswerRun:
 
     async def _answer(self, index: int) -> None:
         pending = self._pending
+        task = asyncio.current_task()
         try:
             try:
                 flush = pending.decide(index, await pending.awaitable(index))
@@ -307,14 +309,14 @@ class _AnswerRun:
                 flush = answer if isinstance(answer, bool) else pending.recover(index, await answer)
             if flush:
                 self._loop.call_soon(self._flush)
-        except asyncio.CancelledError:
-            self._fail(index, TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended"))
-        except GeneratorExit as closed:
-            self._fail(index, closed)
-            raise
         # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
         except BaseException as unhandled:
+            is_over = ends_task(task, unhandled)
+            if is_over and isinstance(unhandled, asyncio.CancelledError):
+                unhandled = TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
             self._fail(index, unhandled)
+            if is_over and isinstance(unhandled, GeneratorExit):
+                raise
         finally:
             self._left -= 1
             if not self._left:

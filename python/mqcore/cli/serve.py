@@ -217,7 +217,9 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
     logger = logging.getLogger("mqcore.serve")
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     with _Signals(stop), _Reload(broker):
-        async with broker:
+        # Without the event loop of this program: tasks that handlers start could end it.
+        broker.start()
+        try:
             if broker.config.data_dir is None:
                 logger.warning(
                     "messages are kept in memory only and are lost when this process ends; set --data-dir to save them"
@@ -231,6 +233,8 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
                 logger.info("draining for up to %g s; a second signal stops immediately", drain_timeout)
             await broker.aclose(drain_timeout)
             await stopped
+        finally:
+            await broker.aclose()
     if stop.done():
         logger.info("stopped after signal %d", stop.result())
     else:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mqcore import bodies
+from mqcore._raised import ends_task, text_of
 from mqcore.errors import BodyError, JobRefused
 from mqcore.jobs import wire
 from mqcore.jobs.context import CURRENT, JobContext
@@ -127,6 +128,7 @@ def run(
 
 async def run_async(assignment: Assignment, registry: Registry, report: Callable[[float, str], None]) -> Ending:
     """Run a job in this event loop, or in a thread if its function is not ``async``."""
+    this_task = asyncio.current_task()
     try:
         call = wire.decode_call(assignment.job)
         CURRENT.set(_context(assignment, call, report))
@@ -136,9 +138,9 @@ async def run_async(assignment: Assignment, registry: Registry, report: Callable
         else:
             value = await asyncio.to_thread(_call_limited, function, args, kwargs, assignment.soft)
         return Ending(assignment.run, encode_value(value))
-    except (asyncio.CancelledError, GeneratorExit):
-        raise
     except BaseException as error:
+        if ends_task(this_task, error):
+            raise
         return Ending(assignment.run, b"null", fault_of(error))
 
 
@@ -167,10 +169,10 @@ def _context(assignment: Assignment, call: wire.Call, report: Callable[[float, s
 
 def fault_of(error: BaseException, *, final: bool | None = None) -> wire.Fault:
     """Convert an exception to a fault. `final` overrides whether a retry would fail in the same way."""
-    text = str(error)[:_TEXT_CHARACTERS_MAX]
+    text = text_of(error)[:_TEXT_CHARACTERS_MAX]
     try:
         args: list[Any] = msgspec.json.decode(msgspec.json.encode(error.args))
-    except Exception:
+    except BaseException:
         args = [text]
     if len(str(args)) > _TEXT_CHARACTERS_MAX:
         args = [text]

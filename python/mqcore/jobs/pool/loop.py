@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
+from mqcore._raised import run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
 from mqcore.jobs.pool import Died, Progress
 
 __all__ = ["LoopPool"]
+
+_LOG: Final = logging.getLogger("mqcore.worker")
 
 
 class LoopPool:
@@ -30,7 +35,9 @@ class LoopPool:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(ThreadPoolExecutor(size, "mqcore-job"))
-        self._thread = threading.Thread(target=self._loop.run_forever, name="mqcore-jobs-loop", daemon=True)
+        self._is_closed = threading.Event()
+        arguments = (self._loop, self._is_closed.is_set, _LOG)
+        self._thread = threading.Thread(target=run_loop, args=arguments, name="mqcore-jobs-loop", daemon=True)
         self._thread.start()
 
     @property
@@ -75,6 +82,7 @@ class LoopPool:
     def close(self) -> None:
         """Cancel all jobs and stop the loop."""
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
+        self._is_closed.set()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -1,0 +1,47 @@
+"""What callbacks of a program raise: nothing of it may end the process or the event loop that calls them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from logging import Logger
+
+__all__ = ["ends_task", "reason_of", "run_loop", "text_of"]
+
+
+def ends_task(task: asyncio.Task[object] | None, error: BaseException) -> bool:
+    """Whether `error`, caught in a coroutine of `task`, cancels or closes it from outside. The coroutine must raise it
+    again then. Otherwise a callback raised it.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, GeneratorExit):
+        try:
+            # A coroutine is closed while its task does not run.
+            return asyncio.current_task() is not task
+        except RuntimeError:
+            return True
+    return False
+
+
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, or the name of its type if that raises too."""
+    try:
+        return str(error)
+    except BaseException:
+        return f"<{type(error).__name__} without text>"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the name of its type as the reason of a negative acknowledgement."""
+    name = type(error).__name__
+    return name if name.isidentifier() else "Exception"
+
+
+def run_loop(loop: asyncio.AbstractEventLoop, finished: Callable[[], bool], log: Logger) -> None:
+    """Run `loop` in this thread until `finished`, also if a task or callback in it raises `SystemExit` or the like."""
+    while not finished():
+        try:
+            loop.run_forever()
+        except BaseException:
+            log.exception("a task of a callback raised an exception that ends event loops; the loop continues")
