@@ -140,9 +140,9 @@ def unschedule(
 ) -> None:
     """Remove the schedule with this id, as `schedules` returns it, from the broker with this admin side.
 
-    When the call returns, the removal is on disk. Runs that are already due are still made. A worker whose program
-    declares the schedule sends it again when it starts. Like every change through the admin side it needs a `token`
-    with the rule ``administer:/schedules/*``.
+    When the call returns, the removal is on disk. Runs that are already due are still made. Workers whose program
+    declares the schedule do not start it again, but `mqcore.jobs.Jobs.send_schedules` does. Like every change through
+    the admin side it needs a `token` with the rule ``administer:/schedules/*``.
 
     Raises `NotFound` if there is no such schedule, `InvalidArgument` for a malformed id, `Unauthorized`, `Busy` while
     the broker cannot save schedules, `Nacked` if its disk failed during the call, `ConfigError` for another URL,

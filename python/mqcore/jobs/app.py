@@ -67,8 +67,11 @@ class Schedule:
     catch_up: str = ""
     """Policy for missed runs; empty: the broker's default."""
 
-    def frames(self, command: bytes) -> list[bytes]:
-        """Return the frames of the message that registers the schedule (SCHEDULE) or removes it (UNSCHEDULE)."""
+    def frames(self, command: bytes, *, unless_ended: bool = False) -> list[bytes]:
+        """Return the frames of the message that registers the schedule (SCHEDULE) or removes it (UNSCHEDULE).
+
+        With `unless_ended`, mqcore's broker does not start the schedule again if it has ended.
+        """
         headers = self.call.headers()
         wishes = wire.Headers(
             guarantee=headers.guarantee,
@@ -82,6 +85,7 @@ class Schedule:
             timezone=self.timezone,
             catch_up=self.catch_up,
             create_queue=True,
+            unless_ended=unless_ended,
         )
         interval = "-1" if self.interval is None else f"{self.interval:g}"
         queue = self.call.options.queue.encode()
@@ -262,9 +266,11 @@ class Jobs:
           ``latest``).
 
         Workers register schedules with the broker when they start; `send_schedules` registers them immediately. A new
-        schedule for the same call replaces the previous one; an unchanged one continues. `catch_up` and intervals with
-        fractions of a second require mqcore's broker. Raises `ConfigError` for an invalid value, such as an interval
-        under 10 ms.
+        schedule for the same call replaces the previous one; an unchanged one continues. One that has ended, by `runs`
+        or by `unschedule`, starts again when it changes or `send_schedules` is called, not when a worker starts.
+
+        `catch_up`, intervals with fractions of a second, and staying ended require mqcore's broker. Raises
+        `ConfigError` for an invalid value, such as an interval under 10 ms.
         """
         period = seconds(interval)
         check_interval(period, interval)
@@ -298,9 +304,15 @@ class Jobs:
         return schedule
 
     def send_schedules(self) -> int:
-        """Register all declared schedules with the broker, and return their number. Raises like `Task.enqueue`."""
+        """Register all declared schedules with the broker, and return their number. Raises like `Task.enqueue`.
+
+        Schedules that have ended start again.
+        """
+        return self._send_schedules(unless_ended=False)
+
+    def _send_schedules(self, *, unless_ended: bool) -> int:
         for schedule in self._schedules:
-            self.client.send(schedule.frames(b"SCHEDULE"))
+            self.client.send(schedule.frames(b"SCHEDULE", unless_ended=unless_ended))
         return len(self._schedules)
 
     def unschedule(self, schedule: Schedule) -> None:

@@ -122,6 +122,8 @@ class Headers(msgspec.Struct, frozen=True):
     catch_up: str = ""
     create_queue: bool = False
     """Create the queue if it does not exist, instead of sending the job to ``default``. For mqcore's broker."""
+    unless_ended: bool = False
+    """Do not start the schedule again if it has ended. For mqcore's broker."""
 
     @classmethod
     def parse(cls, text: bytes) -> Headers:
@@ -149,6 +151,7 @@ def _read_headers(text: bytes) -> Headers:
 def _encode_headers(headers: Headers) -> bytes:
     words = ["reply-requested"] * headers.reply_requested + ["guarantee"] * headers.guarantee
     words += ["nohaste"] * headers.nohaste + ["create-queue"] * headers.create_queue
+    words += ["unless-ended:1"] * headers.unless_ended
     texts = (("timezone", headers.timezone), ("catch-up", headers.catch_up))
     words += [f"{name}:{text}" for name, text in texts if text]
     numbers = (

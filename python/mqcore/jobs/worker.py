@@ -293,7 +293,7 @@ class Worker:
 
     def _send_schedules(self) -> None:
         try:
-            _LOG.info("sent %d schedules", self.jobs.send_schedules())
+            _LOG.info("sent %d schedules", self.jobs._send_schedules(unless_ended=True))
         except MqcoreError as error:
             # Schedules need the listener for clients, which may reject workers. Jobs arrive regardless.
             _LOG.error("cannot send schedules: %s", error)

@@ -2,6 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`ended`] | schedules that must not start again |
 //! | [`keeper`] | schedules, due runs, and runs in flight to queues |
 //! | [`store`] | the journal of schedules |
 //! | [`port`] | the interface to the thread |
@@ -19,6 +20,7 @@ use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
 
 #[cfg(test)]
 mod crashes;
+mod ended;
 pub(crate) mod keeper;
 pub(crate) mod port;
 pub(crate) mod publisher;

@@ -215,7 +215,11 @@ impl World {
     }
 
     fn schedule(&mut self, name: &str, runs: u64) {
-        let headers = format!("interval-ms:{INTERVAL_MS},catch-up:all,run_count:{runs},guarantee");
+        self.schedule_with(name, runs, "");
+    }
+
+    fn schedule_with(&mut self, name: &str, runs: u64, more: &str) {
+        let headers = format!("interval-ms:{INTERVAL_MS},catch-up:all,run_count:{runs},guarantee,{more}");
         let request = ScheduleRequest {
             id: Box::default(),
             queue: name.as_bytes().into(),
@@ -425,6 +429,12 @@ fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
         let list = world.keeper.list(10);
         assert!(list.schedules.iter().all(|schedule| schedule.id != ended), "seed {seed}: it is back");
         assert_eq!(list.total, 1, "seed {seed}: the other one continues");
+        world.schedule_with(QUEUES[0], 0, "unless-ended:1");
+        assert_eq!(world.keeper.list(10).total, 1, "seed {seed}: a worker started it again");
+        world.schedule(QUEUES[0], 0);
+        world.keep();
+        world.crash();
+        assert_eq!(world.keeper.list(10).total, 2, "seed {seed}: it was started on purpose");
     }
 }
 

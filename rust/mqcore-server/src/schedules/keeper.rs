@@ -18,6 +18,7 @@ use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
 use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
 use mqcore_session::schedules::{DEFAULT_QUEUE, Run, ScheduleRequest};
 
+use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
 use super::store::{Kept, RunRecord, Store};
 use super::view::{ScheduleList, ScheduleView};
 
@@ -40,6 +41,15 @@ struct ScheduleData {
     /// Its number in the journal; without a journal it is counted as well.
     sequence: u64,
     run: Arc<[u8]>,
+    /// Its terms, if it has a limited number of runs.
+    terms: Option<Arc<Terms>>,
+}
+
+impl ScheduleData {
+    fn new(sequence: u64, id: &EntryId, plan: &Plan, run: Arc<[u8]>) -> Self {
+        let terms = plan.runs.map(|_| Arc::new(terms_of(id, plan, &run)));
+        Self { sequence, run, terms }
+    }
 }
 
 /// A run in flight to its queue.
@@ -59,6 +69,8 @@ pub(crate) struct ScheduleDraft {
     pub(crate) id: EntryId,
     pub(crate) plan: Plan,
     pub(crate) run: Arc<[u8]>,
+    /// Whether an ended schedule with the same terms stays ended.
+    pub(crate) unless_ended: bool,
 }
 
 impl ScheduleDraft {
@@ -136,7 +148,8 @@ pub(crate) fn parse_request(request: &ScheduleRequest, crons: &Crons) -> Result<
     };
     let parts: [&[u8]; 5] =
         [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
-    Ok(ScheduleDraft { id: EntryId(request.identity()), plan, run: parts.concat().into() })
+    let (id, run) = (EntryId(request.identity()), parts.concat().into());
+    Ok(ScheduleDraft { id, plan, run, unless_ended: request.unless_ended() })
 }
 
 /// The queue, the headers and the job of a run.
@@ -168,6 +181,7 @@ pub(crate) struct Keeper<S: Storage> {
     node: Arc<str>,
     epoch: u64,
     next: u64,
+    ended: EndedSchedules,
     /// Due, and not saved yet.
     due: VecDeque<Firing<ScheduleData>>,
     /// Saved, and not confirmed by their queues.
@@ -191,6 +205,7 @@ impl<S: Storage> Keeper<S> {
             node: SCHEDULES.into(),
             epoch: now_ms,
             next: 1,
+            ended: EndedSchedules::default(),
             due: VecDeque::new(),
             outgoing: BTreeMap::new(),
             unsent: VecDeque::new(),
@@ -211,14 +226,21 @@ impl<S: Storage> Keeper<S> {
         let mut keeper = Self::in_memory(shards, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
         let (store, kept) = Store::open(storage, options, &mut find)?;
-        let Kept { schedules, runs, unreadable, epoch, next } = kept;
+        let Kept { schedules, runs, ended, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
-            let what = ScheduleData { sequence: kept.sequence, run: kept.run.into() };
+            let what = ScheduleData::new(kept.sequence, &kept.id, &kept.plan, kept.run.into());
             let entry = ScheduleEntry { id: kept.id, plan: kept.plan, state: kept.state, what };
             // A crash between a schedule and the end of the previous one leaves both; the later one is valid.
             let before = keeper.scheduler.insert(entry);
             keeper.settled.extend(before.map(|before| before.what.sequence));
+        }
+        for kept in ended {
+            // A crash between a schedule and the start of the same one leaves both; the later one is valid.
+            let lives =
+                keeper.scheduler.get(&kept.id).is_some_and(|entry| entry.what.sequence > kept.sequence);
+            let settled = if lives { Some(kept.sequence) } else { keeper.ended.insert(kept) };
+            keeper.settled.extend(settled);
         }
         for kept in runs {
             keeper.catch_up(&kept.run);
@@ -241,7 +263,10 @@ impl<S: Storage> Keeper<S> {
                 entry.state = state;
                 self.scheduler.insert(entry);
             }
-            None => self.settled.push(run.schedule),
+            None => {
+                self.settled.push(run.schedule);
+                self.remember_end(run.id, terms_of(&run.id, &entry.plan, &entry.what.run));
+            }
         }
     }
 
@@ -270,9 +295,13 @@ impl<S: Storage> Keeper<S> {
     /// Adds a schedule, replacing the one with the same call. An unchanged schedule continues as it is: workers
     /// request their schedules at every start.
     pub(crate) fn schedule(&mut self, wanted: ScheduleDraft, now_ms: u64) -> Result<(), Rejection> {
-        let ScheduleDraft { id, plan, run } = wanted;
+        let ScheduleDraft { id, plan, run, unless_ended } = wanted;
         let before = self.scheduler.get(&id);
         if before.is_some_and(|before| before.what.run == run && before.plan == plan) {
+            return Ok(());
+        }
+        if unless_ended && before.is_none() && self.ended.has(&id, &terms_of(&id, &plan, &run)) {
+            tracing::info!(schedule = %id, "a worker sent a schedule that has ended; it does not start again");
             return Ok(());
         }
         if before.is_none() && self.scheduler.len() >= SCHEDULES_MAX {
@@ -289,9 +318,10 @@ impl<S: Storage> Keeper<S> {
             put.map_err(|error| Rejection::new(RejectionKind::Busy, error.to_string()))?;
         }
         self.next += 1;
-        let what = ScheduleData { sequence, run };
+        let what = ScheduleData::new(sequence, &id, &plan, run);
         let before = self.scheduler.insert(ScheduleEntry { id, plan, state, what });
         self.settled.extend(before.map(|before| before.what.sequence));
+        self.settled.extend(self.ended.remove(&id));
         Ok(())
     }
 
@@ -300,10 +330,25 @@ impl<S: Storage> Keeper<S> {
     pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
         let Some(before) = self.scheduler.remove(id) else { return false };
         self.settled.push(before.what.sequence);
+        self.remember_end(*id, terms_of(id, &before.plan, &before.what.run));
         if let Some(store) = &mut self.store {
             store.demand_sync();
         }
         true
+    }
+
+    /// Remembers that a schedule has ended, so that the workers of its program do not start it again.
+    fn remember_end(&mut self, id: EntryId, terms: Terms) {
+        let kept = EndedSchedule { sequence: self.next, id, terms };
+        if let Some(store) = &mut self.store
+            && let Err(error) = store.put_ended(&kept)
+        {
+            // The schedule ends nevertheless.
+            tracing::warn!(schedule = %id, %error, "cannot save that a schedule has ended; a worker may start it again");
+            return;
+        }
+        self.next += 1;
+        self.settled.extend(self.ended.insert(kept));
     }
 
     /// The next `max` schedules by due time.
@@ -359,6 +404,7 @@ impl<S: Storage> Keeper<S> {
                 fallen_back: !known(&named_queue(&firing.what.run)),
                 run: Arc::clone(&firing.what.run),
             };
+            let terms = firing.what.terms.clone().filter(|_| run.state.is_none());
             let number = self.next;
             if let Some(store) = &mut self.store {
                 store.put_run(number, &run)?;
@@ -374,7 +420,11 @@ impl<S: Storage> Keeper<S> {
             self.next += 1;
             self.fired += 1;
             self.due.pop_front();
+            let id = run.id;
             self.send(number, run);
+            if let Some(terms) = terms {
+                self.remember_end(id, *terms);
+            }
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ pub(crate) fn client() -> Arc<Client> {
     Arc::new(Client {
         connection: CONNECTION,
         id: mqcore_broker::model::intake::SCHEDULES.into(),
+        authenticated: false,
         name: None,
         kind: None,
         protocol: "emqp",

@@ -1,7 +1,8 @@
 //! The journal of schedules: the directory `schedules/` in the data directory.
 //!
 //! A put is a schedule, whose touch holds its progress, or a run in flight to its queue, which is settled when the
-//! queue has it. The number of a run is the ticket by which its queue detects duplicates.
+//! queue has it. The number of a run is the ticket by which its queue detects duplicates. A third kind of put is a
+//! schedule that has ended.
 
 use std::sync::Arc;
 
@@ -14,10 +15,12 @@ use mqcore_scheduler::plan::{Plan, PlanProgress};
 use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
 
+use super::ended::EndedSchedule;
 use crate::storage::data_dir::SideJournal;
 
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
+const ENDED: u8 = 3;
 /// Bytes of an encoded state.
 const STATE_BYTES: usize = 21;
 /// The key for the time at which the journal was created: a later journal numbers its runs anew.
@@ -60,6 +63,7 @@ pub(crate) struct RunRecord {
 pub(crate) struct Kept {
     pub(crate) schedules: Vec<KeptSchedule>,
     pub(crate) runs: Vec<KeptRun>,
+    pub(crate) ended: Vec<EndedSchedule>,
     pub(crate) unreadable: u64,
     pub(crate) epoch: u64,
     pub(crate) next: u64,
@@ -135,6 +139,13 @@ impl<S: Storage> Store<S> {
         Ok(())
     }
 
+    /// Buffers that a schedule has ended.
+    pub(crate) fn put_ended(&mut self, ended: &EndedSchedule) -> Result<(), JournalError> {
+        self.journal.put(ended.sequence, 0, &[&[ENDED], &ended.id.0, &ended.terms])?;
+        self.unsynced = true;
+        Ok(())
+    }
+
     /// Buffers the progress of a schedule.
     pub(crate) fn touch(&mut self, sequence: u64, state: &PlanProgress) -> Result<(), JournalError> {
         self.journal.touch(sequence, &state.encode())?;
@@ -185,6 +196,7 @@ impl<S: Storage> Store<S> {
 pub(crate) enum RecordKind {
     Schedule,
     Run,
+    Ended,
 }
 
 /// The kind that a record states.
@@ -192,6 +204,7 @@ pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
     match *payload.first()? {
         SCHEDULE => Some(RecordKind::Schedule),
         RUN => Some(RecordKind::Run),
+        ENDED => Some(RecordKind::Ended),
         _ => None,
     }
 }
@@ -234,6 +247,10 @@ impl Kept {
                 let run = reader.0.into();
                 let run = RunRecord { schedule, id, due_ms, fence, state, fallen_back, run };
                 self.runs.push(KeptRun { number: sequence, run });
+            }
+            [ENDED] => {
+                let (id, terms) = (EntryId(reader.take()?), reader.take()?);
+                self.ended.push(EndedSchedule { sequence, id, terms });
             }
             [kind] => return Err(format!("a record of kind {kind} is of a later version")),
         }

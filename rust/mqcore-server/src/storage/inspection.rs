@@ -228,7 +228,7 @@ impl InspectedSide {
                 SideJournal::Schedules => match store::kind(live.payload) {
                     Some(RecordKind::Schedule) => contents.schedules += 1,
                     Some(RecordKind::Run) => contents.runs += 1,
-                    None => {}
+                    Some(RecordKind::Ended) | None => {}
                 },
             }
         });

@@ -6,6 +6,7 @@
 //! timezone:Europe/Berlin    the zone of its cron expression; UTC without it
 //! catch-up:all              which missed runs are made up for: none, latest (the default) or all
 //! interval-ms:250           the interval in milliseconds; replaces the one in seconds
+//! unless-ended:1            an ended schedule with the same terms does not start again
 //! ```
 //!
 //! Each run carries `schedule:ID,due:MILLISECONDS,fence:NUMBER`: its schedule, when it was due, and its ordinal number.
@@ -32,9 +33,20 @@ pub const JOB_BYTES_MAX: usize = 64 * 1024;
 const TIMEZONE: &[u8] = b"timezone";
 const CATCH_UP: &[u8] = b"catch-up";
 const INTERVAL_MS: &[u8] = b"interval-ms";
+const UNLESS_ENDED: &[u8] = b"unless-ended";
 /// Headers about the schedule itself, or set anew for each run.
-const NOT_OF_RUNS: [&[u8]; 9] =
-    [TIMEZONE, CATCH_UP, INTERVAL_MS, b"nohaste", b"run_count", b"run-count", b"schedule", b"due", b"fence"];
+const NOT_OF_RUNS: [&[u8]; 10] = [
+    TIMEZONE,
+    CATCH_UP,
+    INTERVAL_MS,
+    UNLESS_ENDED,
+    b"nohaste",
+    b"run_count",
+    b"run-count",
+    b"schedule",
+    b"due",
+    b"fence",
+];
 /// The members of a job that identify its schedule, in alphabetical order.
 const IDENTIFYING: [&str; 6] = ["args", "callable", "class_args", "class_kwargs", "kwargs", "path"];
 
@@ -74,6 +86,12 @@ impl ScheduleRequest {
     #[must_use]
     pub fn interval_ms(&self) -> Option<&str> {
         self.word(INTERVAL_MS)
+    }
+
+    /// Whether an ended schedule with the same terms stays ended. Workers send this with the schedules of their programs.
+    #[must_use]
+    pub fn unless_ended(&self) -> bool {
+        headers::value(&self.headers, UNLESS_ENDED).is_some()
     }
 
     /// The value of a header; one that is not UTF-8 is ignored.
