@@ -233,3 +233,16 @@ def test_a_program_that_ends_with_an_open_client_ends_well(url: str) -> None:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout in ("True\n", "False\n")
+
+
+@pytest.mark.parametrize(("listener", "client"), [("uint64", "uint16"), ("uint16", "uint64"), ("uint8", "uint32")])
+def test_wrong_width_in_the_url_is_named_in_the_error(listener: str, client: str) -> None:
+    with mqcore.Broker(listen=f"throttr://127.0.0.1:0?value={listener}") as broker:
+        url = broker.listeners[0].partition("?")[0]
+        with (
+            SyncClient(f"{url}?value={client}", request_timeout=1.0) as wrong,
+            pytest.raises((errors.ConnectionLost, errors.RequestTimeout), match="check that value"),
+        ):
+            wrong.consume(Rule("k", 5, 60))
+        with SyncClient(f"{url}?value={listener}") as right:
+            assert right.insert("k", 5, 60)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+import mqcore
 from mqcore.testing import TestBroker
 from mqks_peer import ERROR, MqksPeer
 
@@ -435,6 +436,53 @@ def test_ping_answers_its_data(peer: MqksPeer) -> None:
 def test_eval_tells_the_number_of_queues(peer: MqksPeer) -> None:
     ok(peer, "c1 consume --confirm q1 e1")
     assert peer.ask("ev1 _eval --worker=0 len(state.queues)") == b"ev1 ok 1"
+
+
+SPELLS = {
+    "state.published": 1,
+    "state.queued": 1,
+    "state.consumed": 1,
+    "len(state.queues)": 1,
+    "len([u for u in state.queues_used.itervalues() if u.is_set()])": 1,
+    "len(state.queues_to_delete_when_unused)": 1,
+    "state.commands_put": 0,
+    "state.commands_got": 0,
+    "sum(c.qsize() for c in state.commands_to_workers.itervalues())": 0,
+    "sum(q.qsize() for q in state.queues.itervalues())": 0,
+    "sum(len(ms) for ms in state.messages_by_consumer_ids.itervalues())": 1,
+    "sum(q.qsize() for q in state.responses_by_clients.itervalues())": 0,
+    "len(state.queues_by_events)": 1,
+    "len(state.events_by_queues)": 1,
+    "len(state.queues_by_consumer_ids)": 1,
+    "sum(len(cs) for cs in state.consumers_by_queues.itervalues())": 1,
+    "len(state.consumer_ids_by_clients)": 1,
+    "len(set(state.clients_by_consumer_ids.itervalues()))": 1,
+    "len(state.socks_by_clients)": 2,
+}
+"""Expressions of the original's `stats.py`, and their values with one consumer that has received a message."""
+
+
+def test_stats_of_the_original_gets_its_list(broker: TestBroker, peer: MqksPeer, other: MqksPeer) -> None:
+    ok(peer, "c1 consume --confirm q1 e1 --manual-ack --delete-queue-when-unused")
+    ok(other, "m1 publish --confirm e1 d1")
+    assert settle(broker, peer) == [[b"c1 ok m1 event=e1 d1"]]
+    assert peer.ask("w _eval WORKERS") == b"w ok 1"
+    spells = ", ".join(SPELLS)
+    assert peer.ask(f"s _eval --worker=0 [{spells}]") == f"s ok {list(SPELLS.values())}".encode()
+    assert peer.ask("h _eval ' '.join(config['workers'])").count(b":") == 2
+    peer.failed(f"s _eval [{spells}, 1 + 1]")
+
+
+def test_error_numbers_of_one_moment_differ(peer: MqksPeer) -> None:
+    numbers = [peer.failed(f"x{number} nothing") for number in range(20)]
+    assert len({number[-4:] for number in numbers}) > 1
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_error_numbers_of_a_real_clock_have_microseconds() -> None:
+    with mqcore.Broker(listen="mqks://127.0.0.1:0") as broker, MqksPeer(broker.listeners[0]) as peer:
+        numbers = [peer.failed(f"x{number} nothing") for number in range(20)]
+    assert any(number[17:20] != "000" for number in numbers), numbers
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,35 @@ def test_a_time_to_live_is_replaced_increased_and_decreased_in_its_own_unit(star
         assert peer.query(b"key") == (9, unit, left)
 
 
+@pytest.mark.parametrize("unit", [0, 7, 255])
+def test_an_unknown_unit_means_seconds_also_when_a_time_to_live_is_changed(start: Start, unit: int) -> None:
+    server = start("uint64")
+    peer = server.connect()
+    peer.status(peer.insert(b"key", 9, 100, unit))
+    for change, by, left in [(PATCH, 64, 63), (INCREASE, 30, 93), (DECREASE, 50, 43)]:
+        assert peer.status(peer.update(b"key", TTL, change, by))
+        assert peer.query(b"key") == (9, unit, left)
+    server.turn(43)
+    assert peer.query(b"key") == (9, unit, 0)
+    server.turn(1)
+    assert peer.query(b"key") is None
+
+
+@pytest.mark.parametrize(("value", "unit"), [("uint32", HOURS), ("uint32", MINUTES), ("uint64", S), ("uint64", MS)])
+def test_time_to_live_that_never_ends_is_reported_as_the_largest_value(start: Start, value: str, unit: int) -> None:
+    server = start(value)
+    peer = server.connect()
+    top = (1 << (8 * server.width)) - 1
+    peer.status(peer.insert(b"key", 9, top, unit))
+    assert peer.query(b"key") == (9, unit, top)
+    server.turn(1e6)
+    assert peer.query(b"key") == (9, unit, top)
+    # Nothing finite shortens it, but a new time to live replaces it.
+    for change, by, left in [(DECREASE, 5, top), (INCREASE, 5, top), (PATCH, 64, 63)]:
+        assert peer.status(peer.update(b"key", TTL, change, by))
+        assert peer.query(b"key") == (9, unit, left)
+
+
 @pytest.mark.parametrize("unit", [MS, S, MINUTES, HOURS])
 def test_remaining_quota_is_never_negative(start: Start, unit: int) -> None:
     server = start("uint64")

@@ -136,6 +136,10 @@ impl Questions {
     }
 }
 
+/// A request to a listener that has never answered one.
+const FIRST_REQUEST: &str =
+    "the first request (check that value and protocol in the URL are those of the listener) to";
+
 fn too_long(error: TooLong) -> ClientError {
     ClientError::TooLarge { part: error.part, size: error.size, limit: error.max }
 }
@@ -200,6 +204,7 @@ impl ThrottrClient {
         let calls = self.calls.clone();
         let waited = timeout.unwrap_or(self.request_timeout);
         let address: Arc<str> = self.address.broker().to_string().into();
+        let pushes = self.pushes.clone();
         async move {
             if questions.is_empty() {
                 return Ok(Vec::new());
@@ -216,7 +221,8 @@ impl ThrottrClient {
             match tokio::time::timeout_at(deadline, call).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    Err(ClientError::RequestTimeout { operation: "a request to", target: address, waited })
+                    let operation = if pushes.has_answered() { "a request to" } else { FIRST_REQUEST };
+                    Err(ClientError::RequestTimeout { operation, target: address, waited })
                 }
             }
         }

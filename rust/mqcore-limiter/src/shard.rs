@@ -459,6 +459,8 @@ impl Shard {
         let deadline = match adjust {
             Adjust::Patch => now.after(nanos),
             Adjust::Increase | Adjust::Raise => entry.deadline.after(nanos),
+            // Nothing finite shortens a time to live that never ends.
+            Adjust::Decrease if entry.deadline == Nanos::NEVER => Nanos::NEVER,
             Adjust::Decrease => entry.deadline.before(nanos),
         };
         if deadline <= now {

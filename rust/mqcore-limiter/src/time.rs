@@ -69,10 +69,13 @@ impl Ttl {
     }
 
     /// Remaining time until `deadline` in units of `unit`, rounded down. The current nanosecond counts as elapsed: a new time
-    /// to live of 60 s has 59 full seconds left.
+    /// to live of 60 s has 59 full seconds left. Of [`Nanos::NEVER`] it is `u64::MAX`.
     #[inline]
     #[must_use]
     pub const fn remaining(unit: u8, deadline: Nanos, now: Nanos) -> Self {
+        if deadline.0 == Nanos::NEVER.0 {
+            return Self { unit, amount: u64::MAX };
+        }
         let left = deadline.since(now).saturating_sub(1);
         Self { unit, amount: left / Self::unit_nanos(unit) }
     }

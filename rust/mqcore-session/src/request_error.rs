@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use fastrand::Rng;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 
 /// A request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub struct RequestError {
 #[derive(Debug, Clone)]
 pub(crate) struct ErrorNumbers {
     random: Rng,
+    /// The time in microseconds, if the server has set it.
+    micros: u64,
 }
 
 impl ErrorNumbers {
@@ -29,23 +32,28 @@ impl ErrorNumbers {
         // Random for each start, so that numbers of different runs differ.
         static SEED: OnceLock<u64> = OnceLock::new();
         let seed = SEED.get_or_init(|| RandomState::new().hash_one(0));
-        Self { random: Rng::with_seed(seed ^ connection.0).fork() }
+        Self { random: Rng::with_seed(seed ^ connection.0).fork(), micros: 0 }
+    }
+
+    /// Sets the time, which is more exact than that of the next call.
+    pub(crate) fn set_time(&mut self, now: Nanos) {
+        self.micros = now.0 / 1000;
     }
 
     pub(crate) fn next(&mut self, now: Timestamp) -> String {
-        let mut text = digits(now);
+        let mut text = digits(self.micros.max(now.0.saturating_mul(1000)));
         text.extend((0..4).map(|_| self.random.alphanumeric()));
         text
     }
 }
 
-/// `YYYYMMDDhhmmssffffff`.
-fn digits(now: Timestamp) -> String {
-    let (seconds, millis) = (now.0 / 1000, now.0 % 1000);
+/// `YYYYMMDDhhmmssffffff` of a time in Unix microseconds.
+fn digits(micros: u64) -> String {
+    let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
     let (days, second) = (seconds / 86_400, seconds % 86_400);
     let (year, month, day) = date(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{second:02}{:06}", millis * 1000)
+    format!("{year:04}{month:02}{day:02}{hour:02}{minute:02}{second:02}{micros:06}")
 }
 
 /// The date this many days after 1970-01-01. Eras of 400 years begin in March, so that leap days come last.
@@ -72,6 +80,9 @@ mod tests {
         assert!(one.starts_with("20261120231118989000"), "{one}");
         assert_eq!(one.len(), 24);
         assert_ne!(one, two);
+        numbers.set_time(Nanos(1_795_216_278_989_123_456));
+        let exact = numbers.next(Timestamp(1_795_216_278_989));
+        assert!(exact.starts_with("20261120231118989123"), "{exact}");
     }
 
     #[test]

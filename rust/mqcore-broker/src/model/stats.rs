@@ -19,6 +19,15 @@ pub struct ObjectCounts {
     pub queues: u64,
     /// Subscriptions to queues, and clients that joined channels.
     pub consumers: u64,
+    /// Clients with subscriptions to queues, and clients that joined channels; one on several shards or channels counts
+    /// for each.
+    pub consuming_clients: u64,
+    /// Queues with a consumer.
+    pub consumed_queues: u64,
+    /// Queues that are bound to topics by their consumers.
+    pub bound_queues: u64,
+    /// Queues that the broker removes when their last consumer has left.
+    pub removable_queues: u64,
     /// Topics that have a subscriber or a queue, or were published to recently.
     pub topics: u64,
     /// Messages that wait in queues.
@@ -39,6 +48,10 @@ impl ObjectCounts {
         self.clients += other.clients;
         self.queues += other.queues;
         self.consumers += other.consumers;
+        self.consuming_clients += other.consuming_clients;
+        self.consumed_queues += other.consumed_queues;
+        self.bound_queues += other.bound_queues;
+        self.removable_queues += other.removable_queues;
         self.topics += other.topics;
         self.waiting += other.waiting;
         self.unsettled += other.unsettled;

@@ -136,6 +136,12 @@ impl Bindings {
         }
     }
 
+    /// Numbers of queues bound to topics, and of queues that are removed when unused.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let number = |is_one: fn(&&BoundTopics) -> bool| self.bound.values().filter(is_one).count() as u64;
+        (number(|bound| !bound.topics.is_empty()), number(|bound| bound.unused != UnusedPolicy::Keep))
+    }
+
     /// The list of a queue.
     pub(crate) fn list(&self, queue: &QueueAddress) -> QueueBindings {
         let bound = self.bound.get(queue);

@@ -1,5 +1,7 @@
 //! Counters and lists for the admin side.
 
+use foldhash::{HashSet, HashSetExt};
+
 use crate::context::state::ShardState;
 use crate::model::entry::PagedOut;
 use crate::model::id::QueueAddress;
@@ -42,16 +44,24 @@ impl Entities {
             published,
             ..ObjectCounts::default()
         };
+        (object_counts.bound_queues, object_counts.removable_queues) = self.bindings.counts();
+        let mut subscribed = HashSet::new();
         for (_, channel) in &self.channels {
-            object_counts.consumers += channel.client_count() as u64;
+            let joined = channel.client_count() as u64;
+            object_counts.consumers += joined;
+            object_counts.consuming_clients += joined;
             for queue in channel.queues.values() {
                 object_counts.queues += 1;
-                object_counts.consumers += queue.subscriptions().count() as u64;
+                let subscriptions = queue.subscriptions().count() as u64;
+                subscribed.extend(queue.subscriptions().map(|member| member.consumer.client.connection));
+                object_counts.consumers += subscriptions;
+                object_counts.consumed_queues += u64::from(subscriptions + joined > 0);
                 object_counts.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
                 object_counts.unsettled += queue.deliveries.open() as u64;
                 passed.add(&queue.metadata.stats);
             }
         }
+        object_counts.consuming_clients += subscribed.len() as u64;
         (object_counts.queued, object_counts.consumed) = (passed.received, passed.deliveries);
         object_counts
     }

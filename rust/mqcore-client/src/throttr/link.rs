@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use mqcore_wire::error::WireError;
 use mqcore_wire::throttr::Dialect;
 use mqcore_wire::throttr::reply::Expected;
 use mqcore_wire::throttr::request::{ThrottrRequest, encode};
@@ -13,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::conversation::{Batch, Conversation, Sender};
+use super::conversation::{Batch, Conversation, Received, Sender};
 use super::pushes::Pushes;
 use super::{Questions, ThrottrConfig};
 use crate::dial::Stream;
@@ -179,12 +180,15 @@ impl Link {
             tokio::select! {
                 biased;
                 read = reader.read_buf(&mut input) => match read {
-                    Ok(0) => return End::Lost(lost("the broker closed the connection")),
+                    Ok(0) => return End::Lost(self.ended("the broker closed the connection", conversation)),
                     Err(error) => return End::Lost(lost(&error.to_string())),
-                    Ok(_) => match conversation.receive(&mut input) {
+                    Ok(_) => match receive(conversation, &mut input) {
                         Err(error) => return End::Lost(error.into()),
-                        Ok(received) => {
+                        Ok((received, answered)) => {
                             self.failures = 0;
+                            if answered {
+                                self.pushes.note_answer();
+                            }
                             self.wanted.extend(received.subscribed);
                             self.pushes.put(received.pushes);
                         }
@@ -206,10 +210,23 @@ impl Link {
                     }
                 },
                 () = tokio::time::sleep_until(due), if deadline.is_some() => {
-                    return End::Lost(lost("an answer timed out"));
+                    return End::Lost(self.ended("an answer timed out", conversation));
                 }
             }
         }
+    }
+
+    /// The error of a connection that ended. If this listener has never answered, its URL may be wrong.
+    fn ended(&self, cause: &str, conversation: &Conversation) -> ClientError {
+        if self.pushes.has_answered() || conversation.outstanding() == 0 {
+            return lost(cause);
+        }
+        let Dialect { width, family } = self.dialect;
+        lost(&format!(
+            "{cause} before any answer; check that value={} and protocol={} in the URL are those of the listener",
+            width.as_str(),
+            family.as_str()
+        ))
     }
 
     fn take(&mut self, call: Ask, conversation: &mut Conversation, output: &mut BytesMut) {
@@ -242,6 +259,13 @@ impl Link {
             subscribes: Vec::new(),
         });
     }
+}
+
+/// Reads frames. The flag is set if one of them was an answer.
+fn receive(conversation: &mut Conversation, input: &mut BytesMut) -> Result<(Received, bool), WireError> {
+    let before = conversation.outstanding();
+    let received = conversation.receive(input)?;
+    Ok((received, conversation.outstanding() < before))
 }
 
 /// Writes output, or flushes if there is none. True if a flush is needed. Cancel-safe.

@@ -30,9 +30,21 @@ pub(crate) struct Pushes {
     dropped: AtomicU64,
     connects: AtomicU64,
     ended: AtomicBool,
+    /// Whether the listener has answered a request.
+    answered: AtomicBool,
 }
 
 impl Pushes {
+    /// Records that the listener has answered a request.
+    pub(crate) fn note_answer(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the listener has answered a request.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn put(&self, messages: Vec<Push>) {
         if messages.is_empty() {
             return;

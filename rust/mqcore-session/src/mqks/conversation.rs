@@ -11,6 +11,7 @@ use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::{QueueSubscription, Remote, Settling, Terms};
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
@@ -319,8 +320,8 @@ impl MqksSession {
         if worker.is_some_and(|worker| worker != 0) {
             return Err(format!("there is one worker, number 0, and not {}", worker.unwrap_or_default()));
         }
-        let statistic = statistics::find(code)?;
-        let asked = Asked { statistic: Some(statistic), ..Asked::new(id, true) };
+        let statistics = Some(statistics::find(code)?);
+        let asked = Asked { statistics, ..Asked::new(id, true) };
         self.ask(asked, Request::ObjectCounts, commands);
         Ok(())
     }
@@ -356,8 +357,8 @@ impl MqksSession {
         let Some((asked, answer)) = self.pending.answered(number, part) else { return };
         match answer {
             Ok(Reply::ObjectCounts(counts)) => {
-                let number = asked.statistic.map_or(0, |statistic| statistic.of(&counts));
-                encode_done(&asked.id, number.to_string().as_bytes(), output);
+                let values = asked.statistics.map(|statistics| statistics.of(&counts)).unwrap_or_default();
+                encode_done(&asked.id, values.as_bytes(), output);
             }
             Ok(_) if asked.confirm => encode_done(&asked.id, b"", output),
             Ok(_) => {}
@@ -431,6 +432,11 @@ fn when_unused(unused: UnusedPolicy) -> WhenUnused {
 }
 
 impl Session for MqksSession {
+    #[inline]
+    fn set_time(&mut self, now: impl FnOnce() -> Nanos) {
+        self.numbers.set_time(now());
+    }
+
     fn receive(
         &mut self,
         input: &[u8],

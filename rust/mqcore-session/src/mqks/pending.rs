@@ -5,7 +5,7 @@ use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::rejection::Rejection;
 use slab::Slab;
 
-use super::statistics::Statistic;
+use super::statistics::Statistics;
 
 /// At this many unanswered requests the session stops reading from its peer.
 pub(super) const OPEN_MAX: usize = 65_536;
@@ -23,8 +23,8 @@ pub(super) struct Asked {
     pub(super) consumes: Option<(QueueAddress, Tag)>,
     /// The session reads nothing until this request is answered.
     pub(super) holds: bool,
-    /// The statistic that was requested.
-    pub(super) statistic: Option<Statistic>,
+    /// The statistics that were requested.
+    pub(super) statistics: Option<Statistics>,
     /// Shards that have not answered yet.
     pub(super) parts: usize,
     /// The merged answers so far, if several shards answer.
@@ -39,7 +39,7 @@ impl Asked {
             silent_if_missing: false,
             consumes: None,
             holds: false,
-            statistic: None,
+            statistics: None,
             parts: 1,
             gathered: None,
         }
