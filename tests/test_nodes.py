@@ -156,6 +156,9 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
                     (node,) = await client.nodes()
                     assert (node.name, node.downstream, node.connected) == ("top", False, True)
 
+                (below,) = await watching.nodes()
+                assert (below.name, below.downstream, below.host) == ("middle", True, "127.0.0.1")
+
                 async def there() -> bool:
                     return await count(top.url, "news/0") == 2
 

@@ -31,6 +31,7 @@ fn client(number: u64) -> Arc<Client> {
     Arc::new(Client {
         connection: ConnectionId(number),
         id: format!("client-{number}").into(),
+        authenticated: false,
         name: None,
         kind: None,
         protocol: "tmqp",

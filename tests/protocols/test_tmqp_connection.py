@@ -387,7 +387,7 @@ def test_a_listed_client_has_the_members_of_the_original_in_their_order(connect:
     client = connect("cli", Client_Name="nm", Client_Type="ty")
     [entry] = client.json(CLIENT_LIST)
     assert list(entry) == ["Id", "Name", "Type", "Online", "IsAuthenticated"]
-    assert (entry["Id"], entry["Name"], entry["Type"], entry["IsAuthenticated"]) == ("cli", "nm", "ty", True)
+    assert (entry["Id"], entry["Name"], entry["Type"], entry["IsAuthenticated"]) == ("cli", "nm", "ty", False)
     assert 0 <= entry["Online"] < 60_000
 
 

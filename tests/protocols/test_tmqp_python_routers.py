@@ -13,7 +13,18 @@ import pytest
 
 import mqcore
 from mqcore import Binding, BindingHandler, Router, errors
-from protocols.conversation import FAILED, NOT_FOUND, Client, Connect, Eventually, StartBroker
+from protocols.conversation import (
+    ADD_BINDING,
+    FAILED,
+    NOT_FOUND,
+    REMOVE_BINDING,
+    REMOVE_ROUTER,
+    UNACCEPTABLE,
+    Client,
+    Connect,
+    Eventually,
+    StartBroker,
+)
 from tmqp_peer import RawFrame
 
 Route = Callable[[mqcore.Message, mqcore.ClientView], Any]
@@ -103,6 +114,28 @@ def test_a_router_may_ask_a_client_to_answer(
     assert (frame.id, frame.payload) == (message, b"question")
     worker.send(RawFrame(kind=0x14, id=frame.id, target=frame.source, payload=b"answer"))
     assert producer.answer(message).payload == b"answer"
+
+
+def test_a_client_cannot_disarm_a_router_of_the_program(
+    broker: mqcore.Broker, producer: Client, queues: list[str], style: str
+) -> None:
+    broker.routers["r"] = router(style, lambda message, publisher: "a/1")
+    changes = [
+        (REMOVE_ROUTER, {}, b""),
+        (REMOVE_BINDING, {"Binding-Name": "route"}, b""),
+        (ADD_BINDING, {}, b'{"Name":"first","Target":"b/1","Priority":2147483647}'),
+    ]
+    for operation, headers, body in changes:
+        answer = producer.ask(operation, "r", headers=headers, body=body)
+        assert answer.content_type == UNACCEPTABLE
+        assert "change the router in that program" in (answer.header("Reason") or "")
+    assert "r" in broker.routers
+    assert reason(producer.routed("r", b"x")) is None
+    assert [producer.stored("a"), producer.stored("b")] == [(0, 1), (0, 0)]
+    # The program may change it, and clients may change ready-made routers.
+    del broker.routers["r"]
+    broker.routers.add("plain", bindings=["a/1"])
+    assert producer.ask(REMOVE_BINDING, "plain", headers={"Binding-Name": "a/1"}).content_type == 0
 
 
 @pytest.mark.parametrize("nonsense", [17, ["a/1", 17], "a b", object(), {"a/1": 1, 2: 3}])

@@ -238,6 +238,7 @@ pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: T
     Arc::new(Client {
         connection: config.connection,
         id: "".into(),
+        authenticated: false,
         name: None,
         kind: None,
         protocol,

@@ -240,6 +240,7 @@ mod tests {
         Arc::new(Client {
             connection: ConnectionId(number),
             id: format!("client-{number}").into(),
+            authenticated: false,
             name: Some("shop".into()),
             kind: None,
             protocol: "tmqp",

@@ -38,6 +38,8 @@ pub struct Client {
     pub connection: ConnectionId,
     /// Client id, unique among connected clients.
     pub id: Box<str>,
+    /// Whether it showed valid credentials, or the program's authenticator accepted it.
+    pub authenticated: bool,
     /// Client name, not unique; `None` if the client gave none.
     pub name: Option<Box<str>>,
     /// Client type (Twino's Client-Type); `None` if the client gave none.

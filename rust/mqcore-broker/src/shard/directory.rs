@@ -81,6 +81,7 @@ impl ClientDirectory {
         let client = Arc::new(Client {
             connection: provisional.connection,
             id,
+            authenticated: provisional.authenticated,
             name,
             kind,
             protocol: provisional.protocol,
@@ -128,8 +129,17 @@ impl ClientDirectory {
         let connected_at = context.now;
         let connection = provisional.connection;
         let protocol = provisional.protocol;
-        let client =
-            Arc::new(Client { connection, id, name, kind, admin: false, connected_at, protocol, data: None });
+        let client = Arc::new(Client {
+            connection,
+            id,
+            authenticated: provisional.authenticated,
+            name,
+            kind,
+            admin: false,
+            connected_at,
+            protocol,
+            data: None,
+        });
         let information = self.nodes.add(&client, host, context.now);
         self.notify_node(EventKind::NodeConnected, information, context);
         Ok(client)

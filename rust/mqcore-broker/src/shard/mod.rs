@@ -62,6 +62,7 @@ use crate::shard::entities::Entities;
 ///     name: None,
 ///     kind: None,
 ///     protocol: "tmqp",
+///     authenticated: false,
 ///     admin: false,
 ///     connected_at: Timestamp(0),
 ///     data: None,

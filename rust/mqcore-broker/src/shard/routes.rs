@@ -349,6 +349,18 @@ impl Entities {
         }
     }
 
+    /// Whether clients may change this router. Where code of the program decides, only the program may.
+    pub(crate) fn check_change(&self, name: &RouterName) -> Result<(), Rejection> {
+        let Some(router) = self.routers.get(name).filter(|router| !router.saved) else { return Ok(()) };
+        if !router.definition.bindings.iter().any(|binding| matches!(binding.target, Target::Handler(_))) {
+            return Ok(());
+        }
+        let reason = format!(
+            "code of the broker's program decides for router {name}; change the router in that program"
+        );
+        Err(Rejection::new(RejectionKind::Unacceptable, reason))
+    }
+
     /// Removes a router; no effect if it does not exist.
     pub(crate) fn remove_router(&mut self, name: &RouterName, context: &mut Context<'_>) {
         let Some(router) = self.routers.remove(name) else { return };
@@ -378,6 +390,7 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         check_target(&binding.target, context.state)?;
+        self.check_change(name)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         definition.add(binding)?;
@@ -390,6 +403,7 @@ impl Entities {
         binding: &str,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
+        self.check_change(name)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         if !definition.remove(binding) {

@@ -54,6 +54,7 @@ impl Shards {
         let provisional = Client {
             connection,
             id: "".into(),
+            authenticated: false,
             name: None,
             kind: None,
             protocol: "test",

@@ -110,6 +110,7 @@ impl World {
         let provisional = Arc::new(Client {
             connection,
             id: "".into(),
+            authenticated: false,
             name: None,
             kind: None,
             protocol: "test",

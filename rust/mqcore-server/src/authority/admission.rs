@@ -138,6 +138,7 @@ impl Authority {
         let client = Arc::new(Client {
             connection: ConnectionId(0),
             id: protocol.into(),
+            authenticated: true,
             protocol,
             name: Some(identity.name.clone()),
             kind: None,

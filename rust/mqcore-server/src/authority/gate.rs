@@ -174,6 +174,7 @@ impl Gate {
             Ok(identity) if upheld(&identity) => {
                 steps.push(Step::Become(Arc::new(Client {
                     admin: is_admin(&identity, client),
+                    authenticated: is_authenticated(&identity),
                     ..client.clone()
                 })));
                 self.held.push_front((VecDeque::from([Command::Introduce(Box::new(introduction))]), 0));
@@ -283,6 +284,14 @@ fn is_admin(identity: &Identity, client: &Client) -> bool {
     match identity.holder {
         IdentitySource::Open => client.admin,
         _ => identity.grants.allow_some(Action::Administer),
+    }
+}
+
+/// Whether the peer showed credentials, or the program's authenticator accepted it.
+fn is_authenticated(identity: &Identity) -> bool {
+    match identity.holder {
+        IdentitySource::User(_) | IdentitySource::Token(_) | IdentitySource::Authenticator => true,
+        IdentitySource::Open | IdentitySource::Local | IdentitySource::Anonymous(_) => false,
     }
 }
 

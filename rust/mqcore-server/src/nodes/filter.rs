@@ -385,6 +385,7 @@ mod tests {
         let node = Client {
             connection: ConnectionId(1),
             id: "w".into(),
+            authenticated: false,
             name: Some("west".into()),
             kind: None,
             protocol: "tmqp",

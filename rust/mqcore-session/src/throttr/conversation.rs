@@ -101,6 +101,7 @@ impl ThrottrSession {
         let client = Client {
             connection: config.connection,
             id: hexadecimal(&peer.id).into(),
+            authenticated: false,
             name: None,
             kind: None,
             protocol: "throttr",

@@ -98,7 +98,7 @@ impl TmqpSession {
         let Some((frame, size)) = handshake::first_frame(input, &self.config.limits)? else {
             return Ok(None);
         };
-        match handshake::introduction(&frame, self.config.node.as_deref()) {
+        match handshake::introduction(&frame, self.config.node.as_deref(), &self.config.peer) {
             Ok((introduction, greeting)) => {
                 self.greeting = greeting.map(Box::new);
                 commands.push(Command::Introduce(Box::new(introduction)));

@@ -1,6 +1,6 @@
 //! The first bytes and the first frame of a connection, and the answers to them.
 
-use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::client::{Client, Introduction, Peer};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_cluster::message;
 use mqcore_wire::codec::Limits;
@@ -57,6 +57,7 @@ pub(super) fn first_frame<'a>(
 pub(super) fn introduction(
     frame: &Frame<'_>,
     terms: Option<&NodeTerms>,
+    peer: &Peer,
 ) -> Result<(Introduction, Option<Greeting>), Rejection> {
     let hello = hello::decode(frame.payload)
         .map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))?;
@@ -80,10 +81,17 @@ pub(super) fn introduction(
     let property = |wanted: &str| {
         hello.properties.iter().find(|(key, _)| key.eq_ignore_ascii_case(wanted)).map(|(_, value)| *value)
     };
-    introduction.node = Some(property(message::HOST_KEY).unwrap_or_default().to_owned());
+    let host = property(message::HOST_KEY).filter(|host| !host.is_empty());
+    introduction.node = Some(host.or_else(|| host_of(peer)).unwrap_or_default().to_owned());
     let numbered = property(message::VERSION_KEY) == Some(message::VERSION);
     let epoch = property(message::EPOCH_KEY).and_then(|epoch| epoch.parse().ok()).filter(|_| numbered);
     Ok((introduction, Some(Greeting { epoch })))
+}
+
+/// The host from which the peer connected.
+fn host_of(peer: &Peer) -> Option<&str> {
+    let (host, _port) = peer.address.as_deref()?.rsplit_once(':')?;
+    Some(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 fn is_node(hello: &Hello<'_>) -> bool {

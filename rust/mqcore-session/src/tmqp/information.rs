@@ -387,8 +387,7 @@ impl<'a> From<&'a ClientInformation> for Client<'a> {
             name: client.name.as_deref(),
             r#type: client.kind.as_deref(),
             online: information.online_ms,
-            // Listed clients are welcomed.
-            is_authenticated: true,
+            is_authenticated: client.authenticated,
         }
     }
 }

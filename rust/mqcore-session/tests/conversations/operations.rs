@@ -421,6 +421,7 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
     let listed = ClientInformation { client: client("cli"), online_ms: 5 };
     let nameless = ClientInformation {
         client: Arc::new(mqcore_broker::model::client::Client {
+            authenticated: true,
             name: None,
             kind: None,
             ..(*client("x")).clone()
@@ -430,7 +431,7 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
     assert_eq!(
         answer_text(Reply::Clients(vec![listed, nameless])),
         concat!(
-            r#"[{"Id":"cli","Name":"nm","Type":"ty","Online":5,"IsAuthenticated":true},"#,
+            r#"[{"Id":"cli","Name":"nm","Type":"ty","Online":5,"IsAuthenticated":false},"#,
             r#"{"Id":"x","Name":null,"Type":null,"Online":6,"IsAuthenticated":true}]"#
         )
     );

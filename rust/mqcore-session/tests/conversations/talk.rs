@@ -125,6 +125,7 @@ pub(crate) fn client(id: &str) -> Arc<Client> {
     Arc::new(Client {
         connection: ConnectionId(1),
         id: id.into(),
+        authenticated: false,
         name: Some("nm".into()),
         kind: Some("ty".into()),
         protocol: "tmqp",

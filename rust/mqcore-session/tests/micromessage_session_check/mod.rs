@@ -78,6 +78,7 @@ impl Play {
         let client = Client {
             connection: ConnectionId(1),
             id: "c".into(),
+            authenticated: false,
             name: None,
             kind: None,
             protocol: "mm2",

@@ -416,6 +416,7 @@ fn client(id: &str, now: Timestamp) -> Arc<Client> {
     Arc::new(Client {
         connection: ConnectionId(1),
         id: id.into(),
+        authenticated: false,
         name: Some("name".into()),
         kind: None,
         protocol: "tmqp",
