@@ -164,8 +164,12 @@ async def test_a_queue_that_is_not_there_is_an_error(broker: mqcore.Broker) -> N
 
 async def test_stopped_queue_and_limit_raise_different_errors(mq: Client) -> None:
     await mq.create_queue("a/1", mqcore.QueueOptions(status="stopped"))
-    with pytest.raises(errors.Unauthorized):
+    with pytest.raises(errors.QueueStopped, match="give it another status") as caught:
         await mq.publish("a/1", b"x")
+    assert (caught.value.code, caught.value.target) == (401, "a/1"), "the code is that of the original"
+    assert not isinstance(caught.value, errors.Unauthorized)
+    (stopped,) = await mq.publish_many("a/1", [b"x"], return_exceptions=True)
+    assert isinstance(stopped, errors.QueueStopped)
     await mq.create_queue("a/2", mqcore.QueueOptions(status="pull", message_limit=1, message_size_limit=3))
     with pytest.raises(errors.LimitExceeded):
         await mq.publish("a/2", b"four")

@@ -57,7 +57,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"connection"},
         {"client"},
         # Operations of a client.
-        {"admin", "consume", "direct", "event", "publish", "pull", "micromessage/operations", "mqks/operations"},
+        {"admin", "consume", "direct", "event", "publish", "pull", "pull_stream"}
+        | {"micromessage/operations", "mqks/operations"},
     ],
     "mqcore-server": [
         # Modules without imports, and configuration.
@@ -66,8 +67,8 @@ LAYERS: dict[str, list[set[str]]] = {
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
-        | {"shard/declarations"}
-        | {"schedules/view", "schedules/publisher", "schedules/store", "schedules/keeper", "schedules/port"}
+        | {"shard/declarations", "schedules/ended", "schedules/view", "schedules/publisher", "schedules/store"}
+        | {"schedules/keeper", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.

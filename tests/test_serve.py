@@ -81,7 +81,17 @@ async def test_concurrency_limits_running_handlers_and_is_used(broker: mqcore.Br
     assert gauge.most == 3
 
 
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, ValueError])
+class Unprintable(BaseException):
+    """Its text raises too."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+ENDINGS = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Unprintable, ValueError]
+
+
+@pytest.mark.parametrize("kind", ENDINGS)
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_handler_that_raises_fails_its_request_only(
     broker: mqcore.Broker, asking: Client, kind: type[BaseException], is_async: bool
@@ -98,6 +108,22 @@ async def test_handler_that_raises_fails_its_request_only(
         for _ in range(2):
             with pytest.raises(errors.OperationError):
                 await asking.request("@name:server", b"bad")
+        with pytest.raises(errors.Nacked, match=kind.__name__):
+            await asking.send("@name:server", b"bad", confirm=True)
+        assert (await asking.request("@name:server", b"good")).raw == b"fine"
+
+
+@pytest.mark.parametrize("returned", [object(), b"x" * 70_000_000], ids=["no body", "too large"])
+async def test_handler_that_returns_what_cannot_be_sent_fails_its_request_only(
+    broker: mqcore.Broker, asking: Client, returned: object
+) -> None:
+    async with serving(broker, lambda request: returned if request.raw == b"bad" else b"fine", concurrency=1):
+        with pytest.raises(errors.OperationError):
+            await asking.request("@name:server", b"bad")
+        assert (await asking.request("@name:server", b"good")).raw == b"fine"
+    with blocking(broker, lambda request: returned if request.raw == b"bad" else b"fine", 1):
+        with pytest.raises(errors.OperationError):
+            await asking.request("@name:server", b"bad")
         assert (await asking.request("@name:server", b"good")).raw == b"fine"
 
 
@@ -123,6 +149,8 @@ def test_blocking_client_serves_until_it_closes(broker: mqcore.Broker) -> None:
         with gauge:
             if request.raw == b"bad":
                 raise SystemExit("no more")
+            if request.raw == b"worse":
+                raise Unprintable
             return request.raw
 
     with blocking(broker, handle, 2), sync.connect(broker.listeners[0], request_timeout=REQUEST_TIMEOUT) as client:
@@ -133,5 +161,7 @@ def test_blocking_client_serves_until_it_closes(broker: mqcore.Broker) -> None:
         client.send("@name:server", b"news", confirm=True)
         with pytest.raises(errors.Nacked, match="SystemExit"):
             client.send("@name:server", b"bad", confirm=True)
+        with pytest.raises(errors.OperationError, match="Unprintable"):
+            client.request("@name:server", b"worse")
         assert client.request("@name:server", b"again").raw == b"again"
     assert gauge.most <= 2

@@ -1,8 +1,8 @@
 """Generate the blocking clients from the asyncio ones: `make generate`, or `--check` to compare only.
 
 Each generated file is its source with the words of asyncio replaced, formatted by ruff. Code that differs in more
-than words is in `mqcore/client/base.py` and `mqcore/sync/base.py`. Lines of the source between `# asyncio only` and
-`# end asyncio only` are left out.
+than words is in `base.py` and `joining.py` of `mqcore/client` and `mqcore/sync`. Lines of the source between
+`# asyncio only` and `# end asyncio only` are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ WORDS = (
     (r"\bAsync(Client|ThrottrClient)\b", r"Blocking\1"),
 )
 CLIENT_WORDS = (
-    (r"\bmqcore\.client\.(base|client|control|messages|queue|streams|topic)\b", r"mqcore.sync.\1"),
+    (
+        r"\bmqcore\.client\.(base|client|control|joining|messages|queue|streams|topic)\b",
+        r"mqcore.sync.\1",
+    ),
     (r"\bmqcore\.connect\b", "mqcore.sync.connect"),
 )
 THROTTR_WORDS = (

@@ -748,6 +748,16 @@ class AsyncClient:
         clear_normal: bool = False,
         timeout: float | None = None,
     ) -> Awaitable[tuple[list[Received], tuple[int, int] | None, bool]]: ...
+    def pull_stream(
+        self,
+        queue: str,
+        count: int,
+        *,
+        lifo: bool = False,
+        clear_high_priority: bool = False,
+        clear_normal: bool = False,
+        timeout: float | None = None,
+    ) -> Awaitable[PullStream]: ...
     def get_cached(self, queue: str, *, timeout: float | None = None) -> Awaitable[Received | None]: ...
     def send(
         self,
@@ -898,6 +908,16 @@ class BlockingClient:
         clear_normal: bool = False,
         timeout: float | None = None,
     ) -> tuple[list[Received], tuple[int, int] | None, bool]: ...
+    def pull_stream(
+        self,
+        queue: str,
+        count: int,
+        *,
+        lifo: bool = False,
+        clear_high_priority: bool = False,
+        clear_normal: bool = False,
+        timeout: float | None = None,
+    ) -> PullStream: ...
     def get_cached(self, queue: str, *, timeout: float | None = None) -> Received | None: ...
     def send(
         self,
@@ -972,6 +992,19 @@ class Consumer:
     def wait_blocking(self, timeout: float | None = None) -> bool: ...
     @property
     def waiting(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class PullStream:
+    """Messages of a pull as they arrive. After the last one, `end` returns the number of remaining messages of high and
+    of normal priority, and whether the broker ended the pull."""
+
+    def take(self, count: int) -> list[Received]: ...
+    def wait_async(self, timeout: float | None = None) -> Awaitable[bool]: ...
+    def wait_blocking(self, timeout: float | None = None) -> bool: ...
+    def end(self) -> tuple[tuple[int, int] | None, bool]: ...
     @property
     def is_closed(self) -> bool: ...
     def close(self) -> None: ...

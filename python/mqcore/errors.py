@@ -18,7 +18,7 @@
     ├── ProtocolError                          BadFrame · TooLarge · BadAnswer
     ├── OperationError                         BadRequest 400 · Unauthorized 401 · NotFound 404 (LookupError)
     │                                          Unacceptable 406 · AlreadyExists 481 · LimitExceeded 482
-    │                                          Busy 503 · SendError 581
+    │                                          Busy 503 · SendError 581 · QueueStopped 401
     ├── Nacked                                 a negative acknowledgement, with its reason
     ├── ConfirmTimeout (TimeoutError)
     ├── RequestTimeout (TimeoutError)
@@ -75,6 +75,7 @@ __all__ = [
     "NotSupported",
     "OperationError",
     "ProtocolError",
+    "QueueStopped",
     "RateLimited",
     "RequestTimeout",
     "SendError",
@@ -269,6 +270,14 @@ class Busy(OperationError):
 
 class SendError(OperationError):
     """581: it could not be sent on."""
+
+
+class QueueStopped(OperationError):
+    """The queue has the status ``stopped`` and takes no messages.
+
+    Its status code in TMQP is 401, as for `Unauthorized`. Brokers other than mqcore send only the code, and the client
+    raises `Unauthorized` then.
+    """
 
 
 class Nacked(MqcoreError):

@@ -22,6 +22,7 @@ protocol does not have raises `NotSupported`.
 
 from mqcore.client.client import Client, connect
 from mqcore.client.incoming import Incoming
+from mqcore.client.joining import Joined
 from mqcore.client.messages import Batch, Delivered, Request
 from mqcore.client.models import (
     ChannelInformation,
@@ -47,7 +48,7 @@ from mqcore.client.options import (
     without_credentials,
 )
 from mqcore.client.queue import Queue
-from mqcore.client.streams import REASON_CLOSED, Consumer, Events, ExtensionFrames, Requests
+from mqcore.client.streams import REASON_CLOSED, Consumer, Events, ExtensionFrames, PullStream, Requests
 from mqcore.client.topic import Topic
 
 __all__ = [
@@ -70,7 +71,9 @@ __all__ = [
     "Events",
     "ExtensionFrames",
     "Incoming",
+    "Joined",
     "NodeInformation",
+    "PullStream",
     "Queue",
     "QueueInformation",
     "Receipt",

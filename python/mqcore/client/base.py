@@ -53,7 +53,7 @@ class ClientBase:
 class ConsumerBase(AsyncIterator[_T_co]):
     """A consumer that an ``async for`` loop opens and closes, unless ``async with`` does."""
 
-    _core: _core.Consumer | None
+    _core: object
 
     @abc.abstractmethod
     async def __aenter__(self) -> Self: ...

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 # asyncio only
 import asyncio
-import inspect
-import logging
 
 # end asyncio only
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Literal, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 from mqcore import bodies, errors
 from mqcore.client.arguments import (
@@ -32,8 +29,9 @@ from mqcore.client.arguments import (
 )
 from mqcore.client.control import ControlBase
 from mqcore.client.incoming import Incoming
+from mqcore.client.joining import Joined
 from mqcore.client.lifetime import OPEN
-from mqcore.client.messages import Request
+from mqcore.client.messages import Delivered, Request
 from mqcore.client.models import (
     ChannelInformation,
     ClientCounters,
@@ -47,6 +45,7 @@ from mqcore.client.models import (
 )
 from mqcore.client.options import (
     DEFAULT_URL,
+    PREFETCH,
     ClientOptions,
     ConnectOptions,
     Copies,
@@ -56,16 +55,16 @@ from mqcore.client.options import (
     target_and_options,
 )
 from mqcore.client.queue import Queue
+
+# asyncio only
+from mqcore.client.serving import answer
+
+# end asyncio only
 from mqcore.client.streams import Events, ExtensionFrames, Requests
 from mqcore.client.topic import Topic
 from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
 
 __all__ = ["Client", "connect"]
-
-# asyncio only
-_HANDLER_FAILED_STATUS: Final = 1
-_LOG: Final = logging.getLogger("mqcore.client")
-# end asyncio only
 
 _T = TypeVar("_T")
 
@@ -369,7 +368,7 @@ class Client(ControlBase):
         async with self.requests(wanted) as requests, asyncio.TaskGroup() as tasks:
             async for request in requests:
                 await gate.acquire()
-                task = tasks.create_task(_answer(handler, request))
+                task = tasks.create_task(answer(handler, request))
                 task.add_done_callback(lambda _: gate.release())
 
     # end asyncio only
@@ -522,14 +521,50 @@ class Client(ControlBase):
         """Describe the nodes of the cluster."""
         return await self._connected().nodes()
 
-    @asynccontextmanager
-    async def join(self, channel: str) -> AsyncIterator[None]:
-        """Keep a channel joined during a block, for pulls. Without it, every pull joins and leaves the channel."""
-        membership = await self._connected().join(channel)
-        try:
-            yield
-        finally:
-            membership.leave()
+    @overload
+    def join(self, channel: str) -> Joined[bytes]: ...
+    @overload
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[bytes]], object]],
+        *,
+        prefetch: int = ...,
+        concurrency: int = ...,
+    ) -> Joined[bytes]: ...
+    @overload
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[_T]], object]],
+        wanted: type[_T],
+        *,
+        prefetch: int = ...,
+        concurrency: int = ...,
+    ) -> Joined[_T]: ...
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[Any]], object]] | None = None,
+        wanted: type[Any] = bytes,
+        *,
+        prefetch: int = PREFETCH,
+        concurrency: int = 1,
+    ) -> Joined[Any]:
+        """Join a channel during a block: for pulls, and with `handlers` to consume its queues.
+
+        Without `handlers` the block only keeps the channel joined; otherwise every pull joins and leaves it.
+
+        `handlers` maps queue ids to functions. During the block each message of such a queue goes to its function,
+        which runs in a worker thread unless it is a coroutine function. A message is acknowledged when the function
+        returns, and rejected with the exception's name if it raises anything, even `SystemExit`. Up to `concurrency`
+        messages of a queue are handled at once, and `prefetch` applies to each queue. Messages of other queues stay
+        where they are.
+
+        At the end of the block, messages that were not started return to their queues, and running functions finish;
+        coroutines are cancelled if the block raises. Entering raises `NotFound` for a missing queue.
+        """
+        return Joined(self, channel, handlers or {}, wanted, prefetch, concurrency)
 
 
 def connect(urls: str | Sequence[str] | EmbeddedBroker = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:
@@ -549,41 +584,3 @@ def connect(urls: str | Sequence[str] | EmbeddedBroker = DEFAULT_URL, **options:
     connected
     """
     return Client(*target_and_options(urls, ClientOptions(**options)))
-
-
-# asyncio only
-async def _answer(handler: Callable[[Request[Any]], object | Awaitable[object]], request: Request[Any]) -> None:
-    try:
-        if inspect.iscoroutinefunction(handler):
-            result = await handler(request)
-        else:
-            result = await asyncio.to_thread(handler, request)
-    except GeneratorExit:
-        raise
-    # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
-    except BaseException as error:
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            # Not the handler's doing.
-            raise
-        _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
-        if request.wants_response:
-            await _unless_lost(request.respond(str(error), status=_HANDLER_FAILED_STATUS))
-        elif request.wants_acknowledge:
-            await _unless_lost(request.nack(type(error).__name__))
-        return
-    if request.wants_response:
-        await _unless_lost(request.respond(b"" if result is None else result))
-    elif request.wants_acknowledge:
-        await _unless_lost(request.ack())
-
-
-async def _unless_lost(answer: Awaitable[None]) -> None:
-    """Answer, unless the connection is lost: then the sender no longer waits."""
-    try:
-        await answer
-    except errors.TransportError as error:
-        _LOG.warning("cannot answer a request: %s", error)
-
-
-# end asyncio only

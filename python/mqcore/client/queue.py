@@ -9,7 +9,7 @@ from mqcore.client.arguments import consume_options, optional_seconds, pull_opti
 from mqcore.client.incoming import Incoming
 from mqcore.client.messages import Batch, Delivered
 from mqcore.client.options import PREFETCH, Clear, ConsumeOptions, Order
-from mqcore.client.streams import Consumer
+from mqcore.client.streams import Consumer, PullStream
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
@@ -127,6 +127,43 @@ class Queue:
         answer = await self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
         messages, remaining, complete = answer
         return Batch([Delivered(core, wanted) for core in messages], total(remaining), complete)
+
+    @overload
+    def pull_stream(
+        self, count: int, *, order: Order = ..., clear: Clear | None = ..., timeout: Duration | None = ...
+    ) -> PullStream[bytes]: ...
+    @overload
+    def pull_stream(
+        self,
+        count: int,
+        wanted: type[_T],
+        *,
+        order: Order = ...,
+        clear: Clear | None = ...,
+        timeout: Duration | None = ...,
+    ) -> PullStream[_T]: ...
+    def pull_stream(
+        self,
+        count: int,
+        wanted: type[Any] = bytes,
+        *,
+        order: Order = "fifo",
+        clear: Clear | None = None,
+        timeout: Duration | None = None,
+    ) -> PullStream[Any]:
+        """Take up to `count` messages like `pull`, and return them one by one as they arrive, for ``async for``.
+
+        `timeout` is the longest wait for the next message. When the loop is left early, messages that it did not take
+        are requeued, or returned by the next pull of this client if they need no acknowledgement.
+
+        >>> created = await mq.declare("letters", 2, mqcore.QueueOptions(status="pull"))
+        >>> receipts = await mq.publish_many("letters/2", ["first", "second"])
+        >>> async for message in mq.queue("letters/2").pull_stream(10, str):
+        ...     print(message.body)
+        first
+        second
+        """
+        return PullStream(self._client, self.address, count, wanted, pull_options(order, clear, timeout))
 
     @overload
     async def get_cached(self, *, timeout: Duration | None = ...) -> Incoming[bytes] | None: ...

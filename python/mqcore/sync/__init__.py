@@ -14,13 +14,14 @@ It needs no event loop, so it works in threads, and where an event loop is runni
 calls let other threads run, and Ctrl-C raises `KeyboardInterrupt` within a tenth of a second. Threads may share a
 client.
 
-All modules of this package but `mqcore.sync.base` are generated from `mqcore.client`.
+All modules of this package but `mqcore.sync.base` and `mqcore.sync.joining` are generated from `mqcore.client`.
 """
 
 from mqcore.sync.client import Client, connect
+from mqcore.sync.joining import Joined
 from mqcore.sync.messages import Batch, Delivered, Request
 from mqcore.sync.queue import Queue
-from mqcore.sync.streams import Consumer, Events, ExtensionFrames, Requests
+from mqcore.sync.streams import Consumer, Events, ExtensionFrames, PullStream, Requests
 from mqcore.sync.topic import Topic
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "Delivered",
     "Events",
     "ExtensionFrames",
+    "Joined",
+    "PullStream",
     "Queue",
     "Request",
     "Requests",

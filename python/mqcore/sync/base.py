@@ -11,9 +11,11 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
-from mqcore import _core, errors
+from mqcore import _core, bodies, errors
+from mqcore._raised import reason_of
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
+from mqcore.client.serving import HANDLER_FAILED_STATUS, failure
 
 if TYPE_CHECKING:
     from mqcore.config import Duration
@@ -25,9 +27,6 @@ _LOG: Final = logging.getLogger("mqcore.client")
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
-
-# Status of the response to a request whose handler raised.
-_HANDLER_FAILED_STATUS: Final = 1
 
 
 class ClientBase(abc.ABC):
@@ -91,7 +90,7 @@ class ClientBase(abc.ABC):
 class ConsumerBase(Iterator[_T_co]):
     """A consumer that a ``for`` loop opens and closes, unless ``with`` does."""
 
-    _core: _core.Consumer | None
+    _core: object
 
     @abc.abstractmethod
     def __enter__(self) -> Self: ...
@@ -113,16 +112,21 @@ class ConsumerBase(Iterator[_T_co]):
 def _answer(handler: Callable[[Request[Any]], object], request: Request[Any]) -> None:
     try:
         result = handler(request)
+        body = bodies.encode(b"" if result is None else result)
     except BaseException as error:
         # This thread only runs handlers: sys.exit() in a handler fails the request and must not end the program.
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
-            _unless_lost(partial(request.respond, str(error), status=_HANDLER_FAILED_STATUS))
+            _unless_lost(partial(request.respond, failure(error), status=HANDLER_FAILED_STATUS))
         elif request.wants_acknowledge:
-            _unless_lost(partial(request.nack, type(error).__name__))
+            _unless_lost(partial(request.nack, reason_of(error)))
         return
     if request.wants_response:
-        _unless_lost(partial(request.respond, b"" if result is None else result))
+        try:
+            _unless_lost(partial(request.respond, body))
+        except errors.TooLarge as error:
+            _LOG.error("%s returned a response that is too large: %s", getattr(handler, "__qualname__", handler), error)
+            _unless_lost(partial(request.respond, failure(error), status=HANDLER_FAILED_STATUS))
     elif request.wants_acknowledge:
         _unless_lost(request.ack)
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
@@ -40,6 +39,7 @@ from mqcore.client.models import (
 )
 from mqcore.client.options import (
     DEFAULT_URL,
+    PREFETCH,
     ClientOptions,
     ConnectOptions,
     Copies,
@@ -50,6 +50,8 @@ from mqcore.client.options import (
 )
 from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
 from mqcore.sync.control import ControlBase
+from mqcore.sync.joining import Joined
+from mqcore.sync.messages import Delivered
 from mqcore.sync.queue import Queue
 from mqcore.sync.streams import Events, ExtensionFrames, Requests
 from mqcore.sync.topic import Topic
@@ -481,14 +483,50 @@ class Client(ControlBase):
         """Describe the nodes of the cluster."""
         return self._connected().nodes()
 
-    @contextmanager
-    def join(self, channel: str) -> Iterator[None]:
-        """Keep a channel joined during a block, for pulls. Without it, every pull joins and leaves the channel."""
-        membership = self._connected().join(channel)
-        try:
-            yield
-        finally:
-            membership.leave()
+    @overload
+    def join(self, channel: str) -> Joined[bytes]: ...
+    @overload
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[bytes]], object]],
+        *,
+        prefetch: int = ...,
+        concurrency: int = ...,
+    ) -> Joined[bytes]: ...
+    @overload
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[_T]], object]],
+        wanted: type[_T],
+        *,
+        prefetch: int = ...,
+        concurrency: int = ...,
+    ) -> Joined[_T]: ...
+    def join(
+        self,
+        channel: str,
+        handlers: Mapping[int, Callable[[Delivered[Any]], object]] | None = None,
+        wanted: type[Any] = bytes,
+        *,
+        prefetch: int = PREFETCH,
+        concurrency: int = 1,
+    ) -> Joined[Any]:
+        """Join a channel during a block: for pulls, and with `handlers` to consume its queues.
+
+        Without `handlers` the block only keeps the channel joined; otherwise every pull joins and leaves it.
+
+        `handlers` maps queue ids to functions. During the block each message of such a queue goes to its function,
+        which runs in a worker thread unless it is a coroutine function. A message is acknowledged when the function
+        returns, and rejected with the exception's name if it raises anything, even `SystemExit`. Up to `concurrency`
+        messages of a queue are handled at once, and `prefetch` applies to each queue. Messages of other queues stay
+        where they are.
+
+        At the end of the block, messages that were not started return to their queues, and running functions finish;
+        coroutines are cancelled if the block raises. Entering raises `NotFound` for a missing queue.
+        """
+        return Joined(self, channel, handlers or {}, wanted, prefetch, concurrency)
 
 
 def connect(urls: str | Sequence[str] | EmbeddedBroker = DEFAULT_URL, **options: Unpack[ConnectOptions]) -> Client:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from mqcore import errors
+from mqcore.client.arguments import total
 from mqcore.client.incoming import Incoming
 from mqcore.sync.base import ClientBase, ConsumerBase
 from mqcore.sync.messages import Delivered, Request
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from mqcore.client.models import Event
     from mqcore.client.options import Subscription
 
-__all__ = ["REASON_CLOSED", "Consumer", "CustomMessages", "Events", "ExtensionFrames", "Requests"]
+__all__ = ["REASON_CLOSED", "Consumer", "CustomMessages", "Events", "ExtensionFrames", "PullStream", "Requests"]
 
 REASON_CLOSED: Final = "consumer-closed"
 """The reason with which a consumer that closes returns the deliveries that the program did not take."""
@@ -99,6 +100,51 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         if not self._was_opened:
             raise errors.InvalidArgument("the consumer is not open; enter it with 'with'")
         return self._core
+
+
+class PullStream(ConsumerBase[Delivered[_T]]):
+    """The messages of one pull as they come: ``for`` takes them, and opens and closes the stream.
+
+    Taking messages raises what `Queue.pull` raises.
+    """
+
+    def __init__(self, client: ClientBase, address: str, count: int, wanted: type[_T], options: dict[str, Any]) -> None:
+        self._client = client
+        self._address = address
+        self._count = count
+        self._wanted = wanted
+        self._options = options
+        self._core: _core.PullStream | None = None
+        self.remaining: int | None = None
+        """Messages left in the queue, if the broker sent their number; known after the last message."""
+        self.complete = False
+        """Whether the broker sent all it had; known after the last message."""
+
+    def __enter__(self) -> Self:
+        self._core = self._client._connected().pull_stream(self._address, self._count, **self._options)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    def __next__(self) -> Delivered[_T]:
+        """Wait for a message; end with the pull."""
+        while (core := self._core) is not None:
+            closed = core.is_closed
+            # One by one: the others wait in the core, which returns them if the loop ends.
+            if taken := core.take(1):
+                return Delivered(taken[0], self._wanted)
+            if closed:
+                remaining, self.complete = core.end()
+                self.remaining = total(remaining)
+                self.__exit__(None, None, None)
+                break
+            core.wait_blocking()
+        raise StopIteration
 
 
 class _Source(Protocol[_Raw]):

@@ -485,6 +485,11 @@ impl Shared {
                     None => self.unclaimed(core, &message),
                 }
             }
+            FrameEvent::Pulled(id, message) => {
+                if let Some(mailbox) = core.conversation.pull_mailbox(&id) {
+                    post.put(mailbox, core, message, now);
+                }
+            }
             FrameEvent::Direct(inbox, message) => match core.inbox(inbox).clone() {
                 Some(mailbox) => post.put(mailbox, core, message, now),
                 None => Counters::add(&self.counters.unclaimed_direct, 1),

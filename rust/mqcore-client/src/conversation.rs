@@ -39,10 +39,19 @@ const ROUTER: &str = "@router:";
 enum Expect {
     Confirmation,
     Response,
+    /// The messages so far.
     Pull(Vec<Received>),
+    /// Each message goes to the caller when it arrives.
+    PullStream,
     Intent(Intent),
     /// The end of the deliveries of a queue.
     Leave(QueueAddress),
+}
+
+impl Expect {
+    fn is_pull(&self) -> bool {
+        matches!(self, Self::Pull(_) | Self::PullStream)
+    }
 }
 
 #[derive(Debug)]
@@ -254,6 +263,23 @@ impl<W> Conversation<W> {
         let id = self.ask(request, false, Expect::Pull(Vec::new()), Some(waiter))?;
         self.pulls += 1;
         Ok(id)
+    }
+
+    /// Sends a pull whose messages arrive as [`FrameEvent::Pulled`]. Its answer contains none of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`Conversation::publish`].
+    pub fn pull_stream(&mut self, request: &Request, waiter: W) -> Result<MessageId, ClientError> {
+        let id = self.ask(request, false, Expect::PullStream, Some(waiter))?;
+        self.pulls += 1;
+        Ok(id)
+    }
+
+    /// The caller that waits for the answer to this request.
+    #[must_use]
+    pub fn waiter(&self, id: &[u8]) -> Option<&W> {
+        self.pending.get(id)?.waiter.as_ref()
     }
 
     /// Adds a user of `intent`. Each call needs a [`Conversation::give_up`].
@@ -481,7 +507,7 @@ impl<W> Conversation<W> {
     /// Forgets a request. Returns the messages that a pull had received.
     pub fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         let pending = self.pending.remove(id)?;
-        self.pulls -= usize::from(matches!(pending.expect, Expect::Pull(_)));
+        self.pulls -= usize::from(pending.expect.is_pull());
         partial(pending.expect)
     }
 
@@ -575,6 +601,7 @@ impl<W> Conversation<W> {
 fn partial(expect: Expect) -> Option<PullAnswer> {
     match expect {
         Expect::Pull(messages) => Some(PullAnswer { messages, end: PullEnd::CutShort }),
+        Expect::PullStream => Some(PullAnswer { messages: Vec::new(), end: PullEnd::CutShort }),
         _ => None,
     }
 }

@@ -18,6 +18,7 @@ use crate::conversation::{
 };
 use crate::dial::Greeted;
 use crate::error::ClientError;
+use crate::mailbox::Mailbox;
 use crate::micromessage::conversation::Conversation as Micromessage;
 use crate::mqks::conversation::{Conversation as Mqks, Question};
 use crate::received::Received;
@@ -387,6 +388,24 @@ impl Dialogue {
     /// Sends a pull.
     pub(crate) fn pull(&mut self, request: &Request, waiter: Waiter) -> Result<MessageId, ClientError> {
         self.tmqp("pulling")?.pull(request, waiter)
+    }
+
+    /// Sends a pull whose messages go to the waiter's mailbox.
+    pub(crate) fn pull_stream(
+        &mut self,
+        request: &Request,
+        waiter: Waiter,
+    ) -> Result<MessageId, ClientError> {
+        self.tmqp("pulling")?.pull_stream(request, waiter)
+    }
+
+    /// The mailbox of a streamed pull.
+    pub(crate) fn pull_mailbox(&self, id: &[u8]) -> Option<Arc<Mailbox>> {
+        let Self::Tmqp(conversation) = self else { return None };
+        match conversation.waiter(id) {
+            Some(Waiter::Stream(_, mailbox)) => Some(mailbox.clone()),
+            _ => None,
+        }
     }
 
     /// Sends a direct message.

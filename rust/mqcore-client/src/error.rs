@@ -212,19 +212,21 @@ pub struct Refusal {
     pub target: Arc<str>,
     /// The broker's reason; empty if it gave none.
     pub reason: Box<str>,
+    /// Whether the queue takes no messages because it is stopped. Servers other than mqcore do not tell.
+    pub queue_stopped: bool,
 }
 
 impl Refusal {
     /// The meaning of the number.
     #[must_use]
     pub fn status(&self) -> StatusMeaning {
-        StatusMeaning::from_code(self.code)
+        if self.queue_stopped { StatusMeaning::QueueStopped } else { StatusMeaning::from_code(self.code) }
     }
 }
 
 impl std::fmt::Display for Refusal {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { code, operation, target, reason } = self;
+        let Self { code, operation, target, reason, .. } = self;
         let meaning = self.status().meaning();
         let space = if target.is_empty() { "" } else { " " };
         if reason.is_empty() {
@@ -253,6 +255,8 @@ pub enum StatusMeaning {
     LimitExceeded,
     Busy,
     SendError,
+    /// 401 with the status of the queue.
+    QueueStopped,
     /// Any other number.
     Failed,
 }
@@ -286,6 +290,7 @@ impl StatusMeaning {
             Self::LimitExceeded => "a limit of messages, sizes, clients or queues is reached",
             Self::Busy => "busy; try again later",
             Self::SendError => "sending failed",
+            Self::QueueStopped => "the queue is stopped; give it another status first",
             Self::Failed => "it failed",
         }
     }
@@ -297,10 +302,22 @@ mod tests {
 
     #[test]
     fn a_refusal_says_what_was_asked_of_whom() {
-        let refusal = Refusal { code: 404, operation: "publish to", target: "a/1".into(), reason: "".into() };
+        let refusal = Refusal {
+            code: 404,
+            operation: "publish to",
+            target: "a/1".into(),
+            reason: "".into(),
+            queue_stopped: false,
+        };
         assert_eq!(refusal.status(), StatusMeaning::NotFound);
         assert_eq!(refusal.to_string(), "cannot publish to a/1: not found; create it first (status 404)");
-        let refusal = Refusal { code: 1000, operation: "list", target: "".into(), reason: "no".into() };
+        let refusal = Refusal {
+            code: 1000,
+            operation: "list",
+            target: "".into(),
+            reason: "no".into(),
+            queue_stopped: false,
+        };
         assert_eq!(refusal.to_string(), "cannot list: no (status 1000)");
     }
 

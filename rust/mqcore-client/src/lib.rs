@@ -41,6 +41,7 @@ pub mod mqks;
 mod post;
 pub mod publish;
 pub mod pull;
+pub mod pull_stream;
 mod random;
 pub mod received;
 pub mod request;

@@ -107,11 +107,7 @@ impl Client {
     ) -> Result<(PullAnswer, Membership), ClientError> {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
-        if options.count == 0 {
-            return Err(ClientError::invalid("count", "it must be at least 1"));
-        }
-        let part = Part::Intent(Intent::Join(queue.channel().clone()));
-        let membership = self.shared.take_part(part, options.timeout).await?;
+        let membership = self.join_to_pull(queue, options).await?;
         let PullOptions { count, lifo, clear, info, .. } = *options;
         let late = lock(&self.shared.core).conversation.take_late(queue, count as usize);
         if late.len() == count as usize {
@@ -134,6 +130,18 @@ impl Client {
                 waited: started.elapsed(),
             }),
         }
+    }
+
+    pub(crate) async fn join_to_pull(
+        &self,
+        queue: &QueueAddress,
+        options: &PullOptions,
+    ) -> Result<Membership, ClientError> {
+        if options.count == 0 {
+            return Err(ClientError::invalid("count", "it must be at least 1"));
+        }
+        let part = Part::Intent(Intent::Join(queue.channel().clone()));
+        self.shared.take_part(part, options.timeout).await
     }
 
     fn hand_out(&self, messages: Vec<Received>, membership: Membership) -> Vec<Delivered> {
@@ -170,7 +178,7 @@ impl Drop for LateMessages<'_> {
 }
 
 /// Interprets the value of `No-Content`.
-fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
+pub(crate) fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
     let (code, reason) = match reason {
         no_content::END | no_content::EMPTY => return Ok(()),
         no_content::UNAUTHORIZED => (status::UNAUTHORIZED, "this client must not pull from it"),
@@ -180,11 +188,11 @@ fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientError> {
         other => (status::FAILED, other),
     };
     let target = queue.to_string().into();
-    Err(Refusal { code, operation: "pull from", target, reason: reason.into() }.into())
+    Err(Refusal { code, operation: "pull from", target, reason: reason.into(), queue_stopped: false }.into())
 }
 
 /// Numbers of remaining messages, if the message has them.
-fn counts(message: &Received) -> Option<(u64, u64)> {
+pub(crate) fn counts(message: &Received) -> Option<(u64, u64)> {
     let number = |key| message.header(key)?.parse().ok();
     Some((number(key::PRIORITY_MESSAGES)?, number(key::MESSAGES)?))
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::conversation::RequestAnswer;
 use crate::error::ClientError;
-use crate::mailbox::lock;
+use crate::mailbox::{Mailbox, QueuedMessage, lock};
 
 /// The result of a wait, and when it was known.
 pub(crate) type Outcome = (Result<RequestAnswer, ClientError>, Instant);
@@ -17,15 +17,27 @@ pub(crate) type Outcome = (Result<RequestAnswer, ClientError>, Instant);
 #[derive(Debug)]
 pub(crate) enum Waiter {
     One(oneshot::Sender<Outcome>),
+    /// A streamed pull, whose messages go to this mailbox. The answer closes the mailbox.
+    Stream(oneshot::Sender<Outcome>, Arc<Mailbox>),
     /// One message of many that were published together.
     Many(Arc<Batch>, u32),
 }
 
 impl Waiter {
-    pub(crate) fn settle(self, result: Result<RequestAnswer, ClientError>, now: Instant) {
+    pub(crate) fn settle(self, mut result: Result<RequestAnswer, ClientError>, now: Instant) {
         match self {
             // The receiver is gone if the caller gave up.
             Self::One(sender) => drop(sender.send((result, now))),
+            Self::Stream(sender, mailbox) => {
+                if let Ok(RequestAnswer::Pulled(answer)) = &mut result {
+                    // The message of a cache queue is the answer itself.
+                    for message in answer.messages.drain(..) {
+                        mailbox.put(QueuedMessage { message, epoch: 0, since: now });
+                    }
+                }
+                drop(sender.send((result, now)));
+                mailbox.close();
+            }
             Self::Many(batch, index) => batch.settle(index, result, now),
         }
     }

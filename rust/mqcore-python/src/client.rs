@@ -41,7 +41,7 @@ use self::models::{Model, Modelled};
 use self::process::Owned;
 use self::publishing::{Receipts, copies, outgoing, py_receipt};
 use self::received::Received;
-use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, States};
+use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, PullStream, States};
 use self::way::Way;
 use crate::fields::seconds;
 
@@ -54,6 +54,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ExtensionFrames>()?;
     module.add_class::<Incoming>()?;
     module.add_class::<Membership>()?;
+    module.add_class::<PullStream>()?;
     module.add_class::<Received>()?;
     module.add_class::<States>()?;
     module.add_class::<throttr::AsyncThrottrClient>()?;
@@ -317,6 +318,25 @@ impl Client {
             let messages: Vec<Received> = pulled.messages.into_iter().map(Received::delivered).collect();
             Ok((messages, pulled.remaining, pulled.complete))
         })
+    }
+
+    #[pyo3(signature = (queue, count, *, lifo=false, clear_high_priority=false, clear_normal=false, timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "the options of pulling, named in Python")]
+    fn pull_stream<'py>(
+        &self,
+        py: Python<'py>,
+        queue: &str,
+        count: u32,
+        lifo: bool,
+        clear_high_priority: bool,
+        clear_normal: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let queue = self.address(queue)?;
+        let clear = Clear { high_priority: clear_high_priority, normal: clear_normal };
+        let timeout = optional_seconds(timeout, "timeout")?;
+        let options = PullOptions { count, lifo, clear, info: true, timeout };
+        self.run(py, |core| async move { Ok(PullStream::new(core.pull_stream(&queue, &options).await?)) })
     }
 
     #[pyo3(signature = (queue, *, timeout=None))]

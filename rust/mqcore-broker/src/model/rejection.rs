@@ -32,12 +32,17 @@ pub enum RejectionKind {
     LimitExceeded = 482,
     /// The broker cannot do this now, but may be able to later.
     Busy = 503,
+    /// The queue is stopped and takes no messages. On the wire it has the code of `Unauthorized`, as in the original.
+    QueueStopped,
 }
 
 impl RejectionKind {
     /// The status code on the wire.
     pub fn code(self) -> u16 {
-        self as u16
+        match self {
+            Self::QueueStopped => Self::Unauthorized as u16,
+            kind => kind as u16,
+        }
     }
 }
 

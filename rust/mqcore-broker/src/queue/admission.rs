@@ -254,7 +254,7 @@ impl Queue {
         let address = &self.metadata.address;
         if options.status == Status::Stopped {
             return refuse(
-                RejectionKind::Unauthorized,
+                RejectionKind::QueueStopped,
                 format!("queue {address} is stopped and takes no messages; give it another status first"),
             );
         }

@@ -170,7 +170,7 @@ impl Entities {
             }
             Request::CreateRouter { router, method } => self.create_router(router, method, context),
             Request::RemoveRouter { router } => {
-                self.check_change(&router)?;
+                self.check_router_is_changeable(&router)?;
                 self.remove_router(&router, context);
                 Ok(Reply::Done)
             }

@@ -350,7 +350,7 @@ impl Entities {
     }
 
     /// Whether clients may change this router. Where code of the program decides, only the program may.
-    pub(crate) fn check_change(&self, name: &RouterName) -> Result<(), Rejection> {
+    pub(crate) fn check_router_is_changeable(&self, name: &RouterName) -> Result<(), Rejection> {
         let Some(router) = self.routers.get(name).filter(|router| !router.saved) else { return Ok(()) };
         if !router.definition.bindings.iter().any(|binding| matches!(binding.target, Target::Handler(_))) {
             return Ok(());
@@ -390,7 +390,7 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         check_target(&binding.target, context.state)?;
-        self.check_change(name)?;
+        self.check_router_is_changeable(name)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         definition.add(binding)?;
@@ -403,7 +403,7 @@ impl Entities {
         binding: &str,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        self.check_change(name)?;
+        self.check_router_is_changeable(name)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let mut definition = router.definition.clone();
         if !definition.remove(binding) {

@@ -130,6 +130,8 @@ pub enum FrameEvent<W> {
     Left(QueueAddress),
     /// A message of a queue.
     Delivery(Received),
+    /// A message of a streamed pull, with the id of the pull's request.
+    Pulled(MessageId, Received),
     /// A direct or custom message.
     Direct(Inbox, Received),
     /// An event of a subscription.

@@ -9,6 +9,7 @@ use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 use super::{By, Conversation, Expect, FrameEvent, Inbox, Pending, PullAnswer, PullEnd, RequestAnswer};
 use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
+use crate::message_id::MessageId;
 use crate::received::Received;
 use crate::request::Intent;
 
@@ -40,18 +41,20 @@ impl<W> Conversation<W> {
         let pull = if frame.headers.is_empty() { None } else { header_value(frame.headers, key::REQUEST_ID) };
         let Some(request) = pull else { return FrameEvent::Delivery(Received::copy(frame)) };
         let end = header_value(frame.headers, key::NO_CONTENT);
-        let Some(Pending { expect: Expect::Pull(messages), .. }) = self.pending.get_mut(request) else {
-            return self.receive_late_pulled(frame, end.is_some());
-        };
-        match end {
-            None => {
-                messages.push(Received::copy(frame));
-                FrameEvent::Nothing
-            }
-            Some(reason) => {
+        let expect = self.pending.get_mut(request).map(|pending| &mut pending.expect);
+        match (expect, end) {
+            (Some(Expect::Pull(_) | Expect::PullStream), Some(reason)) => {
                 let reason = String::from_utf8_lossy(reason).into();
                 self.end_pull(request, PullEnd::NoContent(reason))
             }
+            (Some(Expect::Pull(messages)), None) => {
+                messages.push(Received::copy(frame));
+                FrameEvent::Nothing
+            }
+            (Some(Expect::PullStream), None) => {
+                FrameEvent::Pulled(MessageId::from_slice(request), Received::copy(frame))
+            }
+            (_, end) => self.receive_late_pulled(frame, end.is_some()),
         }
     }
 
@@ -120,7 +123,7 @@ impl<W> Conversation<W> {
             return self.settle(pending, Err(refusal.into()));
         }
         let answer = match pending.expect {
-            Expect::Pull(_) => RequestAnswer::Pulled(PullAnswer {
+            Expect::Pull(_) | Expect::PullStream => RequestAnswer::Pulled(PullAnswer {
                 messages: vec![Received::copy(frame)],
                 end: PullEnd::Cached,
             }),
@@ -145,7 +148,7 @@ impl<W> Conversation<W> {
 
     fn take_pending(&mut self, id: &[u8]) -> Option<Pending<W>> {
         let pending = self.pending.remove(id)?;
-        self.pulls -= usize::from(matches!(pending.expect, Expect::Pull(_)));
+        self.pulls -= usize::from(pending.expect.is_pull());
         Some(pending)
     }
 
@@ -211,5 +214,7 @@ fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
         operation: pending.operation,
         target: pending.about.to_text(),
         reason: reason.into(),
+        queue_stopped: frame.content_type == status::UNAUTHORIZED
+            && header_value(frame.headers, key::QUEUE_STATUS) == Some(b"stopped"),
     }
 }

@@ -519,6 +519,7 @@ impl<W> Conversation<W> {
                 operation: "publish to",
                 target,
                 reason: reason.into(),
+                queue_stopped: false,
             }),
             _ => ClientError::Nacked { target, reason: REFUSED.into() },
         };
@@ -550,6 +551,7 @@ impl<W> Conversation<W> {
             operation: "subscribe to",
             target: queue.name().into(),
             reason: reason.into(),
+            queue_stopped: false,
         };
         Ok(self.subscribed.refused(&queue, &refusal.into()))
     }

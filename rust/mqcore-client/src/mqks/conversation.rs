@@ -327,7 +327,7 @@ impl<W> Conversation<W> {
         let refusal = |operation, target| {
             let error = String::from_utf8_lossy(error);
             let reason = format!("error {error}; see 'mqcore errors {error}'").into();
-            ClientError::from(Refusal { code: FAILED, operation, target, reason })
+            ClientError::from(Refusal { code: FAILED, operation, target, reason, queue_stopped: false })
         };
         if let Some(queue) = self.consumers.remove(id) {
             let refused = refusal("consume", queue.name().into());

@@ -23,6 +23,7 @@ pyo3::import_exception!(mqcore.errors, NoAgreement);
 pyo3::import_exception!(mqcore.errors, NotFound);
 pyo3::import_exception!(mqcore.errors, NotSupported);
 pyo3::import_exception!(mqcore.errors, OperationError);
+pyo3::import_exception!(mqcore.errors, QueueStopped);
 pyo3::import_exception!(mqcore.errors, RequestTimeout);
 pyo3::import_exception!(mqcore.errors, SendError);
 pyo3::import_exception!(mqcore.errors, TLSError);
@@ -72,6 +73,7 @@ fn refused(text: String, refusal: &Refusal) -> PyErr {
         StatusMeaning::LimitExceeded => LimitExceeded::new_err(arguments),
         StatusMeaning::Busy => Busy::new_err(arguments),
         StatusMeaning::SendError => SendError::new_err(arguments),
+        StatusMeaning::QueueStopped => QueueStopped::new_err(arguments),
         StatusMeaning::Failed => OperationError::new_err(arguments),
     }
 }

@@ -11,10 +11,12 @@ use mqcore_client::consume::Consumer as CoreConsumer;
 use mqcore_client::direct::Incoming as CoreIncoming;
 use mqcore_client::event::EventStream as CoreEventStream;
 use mqcore_client::micromessage::operations::ExtensionFrames as CoreExtensionFrames;
+use mqcore_client::pull_stream::PullStream as CorePullStream;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::watch;
 
+use super::error;
 use super::models::Model as _;
 use super::process::{self, Owned};
 use super::received::Received;
@@ -149,6 +151,16 @@ stream! {
     #[getter]
     fn waiting(&self) -> PyResult<usize> {
         Ok(self.0.get()?.map_or(0, |core| core.waiting()))
+    }
+}
+
+stream! {
+    /// Messages of a pull as they arrive.
+    PullStream(CorePullStream): |_py, delivered| -> Received { Ok(Received::delivered(delivered)) }
+
+    /// Remaining messages, and whether the broker ended the pull. Raises if the pull failed.
+    fn end(&self) -> PyResult<(Option<(u64, u64)>, bool)> {
+        self.0.get()?.map_or(Ok((None, false)), |core| core.end().map_err(error::client))
     }
 }
 

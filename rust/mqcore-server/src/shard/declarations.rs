@@ -54,6 +54,7 @@ fn program() -> Arc<Client> {
     Arc::new(Client {
         connection: CONNECTION,
         id: "*program*".into(),
+        authenticated: true,
         name: None,
         kind: None,
         protocol: "tmqp",

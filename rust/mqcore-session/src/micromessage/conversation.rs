@@ -361,7 +361,9 @@ fn token(kind: RejectionKind) -> ErrorToken {
     match kind {
         RejectionKind::Unauthorized => ErrorToken::Auth,
         RejectionKind::LimitExceeded | RejectionKind::Busy => ErrorToken::Limit,
-        RejectionKind::NotFound | RejectionKind::Unacceptable => ErrorToken::Destination,
+        RejectionKind::NotFound | RejectionKind::Unacceptable | RejectionKind::QueueStopped => {
+            ErrorToken::Destination
+        }
         RejectionKind::BadRequest => ErrorToken::Malformed,
         _ => ErrorToken::Internal,
     }

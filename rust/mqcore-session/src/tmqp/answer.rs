@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mqcore_broker::model::command::Acknowledgement;
 use mqcore_broker::model::message::Message;
-use mqcore_broker::model::rejection::Rejection;
+use mqcore_broker::model::options::Status;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::JoinedQueues;
 use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;
@@ -88,7 +89,16 @@ fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
 /// Writes a response that rejects the request. It has no body, because the original's clients parse every body as the
 /// requested model; a header has the reason.
 pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
-    refusal_with_code(asked, target, rejection.kind.code(), &rejection.reason, output);
+    let mut headers = Vec::new();
+    push_reason(&mut headers, key::REASON, &rejection.reason);
+    if rejection.kind == RejectionKind::QueueStopped {
+        // The code is that of a missing permission.
+        let pushed =
+            header::push_header(&mut headers, key::QUEUE_STATUS, Status::Stopped.as_str().as_bytes());
+        debug_assert_eq!(pushed, Ok(()), "a short word");
+    }
+    let frame = Frame { headers: &headers, ..response_frame(asked, target, rejection.kind.code()) };
+    tmqp::encode(&frame, output);
 }
 
 /// Like [`refusal`], with a status that does not depend on the reason.

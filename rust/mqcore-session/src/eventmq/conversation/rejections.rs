@@ -52,6 +52,7 @@ impl EventmqSession {
             RejectionKind::Unauthorized => Some("Denied"),
             // Such clients are not the original's; they know further kinds of failures.
             _ if job::creates_queue(message) => Some("Rejected"),
+            RejectionKind::QueueStopped => Some("Denied"),
             _ => None,
         };
         if let Some(kind) = kind.filter(|_| job::wants_result(message)) {

@@ -1,0 +1,149 @@
+"""`Client.join` with a handler per queue, asyncio and blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator
+
+import pytest
+
+import mqcore
+from awaited import LIMIT, until
+from mqcore import QueueOptions, errors
+from mqcore.client import Client, Delivered
+from served import wait_until
+
+ROUND_ROBIN = QueueOptions(status="roundrobin", request_acknowledge=True, acknowledge_timeout="60s", retry_delay="60s")
+
+
+class Unprintable(BaseException):
+    """Its text raises too."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+@pytest.fixture
+async def mq(broker: mqcore.Broker) -> AsyncIterator[Client]:
+    async with mqcore.connect(broker.listeners[0]) as client:
+        for number in (1, 2, 3):
+            await client.create_queue(f"shop/{number}", ROUND_ROBIN)
+        yield client
+
+
+async def test_each_queue_goes_to_its_handler_and_others_stay(mq: Client, broker: mqcore.Broker) -> None:
+    plain: queue.SimpleQueue[str] = queue.SimpleQueue()
+    awaited: list[str] = []
+
+    async def second(message: Delivered[str]) -> None:
+        await asyncio.sleep(0)
+        awaited.append(message.body)
+
+    async with mq.join("shop", {1: lambda message: plain.put(message.body), 2: second}, str, concurrency=3):
+        for number in range(4):
+            for target in (1, 2, 3):
+                await mq.publish(f"shop/{target}", f"{target}-{number}")
+        await until(lambda: plain.qsize() == 4 and len(awaited) == 4, "all messages handled")
+        await until(
+            lambda: all(broker.stats().queue(f"shop/{target}").in_flight == 0 for target in (1, 2)), "all settled"
+        )
+    assert sorted(plain.get() for _ in range(4)) == [f"1-{number}" for number in range(4)]
+    assert sorted(awaited) == [f"2-{number}" for number in range(4)]
+    untouched = broker.stats().queue("shop/3")
+    assert (untouched.normal, untouched.deliveries) == (4, 0)
+    assert mq.counters.unclaimed == 0
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, Unprintable])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_handler_that_raises_rejects_its_message_only(
+    mq: Client, broker: mqcore.Broker, kind: type[BaseException], is_async: bool
+) -> None:
+    def plain(message: Delivered[str]) -> None:
+        if message.body == "bad":
+            raise kind("no more")
+
+    async def coroutine(message: Delivered[str]) -> None:
+        plain(message)
+
+    async with mq.join("shop", {1: coroutine if is_async else plain}, str):
+        await mq.publish("shop/1", "bad")
+        await mq.publish("shop/1", "good")
+        await until(lambda: broker.stats().queue("shop/1").acks == 1, "the good message acknowledged")
+        assert broker.stats().queue("shop/1").negative_acks >= 1
+
+
+async def test_leaving_returns_what_was_not_started_and_finishes_what_was(mq: Client, broker: mqcore.Broker) -> None:
+    started, finish = asyncio.Event(), asyncio.Event()
+    handled: list[str] = []
+
+    async def handler(message: Delivered[str]) -> None:
+        started.set()
+        await finish.wait()
+        handled.append(message.body)
+
+    await mq.publish_many("shop/1", ["0", "1", "2"])
+    async with mq.join("shop", {1: handler}, str):
+        await asyncio.wait_for(started.wait(), LIMIT)
+        asyncio.get_running_loop().call_later(0.05, finish.set)
+    assert handled == ["0"]
+    await until(lambda: broker.stats().queue("shop/1").normal == 2, "two messages requeued")
+    assert broker.stats().queue("shop/1").in_flight == 0
+
+
+async def test_block_that_raises_cancels_its_handlers(mq: Client, broker: mqcore.Broker) -> None:
+    started = asyncio.Event()
+
+    async def handler(message: Delivered[bytes]) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    await mq.publish("shop/1", b"x")
+
+    async def block() -> None:
+        async with asyncio.timeout(LIMIT), mq.join("shop", {1: handler}):
+            await started.wait()
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        await block()
+
+
+async def test_join_raises_for_a_missing_queue_and_wrong_numbers(mq: Client) -> None:
+    with pytest.raises(errors.NotFound):
+        async with mq.join("shop", {1: print, 77: print}):
+            pass
+    for wrong in ({"concurrency": 0}, {"prefetch": 0}):
+        with pytest.raises(errors.InvalidArgument):
+            mq.join("shop", {1: print}, **wrong)
+
+
+async def test_channel_stays_joined_for_pulls(mq: Client) -> None:
+    await mq.create_queue("shop/9", QueueOptions(status="pull"))
+    await mq.publish("shop/9", "pulled")
+    async with mq.join("shop", {1: print}):
+        assert [message.body for message in await mq.queue("shop/9").pull(1, str)] == ["pulled"]
+
+
+def test_blocking_client_joins_with_handlers(broker: mqcore.Broker) -> None:
+    handled: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def handler(message: mqcore.sync.Delivered[str]) -> None:
+        handled.put(message.body)
+        if message.body == "bad":
+            raise Unprintable
+
+    with mqcore.sync.connect(broker.listeners[0]) as client:
+        client.create_queue("shop/1", ROUND_ROBIN)
+        client.create_queue("shop/2", ROUND_ROBIN)
+        with client.join("shop", {1: handler, 2: handler}, str, concurrency=2):
+            for body in ("bad", "good"):
+                client.publish("shop/1", body)
+            client.publish("shop/2", "other")
+            received = {handled.get(timeout=LIMIT) for _ in range(3)}
+            wait_until(lambda: broker.stats().queue("shop/1").acks == 1, what="the good message acknowledged")
+        assert received == {"bad", "good", "other"}
+        assert broker.stats().queue("shop/1").negative_acks >= 1
+        with client.join("shop"):
+            pass
