@@ -111,9 +111,12 @@ async def test_block_that_raises_cancels_its_handlers(mq: Client, broker: mqcore
 
 
 async def test_join_raises_for_a_missing_queue_and_wrong_numbers(mq: Client) -> None:
-    with pytest.raises(errors.NotFound):
-        async with mq.join("shop", {1: print, 77: print}):
-            pass
+    async with mqcore.Broker() as strict, mqcore.connect(strict) as client:
+        await client.create_queue("shop/1", ROUND_ROBIN)
+        with pytest.raises(errors.NotFound):
+            async with client.join("shop", {1: print, 77: print}):
+                pass
+        assert await client.channel_consumers("shop") == []
     for wrong in ({"concurrency": 0}, {"prefetch": 0}):
         with pytest.raises(errors.InvalidArgument):
             mq.join("shop", {1: print}, **wrong)

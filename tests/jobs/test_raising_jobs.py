@@ -28,7 +28,7 @@ def test_no_exception_of_a_job_ends_its_worker(url: str, pool: str) -> None:
         for task in ("raises", "raises_async"):
             for kind in KINDS:
                 with pytest.raises(errors.JobFailed) as caught:
-                    sender.send(f"raising_jobs.{task}", kind).result(10)
+                    sender.send(f"raising_jobs.{task}", [kind]).result(10)
                 assert caught.value.remote_type.rpartition(".")[2] == kind
         assert sender.send("raising_jobs.fine").result(10) == "fine"
         assert worker.children() == children, "no process died"
