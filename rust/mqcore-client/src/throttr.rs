@@ -136,7 +136,7 @@ impl Questions {
     }
 }
 
-/// A request to a listener that has never answered one.
+/// A request to a listener that has never sent values.
 const FIRST_REQUEST: &str =
     "the first request (check that value and protocol in the URL are those of the listener) to";
 
@@ -221,7 +221,7 @@ impl ThrottrClient {
             match tokio::time::timeout_at(deadline, call).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    let operation = if pushes.has_answered() { "a request to" } else { FIRST_REQUEST };
+                    let operation = if pushes.has_values() { "a request to" } else { FIRST_REQUEST };
                     Err(ClientError::RequestTimeout { operation, target: address, waited })
                 }
             }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use mqcore_wire::error::WireError;
 use mqcore_wire::throttr::Dialect;
 use mqcore_wire::throttr::reply::Expected;
 use mqcore_wire::throttr::request::{ThrottrRequest, encode};
@@ -14,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::conversation::{Batch, Conversation, Received, Sender};
+use super::conversation::{Batch, Conversation, Sender};
 use super::pushes::Pushes;
 use super::{Questions, ThrottrConfig};
 use crate::dial::Stream;
@@ -182,12 +181,12 @@ impl Link {
                 read = reader.read_buf(&mut input) => match read {
                     Ok(0) => return End::Lost(self.ended("the broker closed the connection", conversation)),
                     Err(error) => return End::Lost(lost(&error.to_string())),
-                    Ok(_) => match receive(conversation, &mut input) {
+                    Ok(_) => match conversation.receive(&mut input) {
                         Err(error) => return End::Lost(error.into()),
-                        Ok((received, answered)) => {
+                        Ok(received) => {
                             self.failures = 0;
-                            if answered {
-                                self.pushes.note_answer();
+                            if received.has_values {
+                                self.pushes.note_values();
                             }
                             self.wanted.extend(received.subscribed);
                             self.pushes.put(received.pushes);
@@ -216,14 +215,14 @@ impl Link {
         }
     }
 
-    /// The error of a connection that ended. If this listener has never answered, its URL may be wrong.
+    /// The error of a connection that ended. If this listener has never sent values, its URL may be wrong.
     fn ended(&self, cause: &str, conversation: &Conversation) -> ClientError {
-        if self.pushes.has_answered() || conversation.outstanding() == 0 {
+        if self.pushes.has_values() || conversation.outstanding() == 0 {
             return lost(cause);
         }
         let Dialect { width, family } = self.dialect;
         lost(&format!(
-            "{cause} before any answer; check that value={} and protocol={} in the URL are those of the listener",
+            "{cause} before it brought any values; check that value={} and protocol={} in the URL are those of the listener",
             width.as_str(),
             family.as_str()
         ))
@@ -259,13 +258,6 @@ impl Link {
             subscribes: Vec::new(),
         });
     }
-}
-
-/// Reads frames. The flag is set if one of them was an answer.
-fn receive(conversation: &mut Conversation, input: &mut BytesMut) -> Result<(Received, bool), WireError> {
-    let before = conversation.outstanding();
-    let received = conversation.receive(input)?;
-    Ok((received, conversation.outstanding() < before))
 }
 
 /// Writes output, or flushes if there is none. True if a flush is needed. Cancel-safe.
