@@ -120,7 +120,7 @@ async def test_timeout_limits_the_wait_for_the_next_message(mq: Client, gate: Ga
     with pytest.raises(errors.RequestTimeout, match="a/2"):
         await anext(aiter(mq.queue("a/2").pull_stream(1, timeout="300ms")))
     gate.opened.set()
-    # What the broker sends later is not lost.
+    # Later messages of the broker are not lost.
     assert [message.body for message in await mq.queue("a/2").pull(1, str)] == ["late"]
     assert [message.body for message in await mq.queue("a/1").pull(1, str)] == ["1"]
 

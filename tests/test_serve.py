@@ -113,6 +113,22 @@ async def test_handler_that_raises_fails_its_request_only(
         assert (await asking.request("@name:server", b"good")).raw == b"fine"
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_handler_that_raises_stop_iteration_fails_its_request_only(
+    broker: mqcore.Broker, asking: Client, is_async: bool
+) -> None:
+    def plain(request: Request[bytes]) -> bytes:
+        return next(iter([request.raw] if request.raw == b"good" else []))
+
+    async def coroutine(request: Request[bytes]) -> bytes:
+        return plain(request)
+
+    async with serving(broker, coroutine if is_async else plain, concurrency=1):
+        with pytest.raises(errors.OperationError, match="StopIteration"):
+            await asking.request("@name:server", b"bad")
+        assert (await asking.request("@name:server", b"good")).raw == b"good"
+
+
 @pytest.mark.parametrize("returned", [object(), b"x" * 70_000_000], ids=["no body", "too large"])
 async def test_handler_that_returns_what_cannot_be_sent_fails_its_request_only(
     broker: mqcore.Broker, asking: Client, returned: object

@@ -1,12 +1,15 @@
-"""What callbacks of a program raise: nothing of it may end the process or the event loop that calls them."""
+"""Exceptions of callbacks: none of them may end the process or the event loop that calls them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from logging import Logger
+from typing import TypeVar
 
-__all__ = ["ends_task", "reason_of", "run_loop", "text_of"]
+__all__ = ["call_in_thread", "ends_task", "reason_of", "run_loop", "text_of"]
+
+_T = TypeVar("_T")
 
 
 def ends_task(task: asyncio.Task[object] | None, error: BaseException) -> bool:
@@ -22,6 +25,16 @@ def ends_task(task: asyncio.Task[object] | None, error: BaseException) -> bool:
         except RuntimeError:
             return True
     return False
+
+
+def call_in_thread(function: Callable[..., _T], *args: object) -> _T:
+    """Call a function of the program in a worker thread. A future cannot hold `StopIteration`: it becomes the cause of
+    a `RuntimeError`.
+    """
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error
 
 
 def text_of(error: BaseException) -> str:

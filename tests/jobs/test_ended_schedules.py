@@ -26,15 +26,15 @@ def url_of(broker: mqcore.Broker) -> str:
 
 
 def program(broker: mqcore.Broker, ticks: list[int], *, runs: int) -> Jobs:
-    """A program with a schedule of so many runs, and a second schedule that goes on."""
+    """A program with a schedule of so many runs, and a second one without an end."""
     jobs = Jobs(url_of(broker))
 
     @jobs.task(name="shop.tick")
     def tick() -> None:
         ticks.append(1)
 
-    @jobs.task(name="shop.goes_on")
-    def goes_on(number: int) -> None:
+    @jobs.task(name="shop.continues")
+    def continues(number: int) -> None:
         raise AssertionError(f"it is due in an hour, {number}")
 
     jobs.every("50ms", tick, runs=runs)
@@ -43,9 +43,9 @@ def program(broker: mqcore.Broker, ticks: list[int], *, runs: int) -> Jobs:
 
 @contextlib.contextmanager
 def working(broker: mqcore.Broker, jobs: Jobs) -> Iterator[None]:
-    """Run a worker; go on when the broker has handled all schedules that it sent when it joined."""
+    """Run a worker; continue when the broker has handled all schedules that it sent when it joined."""
     marker = len(jobs.schedules) + broker.schedules().total
-    jobs.every("1h", jobs.tasks["shop.goes_on"].bind(marker), nohaste=True)
+    jobs.every("1h", jobs.tasks["shop.continues"].bind(marker), nohaste=True)
     worker = Worker(jobs, pool="thread", concurrency=1, drain_timeout=1)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -85,7 +85,7 @@ def test_schedule_that_made_all_its_runs_does_not_start_again_with_a_worker(tmp_
             wait_until(lambda: len(ticks) == 8, what="three runs of the schedule that was sent on purpose")
 
 
-def test_schedule_that_was_ended_by_hand_does_not_start_again_with_a_worker(tmp_path: Path) -> None:
+def test_unscheduled_schedule_does_not_start_again_with_a_worker(tmp_path: Path) -> None:
     ticks: list[int] = []
     with started(tmp_path) as broker, working(broker, program(broker, ticks, runs=0)):
         wait_until(lambda: len(ticks) > 1, what="some runs")

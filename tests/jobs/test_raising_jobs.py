@@ -1,4 +1,4 @@
-"""Jobs that raise what would end a program fail, and their worker goes on, in each pool."""
+"""Jobs that raise what would end a program fail, and their worker continues, in each pool."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from mqcore import errors
-from mqcore._raised import ends_task, reason_of
+from mqcore._raised import call_in_thread, ends_task, reason_of
 from mqcore.client.arguments import consume_options
 from mqcore.client.base import ClientBase
 from mqcore.client.messages import Delivered
@@ -88,7 +88,7 @@ async def _settle(handler: Callable[[Delivered[Any]], object], message: Delivere
         if inspect.iscoroutinefunction(handler):
             await handler(message)
         else:
-            await asyncio.to_thread(handler, message)
+            await asyncio.to_thread(call_in_thread, handler, message)
     # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
     except BaseException as error:
         if ends_task(task, error):

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from mqcore import bodies, errors
-from mqcore._raised import ends_task, reason_of, text_of
+from mqcore._raised import call_in_thread, ends_task, reason_of, text_of
 from mqcore.client.messages import Request
 
 __all__ = ["HANDLER_FAILED_STATUS", "answer", "failure"]
@@ -33,7 +33,7 @@ async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], 
         if inspect.iscoroutinefunction(handler):
             result = await handler(request)
         else:
-            result = await asyncio.to_thread(handler, request)
+            result = await asyncio.to_thread(call_in_thread, handler, request)
         body = bodies.encode(b"" if result is None else result)
     # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
     except BaseException as error:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mqcore import bodies
-from mqcore._raised import ends_task, text_of
+from mqcore._raised import call_in_thread, ends_task, text_of
 from mqcore.errors import BodyError, JobRefused
 from mqcore.jobs import wire
 from mqcore.jobs.context import CURRENT, JobContext
@@ -146,7 +146,7 @@ async def run_async(assignment: Assignment, registry: Registry, report: Callable
 
 def _call_limited(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], soft: float) -> Any:
     with soft_limit(soft):
-        return function(*args, **kwargs)
+        return call_in_thread(lambda: function(*args, **kwargs))
 
 
 async def _limited(coroutine: Any, soft: float) -> Any:
