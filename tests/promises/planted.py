@@ -154,7 +154,7 @@ def search(project: Path, bug: Bug, seeds: int) -> tuple[bool, str]:
     )
     lines = (done.stdout + done.stderr).splitlines()
     finding = next((line for line in lines if line.startswith("seed ")), lines[-1] if lines else "no output")
-    return done.returncode == 1 and finding.startswith("seed "), finding
+    return done.returncode != 0 and finding.startswith("seed "), finding
 
 
 def run(names: list[str], seeds: int = SEEDS) -> list[str]:

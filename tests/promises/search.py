@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import random
 import sys
@@ -108,17 +109,18 @@ async def _search(first: int, count: int, concurrent: int, shrinks: bool, until_
         broken.append(error)
         traceback.print_exception(error)
 
-    async for outcome in outcomes(range(first, first + count), concurrent, note):
-        done += 1
-        known.update(reason for finding in outcome.findings if (reason := explanation(outcome, finding)))
-        if findings := unknown(outcome):
-            failed += 1
-            failure = Failure(outcome, findings)
-            print(failure.report(await smallest(failure) if shrinks else None), flush=True)
-            if until_failure:
-                return 1
-        if done % 100 == 0:
-            print(f"{done} of {count} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
+    async with contextlib.aclosing(outcomes(range(first, first + count), concurrent, note)) as running:
+        async for outcome in running:
+            done += 1
+            known.update(reason for finding in outcome.findings if (reason := explanation(outcome, finding)))
+            if findings := unknown(outcome):
+                failed += 1
+                failure = Failure(outcome, findings)
+                print(failure.report(await smallest(failure) if shrinks else None), flush=True)
+                if until_failure:
+                    return 1
+            if done % 100 == 0:
+                print(f"{done} of {count} seeds, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     for reason, times in known.most_common():
         print(f"known, {times} times: {reason}")
     ended = f", {len(broken)} ended with an error" if broken else ""
