@@ -89,8 +89,8 @@ BUGS: Final = (
         "missing-handler",
         "a queue whose handler is not registered uses the policy for memory",
         "rust/mqcore-broker/src/queue/mod.rs",
-        "let found = state.handler(key);",
-        'let found = state.handler(if CONDITION && state.handler(key).is_none() { "memory" } else { key });',
+        "let found = state.handler(key).filter(",
+        'let found = state.handler(if CONDITION && state.handler(key).is_none() { "memory" } else { key }).filter(',
     ),
     Bug(
         "refused-consumer",

@@ -238,7 +238,7 @@ def test_header_text_beyond_the_limit_closes_its_connection(start_broker: StartB
 
 # --- frames that mean nothing ----------------------------------------------------------------------------------
 
-KNOWN_KINDS = {0x08, 0x09, 0x0A, SERVER, QUEUE, DIRECT, ACKNOWLEDGE, RESPONSE, PULL, EVENT, 0x17}
+KNOWN_KINDS = {0x00, 0x08, 0x09, 0x0A, SERVER, QUEUE, DIRECT, ACKNOWLEDGE, RESPONSE, PULL, EVENT, 0x17}
 
 
 def test_frames_of_unknown_types_are_ignored_and_counted(
@@ -255,7 +255,7 @@ def test_frames_of_unknown_types_are_ignored_and_counted(
     eventually(lambda: metrics(broker)[ignored] == len(unknown))
 
 
-@pytest.mark.parametrize("operation", [0, 1, 100, 102, 106, 199, 206, 600, 608, 614, 642, 650, 655, 664, 65535])
+@pytest.mark.parametrize("operation", [0, 1, 100, 102, 106, 199, 206, 600, 609, 614, 642, 650, 656, 664, 65535])
 def test_unknown_operations_are_refused_to_who_waits(bystander: Client, connect: Connect, operation: int) -> None:
     client = connect("cli")
     answer = client.ask(operation, "ch", headers={"Queue-Id": "1"})
