@@ -253,7 +253,7 @@ def test_pages_of_other_origins_read_nothing(
         assert broker.admin_url is not None
         port = broker.admin_url.rpartition(":")[2]
         connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
-        given = {"Host": host, "Origin": origin}
+        given = {"Host": host, "Origin": origin, "Mqcore-Request": "backup"}
         connection.request("GET", page, headers={key: value.format(port=port) for key, value in given.items() if value})
         answer = connection.getresponse()
         assert answer.status == status, answer.read(200)

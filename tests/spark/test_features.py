@@ -152,6 +152,7 @@ def test_values_that_the_sample_did_not_foretell_are_nulls_and_are_counted(
     assert (values, outcome.figures["misfits"]) in [({1: 300, None: 1}, 1), ({"1": 300, "many": 1}, 0)]
 
 
+@pytest.mark.full("runs the pipeline twice more; test_every_json_object_is_a_row... runs it once")
 def test_a_history_of_many_queues_and_of_none_is_one_table(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
     outcome = pipelines.run("features", spark, lived.data_dir, tmp_path)
     found = Counter(row["queue"] for row in rows_of(outcome.tables["features"]))

@@ -86,6 +86,7 @@ def without_java(place: Path) -> Path:
     return place
 
 
+@pytest.mark.full("starts a Spark of its own; test_the_packaged_java_is_started... starts that Java only")
 @pytest.mark.timeout(200)
 def test_spark_runs_on_the_java_that_pip_brings(tmp_path: Path) -> None:
     data = archive_of(tmp_path / "data", [step("started"), step("produced", 1), step("acked", 1, last=True)])
