@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import signal
 import socket
 import struct
@@ -30,7 +31,7 @@ from mqcore.config import AuthorityOptions, BrokerConfig, UserOptions
 from mqcore.sync import connect
 from served import clean_environment, serving, wait_until
 from throttr_peer import Cut, ThrottrPeer
-from tmqp_peer import PREAMBLE, QUEUE, RawFrame, TmqpPeer
+from tmqp_peer import ACCEPTED, PREAMBLE, QUEUE, RawFrame, TmqpPeer
 
 
 def cli(*arguments: str, given: str = "", code: int = 0) -> str:
@@ -534,3 +535,24 @@ def test_an_unknown_user_is_checked_as_long_as_a_known_one(closed: tuple[mqcore.
         # The hash is nearly all of it; a quick no for strangers would be a hundredth of it.
         assert unknown > known / 3
         assert known > unknown / 3
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler")
+def test_token_expires_when_the_system_clock_passes_its_time(tmp_path: Path) -> None:
+    """A suspended machine, or a clock set forward, ends tokens of connections and of new logins."""
+    shim, offset, data = tmp_path / "clock.so", tmp_path / "offset", tmp_path / "data"
+    offset.write_text("0")
+    source = Path(__file__).with_name("system_clock.c")
+    subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", str(shim), str(source)], check=True)
+    token = cli("token", "create", "deploy", "--allow", "*", "--expires", "30d", "--data-dir", str(data)).strip()
+    environment = {"LD_PRELOAD": str(shim), "CLOCK_OFFSET_FILE": str(offset)}
+    with serving("--data-dir", str(data), "--auto-create", environment=environment) as broker:
+        with TmqpPeer(*broker.address) as early:
+            assert early.hello(Client_Token=token).content_type == ACCEPTED
+            offset.write_text(str(31 * 24 * 3600))
+            assert early.is_closed_within(10), "the open connection ends"
+        with TmqpPeer(*broker.address) as late:
+            assert late.hello(Client_Token=token).content_type != ACCEPTED
+        offset.write_text("0")
+        with TmqpPeer(*broker.address) as again:
+            assert again.hello(Client_Token=token).content_type == ACCEPTED, "the test moved the clock and nothing else"

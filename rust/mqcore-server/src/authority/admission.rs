@@ -117,7 +117,7 @@ impl Authority {
         if records.is_empty() && !self.is_open() && !authenticator {
             return Err(LoginRejection::NoCredentials);
         }
-        match records.log_in(credentials, &applicant, hub.clock.now().0) {
+        match records.log_in(credentials, &applicant, hub.clock.expiry_ms()) {
             LoginProgress::Done(result) => result.map(Arc::new),
             LoginProgress::Check(check) => self.check(hub, check).await.map(Arc::new),
         }

@@ -169,7 +169,8 @@ impl Gate {
     fn arrived(&mut self, applied: Applied, client: &Client, hub: &Hub, steps: &mut Vec<Step>) {
         let Applied { introduction, result } = applied;
         let connection = client.connection;
-        let upheld = |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.now().0);
+        let upheld =
+            |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.expiry_ms());
         match result {
             Ok(identity) if upheld(&identity) => {
                 steps.push(Step::Become(Arc::new(Client {

@@ -30,7 +30,7 @@ pub(crate) async fn watch(hub: Arc<Hub>, _alive: TaskGuard) {
 /// # Errors
 /// [`StoreError`] if they cannot be read; the previous ones stay in force.
 pub(crate) async fn reload(hub: &Arc<Hub>, forced: bool) -> Result<(), StoreError> {
-    let now_ms = hub.clock.now().0;
+    let now_ms = hub.clock.expiry_ms();
     let reader = Arc::clone(hub);
     let read = hub.runtime.spawn_blocking(move || reader.authority.reload(forced, now_ms)).await;
     let changed = match read {

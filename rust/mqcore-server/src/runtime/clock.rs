@@ -62,12 +62,19 @@ impl Clock {
     }
 
     /// The current time of the system clock in Unix milliseconds. It may have been set forward or back since the
-    /// start. Only for schedules, which follow wall-clock time. A manual clock is never set.
+    /// start. For schedules, which follow wall-clock time, and for expiry. A manual clock is never set.
     pub(crate) fn system_ms(&self) -> u64 {
         match &self.0 {
             Source::System { .. } => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             Source::Manual { .. } => self.now().0,
         }
+    }
+
+    /// The time by which credentials expire, in Unix milliseconds: the later of the system clock, which may have been set
+    /// forward since the start or have run while the machine slept, and [`Clock::now`]. Setting the clock back does not make
+    /// an expired token valid again.
+    pub(crate) fn expiry_ms(&self) -> u64 {
+        self.system_ms().max(self.now().0)
     }
 
     /// Advances a manual clock; `false` if this is the system clock.
