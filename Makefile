@@ -1,21 +1,21 @@
-# One entrance to everything a developer or a machine runs here. `make help` lists it.
+# Entry point for everything that developers and CI run. `make help` lists the targets.
 #
-# It needs Rust and Python >= 3.11. uv makes it quicker, rustup lets it fetch a missing formatter; neither is required.
-# A fresh clone needs no step before `make demo` or `make test`.
+# Requires Rust and Python >= 3.11. Uses uv if installed, which is faster, and rustup to install a missing formatter.
+# `make demo` and `make test` work in a fresh clone without any setup.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# The steps of `make test` stop at the first failure, and share one target directory: side by side they only wait for each other.
+# The steps of `make test` stop at the first failure. They share one target directory, so parallel steps would block each other.
 .NOTPARALLEL:
 
 VENV ?= .venv
-# Another version gets a venv of its own: `make test PYTHON=python3.14 VENV=.venv-3.14`. Otherwise the first that is new enough.
+# The first Python that is new enough. To test another version: `make test PYTHON=python3.14 VENV=.venv-3.14`.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 UV := $(shell command -v uv 2>/dev/null)
-# On Windows, a venv keeps its programs in another folder.
+# Windows uses another directory for the programs of a venv.
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts
 else
@@ -25,23 +25,23 @@ PY := $(BIN)/python
 
 FUZZ_SECONDS ?= 60
 
-# Processes that run the Python tests: twice as many as cores and one more, because most tests wait for a broker in a
-# process of its own. More than five are not quicker, since the tests of Spark share one.
+# Number of processes that run the Python tests: more than cores, because most tests wait for a broker in another process.
+# More than five are not faster, because the Spark tests share one.
 TEST_PROCESSES ?= $(shell n=$$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2); echo $$((n > 1 ? 5 : 3)))
 
-# How many cases tests try (`quick` or `full`), and where random choices begin; `make test MQCORE_SEED=...` repeats a run.
+# Number of test cases (`quick` or `full`) and the random seed; `make test MQCORE_SEED=...` repeats a run.
 export MQCORE_TEST_DEPTH ?= quick
 ifndef MQCORE_SEED
 export MQCORE_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 
-# Files for the next build cost time and space, and a machine that builds once has no next build.
+# CI builds once, so incremental compilation only costs time and space there.
 ifdef CI
 export CARGO_INCREMENTAL ?= 0
 endif
 
-# PyO3 reads its build target from the environment. Unless clippy and maturin have the same settings, each rebuilds PyO3
-# after the other; maturin writes its settings to a file when it has built.
+# PyO3 reads its build settings from the environment. Clippy and maturin must use the same settings, or each rebuilds PyO3
+# after the other; maturin writes its settings to this file.
 export PYO3_PYTHON := $(abspath $(PY))
 export PYO3_BUILD_EXTENSION_MODULE := 1
 pyo3-config = $(abspath $(firstword $(wildcard $(or $(CARGO_TARGET_DIR),target)/maturin/pyo3-config-*.txt)))
@@ -58,14 +58,14 @@ help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(EXTENSION) ## publish this Python's standard library through every kind of queue, and check every byte
+demo: $(EXTENSION) ## publish Python's standard library through every kind of queue, and compare every byte
 	@$(PY) -m mqcore.demo
 
 .PHONY: check
-check: lint-python lint-rust types ## formats, lints, types and prose; CONTRIBUTING.md has a table of all tiers
+check: lint-python lint-rust types ## formatting, lints, types and prose; CONTRIBUTING.md has a table of all tiers
 	$(call step,check passed)
 
-# The extension module first: what it and the Rust tests share is then compiled once.
+# The extension module comes first, so that the code it shares with the Rust tests is compiled once.
 .PHONY: test
 test: $(EXTENSION) check test-rust test-python ## check, and tests of every promise at reduced depth
 	$(call step,all steps passed (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
@@ -89,22 +89,22 @@ else
 endif
 	@touch $@
 
-# Editable: a change in python/ needs nothing, a change in rust/ needs this again, and make knows when.
+# Editable: changes in python/ need no rebuild; make rebuilds after changes in rust/.
 $(EXTENSION): $(ENVIRONMENT) pyproject.toml Cargo.toml Cargo.lock $(RUST_FILES)
 	$(call step,extension module mqcore._core (debug build))
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked --features shared-with-tests $(if $(UV),--uv)
 	@touch $@
 
 .PHONY: develop
-develop: $(EXTENSION) ## only make .venv, with mqcore installed editable in it
+develop: $(EXTENSION) ## create .venv with an editable mqcore, and nothing else
 
 # --- the checks ------------------------------------------------------------------------------------------------
 
-# A component that a minimal toolchain lacks is fetched where rustup can; where not, the step says that it was skipped.
+# rustup installs a component that is missing; without rustup, the step is skipped with a message.
 has-component = cargo $(1) --version >/dev/null 2>&1 || { command -v rustup >/dev/null && rustup component add $(2) >/dev/null 2>&1; }
 
 .PHONY: lint
-lint: lint-python lint-rust ## formats and lints of both languages
+lint: lint-python lint-rust ## formatting and lints of both languages
 
 .PHONY: lint-python
 lint-python: $(ENVIRONMENT)
@@ -137,12 +137,12 @@ clippy = if $(call has-component,clippy,clippy); then \
 # Everything but the benchmarks: `default-members` of Cargo.toml. mqcore-python has no test program; it is selected so that
 # cargo chooses the same features as for the extension module, and compiles nothing twice.
 .PHONY: test-rust
-test-rust: $(ENVIRONMENT) ## the tests written in Rust
+test-rust: $(ENVIRONMENT) ## Rust tests
 	$(call step,cargo test (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
 	@$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo test --locked
 
 .PHONY: types
-types: $(ENVIRONMENT) ## mypy, and the stub against the extension module if that is built
+types: $(ENVIRONMENT) ## mypy; compare the stub with the extension module if it is built
 	$(call step,mypy --strict)
 	@$(PY) -m mypy --strict
 	$(call step,stubtest)
@@ -150,7 +150,7 @@ types: $(ENVIRONMENT) ## mypy, and the stub against the extension module if that
 		else echo 'skipped: no extension module yet (make develop)'; fi
 
 .PHONY: test-python
-test-python: $(EXTENSION) ## the tests written in Python
+test-python: $(EXTENSION) ## Python tests
 	$(call step,pytest)
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadscope
 
@@ -162,12 +162,12 @@ mutants: $(EXTENSION) ## run MUTANTS (40) random defects of each of TARGETS (Pyt
 	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(TARGETS)
 
 .PHONY: generate
-generate: $(ENVIRONMENT) ## write the blocking clients, and what is derived from the table of options
+generate: $(ENVIRONMENT) ## generate the blocking clients and the code of all options
 	@$(PY) tools/generate_sync.py
 	@$(PY) tools/generate_options.py
 
 .PHONY: format
-format: $(ENVIRONMENT) ## rewrite every file in the project's format
+format: $(ENVIRONMENT) ## format all files
 	@cargo fmt --all
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
@@ -196,13 +196,13 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 CRASH_ROUNDS ?= 200
 
 .PHONY: crash
-crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and compare with what its clients were told
+crash: $(EXTENSION) ## kill a loaded broker CRASH_ROUNDS (200) times, and check that no confirmed message is lost
 	@MQCORE_CRASH_ROUNDS=$(CRASH_ROUNDS) $(PY) -m pytest -q -s tests/test_durability.py tests/protocols/test_eventmq_schedules.py
 
 JOB_ROUNDS ?= 50
 
 .PHONY: jobs-crash
-jobs-crash: $(EXTENSION) ## kill a broker and workers of jobs JOB_ROUNDS (50) times, and look that each job is done and its result kept
+jobs-crash: $(EXTENSION) ## kill a broker and its workers JOB_ROUNDS (50) times, and check that each job is done and has a result
 	@MQCORE_JOB_ROUNDS=$(JOB_ROUNDS) $(PY) -m pytest -q -s tests/jobs/test_jobs_kills.py
 
 SPARK_ROUNDS ?= 20
@@ -212,13 +212,13 @@ spark-crash: $(EXTENSION) ## kill a Spark stream from queue to queue SPARK_ROUND
 	@MQCORE_SPARK_ROUNDS=$(SPARK_ROUNDS) $(PY) -m pytest -q -s tests/spark/test_kills.py
 
 .PHONY: pictures
-pictures: $(EXTENSION) ## renew the pictures of reports in docs/images from a run of a minute; needs Chromium
+pictures: $(EXTENSION) ## update the screenshots of reports in docs/images; takes a minute and needs Chromium
 	@PYTHONPATH=tests $(PY) -m spark.pictures
 
 SEEDS ?= 2000
 
 .PHONY: promises
-promises: $(EXTENSION) ## check the histories of SEEDS (2000) random plans, or replay and shrink one: SEED=number
+promises: $(EXTENSION) ## run SEEDS (2000) random plans against the promises, or replay and shrink one: SEED=number
 	@PYTHONPATH=tests $(PY) -m promises.search $(if $(SEED),--seed $(SEED) --shrink,--seeds $(SEEDS))
 
 .PHONY: promises-planted
@@ -228,7 +228,7 @@ promises-planted: $(EXTENSION) ## reintroduce repaired bugs in a copy of the pro
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes
-nodes: $(EXTENSION) ## kill either of two linked brokers NODE_ROUNDS (100) times under load, and compare what both have
+nodes: $(EXTENSION) ## kill two linked brokers in turn NODE_ROUNDS (100) times under load, and compare their messages
 	@MQCORE_NODE_ROUNDS=$(NODE_ROUNDS) $(PY) -m pytest -q -s tests/test_nodes.py
 
 .PHONY: fuzz
@@ -242,7 +242,7 @@ fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly tool
 	done
 
 .PHONY: fuzz-corpus
-fuzz-corpus: ## keep what `make fuzz` found: minimize each corpus and pack it into fuzz/corpus/TARGET.hex
+fuzz-corpus: ## minimize each fuzz corpus, with new inputs of `make fuzz`, and pack it into fuzz/corpus/TARGET.hex
 	@for target in $$(cargo +nightly fuzz list); do cargo +nightly fuzz cmin "$$target"; done
 	@python3 fuzz/corpus.py pack
 
@@ -251,14 +251,14 @@ wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
 	@$(BIN)/maturin build --release --strip --locked --out dist
 
 .PHONY: lock
-lock: $(ENVIRONMENT) ## renew requirements/test.lock from pyproject.toml; needs uv
+lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml; needs uv
 	@{ echo '# What the tests run with, by version and hash; renewed by `make lock`.'; \
 		uv pip compile --quiet --upgrade --group test --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --annotation-style line pyproject.toml; } > requirements/test.lock.new
 	@mv requirements/test.lock.new requirements/test.lock
 
 .PHONY: clean
-clean: ## remove what make made: the environment, caches and packages (cargo's target stays: use cargo clean)
+clean: ## remove the environment, caches and packages; for cargo's target directory use cargo clean
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find python tests examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	rm -f python/mqcore/_core*.so python/mqcore/_core*.pyd
