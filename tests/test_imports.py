@@ -26,7 +26,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "mqcore-journal": [
         {"error", "options", "stats"},
         {"format", "record", "storage"},
-        {"index", "notes", "scan", "writer"},
+        {"catalog", "index", "notes", "scan", "writer"},
         {"following", "relocation", "state"},
         {"recovery"},
         {"journal"},

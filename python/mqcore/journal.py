@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 State = Literal["sealed", "open", "damaged", "spare"]
-FindingKind = Literal["torn", "damaged", "missing", "stray", "aside", "unreadable"]
+FindingKind = Literal["torn", "damaged", "missing", "stray", "catalog", "aside", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +239,7 @@ _MEANINGS: dict[FindingKind, str] = {
     "damaged": "Confirmed messages may be lost here; the broker delivers every message that can still be read.",
     "missing": "Its saved messages are lost, unless the broker was killed during its first start.",
     "stray": "It is not read; if it was restored from a copy, its messages are not delivered.",
+    "catalog": "Nothing that was saved is lost by this; the next start writes the catalog again.",
     "aside": "They were reported when they were found, and what could be read was copied out of them before.",
     "unreadable": "A start reports it or refuses, because another version wrote it or the disk changed it.",
 }

@@ -33,6 +33,8 @@ impl<S: Storage> Journal<S> {
         budget_bytes: usize,
         until: u32,
     ) -> Result<Maintenance, JournalError> {
+        // Compaction retries failed removals at once.
+        self.state.segments.values_mut().for_each(|segment| segment.removal_retry_ms = 0);
         let mut done = self.run_housekeeping(now_ms, budget_bytes, |journal| journal.find_wasteful(until))?;
         done.more |= self.find_wasteful(until).is_some();
         match done.deferred.pop() {

@@ -21,6 +21,8 @@ pub struct SegmentIdentity {
     pub shard: u32,
     /// Segment number.
     pub segment: u32,
+    /// Offset of the first record in bytes.
+    pub records_start: u32,
 }
 
 /// Reads the header of a segment file. `None`: it is not a segment, or not readable.
@@ -33,6 +35,7 @@ pub fn identity(name: &str, head: &[u8]) -> Result<Option<SegmentIdentity>, Jour
             journal: header.journal,
             shard: header.shard,
             segment: header.segment,
+            records_start: header.records_start(),
         })),
         HeaderReading::Newer(version) => {
             Err(JournalError::Version { file: name.to_owned(), found: version, known: format::VERSION })
@@ -81,7 +84,8 @@ pub struct RecordWalk<'a> {
 
 impl<'a> RecordWalk<'a> {
     /// Creates an iterator over `bytes`, which start at the offset `base` of the file. `base` must be the beginning of a
-    /// record, or the place where the next record will begin. The first record of a segment is at [`HEAD_BYTES`].
+    /// record, or the place where the next record will begin. The first record of a segment is at
+    /// [`SegmentIdentity::records_start`].
     pub fn new(identity: SegmentIdentity, base: u32, bytes: &'a [u8]) -> Self {
         Self { identity, bytes, base, offset: base, closed: false }
     }

@@ -2,13 +2,21 @@
 
 use std::ops::RangeInclusive;
 
-/// Newest format version that is written and read.
-pub(crate) const VERSION: u16 = 1;
+use crate::options::SEGMENT_BYTES_MIN;
+
+/// Format version that is written, and the newest that is read.
+pub(crate) const VERSION: u16 = 2;
 const MAGIC: [u8; 8] = *b"MQJOURNL";
 const COPY_BYTES: usize = 64;
 const COPY_HASHED_BYTES: usize = COPY_BYTES - 4;
-/// Two equal copies, so that one bad sector does not make the segment unidentifiable.
-pub(crate) const HEADER_BYTES: u32 = 2 * COPY_BYTES as u32;
+/// Largest unit that a disk loses as a whole, in bytes.
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+/// Offset of the first record. Each of the two equal copies of the header has its own block, so that one bad block neither
+/// makes the segment unidentifiable nor costs a record.
+pub(crate) const HEADER_BYTES: u32 = 2 * BLOCK_BYTES;
+const _: () = assert!(SEGMENT_BYTES_MIN == HEADER_BYTES + BLOCK_BYTES);
+/// Offset of the first record in version 1, whose copies of the header stand side by side.
+const HEADER_BYTES_V1: u32 = 2 * COPY_BYTES as u32;
 /// Size of the `length` and `crc32` before every record.
 pub(crate) const PREFIX_BYTES: usize = 8;
 /// Maximum size of a seal. This space is never used for anything else.
@@ -35,6 +43,7 @@ impl Location {
 /// The header of a segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
+    pub(crate) version: u16,
     pub(crate) shard: u32,
     pub(crate) journal: u64,
     pub(crate) segment: u32,
@@ -55,10 +64,11 @@ pub(crate) enum HeaderReading {
 }
 
 impl Header {
-    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES as usize] {
+    /// Encodes both copies, up to the end of the second one.
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut copy = [0; COPY_BYTES];
         copy[..8].copy_from_slice(&MAGIC);
-        copy[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        copy[8..10].copy_from_slice(&self.version.to_le_bytes());
         copy[12..16].copy_from_slice(&self.shard.to_le_bytes());
         copy[16..24].copy_from_slice(&self.journal.to_le_bytes());
         copy[24..28].copy_from_slice(&self.segment.to_le_bytes());
@@ -66,37 +76,64 @@ impl Header {
         copy[32..40].copy_from_slice(&self.created_ms.to_le_bytes());
         let sum = crc32fast::hash(&copy[..COPY_HASHED_BYTES]);
         copy[COPY_HASHED_BYTES..].copy_from_slice(&sum.to_le_bytes());
-        let mut both = [0; HEADER_BYTES as usize];
-        both[..COPY_BYTES].copy_from_slice(&copy);
-        both[COPY_BYTES..].copy_from_slice(&copy);
+        let mut both = copy.to_vec();
+        both.resize(BLOCK_BYTES as usize, 0);
+        both.extend_from_slice(&copy);
         both
     }
 
     pub(crate) fn read(bytes: &[u8]) -> HeaderReading {
-        let copies: Vec<(u16, Self)> =
-            bytes.chunks_exact(COPY_BYTES).take(2).filter_map(Self::read_copy).collect();
-        match copies.first() {
+        let at = |offset: usize| bytes.get(offset..offset + COPY_BYTES).and_then(Self::read_copy);
+        let near = || at(COPY_BYTES).filter(|header| header.version < 2);
+        let far = || at(BLOCK_BYTES as usize).filter(|header| header.version >= 2);
+        let first = at(0);
+        let second = match first {
+            Some(header) if header.version < 2 => near(),
+            Some(_) => far(),
+            None => near().or_else(far),
+        };
+        let damaged_copies = usize::from(first.is_none()) + usize::from(second.is_none());
+        match first.or(second) {
             None => HeaderReading::Bad,
-            Some(&(version, _)) if version > VERSION => HeaderReading::Newer(version),
-            Some(&(_, header)) => HeaderReading::Good { header, damaged_copies: 2 - copies.len() },
+            Some(header) if header.version > VERSION => HeaderReading::Newer(header.version),
+            Some(header) => HeaderReading::Good { header, damaged_copies },
         }
     }
 
-    fn read_copy(copy: &[u8]) -> Option<(u16, Self)> {
+    /// Offset of the first record.
+    pub(crate) fn records_start(&self) -> u32 {
+        if self.version < 2 { HEADER_BYTES_V1 } else { HEADER_BYTES }
+    }
+
+    fn read_copy(copy: &[u8]) -> Option<Self> {
         let sum = u32::from_le_bytes(copy[COPY_HASHED_BYTES..COPY_BYTES].try_into().ok()?);
         if copy[..8] != MAGIC || crc32fast::hash(&copy[..COPY_HASHED_BYTES]) != sum {
             return None;
         }
         let version = u16::from_le_bytes(copy[8..10].try_into().ok()?);
-        let header = Self {
+        Some(Self {
+            version,
             shard: u32::from_le_bytes(copy[12..16].try_into().ok()?),
             journal: u64::from_le_bytes(copy[16..24].try_into().ok()?),
             segment: u32::from_le_bytes(copy[24..28].try_into().ok()?),
             capacity: u32::from_le_bytes(copy[28..32].try_into().ok()?),
             created_ms: u64::from_le_bytes(copy[32..40].try_into().ok()?),
-        };
-        Some((version, header))
+        })
     }
+}
+
+/// Offset of the first record of a segment, from its bytes. Without a readable header, it is the earliest offset at which a
+/// record can stand: version 2 has nothing but zeros between the copies of its header.
+pub(crate) fn records_start(bytes: &[u8]) -> u32 {
+    if let HeaderReading::Good { header, .. } = Header::read(bytes) {
+        return header.records_start();
+    }
+    let zeros = |from: u32, to: u32| {
+        let part = &bytes[bytes.len().min(from as usize)..bytes.len().min(to as usize)];
+        part.iter().all(|&byte| byte == 0)
+    };
+    let padded = zeros(HEADER_BYTES_V1, BLOCK_BYTES) && zeros(BLOCK_BYTES + COPY_BYTES as u32, HEADER_BYTES);
+    if padded { HEADER_BYTES } else { HEADER_BYTES_V1 }
 }
 
 /// The kind of a record. The numbers are stored on disk: never change or reuse one.
@@ -292,7 +329,7 @@ pub(crate) fn encode_put_head(queue: u32, sequence: u64) -> ([u8; 13], usize) {
     (head, length + 8)
 }
 
-fn take_varint(rest: &mut &[u8]) -> Option<u64> {
+pub(crate) fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for shift in (0..64).step_by(7) {
         let (&byte, tail) = rest.split_first()?;
@@ -309,7 +346,7 @@ fn take_varint(rest: &mut &[u8]) -> Option<u64> {
     None
 }
 
-fn take_u64(rest: &mut &[u8]) -> Option<u64> {
+pub(crate) fn take_u64(rest: &mut &[u8]) -> Option<u64> {
     let (number, tail) = rest.split_first_chunk()?;
     *rest = tail;
     Some(u64::from_le_bytes(*number))

@@ -9,11 +9,12 @@
 //! * A failed sync is never retried.
 
 mod append;
+pub(crate) mod listing;
 mod opening;
 mod read;
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{JournalError, Shortage};
@@ -62,6 +63,12 @@ pub struct Journal<S: Storage> {
     pub(crate) tail: VecDeque<Writer<S::File>>,
     pub(crate) spare: Option<Spare<S::File>>,
     pub(crate) next_segment: u32,
+    /// Segments that the catalog on disk lists.
+    pub(crate) cataloged: BTreeSet<u32>,
+    /// Length of the catalog on disk; 0: there is none that can be used.
+    pub(crate) catalog_bytes: u64,
+    /// Time before which the catalog is not written again, after a failure, in milliseconds.
+    pub(crate) catalog_retry_ms: u64,
     pub(crate) moving: Option<Relocation>,
     /// While a snapshot is being copied, no segment is removed.
     pub(crate) pinned: bool,
@@ -122,8 +129,17 @@ impl<S: Storage> Journal<S> {
         seen: &mut dyn FnMut(u64, &[u8]),
     ) -> Result<(Self, Recovered), JournalError> {
         let (mut journal, mut recovered, endings) = Self::read_only_state(storage, options, progress, seen)?;
+        // Before the first segment of version 2, so that a journal without a catalog has lost it.
+        if !endings.has_catalog {
+            journal.create_catalog()?;
+        }
         journal.remove_unused_files(&endings.leftovers);
         journal.begin_first_segment(&endings.tails, &endings.closings)?;
+        match journal.write_catalog() {
+            Err(error) if matches!(journal.condition, Condition::Failed(_)) => return Err(error),
+            // The old one is still valid; housekeeping tries again.
+            Ok(()) | Err(_) => {}
+        }
         recovered.next_sequence = journal.state.next_sequence;
         Ok((journal, recovered))
     }

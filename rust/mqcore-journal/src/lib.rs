@@ -18,6 +18,7 @@
 //! | [`reading`] | batch reading while the journal is in use |
 //! | [`options`], [`stats`], [`error`] | limits, statistics, errors |
 
+mod catalog;
 mod compaction;
 pub mod error;
 pub mod following;

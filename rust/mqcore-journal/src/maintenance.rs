@@ -4,7 +4,8 @@
 //! relies on it: a segment's settlements may only go once the puts that they settle are gone.
 
 use crate::error::JournalError;
-use crate::format::{self, Location, PREFIX_BYTES, Record, RecordKind};
+use crate::format::{self, HEADER_BYTES, Location, PREFIX_BYTES, Record, RecordKind};
+use crate::journal::listing::RETRY_MS;
 use crate::journal::{Condition, Journal};
 use crate::relocation::Relocation;
 use crate::scan::scan;
@@ -12,8 +13,6 @@ use crate::state::Segment;
 use crate::storage::Storage;
 use crate::writer::{SpaceClass, reach};
 
-/// Time in milliseconds after which a failed removal is tried again.
-const REMOVAL_RETRY_MS: u64 = 10_000;
 /// Maximum number of segments removed per call. Each removal takes two syncs.
 const REMOVALS_PER_CALL_MAX: u64 = 8;
 
@@ -32,7 +31,7 @@ pub struct Maintenance {
     pub lost: Vec<u64>,
     /// Keys of definitions that turned out to be unreadable. They are lost; raise an alarm.
     pub lost_definitions: Vec<Vec<u8>>,
-    /// Files that could not be removed or renamed. Nothing is lost; the removal is tried again ten seconds later.
+    /// Files that could not be removed, renamed or replaced. Nothing is lost; it is tried again ten seconds later.
     pub deferred: Vec<JournalError>,
     /// More work is possible immediately: call again soon.
     pub more: bool,
@@ -78,6 +77,7 @@ impl<S: Storage> Journal<S> {
         if self.moving.is_some() {
             self.continue_relocation(budget_bytes, &mut done)?;
         }
+        done.deferred.extend(self.refresh_catalog()?);
         done.more = self.moving.is_some() || self.find_dead().is_some();
         Ok(done)
     }
@@ -147,7 +147,7 @@ impl<S: Storage> Journal<S> {
     /// If an archiver reads notes, a segment with unreleased notes stays in place. Otherwise a nearly idle journal would move
     /// the notes on before the archiver reads them, and it would never catch up.
     fn find_sparse(&self) -> Option<u32> {
-        let quarter = u64::from(self.options.segment_bytes) / 4;
+        let quarter = u64::from(self.options.segment_bytes - HEADER_BYTES) / 4;
         let awaited =
             |segment: &Segment| self.has_note_reader && segment.note_bytes > 0 && !segment.notes_expired;
         self.find_candidate(u32::MAX, |segment, needed| needed < quarter && !awaited(segment))
@@ -283,7 +283,7 @@ impl<S: Storage> Journal<S> {
         };
         if let Err(error) = gone {
             done.deferred.push(JournalError::io("removing", &name, &error));
-            let retry_ms = self.house_ms.saturating_add(REMOVAL_RETRY_MS);
+            let retry_ms = self.house_ms.saturating_add(RETRY_MS);
             self.state.segments.entry(number).and_modify(|segment| segment.removal_retry_ms = retry_ms);
             return Ok(());
         }

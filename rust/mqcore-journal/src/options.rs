@@ -2,15 +2,15 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Smallest segment size in bytes; also the last one tried when the disk is nearly full.
-pub(crate) const SEGMENT_BYTES_MIN: u32 = 4096;
+/// Smallest segment size in bytes: the header and a block of records. Also the last one tried when the disk is nearly full.
+pub(crate) const SEGMENT_BYTES_MIN: u32 = 12_288;
 
 /// Layout and limits of a journal. The sizes may change between openings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Shard that the journal belongs to. Files of another shard are rejected. Default 0.
     pub shard: u32,
-    /// Size of a segment file in bytes, at least 4096. A larger record gets a larger segment. Default 16 MiB.
+    /// Size of a segment file in bytes, at least 12,288. A larger record gets a larger segment. Default 16 MiB.
     pub segment_bytes: u32,
     /// Maximum record size in bytes, at most 1 GiB. Default 64 MiB.
     pub max_record_bytes: u32,

@@ -12,9 +12,11 @@ use std::collections::BTreeMap;
 
 use loss::LossCounter;
 pub use report::{
-    Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport, TornTail,
+    CatalogDamage, Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport,
+    TornTail,
 };
 
+use crate::catalog::{self, CATALOG, Catalog, CatalogEntry, CatalogReading};
 use crate::error::{JournalError, Shortage};
 use crate::format::{self, HEADER_BYTES, Header, HeaderReading, Location, Record, VERSION};
 use crate::options::Options;
@@ -37,6 +39,8 @@ pub(crate) struct Recovery {
     pub(crate) closings: Vec<SegmentEnd>,
     pub(crate) leftovers: Vec<UnusedFile>,
     pub(crate) quarantined: u64,
+    /// Whether the directory has a catalog of this journal.
+    pub(crate) has_catalog: bool,
 }
 
 /// The records after the last mark of an open segment.
@@ -99,8 +103,31 @@ pub(crate) fn recover<S: Storage>(
     for &(number, _) in parsed.iter().filter(|(_, aside)| !aside) {
         candidates.insert(number, examine(storage, number, options)?);
     }
+    let reading = catalog::read(storage).map_err(|error| JournalError::io("reading", CATALOG, &error))?;
     let quarantined = parsed.iter().filter(|(_, aside)| *aside).count() as u64;
-    let identity = most_common_identity(&candidates).unwrap_or(options.identity);
+    let (found, damaged_copies) = match reading {
+        CatalogReading::Newer(found) => {
+            return Err(JournalError::Version { file: CATALOG.to_owned(), found, known: 1 });
+        }
+        CatalogReading::Good { catalog, damaged_copies } => (Some(catalog), damaged_copies),
+        CatalogReading::Bad => (None, 2),
+        CatalogReading::Missing => (None, 0),
+    };
+    let identity = most_common_identity(&candidates)
+        .or(found.as_ref().map(|catalog| catalog.journal))
+        .unwrap_or(options.identity);
+    let is_foreign = |catalog: &Catalog| catalog.journal != identity || catalog.shard != options.shard;
+    let foreign = found.as_ref().is_some_and(is_foreign);
+    let catalog = found.filter(|catalog| !is_foreign(catalog));
+    // A journal of version 1 has no catalog. Since version 2, it is written before the first segment.
+    let expected = candidates.values().any(|candidate| {
+        matches!(candidate.reading, Ok(HeaderReading::Good { header, .. }) if header.version >= 2)
+    });
+    let catalog_damage = match &catalog {
+        Some(_) => (damaged_copies > 0).then_some(CatalogDamage::Copy),
+        None => (expected || foreign || damaged_copies > 0).then_some(CatalogDamage::Lost),
+    };
+    let has_catalog = catalog.is_some();
     let mut reader = RecoveryPass {
         storage,
         identity,
@@ -110,7 +137,8 @@ pub(crate) fn recover<S: Storage>(
         seen,
         state: JournalState::default(),
         definitions: BTreeMap::new(),
-        report: RecoveryReport { quarantined, ..RecoveryReport::default() },
+        report: RecoveryReport { quarantined, catalog: catalog_damage, ..RecoveryReport::default() },
+        catalog: catalog.unwrap_or_default(),
         tails: Vec::new(),
         closings: Vec::new(),
         leftovers: Vec::new(),
@@ -122,8 +150,8 @@ pub(crate) fn recover<S: Storage>(
     for (&number, candidate) in &candidates {
         previous_followed = reader.segment(number, candidate, &roster, previous_followed);
     }
-    if previous_followed {
-        let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
+    let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
+    if previous_followed && !reader.report.missing.iter().any(|missing| missing.segment == segment) {
         reader.report.missing.push(MissingSegment { segment, records: None });
     }
     reader.finish();
@@ -139,6 +167,7 @@ pub(crate) fn recover<S: Storage>(
         closings,
         leftovers,
         quarantined,
+        has_catalog,
     })
 }
 
@@ -147,7 +176,7 @@ fn examine<S: Storage>(storage: &S, number: u32, options: &Options) -> Result<Se
     let read = || {
         let file = storage.open(&name)?;
         let length = storage.length(&file)?;
-        let mut bytes = [0; HEADER_BYTES as usize];
+        let mut bytes = vec![0; HEADER_BYTES as usize];
         let count = read_most(storage, &file, 0, &mut bytes)?;
         Ok::<_, std::io::Error>((length, Header::read(&bytes[..count])))
     };
@@ -186,6 +215,8 @@ struct RecoveryPass<'a, S> {
     state: JournalState,
     definitions: BTreeMap<Box<[u8]>, Vec<u8>>,
     report: RecoveryReport,
+    /// Empty if there is none.
+    catalog: Catalog,
     tails: Vec<UnconfirmedTail>,
     closings: Vec<SegmentEnd>,
     leftovers: Vec<UnusedFile>,
@@ -238,10 +269,19 @@ impl<S: Storage> RecoveryPass<'_, S> {
         candidates: &BTreeMap<u32, SegmentFile>,
         parsed: &[(u32, bool)],
     ) {
-        for (&segment, &(_, records)) in &roster.listed {
+        let gone = |segment: u32| {
             let there = candidates.contains_key(&segment) || parsed.contains(&(segment, true));
-            if !there && !roster.dropped.contains(&segment) {
+            !there && !roster.dropped.contains(&segment)
+        };
+        for (&segment, &(_, records)) in &roster.listed {
+            if gone(segment) {
                 self.report.missing.push(MissingSegment { segment, records: Some(u64::from(records)) });
+            }
+        }
+        // Older segments that the list does not contain were removed on purpose after the catalog was written.
+        for &segment in self.catalog.segments.keys() {
+            if gone(segment) && segment >= roster.source_segment && !roster.listed.contains_key(&segment) {
+                self.report.missing.push(MissingSegment { segment, records: None });
             }
         }
     }
@@ -268,26 +308,34 @@ impl<S: Storage> RecoveryPass<'_, S> {
             self.stray(number, &bytes);
             return false;
         }
-        let scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
-        let mut subject = ScannedSegment { number, bytes, scan, listed, cause: None };
+        let mut scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
+        let cataloged = self.catalog.segments.get(&number).copied().filter(|_| listed.is_none());
+        if let Some(entry) = cataloged {
+            scan.expect_durable(entry.synced_to);
+        }
+        let mut subject = ScannedSegment { number, bytes, scan, listed, cataloged, cause: None };
         match candidate.reading {
             Ok(HeaderReading::Good { header, damaged_copies }) => {
                 if header.segment != number || header.journal != self.identity {
                     subject.cause = Some(DamageCause::Misplaced);
-                } else if listed.is_none() && !previous_followed && !subject.is_in_use() {
+                } else if listed.is_none()
+                    && cataloged.is_none()
+                    && !previous_followed
+                    && !subject.is_in_use()
+                {
                     // In the first segment, a short file may also be the remainder of a used one; no other segment can tell.
                     let empty = number > 1 || shortened(&subject, header.capacity).is_none();
                     self.report.quarantined += u64::from(!empty);
                     self.leftovers.push(UnusedFile { segment: number, empty });
                     return false;
-                } else if damaged_copies > 0 {
-                    subject.cause = Some(DamageCause::Header);
                 } else {
-                    subject.cause = shortened(&subject, header.capacity);
+                    subject.cause = shortened(&subject, header.capacity)
+                        .or((damaged_copies > 0).then_some(DamageCause::Header));
                 }
             }
-            _ if listed.is_none() && subject.scan.records.is_empty() => {
-                if previous_followed {
+            _ if listed.is_none() && cataloged.is_none() && subject.scan.records.is_empty() => {
+                // A crash leaves such a file, but with nothing behind the header.
+                if previous_followed || content(&subject.bytes).iter().any(|&byte| byte != 0) {
                     let end = subject.bytes.len() as u32;
                     self.report.damaged.push(Damage {
                         segment: number,
@@ -299,7 +347,10 @@ impl<S: Storage> RecoveryPass<'_, S> {
                 self.leave(number, &subject.bytes);
                 return false;
             }
-            _ => subject.cause = Some(DamageCause::Header),
+            _ => {
+                let short = cataloged.and_then(|entry| shortened(&subject, entry.capacity));
+                subject.cause = short.or(Some(DamageCause::Header));
+            }
         }
         let open = listed.is_none();
         self.take(&subject, open);
@@ -336,9 +387,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
 
     /// Schedules a file for removal if it contains nothing but its initial content, or for quarantine otherwise.
     fn leave(&mut self, number: u32, bytes: &[u8]) {
-        let readable = matches!(Header::read(bytes), HeaderReading::Good { .. });
-        let content = if readable { &bytes[HEADER_BYTES as usize..] } else { bytes };
-        let empty = content.iter().all(|&byte| byte == 0);
+        let empty = content(bytes).iter().all(|&byte| byte == 0);
         self.report.quarantined += u64::from(!empty);
         self.leftovers.push(UnusedFile { segment: number, empty });
     }
@@ -347,13 +396,14 @@ impl<S: Storage> RecoveryPass<'_, S> {
     fn take(&mut self, subject: &ScannedSegment, open: bool) {
         let ScannedSegment { number, bytes, scan, listed, .. } = subject;
         let synced = if open { scan.synced_to } else { u32::MAX };
-        // After the synced part, the first unreadable byte ends everything: no record survives without its predecessors.
-        let cut = scan.gaps.iter().find(|gap| gap.end > synced).copied();
+        // After the synced part, the first unreadable byte ends everything: no record survives without its predecessors. A
+        // gap that begins in the synced part is damage, which says nothing about the records behind it.
+        let cut = scan.gaps.iter().find(|gap| gap.start >= synced).copied();
         let limit = cut.map_or(u32::MAX, |gap| gap.start);
         let damaged: Vec<Gap> = scan.gaps.iter().filter(|gap| gap.start < synced).copied().collect();
         self.state.segments.insert(
             *number,
-            Segment { file_bytes: bytes.len() as u64, end: HEADER_BYTES, ..Segment::default() },
+            Segment { file_bytes: bytes.len() as u64, end: scan.start, ..Segment::default() },
         );
         let mut count = LossCounter::new(&damaged, self.state.next_sequence);
         let mut at_synced = None;
@@ -369,7 +419,10 @@ impl<S: Storage> RecoveryPass<'_, S> {
             self.apply(&decoded, Location { segment: *number, offset: span.offset, length: span.length });
         }
         let known = listed.map(|(_, records)| records);
-        let (parts, lost) = count.finish(known);
+        let (parts, mut lost) = count.finish(known);
+        if let Some(unseen) = subject.cataloged.map(|entry| entry.records.saturating_sub(count.records)) {
+            lost = lost.at_least(u64::from(unseen));
+        }
         let records = known.unwrap_or(0).max(count.records);
         let tail_end = kept.last().map_or(scan.end().min(limit), |last: &Span| last.end());
         let segment = self.state.segments.entry(*number).or_default();
@@ -378,7 +431,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
         self.report.segments += 1;
         self.report.bytes += bytes.len() as u64;
         self.report.records += scan.records.iter().take_while(|span| span.offset < limit).count() as u64;
-        if let Some(gap) = cut.filter(|gap| gap.start >= synced) {
+        if let Some(gap) = cut {
             self.torn(*number, gap, scan);
         }
         self.report_damage(subject, parts, lost);
@@ -423,7 +476,11 @@ impl<S: Storage> RecoveryPass<'_, S> {
             }
             other => other,
         };
-        let bytes: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
+        let mut bytes: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
+        if unknown_end {
+            // The numbers that the missing end may have used must not be used again.
+            bytes += subject.cataloged.map_or(0, |entry| u64::from(entry.capacity));
+        }
         self.state.next_sequence = self.state.next_sequence.saturating_add(bytes / PUT_BYTES_MIN);
         if let Some(segment) = self.state.segments.get_mut(&subject.number) {
             segment.damaged = true;
@@ -440,7 +497,8 @@ impl<S: Storage> RecoveryPass<'_, S> {
         tail_end: u32,
         kept: Vec<Span>,
     ) {
-        let end = synced.min(subject.bytes.len() as u32).max(HEADER_BYTES);
+        let start = subject.scan.start;
+        let end = synced.min(subject.bytes.len() as u32).max(start);
         if let Some(first) = kept.first() {
             let bytes = subject.bytes[first.offset as usize..tail_end as usize].to_vec();
             self.tails.push(UnconfirmedTail {
@@ -454,13 +512,15 @@ impl<S: Storage> RecoveryPass<'_, S> {
             segment: subject.number,
             end,
             records: synced_records,
-            tail_end: tail_end.max(HEADER_BYTES),
+            tail_end: tail_end.max(start),
             tail_records: records,
             closed: subject.scan.closed,
         });
     }
 
     fn finish(&mut self) {
+        self.state.next_sequence = self.state.next_sequence.max(self.catalog.next_sequence);
+        self.state.next_note = self.state.next_note.max(self.catalog.next_note);
         self.state.sweep_touches();
         (self.progress)(self.total, self.total);
     }
@@ -473,6 +533,8 @@ struct ScannedSegment {
     scan: SegmentScan,
     /// End and number of records, if a later segment lists them.
     listed: Option<(u32, u32)>,
+    /// Entry of the catalog, if no later segment lists it.
+    cataloged: Option<CatalogEntry>,
     cause: Option<DamageCause>,
 }
 
@@ -495,6 +557,11 @@ impl ScannedSegment {
             )
         })
     }
+}
+
+/// The part of a segment behind its header.
+fn content(bytes: &[u8]) -> &[u8] {
+    bytes.get(format::records_start(bytes) as usize..).unwrap_or_default()
 }
 
 /// Whether the end of an open segment's file is missing. A segment whose end is recorded may be short.

@@ -1,6 +1,6 @@
 //! Finds the records of a segment and the damage between them. Pure functions over bytes.
 
-use crate::format::{self, Checked, HEADER_BYTES, Record};
+use crate::format::{self, Checked, Record};
 
 /// Limit on checksum computation while searching for a record behind damage, as a multiple of the segment's length. Without
 /// it, a payload crafted by a peer could cost hours.
@@ -30,6 +30,8 @@ impl Span {
 /// Content of a segment.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentScan {
+    /// Offset of the first record, whether it is readable or not.
+    pub(crate) start: u32,
     /// Verified and decodable records, in order.
     pub(crate) records: Vec<Span>,
     /// Gaps before, between and after the records, in order.
@@ -45,18 +47,32 @@ pub(crate) struct SegmentScan {
 impl SegmentScan {
     /// End of the last record.
     pub(crate) fn end(&self) -> u32 {
-        self.records.last().map_or(HEADER_BYTES, |last| last.end())
+        self.records.last().map_or(self.start, |last| last.end())
+    }
+
+    /// Takes into account that everything before `synced_to` was durable: what is unreadable there is damage.
+    pub(crate) fn expect_durable(&mut self, synced_to: u32) {
+        self.synced_to = self.synced_to.max(synced_to);
+        let end = self.end();
+        if self.closed || end >= synced_to {
+            return;
+        }
+        match self.gaps.last_mut().filter(|gap| gap.start >= end) {
+            Some(gap) => gap.end = gap.end.max(synced_to),
+            None => self.gaps.push(Gap { start: end, end: synced_to }),
+        }
     }
 }
 
 /// Scans a segment. `end` is the end of its last record, if another segment lists it: everything before it is expected to be
 /// complete, and everything after it is ignored.
 pub(crate) fn scan(bytes: &[u8], journal: u64, segment: u32, end: Option<u32>) -> SegmentScan {
-    let mut scan = SegmentScan { synced_to: HEADER_BYTES, ..SegmentScan::default() };
+    let start = format::records_start(bytes);
+    let mut scan = SegmentScan { start, synced_to: start, ..SegmentScan::default() };
     let known = end.map_or(bytes.len(), |end| (end as usize).min(bytes.len()));
     let bytes = &bytes[..known];
     let mut search = RecordSearch { bytes, journal, segment, effort: SEARCH_EFFORT * bytes.len() as u64 };
-    let mut offset = HEADER_BYTES;
+    let mut offset = start;
     while (offset as usize) < bytes.len() {
         let found = search.readable(offset);
         let Some(length) = found else {

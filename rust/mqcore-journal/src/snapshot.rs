@@ -3,6 +3,7 @@
 //! Records are appended and never changed. The beginnings of all segments at one moment are therefore what a crash at that
 //! moment could leave: a journal that opens normally. Only removals would interfere, so they wait.
 
+pub use crate::catalog::CATALOG;
 use crate::error::JournalError;
 use crate::format;
 use crate::journal::{Condition, Journal};
@@ -12,13 +13,13 @@ use crate::writer::Writer;
 /// The files of a journal at one moment. Valid while the journal is [pinned](Journal::pin).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Segments, oldest first.
+    /// Segments, oldest first, and the catalog.
     pub segments: Vec<SnapshotSegment>,
     /// Number of live records.
     pub live: u64,
 }
 
-/// One segment file of a snapshot.
+/// One file of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotSegment {
     /// File name.
@@ -54,6 +55,8 @@ impl<S: Storage> Journal<S> {
         if self.condition == Condition::Healthy && self.tail.len() == 1 {
             self.mark_end()?;
         }
+        // It must list no segment that is not copied, so it is not replaced while the journal is pinned.
+        self.refresh_catalog()?;
         let begun = self.tail.front().map_or(0, |writer| writer.number);
         let segments = self.state.segments.range(..=begun).map(|(&number, segment)| {
             let written = self.tail.front().filter(|writer| writer.number == number).map(Writer::written);
@@ -63,7 +66,12 @@ impl<S: Storage> Journal<S> {
                 length: segment.file_bytes,
             }
         });
-        Ok(Snapshot { segments: segments.collect(), live: self.state.puts.len() as u64 })
+        let mut segments: Vec<SnapshotSegment> = segments.collect();
+        if self.catalog_bytes > 0 {
+            let (bytes, length) = (self.catalog_bytes, self.catalog_bytes);
+            segments.push(SnapshotSegment { name: CATALOG.to_owned(), bytes, length });
+        }
+        Ok(Snapshot { segments, live: self.state.puts.len() as u64 })
     }
 
     /// Sets whether housekeeping leaves all files in place. Off after every opening.

@@ -46,6 +46,8 @@ pub(crate) struct Writer<F> {
     pub(crate) number: u32,
     pub(crate) file: Arc<F>,
     pub(crate) capacity: u32,
+    /// Offset of the first record.
+    pub(crate) first: u32,
     /// Offset of the buffer in the file.
     start: u32,
     buffer: Vec<u8>,
@@ -63,6 +65,7 @@ impl<F> Writer<F> {
             number,
             file,
             capacity,
+            first: HEADER_BYTES,
             start: HEADER_BYTES,
             buffer: Vec::new(),
             done: 0,

@@ -56,8 +56,18 @@ fn sample(close: bool) -> Sample {
         journal.sync().unwrap();
     }
     let files = disk.files();
-    assert_eq!(files.len(), 3);
+    assert_eq!(segments(&files).count(), 3);
     Sample { files, world, put }
+}
+
+/// The segment files.
+fn segments(files: &Files) -> impl Iterator<Item = (&String, &Vec<u8>)> {
+    files.iter().filter(|(name, _)| name.ends_with(".segment"))
+}
+
+/// Whether a byte is between the copies of a header or behind them, where nothing is ever written.
+fn is_padding(at: usize) -> bool {
+    (64..4096).contains(&at) || (4160..8192).contains(&at)
 }
 
 type Opened = (Journal<MemoryStorage>, World, RecoveryReport);
@@ -138,10 +148,10 @@ fn a_whole_journal_opens_without_a_finding() {
 #[test]
 fn a_flipped_byte_anywhere_costs_one_record_and_is_named() {
     let sample = sample(true);
-    for (name, bytes) in &sample.files {
+    for (name, bytes) in segments(&sample.files) {
         let segment = number(name);
         let used = bytes.len() - bytes.iter().rev().take_while(|&&byte| byte == 0).count();
-        for at in 0..bytes.len() {
+        for at in (0..bytes.len()).filter(|&at| !is_padding(at) || at % 97 == 0) {
             let mut files = sample.files.clone();
             files.get_mut(name).unwrap()[at] ^= 1 << (at % 8);
             let what = format!("byte {at} of {name}");
@@ -164,7 +174,7 @@ fn a_flipped_byte_anywhere_costs_one_record_and_is_named() {
                     assert!((from..to).contains(gone), "{what}: {report}");
                 }
             }
-            if at < used {
+            if at < used && !is_padding(at) {
                 assert!(report.is_alarming() || report.torn.len() == 1, "{what}: not noticed");
             }
             if at % 61 == 0 {
@@ -202,8 +212,8 @@ fn heals(mut journal: Journal<MemoryStorage>, world: &World, report: &RecoveryRe
 #[test]
 fn a_flipped_byte_in_a_batch_without_a_mark_cuts_no_more_than_that_batch() {
     let sample = sample(false);
-    let (name, bytes) = sample.files.last_key_value().unwrap();
-    for at in 0..bytes.len() {
+    let (name, bytes) = segments(&sample.files).last().unwrap();
+    for at in (0..bytes.len()).filter(|&at| !is_padding(at)) {
         let mut files = sample.files.clone();
         files.get_mut(name).unwrap()[at] ^= 0x10;
         let what = format!("byte {at} of {name}");
@@ -217,15 +227,15 @@ fn a_flipped_byte_in_a_batch_without_a_mark_cuts_no_more_than_that_batch() {
 #[test]
 fn a_cut_file_is_noticed_wherever_it_is_cut() {
     for sample in [sample(true), sample(false)] {
-        for (name, bytes) in &sample.files {
-            for length in 0..bytes.len() {
+        for (name, bytes) in segments(&sample.files) {
+            for length in (0..bytes.len()).filter(|&length| !is_padding(length) || length % 97 == 0) {
                 let mut files = sample.files.clone();
                 files.get_mut(name).unwrap().truncate(length);
                 let what = format!("{name} cut to {length}");
                 let (_, world, report) = open(files.clone()).unwrap();
                 assert!(report.is_alarming(), "{what}: not noticed");
-                // A file without any readable byte is explained as a whole.
-                if length >= 128 {
+                // A file without a header is explained as a whole.
+                if length >= 64 {
                     check(&sample, &files, &world, &report, &what);
                 }
             }
@@ -236,7 +246,7 @@ fn a_cut_file_is_noticed_wherever_it_is_cut() {
 #[test]
 fn a_lost_file_is_missed() {
     let sample = sample(true);
-    for name in sample.files.keys() {
+    for (name, _) in segments(&sample.files) {
         let mut files = sample.files.clone();
         files.remove(name);
         let (_, world, report) = open(files.clone()).unwrap();
@@ -249,7 +259,7 @@ fn a_lost_file_is_missed() {
 #[test]
 fn swapped_doubled_and_zeroed_parts_are_found() {
     let sample = sample(true);
-    let names: Vec<&String> = sample.files.keys().collect();
+    let names: Vec<&String> = segments(&sample.files).map(|(name, _)| name).collect();
     for (one, other) in [(0, 1), (1, 2), (0, 2)] {
         let mut files = sample.files.clone();
         files.insert(names[one].clone(), sample.files[names[other]].clone());
@@ -261,7 +271,7 @@ fn swapped_doubled_and_zeroed_parts_are_found() {
     }
     for name in names {
         for page in 0..sample.files[name].len() / 512 {
-            for source in [0, 1, 3] {
+            for source in [0, 16, 18] {
                 let mut files = sample.files.clone();
                 let bytes = files.get_mut(name).unwrap();
                 let copy = if source == 0 { vec![0; 512] } else { bytes[source * 512..][..512].to_vec() };
@@ -296,14 +306,15 @@ fn a_file_of_another_journal_is_not_used() {
 fn a_newer_version_and_another_shard_are_refused_untouched() {
     let sample = sample(true);
     let mut files = sample.files.clone();
-    for copy in files.get_mut("0000000003.segment").unwrap()[..128].chunks_mut(64) {
-        copy[8] = 2;
+    for at in [0, 4096] {
+        let copy = &mut files.get_mut("0000000003.segment").unwrap()[at..at + 64];
+        copy[8] = 3;
         let sum = crc32fast::hash(&copy[..60]);
         copy[60..].copy_from_slice(&sum.to_le_bytes());
     }
     let disk = MemoryStorage::with_files(1, files.clone());
     let refused = Journal::open(disk.clone(), small(), &mut |_, _| {}).map(drop);
-    assert!(matches!(refused, Err(JournalError::Version { found: 2, known: 1, .. })), "{refused:?}");
+    assert!(matches!(refused, Err(JournalError::Version { found: 3, known: 2, .. })), "{refused:?}");
     assert_eq!(disk.files(), files);
 
     let disk = MemoryStorage::with_files(1, sample.files.clone());

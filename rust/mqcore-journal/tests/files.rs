@@ -134,7 +134,7 @@ impl SmallDisk {
         let path = scratch.0.join("disk");
         std::fs::create_dir_all(&path).ok()?;
         let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&path).output();
+            Command::new("mount").args(["-t", "tmpfs", "-o", "size=1032k", "tmpfs"]).arg(&path).output();
         match mounted {
             Ok(output) if output.status.success() => Some(Self(path)),
             outcome => {

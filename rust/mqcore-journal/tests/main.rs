@@ -6,6 +6,7 @@ mod damage;
 mod faults;
 mod files;
 mod inspection;
+mod lost_sectors;
 mod reading;
 mod recovery_check;
 mod snapshots;

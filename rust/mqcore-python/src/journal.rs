@@ -99,8 +99,9 @@ fn found(report: Option<&RecoveryReport>) -> Vec<(&'static str, String)> {
     let damaged = report.damaged.iter().map(|damage| ("damaged", damage.to_string()));
     let missing = report.missing.iter().map(|missing| ("missing", missing.to_string()));
     let stray = report.strays.iter().map(|name| ("stray", name.clone()));
+    let catalog = report.catalog.map(|damage| ("catalog", damage.to_string()));
     let aside = (report.quarantined > 0).then(|| ("aside", report.quarantined.to_string()));
-    torn.chain(damaged).chain(missing).chain(stray).chain(aside).collect()
+    torn.chain(damaged).chain(missing).chain(stray).chain(catalog).chain(aside).collect()
 }
 
 pub(crate) fn inspect(

@@ -54,7 +54,7 @@ pub(super) struct Segment {
 
 impl Segment {
     fn new(identity: SegmentIdentity) -> Self {
-        let (end, times) = (HEAD_BYTES as u32, (u64::MAX, 0));
+        let (end, times) = (identity.records_start, (u64::MAX, 0));
         Self { identity, end, closed: false, listed: false, notes: None, times, bytes: 0 }
     }
 
@@ -127,7 +127,8 @@ impl Records {
         let Some(identity) = following::identity(&name, &bytes).map_err(ReadError::Journal)? else {
             return Ok(None);
         };
-        Ok(Some(Self { path, file, identity, end: HEAD_BYTES as u32, piece, wanted: piece, bytes }))
+        let end = identity.records_start;
+        Ok(Some(Self { path, file, identity, end, piece, wanted: piece, bytes }))
     }
 
     /// The same as [`Records::advance`], for notes only.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Condition, Journal, Spare};
 use crate::error::{JournalError, Shortage};
-use crate::format::{self, HEADER_BYTES, Header, Location, MARK_BYTES, RecordKind};
+use crate::format::{self, HEADER_BYTES, Header, Location, MARK_BYTES, RecordKind, VERSION};
 use crate::state::Segment;
 use crate::storage::{Storage, write_whole};
 use crate::writer::{self, SpaceClass, Writer};
@@ -190,6 +190,7 @@ impl<S: Storage> Journal<S> {
         };
         self.next_segment = number.saturating_add(1);
         let header = Header {
+            version: VERSION,
             shard: self.options.shard,
             journal: self.identity,
             segment: number,

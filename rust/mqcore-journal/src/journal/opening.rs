@@ -1,7 +1,7 @@
 //! Opening: reads the files, and begins a segment to write to.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::{Condition, Journal, Spare};
 use crate::error::JournalError;
@@ -16,6 +16,8 @@ pub(crate) struct UnfinishedSegments {
     pub(crate) tails: Vec<recovery::UnconfirmedTail>,
     pub(crate) closings: Vec<recovery::SegmentEnd>,
     pub(crate) leftovers: Vec<recovery::UnusedFile>,
+    /// Whether the directory has a catalog of this journal.
+    pub(crate) has_catalog: bool,
 }
 
 impl<S: Storage> Journal<S> {
@@ -37,6 +39,7 @@ impl<S: Storage> Journal<S> {
             closings,
             leftovers,
             quarantined,
+            has_catalog,
         } = recovery::recover(&storage, &options, progress, seen)?;
         report.live = state.puts.len() as u64;
         let recovered = Recovered {
@@ -53,6 +56,9 @@ impl<S: Storage> Journal<S> {
             tail: VecDeque::new(),
             spare: None,
             next_segment,
+            cataloged: BTreeSet::new(),
+            catalog_bytes: 0,
+            catalog_retry_ms: 0,
             moving: None,
             pinned: false,
             quarantined,
@@ -61,7 +67,7 @@ impl<S: Storage> Journal<S> {
             has_note_reader: false,
             files: RefCell::default(),
         };
-        Ok((journal, recovered, UnfinishedSegments { tails, closings, leftovers }))
+        Ok((journal, recovered, UnfinishedSegments { tails, closings, leftovers, has_catalog }))
     }
 
     /// Removes files that a crash left before they were used, and quarantines files with unexpected content.

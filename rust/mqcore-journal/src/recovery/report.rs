@@ -32,8 +32,19 @@ pub struct RecoveryReport {
     pub missing: Vec<MissingSegment>,
     /// Files named like segments that do not belong to this journal and were not used.
     pub strays: Vec<String>,
+    /// Damage to the catalog, which identifies the journal and lists its segments. No record is in it.
+    pub catalog: Option<CatalogDamage>,
     /// Number of files quarantined because of damage, now or earlier.
     pub quarantined: u64,
+}
+
+/// Damage to the catalog. Opening writes it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CatalogDamage {
+    /// One of its two copies is unreadable.
+    Copy,
+    /// The file is missing or unreadable, or belongs to another journal.
+    Lost,
 }
 
 /// The torn end of the last segment.
@@ -105,6 +116,16 @@ pub enum RecordLoss {
     AtLeast(u64),
 }
 
+impl RecordLoss {
+    /// Adds that at least this many records are lost.
+    pub(super) fn at_least(self, count: u64) -> Self {
+        match self {
+            known if count == 0 => known,
+            Self::Exactly(known) | Self::AtLeast(known) => Self::AtLeast(known.max(count)),
+        }
+    }
+}
+
 /// A segment whose file is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingSegment {
@@ -117,7 +138,10 @@ pub struct MissingSegment {
 impl RecoveryReport {
     /// Whether confirmed records may be lost.
     pub fn is_alarming(&self) -> bool {
-        !self.damaged.is_empty() || !self.missing.is_empty() || !self.strays.is_empty()
+        !self.damaged.is_empty()
+            || !self.missing.is_empty()
+            || !self.strays.is_empty()
+            || self.catalog.is_some()
     }
 }
 
@@ -140,9 +164,27 @@ impl fmt::Display for RecoveryReport {
         for stray in &self.strays {
             write!(formatter, "\n{stray} does not belong to this journal and was not used")?;
         }
+        if let Some(catalog) = self.catalog {
+            write!(formatter, "\n{catalog}")?;
+        }
         match self.quarantined {
             0 => Ok(()),
             count => write!(formatter, "\n{count} damaged segments are quarantined (*.quarantined)"),
+        }
+    }
+}
+
+impl fmt::Display for CatalogDamage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Copy => {
+                write!(formatter, "the catalog is damaged in one of its two copies; no record is lost")
+            }
+            Self::Lost => write!(
+                formatter,
+                "the catalog of segments is missing or unreadable; no record is lost by that, but a missing last segment would \
+                 not be noticed"
+            ),
         }
     }
 }

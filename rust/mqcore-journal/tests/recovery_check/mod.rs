@@ -1,7 +1,7 @@
 //! Checks opening with arbitrary bytes. Shared by the fuzz target and the test of its corpus.
 //!
 //! An input is a list of files: a byte that names the segment (1 to 4; with 0x80: one that was set aside), two bytes
-//! of length, and so many bytes; what is missing at the end is cut.
+//! of length, and so many bytes; with 0x40, the file is the catalog; what is missing at the end is cut.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,24 @@ use mqcore_journal::storage::MemoryStorage;
 type Shown = BTreeMap<u64, (u32, Vec<u8>, Option<Vec<u8>>)>;
 type Opened = (Journal<MemoryStorage>, Shown, Vec<(Vec<u8>, Vec<u8>)>);
 
-fn files(mut input: &[u8]) -> BTreeMap<String, Vec<u8>> {
+#[allow(unreachable_pub, reason = "the fuzz target includes this file too")]
+pub fn files(mut input: &[u8]) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     while let Some((&[which, low, high], rest)) = input.split_first_chunk() {
         let length = usize::from(u16::from_le_bytes([low, high])).min(rest.len());
         let suffix = if which & 0x80 == 0 { "segment" } else { "quarantined" };
-        files.insert(format!("{:010}.{suffix}", which % 4 + 1), rest[..length].to_vec());
+        let name = match which & 0x40 {
+            0 => format!("{:010}.{suffix}", which % 4 + 1),
+            _ => "catalog".to_owned(),
+        };
+        files.insert(name, rest[..length].to_vec());
         input = &rest[length..];
     }
     files
 }
 
 fn open(disk: &MemoryStorage) -> Option<Opened> {
-    let options = Options { segment_bytes: 4096, identity: 77, ..Options::default() };
+    let options = Options { segment_bytes: 12_800, identity: 77, ..Options::default() };
     match Journal::open(disk.clone(), options, &mut |_, _| {}) {
         Ok((journal, recovered)) => {
             assert!(!recovered.report.to_string().is_empty());

@@ -77,7 +77,7 @@ impl World {
 }
 
 pub(crate) fn small() -> Options {
-    Options { segment_bytes: 4096, identity: 77, ..Options::default() }
+    Options { segment_bytes: 12_800, identity: 77, ..Options::default() }
 }
 
 pub(crate) fn definitions(recovered: &Recovered) -> BTreeMap<Vec<u8>, Vec<u8>> {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mqcore_journal::snapshot::Snapshot;
+use mqcore_journal::snapshot::{CATALOG, Snapshot};
 use tokio::sync::Notify;
 
 use crate::schedules::port::SchedulePort;
@@ -134,14 +134,14 @@ impl Backup {
     }
 }
 
-/// Adds all segments of one journal.
+/// Adds all segments of one journal, and its catalog.
 fn add_segments(path: &Path, journal: &str, files: &mut Vec<BackupFile>) -> Result<(), BackupError> {
     let folder = path.join(journal);
     let io = |source| BackupError::Io { path: folder.clone(), source };
     for entry in std::fs::read_dir(&folder).map_err(io)? {
         let entry = entry.map_err(io)?;
         let Ok(name) = entry.file_name().into_string() else { continue };
-        if name.ends_with(".segment") {
+        if name.ends_with(".segment") || name == CATALOG {
             let bytes = entry.metadata().map_err(io)?.len();
             let name = format!("{journal}/{name}");
             files.push(BackupFile { name, path: entry.path(), bytes, length: bytes });

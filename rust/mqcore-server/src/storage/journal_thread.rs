@@ -419,7 +419,7 @@ impl JournalThread {
             Ok(done) => {
                 for error in done.deferred {
                     self.hub.counters.journal.failed_removals.add(1);
-                    tracing::warn!(shard = self.shard, %error, "cannot remove a segment; nothing is lost, trying again later");
+                    tracing::warn!(shard = self.shard, %error, "cannot remove or replace a file of the journal; nothing is lost, trying again later");
                 }
             }
             Err(JournalError::Full { .. }) => {}
