@@ -11,9 +11,10 @@ from promises.plan import Actor, BrokerPlan, Fault, Plan, QueuePlan
 
 def dead_letters(seed: int, chance: random.Random) -> Plan:
     """Consumers that fail, and a count of dead letters before a crash."""
-    duration = chance.randrange(200, 400)
-    broker = BrokerPlan(served=chance.random() < 0.4, storage=chance.random() < 0.8, shards=chance.choice((1, 2)))
-    saves = broker.storage and chance.random() < 0.5
+    # Long enough for some dead letters before the crash, also on a busy machine.
+    duration = chance.randrange(600, 900)
+    broker = BrokerPlan(served=chance.random() < 0.7, storage=chance.random() < 0.9, shards=chance.choice((1, 2)))
+    saves = broker.storage and chance.random() < 0.3
     options: dict[str, Any] = {"status": "roundrobin", "request_acknowledge": True}
     if saves:
         options["delivery_handler"] = "at-least-once"
