@@ -193,10 +193,12 @@ def _explains(lives: Lives, reason: str) -> bool:
             return rules.expired_to is None and rules.message_timeout > 0
         case "refused":
             drops = "drop" in {rules.decisions.nack, rules.decisions.timeout, rules.decisions.lost}
-            verdicts = {event.verdict for events in lives.published.values() for event in events}
+            publishes = [event for events in lives.published.values() for event in events]
+            # If the handler raises, the broker does not take a message whose producer asked for a confirmation.
+            verdicts = {event.verdict for event in publishes if event.asked or event.verdict != "raise"}
             # A handler may refuse all consumers of a broadcast message, which no queue keeps.
             choosy = rules.handler and "broadcast" in rules.statuses
-            return drops or choosy or (rules.handler and bool(verdicts & {"refuse", "refuse-late"}))
+            return drops or choosy or (rules.handler and bool(verdicts & {"refuse", "refuse-late", "raise"}))
         case "erased":
             return bool(lives.erased) or bool({"cache", "stopped"} & rules.statuses)
     return False

@@ -172,7 +172,8 @@ def _record(
             verdict=verdict,
             via=via,
             high=bool(step.get("high")),
-            asked=bool(step["confirm"]),
+            # MicroMessage2 acknowledges every message.
+            asked=bool(step["confirm"]) or actor.protocol == "mm2",
         )
 
 

@@ -290,6 +290,15 @@ def test_confirmation_after_the_handler_was_registered_again_is_none() -> None:
     assert rules_found(rules, *between, published("a", 3), stored) == ["handler"]
 
 
+def test_messages_dropped_because_their_handler_raised_are_explained_if_their_producer_asked() -> None:
+    """Seed 52817278: a producer over MicroMessage2, which acknowledges every message."""
+    rules = QueueRules(QUEUE, status="paused", handler=True)
+    dropped = event("dropped", 9, outcome="refused", count=1)
+    assert rules_found(rules, published("a", 1, "sent", verdict="raise"), dropped) == []
+    unasked = Event("publish", 1, 1.1, client="p", queue=QUEUE, label="a", outcome="sent", verdict="raise")
+    assert rules_found(rules, unasked, dropped) == ["drop"]
+
+
 def test_message_that_a_full_queue_may_reject_without_an_answer_is_not_lost() -> None:
     """Seed 2226: the producer learns only that the broker read its messages."""
     limited = QueueRules(QUEUE, status="pull", message_limit=5)
