@@ -44,7 +44,8 @@ impl RandomChoice for Random {
     }
 
     fn steps(&mut self) -> Vec<Step> {
-        Step::ALL.into_iter().filter(|_| self.percent(40)).collect()
+        let of_queues = |step: &Step| handler("any", &[*step]).is_for_queues();
+        Step::ALL.into_iter().filter(of_queues).filter(|_| self.percent(40)).collect()
     }
 
     fn status(&mut self) -> Status {

@@ -401,7 +401,7 @@ pub enum Reply {
     /// Subscribers that received the message, and queues that took and saved a copy.
     Published(u32),
     JoinedQueues(Box<JoinedQueues>),
-    ObjectCounts(ObjectCounts),
+    ObjectCounts(Box<ObjectCounts>),
     Declared(Declared),
 }
 

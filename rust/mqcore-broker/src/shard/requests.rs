@@ -110,7 +110,7 @@ impl Entities {
             }
             Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, context),
             Request::RebindQueue { queue, binding } => done(self.rebind(&queue, *binding, None, context)),
-            Request::ObjectCounts => Ok(Reply::ObjectCounts(self.object_counts(context.state))),
+            Request::ObjectCounts => Ok(Reply::ObjectCounts(Box::new(self.object_counts(context.state)))),
             Request::DropQueue { queue } => {
                 self.drop_queue(&queue, context);
                 Ok(Reply::Done)
