@@ -1,9 +1,8 @@
-"""An event handler that hears what happens in the broker, and an authenticator that decides who joins a channel."""
+"""An event handler that hears what happens in the broker."""
 
 import asyncio
 
 import mqcore
-from mqcore import errors
 
 events: asyncio.Queue[str] = asyncio.Queue()
 
@@ -22,37 +21,15 @@ class Audit(mqcore.EventHandler):
         events.put_nowait(f"{producer.id} sent {message.body.decode()} to {queue}")
 
 
-class Staff(mqcore.Authenticator):
-    """Lets only staff into a channel."""
-
-    def authenticate(self, channel: str, client: mqcore.ClientView) -> bool:
-        """Decide when a client joins."""
-        return client.kind == "staff"
-
-
 async def main() -> None:
-    """Join and publish as staff, and try to join as a guest."""
-    broker = mqcore.Broker(
-        event_handlers={"audit": Audit()},
-        event_handler="audit",
-        authenticators={"staff": Staff()},
-        channel=mqcore.ChannelOptions(authenticator="staff"),
-    )
-    async with (
-        broker,
-        broker.client(id="cook", kind="staff", properties={"Region": "eu"}) as cook,
-        broker.client(id="guest") as guest,
-    ):
+    """Join a channel and publish, and print what the handler heard."""
+    broker = mqcore.Broker(event_handlers={"audit": Audit()}, event_handler="audit")
+    async with broker, broker.client(id="cook", properties={"Region": "eu"}) as cook:
         await cook.create_queue("orders/1")
         async with cook.join("orders"):
             print(await events.get())
             await cook.publish("orders/1", b"soup")
             print(await events.get())
-        try:
-            async with guest.join("orders"):
-                pass
-        except errors.Unauthorized as error:
-            print("the guest may not join:", error.code)
 
 
 asyncio.run(main())

@@ -304,6 +304,7 @@ def test_published_message_is_consumed(served: ServedBroker) -> None:
         "published": 1,
         "bytes": 6,
         "confirmed_by": "server",
+        "failed_copies": [],
         "seconds": 0,
     }
     message = one(mqcore("consume", "orders/1", "--count", "1", "--json", url=served.url))

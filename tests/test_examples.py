@@ -13,11 +13,11 @@ from served import ROOT, ServedBroker, clean_environment
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 SAYS = {
+    "authenticator": ["the cook has joined", "the guest may not join: 401"],
     "embed": ["confirmed by server"] * 3 + ["order 0", "order 1", "order 2"],
     "events": [
         "cook of eu joined orders",
         "cook sent soup to orders/1",
-        "the guest may not join: 401",
     ],
     "handler": ["with a schema: accepted", "without one: rejected, none"],
     "consume": [f"{number} done at attempt {attempt}" for number, attempt in ((1, 1), (2, 1), (4, 1), (3, 2))],

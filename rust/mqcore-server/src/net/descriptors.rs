@@ -4,13 +4,19 @@
 /// between brokers. A quarter of the limit if that is less.
 const RESERVE: u64 = 512;
 
+/// With room for fewer connections than this, the broker warns when it starts.
+const FEW: usize = 4096;
+
 /// Raises the soft limit of descriptors to the hard limit, and returns how many connections to accept: at most
-/// `configured`, and fewer if the reserve would be touched. Logs it if so.
+/// `configured`, and fewer if the reserve would be touched. Logs it if they are few.
 pub(crate) fn connections_allowed(configured: usize) -> usize {
     let Some(limit) = raised_limit() else { return configured };
     let allowed = usize::try_from(allowed_by(limit, used())).unwrap_or(usize::MAX);
     if allowed >= configured {
         return configured;
+    }
+    if allowed >= FEW {
+        return allowed;
     }
     tracing::warn!(
         connections_max = configured,
