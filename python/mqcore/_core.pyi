@@ -59,6 +59,7 @@ __all__ = [
     "NodeFrame",
     "NodeView",
     "PendingAnswers",
+    "PullStream",
     "QueueView",
     "Received",
     "States",
