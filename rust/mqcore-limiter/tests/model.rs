@@ -120,6 +120,8 @@ impl Model {
                 let moved = match adjust {
                     Adjust::Patch => u128::from(now) + by,
                     Adjust::Increase | Adjust::Raise => record.deadline + by,
+                    // Nothing finite shortens a time to live that never ends.
+                    Adjust::Decrease if record.deadline == u128::from(u64::MAX) => record.deadline,
                     Adjust::Decrease => record.deadline.saturating_sub(by),
                 };
                 record.deadline = moved.min(u128::from(u64::MAX));

@@ -549,7 +549,7 @@ async fn http(address: SocketAddr, method: &str, page: &str, authorization: &str
     let mut stream = TcpStream::connect(address).await.expect("the admin side is there");
     let header =
         if authorization.is_empty() { String::new() } else { format!("Authorization: {authorization}\r\n") };
-    let request = format!("{method} {page} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{header}\r\n");
+    let request = format!("{method} {page} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{header}\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();

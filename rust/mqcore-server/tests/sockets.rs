@@ -618,7 +618,7 @@ async fn a_slow_upload_is_not_taken_for_a_dead_peer() {
 /// One request over HTTP, without any library: what an operator's `curl` would see.
 async fn http_get(address: SocketAddr, target: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.expect("it listens");
-    let request = format!("GET {target} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+    let request = format!("GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("it reads");
     let mut response = String::new();
     timeout(PATIENCE, stream.read_to_string(&mut response)).await.expect("in time").expect("text");

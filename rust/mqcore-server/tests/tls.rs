@@ -149,7 +149,7 @@ async fn metric(server: &Server, line: &str) -> bool {
     let mut stream =
         TcpStream::connect(server.admin().expect("it is served").address).await.expect("it listens");
     stream
-        .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .expect("it reads");
     let mut page = String::new();

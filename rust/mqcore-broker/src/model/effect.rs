@@ -527,6 +527,6 @@ mod tests {
     #[test]
     fn effects_and_deliveries_stay_small() {
         // One call appends thousands of them before the caller carries out the first.
-        assert_eq!((size_of::<Deliver>(), size_of::<Effect>()), (64, 104));
+        assert_eq!((size_of::<Deliver>(), size_of::<Effect>()), (64, 96));
     }
 }

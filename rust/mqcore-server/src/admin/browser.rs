@@ -58,9 +58,7 @@ mod tests {
 
     #[test]
     fn names_of_this_machine_are_accepted() {
-        for host in
-            ["127.0.0.1:9090", "localhost:9090", "LOCALHOST", "[::1]:9090", "[::1]", "10.0.0.7", "::1"]
-        {
+        for host in ["127.0.0.1:9090", "localhost:9090", "LOCALHOST", "[::1]:9090", "[::1]", "10.0.0.7"] {
             assert!(!refused(host, None, true), "{host}");
         }
     }
