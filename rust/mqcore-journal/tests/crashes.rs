@@ -136,7 +136,7 @@ impl Run {
                 }
                 Err(error) => {
                     // A file that cannot be removed or replaced ends compaction; the journal stays usable.
-                    let usable = matches!(&error, JournalError::Io { doing, .. } if *doing != "writing");
+                    let usable = matches!(&error, JournalError::Io { doing, file, .. } if *doing == "removing" || file == "catalog");
                     assert!(usable || self.journal().health() != Health::Healthy, "{error}");
                     return;
                 }
