@@ -305,7 +305,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
         self.done += bytes.len() as u64;
         (self.progress)(self.done.min(self.total), self.total);
         if number < roster.source_segment && listed.is_none() {
-            self.stray(number, &bytes);
+            self.unlisted(number, candidate, &bytes);
             return false;
         }
         let mut scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
@@ -375,14 +375,23 @@ impl<S: Storage> RecoveryPass<'_, S> {
         });
     }
 
-    /// Handles a file that the latest list does not contain: a segment created in advance that a crash restored, or a file
-    /// copied into the directory.
-    fn stray(&mut self, number: u32, bytes: &[u8]) {
+    /// Handles a file that the latest list does not contain: a segment created in advance that a crash restored, a segment
+    /// of this journal whose removal failed, or a file copied into the directory.
+    fn unlisted(&mut self, number: u32, candidate: &SegmentFile, bytes: &[u8]) {
         if scan::scan(bytes, self.identity, number, None).records.is_empty() {
             self.leave(number, bytes);
+        } else if self.is_own(number, candidate) {
+            // Its removal was decided and recorded before the list was written, so nothing in it is needed.
+            self.leftovers.push(UnusedFile { segment: number, empty: true });
         } else {
             self.report.strays.push(format::segment_name(number));
         }
+    }
+
+    /// Whether the header says that a file is this segment of this journal.
+    fn is_own(&self, number: u32, candidate: &SegmentFile) -> bool {
+        matches!(candidate.reading, Ok(HeaderReading::Good { header, .. })
+            if header.segment == number && header.journal == self.identity)
     }
 
     /// Schedules a file for removal if it contains nothing but its initial content, or for quarantine otherwise.
