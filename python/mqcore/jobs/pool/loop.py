@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from mqcore._raised import run_loop
+from mqcore._raised import ends_task, run_loop
 from mqcore.jobs.execution import Assignment, Ending, Registry, fault_of, run_async
 from mqcore.jobs.pool import Died, Progress
 
@@ -106,10 +106,14 @@ class LoopPool:
         def report(fraction: float, note: str) -> None:
             self._emit(Progress(assignment.run, fraction, note))
 
+        task = asyncio.current_task()
         try:
             ending = await run_async(assignment, self._registry, report)
-        except asyncio.CancelledError as error:
-            # The job cancelled itself, or it was abandoned and `collect` drops this event.
+        except (asyncio.CancelledError, GeneratorExit) as error:
+            if isinstance(error, GeneratorExit) and ends_task(task, error):
+                raise
+            # The job raised it, or it was abandoned and `collect` drops this event. `GeneratorExit` of a worker thread
+            # closes `run_async` and arrives here.
             ending = Ending(assignment.run, b"null", fault_of(error))
         self._emit(ending)
 
