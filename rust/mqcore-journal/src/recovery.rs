@@ -125,7 +125,9 @@ pub(crate) fn recover<S: Storage>(
     });
     let catalog_damage = match &catalog {
         Some(_) => (damaged_copies > 0).then_some(CatalogDamage::Copy),
-        None => (expected || foreign || damaged_copies > 0).then_some(CatalogDamage::Lost),
+        // A crash while a journal is created may leave an unreadable one, but no segment.
+        None => (expected || foreign || (damaged_copies > 0 && !candidates.is_empty()))
+            .then_some(CatalogDamage::Lost),
     };
     let has_catalog = catalog.is_some();
     let mut reader = RecoveryPass {
