@@ -13,7 +13,7 @@ import pytest
 
 import mqcore
 from conformance.adapters import PARTIES, Place
-from mqcore import sync
+from mqcore import errors, sync
 from mqcore.errors import ConfigError
 from mqks_peer import MqksPeer
 from served import serving, wait_until
@@ -136,7 +136,16 @@ def test_silent_peers_leave_file_descriptors_to_the_journal(tmp_path: Path) -> N
     ):
         for _ in range(400):
             stack.enter_context(socket.create_connection(broker.address, timeout=5))
-        with sync.connect(broker.url) as mq:
+        connected: list[sync.Client] = []
+
+        def connects() -> bool:
+            with contextlib.suppress(errors.ConnectFailed):
+                connected.append(stack.enter_context(sync.connect(broker.url)))
+            return bool(connected)
+
+        # The broker closes the oldest silent peers to make room, which takes a moment.
+        wait_until(connects, what="a connection")
+        with connected[0] as mq:
             saving = mqcore.QueueOptions(status=mqcore.QueueStatus.PULL, delivery_handler="at-least-once")
             mq.declare("orders", 0, saving)
             before = len(list(tmp_path.rglob("*.segment")))

@@ -77,7 +77,8 @@ def test_a_segment_that_is_set_aside_between_planning_and_reading_costs_what_is_
     assert found() == bodies
     victim = max(tmp_path.rglob("*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
     data = bytearray(victim.read_bytes())
-    data[len(bytes(data).rstrip(b"\0")) // 2] ^= 0xFF
+    middle = len(bytes(data).rstrip(b"\0")) // 2
+    data[middle : middle + 4096] = bytes(byte ^ 0xFF for byte in data[middle : middle + 4096])
     victim.write_bytes(data)
     mqcore.journal.compact(tmp_path)
     assert victim.with_suffix(".quarantined").exists()
