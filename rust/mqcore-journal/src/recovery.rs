@@ -531,7 +531,11 @@ impl<S: Storage> RecoveryPass<'_, S> {
 
     fn finish(&mut self) {
         self.state.next_sequence = self.state.next_sequence.max(self.catalog.next_sequence);
-        self.state.next_note = self.state.next_note.max(self.catalog.next_note);
+        // After a crash without damage, notes that were not durable leave no gap in the numbers. After a loss, numbers that the
+        // lost notes may have used are not used again.
+        if self.report.is_alarming() {
+            self.state.next_note = self.state.next_note.max(self.catalog.next_note);
+        }
         self.state.sweep_touches();
         (self.progress)(self.total, self.total);
     }
