@@ -66,11 +66,7 @@ impl Client {
     pub async fn pull(&self, queue: &QueueAddress, options: &PullOptions) -> Result<Pulled, ClientError> {
         let (answer, membership) = self.pull_raw(queue, options).await?;
         let complete = match &answer.end {
-            PullEnd::NoContent(reason) => {
-                accepted(queue, reason)?;
-                true
-            }
-            PullEnd::Cached => true,
+            PullEnd::NoContent(_) | PullEnd::Cached => true,
             PullEnd::CutShort => false,
         };
         let remaining = match answer.messages.last() {
@@ -94,9 +90,6 @@ impl Client {
     ) -> Result<Option<Received>, ClientError> {
         let options = PullOptions { info: false, timeout, ..PullOptions::default() };
         let (answer, _membership) = self.pull_raw(queue, &options).await?;
-        if let PullEnd::NoContent(reason) = &answer.end {
-            accepted(queue, reason)?;
-        }
         Ok(answer.messages.into_iter().next())
     }
 
@@ -116,10 +109,17 @@ impl Client {
         }
         let count = count - late.len() as u32;
         let request = Request::pull(queue, &PullRequest { count, lifo, clear, info, attempts: true });
-        let late = LateMessages { shared: &self.shared, messages: late };
+        let mut late = LateMessages { shared: &self.shared, messages: late };
         let waited = self.shared.answer(deadline, |conversation, waiter| conversation.pull(&request, waiter));
-        match waited.await? {
-            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => Ok((late.before(answer), membership)),
+        let waited = waited.await?;
+        late.take_more(queue, count, &waited);
+        match waited {
+            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => {
+                if let PullEnd::NoContent(reason) = &answer.end {
+                    accepted(queue, reason)?;
+                }
+                Ok((late.before(answer), membership))
+            }
             Waited::Answered((Err(error), _)) => Err(error),
             Waited::TooLong(Some(answer)) if !answer.messages.is_empty() || !late.messages.is_empty() => {
                 Ok((late.before(answer), membership))
@@ -162,6 +162,16 @@ struct LateMessages<'a> {
 }
 
 impl LateMessages<'_> {
+    /// Takes the late messages that arrived while this pull waited, so that it is not empty although a message is here.
+    fn take_more(&mut self, queue: &QueueAddress, count: u32, waited: &Waited) {
+        let pulled = match waited {
+            Waited::Answered((Ok(RequestAnswer::Pulled(answer)), _)) => answer.messages.len(),
+            _ => return,
+        };
+        let missing = (count as usize).saturating_sub(pulled);
+        self.messages.extend(lock(&self.shared.core).conversation.take_late(queue, missing));
+    }
+
     /// Puts them before the messages of this pull.
     fn before(mut self, mut answer: PullAnswer) -> PullAnswer {
         answer.messages.splice(0..0, std::mem::take(&mut self.messages));
