@@ -24,6 +24,8 @@ def url() -> Iterator[str]:
 def test_no_exception_of_a_job_ends_its_worker(url: str, pool: str) -> None:
     arguments = ("--pool", pool, "--concurrency", "1")
     with working(url, *arguments, app="raising_jobs:jobs") as worker, Jobs(url) as sender:
+        # The pool starts its processes with the first job.
+        assert sender.send("raising_jobs.fine").result(10) == "fine"
         children = worker.children()
         for task in ("raises", "raises_async"):
             for kind in KINDS:
