@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from depth import by_depth
 from served import ServedBroker, clean_environment
 
 # The last thing it does is to await an answer: the thread that brought it may still be on its way back.
@@ -32,7 +33,7 @@ def test_a_program_may_end_upon_its_last_answer(served: ServedBroker) -> None:
         ).returncode
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(end, range(40))) == {0}
+        assert set(pool.map(end, range(by_depth(quick=12, full=60)))) == {0}
 
 
 def test_a_program_may_end_without_closing_its_client(served: ServedBroker) -> None:
