@@ -23,6 +23,7 @@ ALLOW = Decision()
 REFUSE = Decision(allow=False)
 TELL = Decision(acknowledge=SendAck.ALWAYS)
 QUEUE, ACKNOWLEDGE = 0x11, 0x13
+BUSY = 503
 
 Step = Callable[..., Any]
 
@@ -252,11 +253,19 @@ def test_save_message_answers_whether_it_is_saved(style: str, connect: Any) -> N
     }
     with broker(handler(style, **steps)) as mq:
         producer = connect(mq.listeners[0])
-        producer.publish("orders", 1, b"no", confirm=True)
+        refused = producer.publish("orders", 1, b"no", confirm=True)
         saved = producer.publish("orders", 1, b"yes", confirm=True)
-        assert producer.next().id == saved
+        response, nack, confirmation = (producer.next() for _ in range(3))
+        assert (response.id, response.content_type, nack.id) == (refused, BUSY, refused)
+        reason = nack_reason(nack)
+        assert reason is not None
+        assert "save_message of delivery handler" in reason
+        assert (confirmation.id, nack_reason(confirmation)) == (saved, None)
         queue = mq.stats().queue("orders/1")
-        assert (queue.saved, queue.save_failed) == (1, 1)
+        assert (queue.saved, queue.save_failed, queue.normal) == (1, 1, 1)
+        # Without a producer that waits, the message stays in the queue, unsaved.
+        producer.publish("orders", 1, b"no")
+        eventually(lambda: mq.stats().queue("orders/1").normal == 2)
 
 
 def test_exception_thrown_decides_instead_of_what_raised(style: str, connect: Any) -> None:
@@ -292,9 +301,9 @@ def test_unsaved_message_stays_unsaved_for_every_exception_thrown_decision(style
     }
     with broker(handler(style, **steps)) as mq:
         producer = connect(mq.listeners[0])
-        producer.publish("orders", 1, b"bad", confirm=True)
+        bad = producer.publish("orders", 1, b"bad", confirm=True)
         good = producer.publish("orders", 1, b"good", confirm=True)
-        assert producer.next().id == good
+        assert [producer.next().id for _ in range(3)] == [bad, bad, good]
         queue = mq.stats().queue("orders/1")
         assert (queue.saved, queue.save_failed) == (1, 1)
 

@@ -664,6 +664,60 @@ fn passed_on(epoch: u64, number: u64, body: &str, to: &str) -> Command {
     Command::PassedOn(Box::new(PassedOn { ticket, command }))
 }
 
+/// Like [`passed_on`], for a topic.
+fn passed_on_to_topic(number: u64, body: &str, topic: &TopicName) -> Command {
+    let Command::PassedOn(mut passed_on) = passed_on(1, number, body, "ch/1") else { unreachable!() };
+    if let Command::Publish { message, .. } = passed_on.command {
+        let (topic, answer) = (topic.clone(), None);
+        passed_on.command = Command::PublishTopic { topic, message, to_producer: true, answer };
+    }
+    Command::PassedOn(passed_on)
+}
+
+#[test]
+fn forwarded_message_of_a_topic_is_confirmed_when_all_its_queues_have_saved_it() {
+    let (mut w, mut disk) = durable();
+    let (p, link) = (w.client("p"), w.client("link"));
+    let topic = TopicName::new(b"news").expect("a short name");
+    for bound in [&["ch/1"][..], &["ch/2", "memory/1", "missing/1"]] {
+        for name in bound {
+            if *name != "missing/1" {
+                let options = if *name == "memory/1" { changes(Status::Pull) } else { saving(Status::Pull) };
+                create(&mut w, &mut disk, &p, name, options);
+            }
+            let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue(name) };
+            w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
+            disk.commit(&mut w);
+            let answers = w.notifications(p.connection);
+            assert!(matches!(&answers[..], [Event::Answered(RequestId(3), Ok(_))]), "{answers:?}");
+        }
+        let number = bound.len() as u64;
+        for _ in 0..2 {
+            w.command(&link, passed_on_to_topic(number, "m", &topic));
+        }
+        w.turn();
+        disk.take(&mut w);
+        let last = disk.records.last().expect("the copies are saved").0;
+        w.broker.committed(Durability::Os, last, w.now, &mut w.effects);
+        w.turn();
+        assert_eq!(confirmed(&mut w, &link), [0; 0], "{bound:?}: the system could still lose the copies");
+        disk.commit(&mut w);
+        disk.commit(&mut w);
+        assert_eq!(confirmed(&mut w, &link), [number], "{bound:?}");
+        w.command(&link, passed_on_to_topic(number, "m", &topic));
+        w.turn();
+        disk.commit(&mut w);
+        assert_eq!(confirmed(&mut w, &link), [number], "{bound:?}: it is done");
+    }
+    assert_eq!(["ch/1", "ch/2", "memory/1"].map(|name| w.stored(name)), [2, 1, 1]);
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    w.command(&link, passed_on_to_topic(7, "m", &topic));
+    w.turn();
+    let events = w.notifications(link.connection);
+    assert!(matches!(&events[..], [Event::Deferred(7, _)]), "it arrives again: {events:?}");
+}
+
 fn confirmed(world: &mut World, link: &Arc<Client>) -> Vec<u64> {
     let notices = world.notifications(link.connection).into_iter();
     let numbers =

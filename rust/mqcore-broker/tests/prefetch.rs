@@ -194,12 +194,15 @@ fn prefetch_holds_with_a_handler_that_decides_about_many_messages_at_once() {
 
 /// The deliveries since the last call: consumers, number of the attempt, and whether they joined for the queue.
 fn attempts(world: &mut World) -> Vec<(Vec<ConnectionId>, u16, bool)> {
-    let effects = std::mem::take(&mut world.effects);
-    let delivers = effects.into_iter().filter_map(|effect| match effect {
-        Effect::Deliver(deliver) => Some((deliver.to.as_slice().to_vec(), deliver.attempt, deliver.by_queue)),
-        _ => None,
+    let mut made = Vec::new();
+    world.effects.retain(|effect| match effect {
+        Effect::Deliver(deliver) => {
+            made.push((deliver.to.as_slice().to_vec(), deliver.attempt, deliver.by_queue));
+            false
+        }
+        _ => true,
     });
-    delivers.collect()
+    made
 }
 
 #[test]

@@ -752,10 +752,14 @@ fn save_step_asks_the_handler_and_reports_the_outcome() {
     w.publish(&p, "ch/1", "2");
     w.answer(Step::ReceivedFromProducer, save);
     w.answer(Step::SaveMessage, Decision::REFUSE);
+    assert_eq!(w.heard(&p), ["2 refused 503"], "its producer waits, so it can publish again");
+    w.publish_unconfirmed(&p, "ch/1", "3");
+    w.answer(Step::ReceivedFromProducer, save);
+    w.answer(Step::SaveMessage, Decision::REFUSE);
     assert!(w.heard(&p).is_empty());
     let stats = w.information("ch/1").stats;
-    assert_eq!((stats.saved, stats.save_failed), (1, 1));
-    assert_eq!(w.stored("ch/1"), 2);
+    assert_eq!((stats.saved, stats.save_failed), (1, 2));
+    assert_eq!(w.stored("ch/1"), 2, "the first and the third");
 }
 
 #[test]

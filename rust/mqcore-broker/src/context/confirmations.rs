@@ -1,4 +1,4 @@
-//! Answers to producers that wait until the queues of a topic have saved their copies.
+//! Answers to producers and downstream brokers that wait until the queues of a topic have saved their copies.
 //!
 //! The shard of the topic keeps the answer. Each queue reports there, possibly from another shard, once it has taken
 //! and saved its copy, or has rejected it.
@@ -7,13 +7,31 @@ use slab::Slab;
 
 use crate::model::effect::{CopyOrigin, Event, Reply};
 use crate::model::id::{ConnectionId, RequestId};
+use crate::model::intake::Ticket;
 use crate::model::rejection::{Rejection, RejectionKind};
+
+/// The sender of a topic's message that waits for its confirmation.
+#[derive(Debug)]
+pub(crate) enum Confirmed {
+    /// A producer's request.
+    Producer(ConnectionId, RequestId),
+    /// A message of a downstream broker.
+    Downstream(Box<Ticket>),
+}
+
+/// The outcome of a topic's message.
+#[derive(Debug)]
+pub(crate) enum Confirmation {
+    /// An answer for a connection.
+    Answer(ConnectionId, Event),
+    /// A message of a downstream broker is done, or cannot be taken now.
+    PassedOn(Box<Ticket>, Result<(), Rejection>),
+}
 
 /// An answer that waits for the reports of queues.
 #[derive(Debug)]
 struct PendingConfirmation {
-    connection: ConnectionId,
-    request: RequestId,
+    to: Confirmed,
     /// Subscribers, and queues that have not rejected their copies.
     receivers: u32,
     /// Queues that have not reported.
@@ -32,13 +50,12 @@ impl Confirmations {
     /// Adds an answer that waits for `copies` reports; at least one. Returns the origin to pass on with each copy.
     pub(crate) fn expect(
         &mut self,
-        (connection, request): (ConnectionId, RequestId),
+        to: Confirmed,
         receivers: u32,
         copies: usize,
         shard: usize,
     ) -> CopyOrigin {
-        let pending =
-            PendingConfirmation { connection, request, receivers, copies_left: copies, rejection: None };
+        let pending = PendingConfirmation { to, receivers, copies_left: copies, rejection: None };
         CopyOrigin { shard, confirmation: self.pending.insert(pending) }
     }
 
@@ -47,7 +64,7 @@ impl Confirmations {
         &mut self,
         confirmation: usize,
         result: Result<(), Rejection>,
-    ) -> Option<(ConnectionId, Event)> {
+    ) -> Option<Confirmation> {
         let pending = self.pending.get_mut(confirmation)?;
         pending.copies_left -= 1;
         if let Err(rejection) = result {
@@ -66,14 +83,22 @@ impl Confirmations {
         if pending.copies_left > 0 {
             return None;
         }
-        let PendingConfirmation { connection, request, receivers, rejection, .. } =
-            self.pending.remove(confirmation);
-        let answer = match rejection {
-            // A queue that promises to save could not: the producer has to publish again.
-            Some(rejection) if rejection.kind == RejectionKind::Busy || receivers == 0 => Err(rejection),
-            _ => Ok(Reply::Published(receivers)),
-        };
-        Some((connection, Event::Answered(request, answer)))
+        let PendingConfirmation { to, receivers, rejection, .. } = self.pending.remove(confirmation);
+        // A queue that promises to save could not: the message has to be published again.
+        let is_unsaved = rejection.as_ref().is_some_and(|rejection| rejection.kind == RejectionKind::Busy);
+        Some(match to {
+            Confirmed::Producer(connection, request) => {
+                let answer = match rejection {
+                    Some(rejection) if is_unsaved || receivers == 0 => Err(rejection),
+                    _ => Ok(Reply::Published(receivers)),
+                };
+                Confirmation::Answer(connection, Event::Answered(request, answer))
+            }
+            Confirmed::Downstream(ticket) => {
+                let unsaved = rejection.filter(|_| is_unsaved);
+                Confirmation::PassedOn(ticket, unsaved.map_or(Ok(()), Err))
+            }
+        })
     }
 }
 
@@ -88,18 +113,19 @@ mod tests {
     fn answer(results: &[Result<(), Rejection>], subscribers: u32) -> Result<u32, RejectionKind> {
         let mut confirmations = Confirmations::default();
         let receivers = subscribers + results.len() as u32;
-        let origin = confirmations.expect((ConnectionId(1), RequestId(7)), receivers, results.len(), 3);
+        let to = Confirmed::Producer(ConnectionId(1), RequestId(7));
+        let origin = confirmations.expect(to, receivers, results.len(), 3);
         assert_eq!(origin.shard, 3);
         let (last, first) = results.split_last().expect("at least one copy");
         for result in first {
             assert!(confirmations.report(origin.confirmation, result.clone()).is_none());
         }
-        let (connection, event) =
-            confirmations.report(origin.confirmation, last.clone()).expect("all reported");
-        assert_eq!(connection, ConnectionId(1));
-        match event {
-            Event::Answered(RequestId(7), Ok(Reply::Published(receivers))) => Ok(receivers),
-            Event::Answered(RequestId(7), Err(rejection)) => Err(rejection.kind),
+        match confirmations.report(origin.confirmation, last.clone()).expect("all reported") {
+            Confirmation::Answer(ConnectionId(1), Event::Answered(RequestId(7), answer)) => match answer {
+                Ok(Reply::Published(receivers)) => Ok(receivers),
+                Ok(other) => panic!("{other:?}"),
+                Err(rejection) => Err(rejection.kind),
+            },
             other => panic!("{other:?}"),
         }
     }

@@ -9,6 +9,7 @@ pub(crate) mod state;
 use std::sync::Arc;
 
 use crate::context::commits::{Awaiting, Storage};
+use crate::context::confirmations::Confirmation;
 use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
 use crate::model::config::HandlerSpec;
@@ -16,6 +17,7 @@ use crate::model::decision::Step;
 use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence};
+use crate::model::intake::Ticket;
 use crate::model::message::Message;
 use crate::model::observation::{Observation, ObservedSubject, Observers};
 use crate::model::options::Durability;
@@ -57,10 +59,15 @@ impl Context<'_> {
     /// Notes that a message from a downstream broker was rejected: for good, or only for now if the
     /// queue is busy.
     pub(crate) fn reject_passed_on(&mut self, message: &Message, rejection: &Rejection) {
-        let Some(ticket) = message.ticket() else { return };
-        if rejection.kind != RejectionKind::Busy {
-            return self.state.intake.done(ticket);
+        if let Some(ticket) = message.ticket() {
+            self.settle_passed_on(ticket, Some(rejection));
         }
+    }
+
+    fn settle_passed_on(&mut self, ticket: &Ticket, rejection: Option<&Rejection>) {
+        let Some(rejection) = rejection.filter(|rejection| rejection.kind == RejectionKind::Busy) else {
+            return self.state.intake.done(ticket);
+        };
         self.state.intake.defer(ticket);
         if let Some(link) = self.state.links.get(&ticket.node).copied() {
             self.notify(link, Event::Deferred(ticket.number, rejection.clone()));
@@ -162,8 +169,12 @@ impl Context<'_> {
         if origin.shard != self.state.config.shard {
             return self.forward(origin.shard, Forwarded::CopyReport { origin, result });
         }
-        if let Some((connection, answer)) = self.state.confirmations.report(origin.confirmation, result) {
-            self.notify(connection, answer);
+        match self.state.confirmations.report(origin.confirmation, result) {
+            None => {}
+            Some(Confirmation::Answer(connection, answer)) => self.notify(connection, answer),
+            Some(Confirmation::PassedOn(ticket, result)) => {
+                self.settle_passed_on(&ticket, result.as_ref().err());
+            }
         }
     }
 

@@ -246,6 +246,23 @@ impl Message {
         self.part(self.0.header.header.source_at, self.0.header.header.source_len.into())
     }
 
+    /// The same message without a ticket.
+    pub(crate) fn without_ticket(&self) -> Self {
+        let head = &self.0.header.header;
+        if head.ticket.is_none() {
+            return self.clone();
+        }
+        let (id, headers) = (usize::from(head.id_len), usize::from(head.headers_len));
+        let range = |at: u32, len: usize| at as usize..at as usize + len;
+        let layout = Layout {
+            id: range(head.id_at, id),
+            source: range(head.source_at, head.source_len.into()),
+            headers: range(head.headers_at, headers),
+            body: range(head.body_at, head.body_len as usize),
+        };
+        Self::build(&self.0.slice, &layout, head.properties, head.producer.clone(), None)
+    }
+
     /// The ticket of a message from a downstream broker.
     pub fn ticket(&self) -> Option<&Ticket> {
         self.0.header.header.ticket.as_deref()

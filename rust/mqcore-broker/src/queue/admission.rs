@@ -49,6 +49,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         if let Err(rejection) = self.admit_published(&message, context) {
+            context.reject_passed_on(&message, &rejection);
             if let Some(origin) = origin {
                 context.report_copy(origin, Err(rejection));
             }
@@ -374,10 +375,15 @@ impl Queue {
         members: &Members,
         context: &mut Context<'_>,
     ) {
-        if self.failed_to_save(&entry, step_decision, context) {
+        if self.failed_to_save(&entry, origin, step_decision, context) {
             let why = match &context.state.commits.storage {
+                _ if self.metadata.overrides.contains(Step::SaveMessage) => {
+                    let key = &context.state.spec(self.metadata.handler).key;
+                    format!("save_message of delivery handler {key:?} failed or returned false").into()
+                }
                 Storage::Refusing(why) => why.clone(),
-                Storage::Absent | Storage::Ready => "the journal failed".into(),
+                Storage::Absent => "the broker has no data directory".into(),
+                Storage::Ready => "the journal failed".into(),
             };
             let rejection = Rejection::new(RejectionKind::Busy, not_saved(&self.metadata.address, &why));
             match origin {
@@ -424,17 +430,25 @@ impl Queue {
         Err(Rejection::new(RejectionKind::Unacceptable, reason))
     }
 
-    /// Whether the policy promised to save the message and saving failed: then the message is rejected.
+    /// Whether the policy promised to save the message and saving failed: then the message is rejected. So is one that a
+    /// handler wanted to save and to confirm, if its producer waits for that.
     pub(crate) fn failed_to_save(
         &self,
         entry: &Entry,
+        origin: Option<CopyOrigin>,
         step_decision: StepDecision,
         context: &Context<'_>,
     ) -> bool {
-        step_decision.decision.acknowledge == Acknowledge::IfSaved
-            && !entry.saved
-            && !step_decision.own
-            && context.state.spec(self.metadata.handler).base.refuse_unsaved
+        let decision = step_decision.decision;
+        if decision.acknowledge != Acknowledge::IfSaved || entry.saved {
+            return false;
+        }
+        if step_decision.own {
+            let is_awaited =
+                entry.message.properties().pending_acknowledge && entry.message.producer().is_some();
+            return decision.save && (is_awaited || origin.is_some());
+        }
+        context.state.spec(self.metadata.handler).base.refuse_unsaved
     }
 
     /// Whether the producer waits for a confirmation that this decision does not bring.

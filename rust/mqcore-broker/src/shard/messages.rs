@@ -1,17 +1,19 @@
 //! Commands: published messages, acknowledgements, pulls, direct messages, and what other shards
 //! forward.
 
+use std::borrow::Cow;
 use std::hint::black_box;
 use std::sync::Arc;
 
 use crate::context::Context;
+use crate::context::confirmations::Confirmed;
 use crate::history::LifecycleEvent;
 use crate::model::client::{Client, Introduction};
 use crate::model::command::{Acknowledgement, ClientPattern, Command, PassedOn, Pull};
 use crate::model::config::BrokerConfig;
 use crate::model::decision::Step;
 use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded, PullOutcome, Reply};
-use crate::model::id::{ConnectionId, QueueAddress, RequestId, Tag, TopicName};
+use crate::model::id::{QueueAddress, Tag, TopicName};
 use crate::model::intake::Arrival;
 use crate::model::message::Message;
 use crate::model::observation::ObservedSubject;
@@ -65,7 +67,7 @@ impl Entities {
             Command::Publish { queue, message } => self.publish(&queue, message, context),
             Command::Route { router, message } => self.route(router, message, context),
             Command::PublishTopic { topic, message, to_producer, answer } => {
-                let answer = answer.map(|request| (client.connection, request));
+                let answer = answer.map(|request| Confirmed::Producer(client.connection, request));
                 self.publish_topic(&topic, &message, to_producer, answer, context);
             }
             Command::Acknowledge(acknowledgement) => self.acknowledge(client, &acknowledgement, context),
@@ -138,8 +140,11 @@ impl Entities {
                 self.relay(&to, Event::DirectAcknowledged(message), context);
             }
             Command::Respond { to, message } => self.relay(&to, Event::Responded(message), context),
+            // Done when all queues have saved their copies.
             Command::PublishTopic { topic, message, to_producer, .. } => {
-                self.publish_topic(&topic, &message, to_producer, None, context);
+                let to = Confirmed::Downstream(Box::new(ticket));
+                self.publish_topic(&topic, &message, to_producer, Some(to), context);
+                return;
             }
             Command::Route { router, message } => self.route(router, message, context),
             // Deliveries are settled at the broker that made them; this broker only passes them by.
@@ -190,31 +195,49 @@ impl Entities {
         Ok(key)
     }
 
-    /// Publishes to a topic and returns the number of subscribers and queues. `answer`: the connection and request to
-    /// answer once each queue has saved its copy or rejected it.
+    /// Publishes to a topic and returns the number of subscribers and queues. `answer`: the sender to answer once each
+    /// queue has saved its copy or rejected it.
     pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
         message: &Message,
         to_producer: bool,
-        answer: Option<(ConnectionId, RequestId)>,
+        answer: Option<Confirmed>,
         context: &mut Context<'_>,
     ) -> u32 {
         let published = self.topics.publish(topic, message, to_producer, context);
         let (shard, shards) = (context.state.config.shard, context.state.config.shards);
         let (receivers, copies) = (published.receivers, published.queues.len());
+        let is_here = |queue: &QueueAddress| queue.channel.shard(shards) == shard;
+        let mut copy = Cow::Borrowed(message);
         let origin = match answer {
-            None => None,
-            Some((connection, request)) if copies == 0 => {
+            None => {
+                // The router that sent it here finishes the message of a downstream broker.
+                if message.ticket().is_some() {
+                    copy = Cow::Owned(message.without_ticket());
+                }
+                None
+            }
+            Some(Confirmed::Producer(connection, request)) if copies == 0 => {
                 let event = Event::Answered(request, Ok(Reply::Published(receivers)));
                 context.notify(connection, event);
                 None
             }
-            Some(to) => Some(context.state.confirmations.expect(to, receivers, copies, shard)),
+            Some(Confirmed::Downstream(ticket)) if copies == 0 => {
+                context.state.intake.done(&ticket);
+                None
+            }
+            // The only queue finishes the message, like one that was published to it.
+            Some(Confirmed::Downstream(_)) if copies == 1 && is_here(&published.queues[0]) => None,
+            Some(to) => {
+                // One of several copies does not identify the message.
+                copy = Cow::Owned(message.without_ticket());
+                Some(context.state.confirmations.expect(to, receivers, copies, shard))
+            }
         };
         for queue in &*published.queues {
             let of_queue = queue.channel.shard(shards);
-            let message = message.clone();
+            let message = Message::clone(&copy);
             if of_queue == shard {
                 self.copy_to_queue(queue, message, origin, context);
             } else {
@@ -241,8 +264,10 @@ impl Entities {
                 queue.publish_copy(message, origin, &consumers(members, queue), context);
             }
             None => {
+                let rejection = no_queue(&to.channel, to.id);
+                context.reject_passed_on(&message, &rejection);
                 if let Some(origin) = origin {
-                    context.report_copy(origin, Err(no_queue(&to.channel, to.id)));
+                    context.report_copy(origin, Err(rejection));
                 }
                 context.state.counters.retired.dropped[DropReason::NoConsumer as usize] += 1;
                 context.record_undeliverable(to, message, LifecycleEvent::Produced, DropReason::NoConsumer);
