@@ -26,7 +26,7 @@ LAYERS: dict[str, list[set[str]]] = {
     "mqcore-journal": [
         {"error", "options", "stats"},
         {"format", "record", "storage"},
-        {"catalog", "index", "notes", "scan", "writer"},
+        {"catalog", "identity", "index", "notes", "scan", "writer"},
         {"following", "relocation", "state"},
         {"recovery"},
         {"journal"},
@@ -63,7 +63,16 @@ LAYERS: dict[str, list[set[str]]] = {
     "mqcore-server": [
         # Modules without imports, and configuration.
         {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
-        {"storage/data_dir", "authority/audit", "authority/port", "authority/store", "authority/config"},
+        {
+            "storage/loss",
+            "storage/manifest",
+            "storage/parts",
+            "storage/data_dir",
+            "authority/audit",
+            "authority/port",
+            "authority/store",
+            "authority/config",
+        },
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}

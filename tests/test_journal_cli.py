@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def test_a_shard_whose_files_are_gone_is_damage(killed_dir: Path) -> None:
         path.unlink()
     seen = run("verify", killed_dir)
     assert seen.returncode == 6
-    assert f"{shard.name}: it has no segments" in seen.stdout
+    assert f"{shard.name}: the directory of this journal is missing or empty" in seen.stdout
 
 
 def test_a_running_broker_is_left_alone(tmp_path: Path) -> None:
@@ -221,10 +222,18 @@ def test_missing_data_directory_is_reported(data_dir: Path, tmp_path: Path) -> N
         assert missing.returncode == 3, missing.stderr
         assert len(missing.stderr.splitlines()) == 1
     assert not (tmp_path / "nowhere").exists()
-    (data_dir / "format").write_text("mqcore data 99, shards 1\n")
+    for copy in ("format", "format.copy"):
+        (data_dir / copy).write_text("mqcore data 99, shards 1\n")
+    unknown = run("verify", data_dir)
+    assert unknown.returncode == 2
+    assert "not a data directory of this version" in unknown.stderr
+    content = b"mqcore data 99\n"
+    content += b"crc32 %08x\n" % zlib.crc32(content)
+    (data_dir / "format").write_bytes(content.ljust(4096, b"\n"))
     later = run("verify", data_dir)
     assert later.returncode == 2
-    assert "not a data directory of this version" in later.stderr
+    assert "format version 99" in later.stderr
+    assert "use a newer mqcore" in later.stderr
 
 
 def test_an_export_never_writes_into_the_data_directory(data_dir: Path) -> None:

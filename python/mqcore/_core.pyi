@@ -73,6 +73,7 @@ __all__ = [
     "hash_password",
     "history_columns",
     "join_leaked_threads",
+    "journal_accept_loss",
     "journal_compact",
     "journal_inspect",
     "policies",
@@ -571,6 +572,9 @@ class ZstdReader:
     def __new__(cls, path: str) -> ZstdReader: ...
     def read(self, size: int) -> bytes: ...
 
+def journal_accept_loss(
+    path: str, shard: int | None, progress: Callable[[int, int, int], object]
+) -> list[tuple[str, int, str, str]]: ...
 def journal_compact(
     path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]
 ) -> list[tuple[int, int, int, int, int, list[str], int, int, str | None]]: ...

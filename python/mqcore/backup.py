@@ -42,7 +42,7 @@ __all__ = ["BackedUp", "Copied", "Restored", "backup", "restore"]
 _SCHEMA: Final = "mqcore.backup/1"
 _MANIFEST: Final = "manifest.json"
 _MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
-_NAME: Final = re.compile(r"format|(shard-\d{1,5}|limits|schedules)/(\d{10}\.segment|catalog)")
+_NAME: Final = re.compile(r"format(\.copy)?|(shard-\d{1,5}|limits|schedules)/(\d{10}\.segment|catalog)")
 """Files of a backup. No name leads out of the directory that it is restored to."""
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"

@@ -1,4 +1,4 @@
-"""Reading and checking the data directory of a stopped broker. Only `compact` changes it.
+"""Reading and checking the data directory of a stopped broker. Only `compact` and `accept_loss` change it.
 
 A running broker locks its directory; these functions then raise `DataDirBusy`. While they read, no broker can start on
 the directory. `replay` publishes its saved messages to a queue of a running broker.
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, cast
 
 from mqcore import _core
 from mqcore.compaction import Compacted, CompactedShard, compact
@@ -25,6 +25,7 @@ __all__ = [
     "Finding",
     "History",
     "Listing",
+    "Loss",
     "Progress",
     "Replayed",
     "SavedMessages",
@@ -32,6 +33,7 @@ __all__ = [
     "Selection",
     "StoredMessage",
     "Verification",
+    "accept_loss",
     "compact",
     "history",
     "messages",
@@ -43,7 +45,10 @@ __all__ = [
 ]
 
 State = Literal["sealed", "open", "damaged", "spare"]
-FindingKind = Literal["torn", "damaged", "missing", "stray", "catalog", "aside", "unreadable"]
+FindingKind = Literal[
+    "torn", "damaged", "missing", "foreign", "lost", "stray", "extra", "catalog", "manifest", "aside", "unreadable"
+]
+LossCause = Literal["damaged", "missing", "foreign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Finding:
     """A deviation from the directory of a broker that stopped normally."""
 
     journal: str
-    """The journal, as `Segment.journal`."""
+    """The journal, as `Segment.journal`; ``format`` for the manifest of the directory."""
     shard: int | None
     """As `Segment.shard`."""
     kind: FindingKind
@@ -124,11 +129,26 @@ class Verification:
 
     listing: Listing
     findings: tuple[Finding, ...]
+    losses: int = 0
+    """Losses among the findings that were not accepted. Until then, their shards take no durable messages."""
 
     @property
     def is_damaged(self) -> bool:
         """Whether confirmed messages may be lost."""
         return any(finding.is_damage for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss that `accept_loss` accepted."""
+
+    journal: str
+    """The journal, as `Segment.journal`."""
+    segment: int | None
+    """The number of the segment; ``None``: the whole journal."""
+    cause: LossCause
+    text: str
+    """The finding, with the number of records and the range of messages if they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +233,20 @@ def verify(data_dir: str | os.PathLike[str], *, progress: Progress | None = None
     return _inspect(data_dir, progress, thorough=True)
 
 
+def accept_loss(
+    data_dir: str | os.PathLike[str], *, shard: int | None = None, progress: Progress | None = None
+) -> tuple[Loss, ...]:
+    """Accept what the journals of a stopped broker have lost, so that its shards take durable messages again.
+
+    Accepts the losses of one `shard`, or of all journals, and returns them. Nothing is deleted, and no lost message
+    returns. Raises the same as `segments`; `DataDirMissing` also if there is no such shard.
+    """
+    rows = _core.journal_accept_loss(os.fspath(data_dir), shard, progress or _unseen)
+    return tuple(
+        Loss(journal, segment or None, cast("LossCause", cause), text) for journal, segment, cause, text in rows
+    )
+
+
 def messages(data_dir: str | os.PathLike[str], queue: str, *, progress: Progress | None = None) -> SavedMessages:
     """Return the saved messages of a queue, in its order, without taking them.
 
@@ -226,7 +260,7 @@ def _inspect(data_dir: str | os.PathLike[str], progress: Progress | None, *, tho
     seen = _core.journal_inspect(os.fspath(data_dir), progress or _unseen, thorough)
     found = tuple(Segment(*row) for row in seen["segments"])
     listing = Listing(seen["shards"], found, seen["definitions"], seen["limits"], seen["schedules"], seen["runs"])
-    return Verification(listing, tuple(_finding(*row) for row in seen["findings"]))
+    return Verification(listing, tuple(_finding(*row) for row in seen["findings"]), seen["losses"])
 
 
 # Text is completed here where the journal gives only a name or a count, and every kind gets its meaning.
@@ -238,6 +272,10 @@ _MEANINGS: dict[FindingKind, str] = {
     "torn": "Nothing that was confirmed is lost; the next start continues before this place.",
     "damaged": "Confirmed messages may be lost here; the broker delivers every message that can still be read.",
     "missing": "Its saved messages are lost, unless the broker was killed during its first start.",
+    "foreign": "Its own messages are lost unless you restore its directory; a start delivers those that are here.",
+    "lost": "An earlier start found this. Its shard takes no durable messages until the loss is accepted.",
+    "extra": "It is not read; it belongs to another data directory, or `format` was replaced by an older one.",
+    "manifest": "Nothing that was saved is lost by this; the next start writes it again.",
     "stray": "It is not read; if it was restored from a copy, its messages are not delivered.",
     "catalog": "Nothing that was saved is lost by this; the next start writes the catalog again.",
     "aside": "They were reported when they were found, and what could be read was copied out of them before.",

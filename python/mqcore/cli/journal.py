@@ -1,4 +1,4 @@
-"""`mqcore journal`: lists, verifies, exports, replays and compacts the data directory of a stopped broker."""
+"""`mqcore journal`: lists, verifies, exports, replays, compacts and repairs the data directory of a stopped broker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqcore.cli import options, output
+from mqcore.cli.acceptance import accept_loss
 from mqcore.cli.compaction import compact
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.export import export
@@ -25,9 +26,11 @@ _TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "sched
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
-@click.group(cls=CommandGroup, short_help="Read a stopped broker's files: ls, verify, export, replay, compact.")
+@click.group(
+    cls=CommandGroup, short_help="Read a stopped broker's files: ls, verify, export, replay, compact, accept-loss."
+)
 def journal() -> None:
-    """Work with the data directory DIR of a stopped broker. Only 'compact' changes it.
+    """Work with the data directory DIR of a stopped broker. Only 'compact' and 'accept-loss' change it.
 
     The commands exit with code 7 while a broker runs on DIR.
     """
@@ -36,6 +39,7 @@ def journal() -> None:
 journal.add_command(export)
 journal.add_command(replay)
 journal.add_command(compact)
+journal.add_command(accept_loss)
 
 
 @journal.command(short_help="List the segments.")
@@ -73,13 +77,24 @@ def verify(directory: Path, as_json: bool) -> int:
     if as_json:
         findings = [{**output.plain(finding), "damage": finding.is_damage} for finding in verified.findings]
         listing = verified.listing
-        content = {"damaged": damaged, "findings": findings, "segments": _rows(listing), **_totals(listing)}
+        content = {
+            "damaged": damaged,
+            "losses": verified.losses,
+            "findings": findings,
+            "segments": _rows(listing),
+            **_totals(listing),
+        }
         output.document("mqcore.journal.verify/1", content)
     else:
         for finding in verified.findings:
             click.echo(f"{finding.journal}: {finding.text}\n    {finding.meaning}")
         verdict = "DAMAGED: confirmed messages may be lost" if damaged else "intact: no saved message is lost"
         click.echo(f"{_in_words(verified.listing)}; {verdict}")
+        if verified.losses:
+            click.echo(
+                f"{verified.losses} losses: their shards take no durable messages until you run: "
+                f"mqcore journal accept-loss --data-dir {directory}"
+            )
     return ExitCode.DAMAGED if damaged else ExitCode.DONE
 
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::error::{JournalError, Shortage};
 use crate::format::{self, RecordKind};
 use crate::options::Options;
-use crate::recovery::Recovered;
+use crate::recovery::{Recovered, RecoveryReport};
 use crate::relocation::Relocation;
 use crate::state::{JournalState, Segment};
 use crate::stats::{Health, SegmentStats, Stats};
@@ -112,25 +112,32 @@ impl<S: Storage> Journal<S> {
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<(Self, Recovered), JournalError> {
-        Self::open_with_observer(storage, options, progress, &mut |_, _| {})
+        Self::open_with_observers(storage, options, progress, &mut |_, _| {}, &mut |_| Ok(()))
     }
 
-    /// Like [`Self::open`], and also calls `seen` with the number and payload of each put that the scan reads.
+    /// Like [`Self::open`], and also calls `seen` with the number and payload of each put that the scan reads, and then `found`
+    /// with the report, before it changes any file.
     ///
     /// The order is arbitrary. Settled puts are included, and a relocated put may appear twice. A caller that needs a fact about
-    /// each live record thus avoids a second read; [`Self::live`] lists the live numbers.
+    /// each live record thus avoids a second read; [`Self::live`] lists the live numbers. Opening repairs what the report
+    /// describes, so the next opening may not report it again: `found` can save it.
     ///
     /// # Errors
-    /// The same as [`Self::open`].
-    pub fn open_with_observer(
+    /// The same as [`Self::open`], and the error of `found`, after which no file was changed.
+    pub fn open_with_observers(
         storage: S,
         options: Options,
         progress: &mut dyn FnMut(u64, u64),
         seen: &mut dyn FnMut(u64, &[u8]),
+        found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, Recovered), JournalError> {
         let (mut journal, mut recovered, endings) = Self::read_only_state(storage, options, progress, seen)?;
+        found(&recovered.report)?;
         // Before the first segment of version 2, so that a journal without a catalog has lost it.
-        if !endings.has_catalog {
+        if endings.has_catalog {
+            // An earlier opening may have ended between writing the catalog and making its name durable.
+            journal.sync_directory()?;
+        } else {
             journal.create_catalog()?;
         }
         journal.remove_unused_files(&endings.leftovers);

@@ -10,6 +10,7 @@
 //! | [`record`] | live records and notes, as passed to callbacks |
 //! | [`maintenance`] | housekeeping: remove, relocate and quarantine segments; `compaction`: all of it at once |
 //! | [`recovery`] | what opening found, and its report |
+//! | [`identity`] | which journal a directory holds, without opening it |
 //! | [`inspection`] | the same without opening, read-only |
 //! | [`notes`] | the notes of sealed segments, for archivers |
 //! | [`following`] | the notes of segment files that still grow, without the journal |
@@ -23,6 +24,7 @@ mod compaction;
 pub mod error;
 pub mod following;
 mod format;
+pub mod identity;
 mod index;
 pub mod inspection;
 pub mod journal;

@@ -1,5 +1,7 @@
 //! Converts Rust errors to the exceptions of `mqcore.errors`: one function per enum, without texts of its own.
 
+use std::path::Path;
+
 use mqcore_broker::model::id::{NameError, QueueAddress};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_limiter::rule::RuleError;
@@ -165,6 +167,12 @@ pub(crate) fn rule(refused: RuleError) -> PyErr {
 /// A queue without a declaration and without saved messages.
 pub(crate) fn no_saved_queue(queue: &str) -> PyErr {
     DataDirMissing::new_err(format!("queue {queue} does not exist in the data directory"))
+}
+
+/// A shard that a data directory does not have.
+pub(crate) fn no_shard(path: &Path, shard: usize, shards: usize) -> PyErr {
+    let (path, last) = (path.display(), shards - 1);
+    DataDirMissing::new_err(format!("{path} has no shard {shard}; its shards are 0 to {last}"))
 }
 
 /// A queue that a handler asks about and that was removed meanwhile.

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use mqcore_broker::model::id::QueueAddress;
+use mqcore_server::storage::acceptance::{Loss, LossAcceptance, LossCause};
 use mqcore_server::storage::data_dir::DataDirError;
 use mqcore_server::storage::export::{FileError, Format, TableFile};
 use mqcore_server::storage::inspection::{
-    InspectedSegment, InspectedShard, MessagePosition, RecoveryReport, SideContents, SideJournal,
-    StoppedDataDir,
+    InspectedSegment, InspectedShard, MessagePosition, PartFinding, RecoveryReport, SideContents,
+    SideJournal, StoppedDataDir,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,6 +22,9 @@ use crate::message::Message;
 type SegmentRow = (String, Option<usize>, u32, u64, u64, u64, &'static str);
 /// The journal's directory, its shard, and the kind and text of the finding.
 type FindingRow = (String, Option<usize>, &'static str, String);
+
+/// The journal's directory, the segment (0: the whole journal), the cause and the text of a loss.
+type LossRow = (String, u32, &'static str, String);
 
 /// Inspects all shards, then set-aside directories with the following numbers. Calls `progress` with the number,
 /// processed bytes and total bytes. An exception of `progress` stops the inspection.
@@ -38,14 +42,25 @@ pub(crate) fn journal_inspect(
     let mut segments: Vec<SegmentRow> = Vec::new();
     let mut findings: Vec<FindingRow> = Vec::new();
     let mut definitions = 0;
+    let mut losses: Vec<Loss> = Vec::new();
+    for finding in directory.findings().map_err(|error| error::data_dir(&error))? {
+        findings.push(part_row(&finding));
+        if let PartFinding::Loss(loss) = finding {
+            losses.push(loss);
+        }
+    }
     for shard in 0..shards {
         let name = format!("shard-{shard}");
         let inspected = inspect(py, &directory, shard, progress)?;
         let rows = inspected.segments().into_iter();
         segments.extend(rows.map(|segment| segment_row(name.clone(), Some(shard), segment)));
         definitions += inspected.definition_count();
-        let found = found(inspected.report()).into_iter();
-        findings.extend(found.map(|(kind, words)| (name.clone(), Some(shard), kind, words)));
+        losses.extend(inspected.report().into_iter().flat_map(|report| directory.new_losses(&name, report)));
+        // The manifest lists the journals that should exist.
+        if inspected.report().is_some() || !directory.lists_journals() {
+            let found = found(inspected.report()).into_iter();
+            findings.extend(found.map(|(kind, words)| (name.clone(), Some(shard), kind, words)));
+        }
         if thorough {
             let mut show = |words| findings.push((name.clone(), Some(shard), "unreadable", words));
             // Moved, because a shard cannot be shared between threads.
@@ -60,8 +75,11 @@ pub(crate) fn journal_inspect(
         let name = which.as_str();
         let rows = inspected.segments().into_iter();
         segments.extend(rows.map(|segment| segment_row(name.to_owned(), None, segment)));
-        let found = found(inspected.report()).into_iter();
-        findings.extend(found.map(|(kind, words)| (name.to_owned(), None, kind, words)));
+        losses.extend(inspected.report().into_iter().flat_map(|report| directory.new_losses(name, report)));
+        if inspected.report().is_some() || !directory.lists_journals() {
+            let found = found(inspected.report()).into_iter();
+            findings.extend(found.map(|(kind, words)| (name.to_owned(), None, kind, words)));
+        }
         let mut show = |words| findings.push((name.to_owned(), None, "unreadable", words));
         let contents = py.detach(move || {
             let contents = inspected.contents();
@@ -83,7 +101,67 @@ pub(crate) fn journal_inspect(
     dict.set_item("limits", held.limits)?;
     dict.set_item("schedules", held.schedules)?;
     dict.set_item("runs", held.runs)?;
+    dict.set_item("losses", losses.len())?;
     Ok(dict.unbind())
+}
+
+/// The finding of a manifest.
+fn part_row(finding: &PartFinding) -> FindingRow {
+    let shard = |name: &str| name.strip_prefix("shard-").and_then(|number| number.parse().ok());
+    match finding {
+        PartFinding::Manifest(name) => (
+            "format".to_owned(),
+            None,
+            "manifest",
+            format!("{name} is missing or damaged; its copy is intact"),
+        ),
+        PartFinding::Extra(name) => (name.clone(), shard(name), "extra", "there is no such shard".to_owned()),
+        PartFinding::Loss(loss) => {
+            let kind = match loss.cause {
+                LossCause::Missing if loss.segment == 0 => "missing",
+                LossCause::Foreign => "foreign",
+                _ => "lost",
+            };
+            (loss.journal.clone(), shard(&loss.journal), kind, loss.text.clone())
+        }
+    }
+}
+
+/// Accepts the losses of one shard or of all journals. Calls `progress` with the number of the journal, processed bytes and
+/// total bytes; an exception of `progress` stops, and nothing is accepted. Returns journal, segment, cause and text of each.
+#[pyfunction]
+pub(crate) fn journal_accept_loss(
+    py: Python<'_>,
+    path: PathBuf,
+    shard: Option<usize>,
+    progress: &Bound<'_, PyAny>,
+) -> PyResult<Vec<LossRow>> {
+    let acceptance = LossAcceptance::open(&path).map_err(|error| error::data_dir(&error))?;
+    if let Some(shard) = shard
+        && shard >= acceptance.shards()
+    {
+        return Err(error::no_shard(&path, shard, acceptance.shards()));
+    }
+    let progress = progress.clone().unbind();
+    let mut raised = None;
+    let accepted = py.detach(|| {
+        acceptance.accept(shard, &mut |number, done, total| {
+            if raised.is_none() {
+                raised = Python::attach(|py| {
+                    py.check_signals().and_then(|()| progress.call1(py, (number, done, total))).err()
+                });
+            }
+            raised.is_none()
+        })
+    });
+    if let Some(raised) = raised {
+        return Err(raised);
+    }
+    let accepted = accepted.map_err(|error| error::data_dir(&error))?;
+    Ok(accepted
+        .into_iter()
+        .map(|loss| (loss.journal, loss.segment, loss.cause.as_str(), loss.text))
+        .collect())
 }
 
 fn segment_row(journal: String, shard: Option<usize>, segment: InspectedSegment) -> SegmentRow {

@@ -238,6 +238,16 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
     }
+    let losses = admin.hub.counters.journal.losses();
+    if !losses.is_empty() {
+        let found: Vec<String> = losses.iter().map(ToString::to_string).collect();
+        let message = format!(
+            "journals have lost records, and their shards reject durable messages until `mqcore journal accept-loss` is run while \
+             the broker is stopped: {}",
+            found.join("; ")
+        );
+        return error(StatusCode::SERVICE_UNAVAILABLE, "records-lost", &message);
+    }
     let refusing = admin.hub.counters.journal.refusing_shards();
     if !refusing.is_empty() {
         let message = format!(

@@ -2,7 +2,10 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`data_dir`] | its layout, its lock and its format |
+//! | [`data_dir`] | its layout and its lock |
+//! | `manifest` | the files that list its journals |
+//! | `parts` | compares it with its manifest |
+//! | [`loss`] | what journals have lost, until the operator accepts it |
 //! | `journal_writer` | the shard's side of the thread that writes its journal |
 //! | `journal_thread` | that thread |
 //! | `journal_batch` | the shard's input to it |
@@ -13,8 +16,10 @@
 //! | [`history`] | events of messages, read while a broker runs |
 //! | [`inspection`] | queues and messages of a stopped broker |
 //! | [`export`] | the same as one file of rows |
+//! | [`acceptance`] | accepts losses |
 //! | [`compaction`] | rewrites the journals of a stopped broker |
 
+pub mod acceptance;
 pub mod archive;
 pub mod backup;
 pub mod compaction;
@@ -22,9 +27,12 @@ pub mod data_dir;
 pub mod export;
 pub mod history;
 pub mod inspection;
+pub mod loss;
 
 pub(crate) mod archiver;
 pub(crate) mod body_reader;
 pub(crate) mod journal_batch;
 mod journal_thread;
 pub(crate) mod journal_writer;
+mod manifest;
+mod parts;

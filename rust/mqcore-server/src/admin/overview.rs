@@ -8,12 +8,14 @@ use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::{
     DropReason, QueueInformation, QueueStats, ShardStats, TopicInformation, TopicStats,
 };
+use mqcore_journal::recovery::RecordLoss;
 use serde_json::{Value, json};
 
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
 use crate::stats::failures::RequestFailure;
 use crate::stats::snapshot::{self, Totals};
+use crate::storage::loss::Loss;
 
 /// Asks no shard, so it answers even while shards are stuck.
 pub(crate) async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
@@ -105,6 +107,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "uptime_seconds": admin.started.elapsed().as_secs_f64(),
         "shards": admin.hub.shards.len(),
         "shards_rejecting_messages": admin.hub.counters.journal.refusing_shards(),
+        "losses": admin.hub.counters.journal.losses().iter().map(describe_loss).collect::<Vec<_>>(),
         "listeners": listeners,
         "certificates": certificates,
         "nodes": nodes,
@@ -128,6 +131,22 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "routers": routers,
         "clients": clients,
         "limit": limit,
+    })
+}
+
+fn describe_loss(loss: &Loss) -> Value {
+    let (records, is_exact) = match loss.records {
+        RecordLoss::Exactly(count) => (count, true),
+        RecordLoss::AtLeast(count) => (count, false),
+    };
+    json!({
+        "journal": loss.journal,
+        "segment": (loss.segment > 0).then_some(loss.segment),
+        "cause": loss.cause.as_str(),
+        "records": records,
+        "exact": is_exact,
+        "messages": loss.messages.map(|(from, to)| json!({"first": from, "last": to - 1})),
+        "text": loss.text,
     })
 }
 

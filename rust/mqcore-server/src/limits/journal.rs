@@ -18,6 +18,7 @@ use hashbrown::HashMap;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::change::EntryChange;
 use mqcore_limiter::limiter::{Limiter, SHARDS};
@@ -68,8 +69,13 @@ pub(crate) struct Restored {
 type Read = (u64, u64, usize, usize);
 
 impl LimitJournal {
-    /// Opens or creates the journal and fills the store from it.
-    pub(crate) fn open(path: &Path, limiter: &Limiter, now: Nanos) -> Result<(Self, Restored), DataDirError> {
+    /// Opens or creates the journal and fills the store from it. Calls `found` with the report before it changes a file.
+    pub(crate) fn open(
+        path: &Path,
+        limiter: &Limiter,
+        now: Nanos,
+        found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
+    ) -> Result<(Self, Restored), DataDirError> {
         let failed = |source| DataDirError::Limits { source };
         let directory = path.to_path_buf();
         let storage =
@@ -80,7 +86,9 @@ impl LimitJournal {
             max_record_bytes: RECORD_BYTES_MAX as u32,
             ..Options::default()
         };
-        let (journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
+        let (journal, recovered) =
+            Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, found)
+                .map_err(failed)?;
         if recovered.report.is_alarming() {
             tracing::error!(report = %recovered.report, "the journal of rate limits is damaged; damaged records were skipped");
         }
@@ -107,6 +115,11 @@ impl LimitJournal {
         limiter.watch_changes();
         let restored = opened.restore(limiter, back, now).map_err(failed)?;
         Ok((opened, restored))
+    }
+
+    /// The identity of the journal.
+    pub(crate) fn identity(&self) -> u64 {
+        self.journal.identity()
     }
 
     /// Restores entries in the order in which they were created, not in the order in which they were written.
@@ -347,7 +360,8 @@ mod tests {
     fn what_was_saved_comes_back_in_its_order_with_what_is_left_of_its_time() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, nothing) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
+        let (mut journal, nothing) =
+            LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
         assert_eq!(nothing, Restored::default());
         for number in 0..300_u64 {
             let key = number.to_be_bytes();
@@ -367,7 +381,8 @@ mod tests {
         drop(journal);
 
         let again = store();
-        let (journal, restored) = LimitJournal::open(scratch.path(), &again, after(30)).unwrap();
+        let (journal, restored) =
+            LimitJournal::open(scratch.path(), &again, after(30), &mut |_| Ok(())).unwrap();
         assert_eq!(restored, Restored { entries: 302, expired: 0, unreadable: 0 });
         assert_eq!(quotas(&again, after(30)), quotas(&limiter, after(30)));
         assert!(again.query(&0_u64.to_be_bytes(), after(59)).is_some());
@@ -379,11 +394,13 @@ mod tests {
         drop(journal);
 
         // An entry that expires while no broker runs is not restored, and leaves the journal.
-        let (journal, restored) = LimitJournal::open(scratch.path(), &store(), after(160)).unwrap();
+        let (journal, restored) =
+            LimitJournal::open(scratch.path(), &store(), after(160), &mut |_| Ok(())).unwrap();
         assert_eq!(restored.entries + restored.expired, 302);
         assert!(restored.expired > 100);
         journal.journal.close().unwrap();
-        let (journal, again) = LimitJournal::open(scratch.path(), &store(), after(160)).unwrap();
+        let (journal, again) =
+            LimitJournal::open(scratch.path(), &store(), after(160), &mut |_| Ok(())).unwrap();
         assert_eq!((again.expired, again.entries), (0, restored.entries));
         assert_eq!(journal.places.len() as u64, restored.entries);
     }
@@ -392,7 +409,7 @@ mod tests {
     fn expired_removed_and_non_persistent_entries_leave_the_journal() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
         for number in 0..100_u64 {
             limiter.insert(&number.to_be_bytes(), 1, KEPT, seconds(10), START);
             limiter.insert(&number.to_le_bytes()[..7], 1, 16, seconds(1000), START);
@@ -413,7 +430,7 @@ mod tests {
     fn many_changes_of_one_counter_are_written_once() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
         limiter.insert(b"counter", 0, KEPT, seconds(1000), START);
         for round in 0..200 {
             for _ in 0..100 {
@@ -424,7 +441,7 @@ mod tests {
         assert_eq!(journal.journal.live().count(), 1);
         drop(journal);
         let again = store();
-        LimitJournal::open(scratch.path(), &again, after(300)).unwrap();
+        LimitJournal::open(scratch.path(), &again, after(300), &mut |_| Ok(())).unwrap();
         assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
     }
 
@@ -432,13 +449,13 @@ mod tests {
     fn a_clock_set_back_extends_no_limit() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START).unwrap();
+        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
         limiter.insert(b"counter", 5, KEPT, seconds(60), START);
         journal.save(&limiter, after(10)).unwrap();
         drop(journal);
         let an_hour_ago = START.before(3_600_000_000_000);
         let again = store();
-        LimitJournal::open(scratch.path(), &again, an_hour_ago).unwrap();
+        LimitJournal::open(scratch.path(), &again, an_hour_ago, &mut |_| Ok(())).unwrap();
         let found = again.query(b"counter", an_hour_ago).unwrap();
         assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
     }

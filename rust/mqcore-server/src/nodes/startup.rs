@@ -2,10 +2,10 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::path::Path;
 use std::sync::Arc;
 
 use mqcore_cluster::link::Link;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_session::node::NodeTerms;
 use tokio::time::Instant;
 
@@ -18,10 +18,7 @@ use crate::nodes::membership::Nodes;
 use crate::nodes::store::{NodeIdentity, OpenedStore, SavedForward, Store};
 use crate::nodes::upstream::UpstreamTask;
 use crate::runtime::shutdown::Shutdown;
-use crate::storage::data_dir::DataDirError;
-
-/// The directory of the journal, in the data directory.
-const DIRECTORY: &str = "nodes";
+use crate::storage::data_dir::{DataDir, DataDirError, NODES};
 
 /// Saved state, read before the server runs.
 pub(crate) struct OpenedNodes {
@@ -36,20 +33,27 @@ impl OpenedNodes {
     /// Determines the identity of this node, and reads its saved messages.
     pub(crate) fn open(
         config: &NodeConfig,
-        data_dir: Option<&Path>,
+        directory: Option<&DataDir>,
         now_ms: u64,
     ) -> Result<Self, DataDirError> {
         let config = config.clone();
         let fresh = RandomState::new().build_hasher().finish();
         let random = format!("{fresh:016x}{:016x}", RandomState::new().build_hasher().finish());
-        let Some(path) = data_dir else {
+        let Some(directory) = directory else {
             let id = if config.name.is_empty() { random } else { config.name.clone() };
             let identity = NodeIdentity { id, epoch: now_ms };
             return Ok(Self { config, identity, store: None, kept: Vec::new(), next: 1 });
         };
-        let path = path.join(DIRECTORY);
-        let OpenedStore { store, identity, kept, next } =
-            Store::open(&path, &config.upstreams, config.keep_messages, &random, now_ms)?;
+        let mut found = |report: &RecoveryReport| directory.found(NODES, report);
+        let OpenedStore { store, identity, kept, next } = Store::open(
+            &directory.nodes(),
+            &config.upstreams,
+            config.keep_messages,
+            &random,
+            now_ms,
+            &mut found,
+        )?;
+        directory.register(&[(NODES.to_owned(), store.identity())])?;
         if !kept.is_empty() {
             tracing::info!(messages = kept.len(), "restored messages for upstream brokers");
         }

@@ -8,6 +8,7 @@ use mqcore_cluster::log::{UPSTREAMS_MAX, UpstreamSet};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 
 use crate::nodes::config::UpstreamConfig;
@@ -52,13 +53,14 @@ pub(crate) struct OpenedStore {
 
 impl Store {
     /// Opens or creates the journal. With `keeps`, message numbers continue; otherwise they start again in a new
-    /// epoch. `fresh_id` becomes the node's ID if it has none yet.
+    /// epoch. `fresh_id` becomes the node's ID if it has none yet. Calls `found` with the report before it changes a file.
     pub(crate) fn open(
         path: &Path,
         upstreams: &[UpstreamConfig],
         keeps: bool,
         fresh_id: &str,
         now_ms: u64,
+        found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<OpenedStore, DataDirError> {
         let failed = |source| DataDirError::Nodes { source };
         let directory = path.to_path_buf();
@@ -66,7 +68,9 @@ impl Store {
             FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
         let options =
             Options { shard: SHARD, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
-        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
+        let (mut journal, recovered) =
+            Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, found)
+                .map_err(failed)?;
         if recovered.report.is_alarming() {
             tracing::error!(report = %recovered.report, "the journal of messages for upstream brokers is damaged; damaged records were skipped");
         }
@@ -97,6 +101,11 @@ impl Store {
         opened.store.journal.settle(&gone).map_err(failed)?;
         opened.store.commit().map_err(failed)?;
         Ok(opened)
+    }
+
+    /// The identity of the journal.
+    pub(crate) fn identity(&self) -> u64 {
+        self.journal.identity()
     }
 
     /// The saved messages, and the numbers of messages that are no longer needed.

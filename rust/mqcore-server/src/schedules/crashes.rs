@@ -52,7 +52,7 @@ struct Shard {
 impl Shard {
     fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
         let mut seen: BTreeMap<u64, (String, RecoveredMessage, Option<Ticket>)> = BTreeMap::new();
-        let opened = Journal::open_with_observer(
+        let opened = Journal::open_with_observers(
             disk.clone(),
             options(shard as u32, now),
             &mut |_, _| {},
@@ -67,6 +67,7 @@ impl Shard {
                 };
                 seen.insert(number, (head.queue.to_owned(), restored, head.ticket));
             },
+            &mut |_| Ok(()),
         );
         let (journal, recovered) = opened.expect("it opens");
         let mut had = RecoveredState {
@@ -196,7 +197,7 @@ impl World {
     fn new(seed: u64) -> Self {
         let disks: Vec<_> = (0..=SHARDS as u64).map(|disk| MemoryStorage::new(seed * 31 + disk)).collect();
         let crons = Crons::default();
-        let keeper = Keeper::open(disks[SHARDS].clone(), options(9, START), SHARDS, &crons);
+        let keeper = Keeper::open(disks[SHARDS].clone(), options(9, START), SHARDS, &crons, &mut |_| Ok(()));
         let (keeper, _) = keeper.expect("it opens");
         let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
         let client = super::publisher::client();
@@ -295,7 +296,10 @@ impl World {
         }
         self.events.clear();
         self.shards = (0..SHARDS).map(|shard| Shard::open(shard, &self.disks[shard], self.now)).collect();
-        let keeper = Keeper::open(self.disks[SHARDS].clone(), options(9, self.now), SHARDS, &self.crons);
+        let keeper =
+            Keeper::open(self.disks[SHARDS].clone(), options(9, self.now), SHARDS, &self.crons, &mut |_| {
+                Ok(())
+            });
         let (keeper, unreadable) = keeper.expect("it opens");
         assert_eq!(unreadable, 0);
         self.keeper = keeper;

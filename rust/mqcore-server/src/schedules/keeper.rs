@@ -12,6 +12,7 @@ use mqcore_broker::model::intake::{SCHEDULES, Ticket};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
@@ -221,11 +222,12 @@ impl<S: Storage> Keeper<S> {
         options: Options,
         shards: usize,
         crons: &Crons,
+        found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, u64), JournalError> {
         let now_ms = options.now_ms;
         let mut keeper = Self::in_memory(shards, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
-        let (store, kept) = Store::open(storage, options, &mut find)?;
+        let (store, kept) = Store::open(storage, options, &mut find, found)?;
         let Kept { schedules, runs, ended, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
@@ -511,6 +513,11 @@ impl<S: Storage> Keeper<S> {
     /// Whether there is a journal.
     pub(crate) fn is_kept(&self) -> bool {
         self.store.is_some()
+    }
+
+    /// The identity of the journal, if there is one.
+    pub(crate) fn identity(&self) -> Option<u64> {
+        self.store.as_ref().map(Store::identity)
     }
 
     /// The saved state as files, which stay unchanged until the next housekeeping. `None`: there is no journal.

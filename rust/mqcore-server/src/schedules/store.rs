@@ -9,6 +9,7 @@ use std::sync::Arc;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{Plan, PlanProgress};
@@ -83,10 +84,12 @@ impl<S: Storage> Store<S> {
         storage: S,
         options: Options,
         cron: &mut FindCron<'_>,
+        found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, Kept), JournalError> {
         let now_ms = options.now_ms;
         let options = Options { shard: SideJournal::Schedules.shard(), ..options };
-        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {})?;
+        let (mut journal, recovered) =
+            Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, found)?;
         if recovered.report.is_alarming() {
             tracing::error!(report = %recovered.report, "the journal of schedules is damaged; damaged records were skipped");
         }
@@ -108,6 +111,11 @@ impl<S: Storage> Store<S> {
             }
         });
         Ok((Self { journal, scratch: Vec::new(), unsynced: false }, kept))
+    }
+
+    /// The identity of the journal.
+    pub(crate) fn identity(&self) -> u64 {
+        self.journal.identity()
     }
 
     /// Buffers a schedule.

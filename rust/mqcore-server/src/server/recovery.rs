@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mqcore_journal::options::Options;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
@@ -15,7 +16,7 @@ use crate::runtime::clock::Clock;
 use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
 use crate::server::error::StartError;
-use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal};
+use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal, shard_name};
 
 /// The recovered contents of a data directory.
 pub(super) struct Recovery {
@@ -55,7 +56,10 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
         let shards = (0..directory.shards())
             .map(|shard| read_shard(&directory, shard, now_ms))
             .collect::<Result<Vec<_>, _>>()?;
-        let nodes = node.map(|node| OpenedNodes::open(&node, Some(&path), now_ms)).transpose()?;
+        let identities = shards.iter().enumerate();
+        let identities = identities.map(|(shard, opened)| (shard_name(shard), opened.journal.identity()));
+        directory.register(&identities.collect::<Vec<_>>())?;
+        let nodes = node.map(|node| OpenedNodes::open(&node, Some(&directory), now_ms)).transpose()?;
         Ok(Recovery { directory: Arc::new(directory), shards, nodes })
     });
     match read.await {
@@ -78,7 +82,11 @@ pub(super) async fn recover_limits(
     let (directory, limiter) = (Arc::clone(&recovered.directory), Arc::clone(limiter));
     let now = Nanos(clock.nanos());
     let read = tokio::task::spawn_blocking(move || {
-        let (journal, restored) = LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now)?;
+        let name = SideJournal::Limits.as_str();
+        let mut found = |report: &RecoveryReport| directory.found(name, report);
+        let (journal, restored) =
+            LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now, &mut found)?;
+        directory.register(&[(name.to_owned(), journal.identity())])?;
         Ok((journal, restored, directory))
     });
     let kept: KeptLimits = match read.await {
@@ -99,16 +107,24 @@ pub(super) async fn recover_schedules(
     now_ms: u64,
 ) -> Result<Keeper<FileStorage>, StartError> {
     let asked_for = config.listeners.iter().any(|listener| listener.protocol().has_schedules());
-    let path = recovered.map(|recovered| recovered.directory.side(SideJournal::Schedules));
-    let Some(path) = path.filter(|path| asked_for || path.exists()) else {
+    let directory = recovered.map(|recovered| Arc::clone(&recovered.directory));
+    let Some(directory) =
+        directory.filter(|directory| asked_for || directory.side(SideJournal::Schedules).exists())
+    else {
         return Ok(Keeper::in_memory(shards, now_ms));
     };
     let port = port.clone();
     let read = tokio::task::spawn_blocking(move || {
+        let (name, path) = (SideJournal::Schedules.as_str(), directory.side(SideJournal::Schedules));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = Options { now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
-        Keeper::open(storage, options, shards, port.crons())
-            .map_err(|source| DataDirError::Schedules { source })
+        let mut found = |report: &RecoveryReport| directory.found(name, report);
+        let opened = Keeper::open(storage, options, shards, port.crons(), &mut found)
+            .map_err(|source| DataDirError::Schedules { source })?;
+        if let Some(identity) = opened.0.identity() {
+            directory.register(&[(name.to_owned(), identity)])?;
+        }
+        Ok::<_, DataDirError>(opened)
     });
     let (keeper, unreadable) = match read.await {
         Ok(opened) => opened?,

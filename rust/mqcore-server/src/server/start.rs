@@ -52,7 +52,7 @@ use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
-use crate::storage::data_dir::{DataDir, Opened, SideJournal};
+use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
 use crate::storage::journal_batch::HistoryTerms;
 use crate::storage::journal_writer::JournalWriter;
 
@@ -137,6 +137,7 @@ impl Parts {
         };
         let hub = make_hub(&config, &port, shared);
         note_admin(directory.as_ref(), &bound);
+        note_losses(&hub, directory.as_deref());
         start_shards(&config, &handlers, &port, &hub, opened, directory.as_ref(), inboxes)?;
         let mut keys: Vec<Box<str>> = policy::ALL.iter().map(|policy| policy.key.into()).collect();
         for handler in handlers {
@@ -245,6 +246,19 @@ fn note_admin(directory: Option<&Arc<DataDir>>, bound: &Bound) {
     }
 }
 
+/// Raises the alarm for losses that the operator has not accepted.
+fn note_losses(hub: &Hub, directory: Option<&DataDir>) {
+    let losses = directory.map(DataDir::losses).unwrap_or_default();
+    for loss in &losses {
+        tracing::warn!(
+            journal = loss.journal,
+            loss = loss.text,
+            "a journal has lost records; its shard rejects durable messages until `mqcore journal accept-loss` is run while the broker is stopped"
+        );
+    }
+    hub.counters.journal.set_losses(losses);
+}
+
 /// The handlers that the configuration names are registered.
 pub(super) fn check_handlers(config: &Config, handlers: &[HandlerSpec]) -> Result<(), ConfigError> {
     let policies = policy::ALL.iter().map(|policy| policy.key);
@@ -291,6 +305,11 @@ fn start_shards(
         engines.push(engine);
     }
     declare_all(&config.declarations, &mut engines)?;
+    for (shard, engine) in engines.iter_mut().enumerate() {
+        if let Some(why) = refusal(hub, shard) {
+            engine.refuse(why);
+        }
+    }
     // Checked now, because the queue may have been restored.
     let terms = broker_config(config, 0, hub.shards.len(), &names, &seeds);
     if let Some(DeadLetter::Queue(queue)) = &config.channel.queue.dead_letter
@@ -302,6 +321,18 @@ fn start_shards(
         tokio::spawn(engine.run(inbox));
     }
     Ok(())
+}
+
+/// Why a shard takes no durable messages: it has lost some, and the operator has not accepted that.
+fn refusal(hub: &Hub, shard: usize) -> Option<Box<str>> {
+    let name = shard_name(shard);
+    let loss = hub.counters.journal.losses().iter().find(|loss| loss.journal == name)?;
+    let text = format!(
+        "the journal of shard {shard} has lost records ({}); stop the broker and run `mqcore journal accept-loss`, then it \
+         continues",
+        loss.text
+    );
+    Some(text.into())
 }
 
 /// Creates what the configuration declares. A queue may name a dead-letter queue that is declared after it, so what is

@@ -54,6 +54,8 @@ pub(crate) struct Engine {
     peers: PeerShards,
     journal: ShardJournal,
     declarations: Declarations,
+    /// Why the shard takes no durable messages although its journal works.
+    refusal: Option<Box<str>>,
     /// The broker has more to deliver at once.
     more: bool,
     /// Dropped when the shard has nothing left to do.
@@ -79,6 +81,7 @@ impl Engine {
             congested: Vec::new(),
             journal: ShardJournal::default(),
             declarations: Declarations::default(),
+            refusal: None,
             more: false,
             fences: Vec::new(),
             alive: hub.shutdown.enter(),
@@ -236,6 +239,7 @@ impl Engine {
             Urgent::StorageAccepts => {
                 self.hub.counters.journal.refusing(self.shard, false);
                 self.broker.storage_accepts(now, &mut self.effects);
+                self.refuse_after_loss(now);
             }
             Urgent::Transferred(origins) => {
                 for origin in origins {
@@ -293,6 +297,19 @@ impl Engine {
             Urgent::End => return false,
         }
         true
+    }
+
+    /// Takes no durable messages for this reason until the shard is started again. Called before [`Engine::run`].
+    pub(crate) fn refuse(&mut self, why: Box<str>) {
+        self.refusal = Some(why);
+        self.refuse_after_loss(self.hub.clock.now());
+    }
+
+    fn refuse_after_loss(&mut self, now: Timestamp) {
+        if let Some(why) = &self.refusal {
+            self.hub.counters.journal.refusing(self.shard, true);
+            self.broker.storage_refuses(why, now, &mut self.effects);
+        }
     }
 
     fn register(&mut self, spec: HandlerSpec) {

@@ -1,5 +1,6 @@
 //! Counters of the server: connections, handlers, journals, history, archive, limits. The broker counts messages.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use mqcore_session::any::Protocol;
 
 use crate::shard::count::SHARDS_MAX;
 use crate::stats::counter::Counter;
+use crate::storage::loss::Loss;
 
 /// Why the broker closed a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +135,8 @@ pub(crate) struct JournalCounters {
     quarantined: [AtomicU64; SHARDS_MAX],
     /// 1 for shards whose journal rejects messages.
     refusing: [AtomicU64; SHARDS_MAX],
+    /// Losses that the operator has not accepted, as the start found them.
+    losses: OnceLock<Box<[Loss]>>,
 }
 
 impl JournalCounters {
@@ -143,6 +147,17 @@ impl JournalCounters {
 
     pub(crate) fn refusing(&self, shard: usize, refuses: bool) {
         self.refusing[shard].store(u64::from(refuses), Ordering::Relaxed);
+    }
+
+    /// Called once, at the start.
+    pub(crate) fn set_losses(&self, losses: Vec<Loss>) {
+        // A second call cannot happen; the first one would count.
+        let _ = self.losses.set(losses.into());
+    }
+
+    /// Losses of journals that the operator has not accepted.
+    pub(crate) fn losses(&self) -> &[Loss] {
+        self.losses.get().map_or(&[], |losses| losses)
     }
 
     /// Shards whose journal rejects messages: its disk is full, or failed.

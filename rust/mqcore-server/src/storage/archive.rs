@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::storage::backup::{Backup, BackupFile};
+use crate::storage::manifest::COPIES;
 
 /// The block size of tar.
 const BLOCK: usize = 512;
@@ -50,8 +51,10 @@ impl BackupStream {
         };
         let format = archive.backup.format.clone();
         let length = format.len() as u64;
-        archive.note("format", length, length, Sha256::digest(&format).as_slice());
-        archive.push_small("format", format.as_bytes());
+        for name in COPIES {
+            archive.note(name, length, length, Sha256::digest(&format).as_slice());
+            archive.push_small(name, format.as_bytes());
+        }
         archive
     }
 

@@ -139,7 +139,7 @@ impl ArchiveThread {
         let hub = Arc::clone(&self.hub);
         let counters = &hub.counters.archive;
         while let Some((shard, inventory)) = self.offered.pop_first() {
-            let journal = open(&self.directory.shard(shard))?;
+            let journal = open(&self.directory.shard_path(shard))?;
             loop {
                 let archive = self.open()?;
                 let round = archive.round(shard as u32, &journal, &inventory, hub.clock.now().0);

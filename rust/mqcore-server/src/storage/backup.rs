@@ -15,7 +15,7 @@ use mqcore_journal::snapshot::{CATALOG, Snapshot};
 use tokio::sync::Notify;
 
 use crate::schedules::port::SchedulePort;
-use crate::storage::data_dir::{DataDir, DataDirError, SideJournal};
+use crate::storage::data_dir::{DataDir, DataDirError, SideJournal, shard_name};
 use crate::storage::inspection::StoppedDataDir;
 
 /// Time for all writers to meet: each finishes its current batch, and early ones wait.
@@ -72,7 +72,7 @@ pub enum BackupError {
 #[derive(Debug)]
 pub struct Backup {
     pub(crate) files: Vec<BackupFile>,
-    /// The content of the file `format`.
+    /// The content of the manifest.
     pub(crate) format: String,
     pub(crate) shards: usize,
     /// The number of saved messages; unknown for a stopped broker.
@@ -116,7 +116,7 @@ impl Backup {
         let shards = directory.shards();
         let mut files = Vec::new();
         for shard in 0..shards {
-            add_segments(path, &format!("shard-{shard}"), &mut files)?;
+            add_segments(path, &shard_name(shard), &mut files)?;
         }
         for journal in SideJournal::ALL.map(SideJournal::as_str) {
             if path.join(journal).is_dir() {
@@ -124,8 +124,9 @@ impl Backup {
             }
         }
         files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let format = directory.manifest_of(&journals_of(&files));
         let held = Held::Stopped { _directory: directory };
-        Ok(Self { files, format: format_of(shards), shards, live: None, created_ms: now_ms(), _held: held })
+        Ok(Self { files, format, shards, live: None, created_ms: now_ms(), _held: held })
     }
 
     /// Total bytes of the files to copy.
@@ -150,8 +151,12 @@ fn add_segments(path: &Path, journal: &str, files: &mut Vec<BackupFile>) -> Resu
     Ok(())
 }
 
-fn format_of(shards: usize) -> String {
-    format!("mqcore data 1, shards {shards}\n")
+/// The journals that have files here.
+fn journals_of(files: &[BackupFile]) -> Vec<String> {
+    let mut journals: Vec<String> =
+        files.iter().filter_map(|file| Some(file.name.split_once('/')?.0.to_owned())).collect();
+    journals.dedup();
+    journals
 }
 
 fn now_ms() -> u64 {
@@ -289,7 +294,7 @@ impl BackupDesk {
         let mut files = Vec::new();
         for (writer, snapshot) in snapshots.into_iter().enumerate() {
             let (journal, folder) = match writer.checked_sub(shards) {
-                None => (format!("shard-{writer}"), directory.shard_path(writer)),
+                None => (shard_name(writer), directory.shard_path(writer)),
                 Some(beside) => {
                     let journal = self.beside[beside].journal;
                     (journal.as_str().to_owned(), directory.side(journal))
@@ -302,8 +307,9 @@ impl BackupDesk {
                 length: segment.length,
             }));
         }
+        let format = directory.manifest_of(&journals_of(&files));
         let held = Held::Running { _pin: pin, _directory: directory };
-        Ok(Backup { files, format: format_of(shards), shards, live, created_ms: now_ms(), _held: held })
+        Ok(Backup { files, format, shards, live, created_ms: now_ms(), _held: held })
     }
 }
 

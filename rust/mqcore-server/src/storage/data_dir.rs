@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! DIR/lock        locked by the running broker, because two would damage the data
-//! DIR/format      "mqcore data 1, shards N": a channel's shard depends on their number, so it cannot change
+//! DIR/format      the manifest: the number of shards, which cannot change because a channel's shard depends on it, and the
+//!                 identities of all journals
+//! DIR/format.copy the same
 //! DIR/admin       the URL of the admin side of the broker that holds the lock, if it has one
 //! DIR/shard-K/    the journal of shard K
 //! DIR/nodes/      the journal of messages for upstream brokers
@@ -14,6 +16,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mqcore_broker::model::definition::{Definition, decode_definition};
 use mqcore_broker::model::id::{QueueAddress, Sequence};
@@ -30,10 +33,15 @@ use mqcore_journal::storage::private::{create_private_directory, private_options
 
 pub use mqcore_journal::error::JournalError;
 
-use crate::shard::count::SHARDS_MAX;
+use crate::storage::loss::Loss;
+use crate::storage::manifest::{COPIES, Manifest, ManifestError};
+use crate::storage::parts;
 
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
+
+/// The directory of the journal of messages for upstream brokers.
+pub(crate) const NODES: &str = "nodes";
 
 /// A journal other than those of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,15 +123,34 @@ pub enum DataDirError {
         /// The directory.
         path: PathBuf,
     },
-    /// Not a data directory, or one of a later version.
+    /// Not a data directory.
     #[error(
-        "{path} is not a data directory of this version: expected \"mqcore data 1, shards N\", found {found:?}"
+        "{path} is not a data directory of this version: expected \"mqcore data 2\" with a valid checksum, found {found:?}; \
+         restore this file or its copy format.copy from a backup"
     )]
     Format {
         /// The file.
         path: PathBuf,
-        /// Its content.
+        /// Its first line.
         found: String,
+    },
+    /// A later version wrote the directory.
+    #[error(
+        "{path} has format version {found}, but this version of mqcore reads up to 2; use a newer mqcore"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// The manifest is missing, or is older than checksums and does not fit the directories of shards.
+    #[error("{path}: {why}")]
+    Inconsistent {
+        /// The file.
+        path: PathBuf,
+        /// The contradiction, and the next step.
+        why: String,
     },
     /// A shard's journal cannot be opened.
     #[error("the journal of shard {shard}: {source}")]
@@ -166,6 +193,8 @@ pub enum DataDirError {
 pub(crate) struct DataDir {
     path: PathBuf,
     shards: usize,
+    /// As it is on the disk.
+    manifest: Mutex<Manifest>,
     /// The system releases the lock when the file is closed, however the process ends.
     _lock: File,
 }
@@ -200,26 +229,70 @@ impl DataDir {
             Err(TryLockError::WouldBlock) => return Err(DataDirError::Locked { path: path.to_path_buf() }),
             Err(TryLockError::Error(source)) => return Err(DataDirError::Io { path: lock_path, source }),
         }
-        let format_path = path.join("format");
-        let shards = match fs::read_to_string(&format_path) {
-            Ok(text) => read_format(&text).ok_or(DataDirError::Format { path: format_path, found: text })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                write_format(path, shards).map_err(io(&format_path))?;
-                shards
-            }
-            Err(source) => return Err(DataDirError::Io { path: format_path, source }),
-        };
-        Ok(Self { path: path.to_path_buf(), shards, _lock: lock })
+        let manifest = parts::open(path, shards)?;
+        Ok(Self {
+            path: path.to_path_buf(),
+            shards: manifest.shards,
+            manifest: Mutex::new(manifest),
+            _lock: lock,
+        })
     }
 
-    /// The directory of a shard's journal.
-    pub(crate) fn shard(&self, shard: usize) -> PathBuf {
-        self.path.join(format!("shard-{shard}"))
+    fn manifest(&self) -> MutexGuard<'_, Manifest> {
+        self.manifest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the manifest. Returns when the change is durable, and changes nothing if it cannot be written.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Manifest)) -> Result<(), DataDirError> {
+        let mut current = self.manifest();
+        let mut next = current.clone();
+        change(&mut next);
+        if next != *current {
+            next.generation += 1;
+            next.write(&self.path).map_err(|error| error.at(&self.path))?;
+            *current = next;
+        }
+        Ok(())
+    }
+
+    /// Saves the losses that opening a journal found, before it repairs the files: the next opening may not find them.
+    ///
+    /// # Errors
+    /// The manifest cannot be written.
+    pub(crate) fn found(&self, journal: &str, report: &RecoveryReport) -> Result<(), JournalError> {
+        let change =
+            |manifest: &mut Manifest| manifest.found(journal, Loss::of_report(journal, report).collect());
+        self.change(change).map_err(|error| JournalError::Io {
+            doing: "writing",
+            file: COPIES[0].to_owned(),
+            kind: io::ErrorKind::Other,
+            message: error.to_string(),
+        })
+    }
+
+    /// Saves which journals exist, with their identities. Until then, a missing journal counts as not created yet.
+    pub(crate) fn register(&self, journals: &[(String, u64)]) -> Result<(), DataDirError> {
+        self.change(|manifest| manifest.journals.extend(journals.iter().cloned()))
+    }
+
+    /// Losses that the operator has not accepted.
+    pub(crate) fn losses(&self) -> Vec<Loss> {
+        self.manifest().losses.iter().filter(|loss| !loss.is_accepted).cloned().collect()
+    }
+
+    /// The manifest for a backup of these journals.
+    pub(crate) fn manifest_of(&self, journals: &[String]) -> String {
+        self.manifest().part(journals).encode()
     }
 
     /// The directory of a side journal.
     pub(crate) fn side(&self, journal: SideJournal) -> PathBuf {
         self.path.join(journal.as_str())
+    }
+
+    /// The directory of the journal of messages for upstream brokers.
+    pub(crate) fn nodes(&self) -> PathBuf {
+        self.path.join(NODES)
     }
 
     /// The directory of the archive.
@@ -249,7 +322,7 @@ impl DataDir {
 
     /// The directory of a shard's journal.
     pub(crate) fn shard_path(&self, shard: usize) -> PathBuf {
-        self.path.join(format!("shard-{shard}"))
+        self.path.join(shard_name(shard))
     }
 
     /// Opens a shard's journal and reads all of it. `progress` receives the bytes done and the total.
@@ -264,11 +337,15 @@ impl DataDir {
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = journal_options(shard, now_ms);
         let mut seen = Seen::default();
-        let (journal, recovered) =
-            Journal::open_with_observer(storage, options, progress, &mut |sequence, payload| {
-                seen.see(sequence, payload);
-            })
-            .map_err(failed)?;
+        let name = shard_name(shard);
+        let (journal, recovered) = Journal::open_with_observers(
+            storage,
+            options,
+            progress,
+            &mut |sequence, payload| seen.see(sequence, payload),
+            &mut |report| self.found(&name, report),
+        )
+        .map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
         let definitions: Vec<Definition> = recovered
             .definitions
@@ -402,17 +479,20 @@ pub(crate) fn restored(
     Ok(SavedMessage { put: decode_put(payload)?, sequence: Sequence(sequence), progress })
 }
 
-pub(crate) fn read_format(text: &str) -> Option<usize> {
-    let shards = text.trim().strip_prefix("mqcore data 1, shards ")?.parse().ok()?;
-    (1..=SHARDS_MAX).contains(&shards).then_some(shards)
+/// The directory of a shard's journal, relative to the data directory.
+pub(crate) fn shard_name(shard: usize) -> String {
+    format!("shard-{shard}")
 }
 
-/// Written atomically: a crash must not leave a directory that cannot be opened.
-fn write_format(path: &Path, shards: usize) -> io::Result<()> {
-    let temporary = path.join("format.new");
-    let mut file = private_options().create(true).truncate(true).write(true).open(&temporary)?;
-    file.write_all(format!("mqcore data 1, shards {shards}\n").as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&temporary, path.join("format"))?;
-    File::open(path)?.sync_all()
+impl ManifestError {
+    /// The error for a data directory.
+    pub(crate) fn at(self, directory: &Path) -> DataDirError {
+        let path = directory.join(COPIES[0]);
+        match self {
+            Self::Missing => DataDirError::Missing { path: directory.to_path_buf(), missing: path },
+            Self::Newer(found) => DataDirError::Version { path, found },
+            Self::Damaged(found) => DataDirError::Format { path, found },
+            Self::Io(name, source) => DataDirError::Io { path: directory.join(name), source },
+        }
+    }
 }

@@ -1,7 +1,5 @@
 //! Reads the history in a data directory, with or without a broker that runs on it. Locks and changes nothing.
 
-use std::fs;
-use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +12,8 @@ pub use mqcore_archive::reading::request::HistoryRequest;
 pub use mqcore_archive::reading::rows::{Batches, PieceReader};
 pub use mqcore_archive::reading::{Ends, Piece, ReadError as HistoryError};
 
-use crate::storage::data_dir::{ARCHIVE, DataDirError, read_format};
+use crate::storage::data_dir::{ARCHIVE, DataDirError, shard_name};
+use crate::storage::manifest::Manifest;
 
 /// A range of one shard's history, for [`HistoryDir::advance`]: shard, first sequence, and the end, exclusive.
 pub type Stretch = (u32, Range<u64>);
@@ -31,24 +30,13 @@ impl HistoryDir {
     /// # Errors
     /// [`DataDirError::Missing`], [`DataDirError::Format`] and [`DataDirError::Io`].
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        let missing = |missing: &Path| DataDirError::Missing {
-            path: path.to_path_buf(),
-            missing: missing.to_path_buf(),
-        };
         if !path.is_dir() {
-            return Err(missing(path));
+            return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
         }
-        let format = path.join("format");
-        let found = match fs::read(&format) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing(&format)),
-            Err(source) => return Err(DataDirError::Io { path: format, source }),
-        };
-        let shards = read_format(&found).ok_or(DataDirError::Format { path: format, found })?;
+        let shards = Manifest::read(path).map_err(|error| error.at(path))?.manifest.shards;
         let archive = path.join(ARCHIVE);
-        let shards = (0..shards).map(|shard| {
-            Arc::new(ShardHistory::new(shard as u32, &path.join(format!("shard-{shard}")), &archive))
-        });
+        let shards = (0..shards)
+            .map(|shard| Arc::new(ShardHistory::new(shard as u32, &path.join(shard_name(shard)), &archive)));
         Ok(Self { shards: shards.collect() })
     }
 

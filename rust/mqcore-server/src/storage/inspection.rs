@@ -1,7 +1,7 @@
 //! Inspects the data directory of a stopped broker without changing it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -21,15 +21,29 @@ pub use mqcore_journal::recovery::RecoveryReport;
 
 use crate::schedules::keeper::Crons;
 use crate::schedules::store::{self, RecordKind};
-use crate::storage::data_dir::{DataDirError, SavedMessage, read_format, restored};
+use crate::storage::data_dir::{DataDirError, SavedMessage, restored, shard_name};
+use crate::storage::loss::Loss;
+use crate::storage::manifest::{Manifest, ManifestReading};
+use crate::storage::parts;
 
 /// A data directory locked against brokers until this is dropped.
 #[derive(Debug)]
 pub struct StoppedDataDir {
     path: PathBuf,
-    shards: usize,
+    reading: ManifestReading,
     /// Shared, so that several processes can inspect it. `None`: no lock file, as in a copy of a directory.
     _lock: Option<File>,
+}
+
+/// A finding of the manifest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PartFinding {
+    /// This copy of the manifest is missing or damaged. The other one is intact.
+    Manifest(&'static str),
+    /// The journal of a shard that the data directory does not have.
+    Extra(String),
+    /// A loss that no operator has accepted.
+    Loss(Loss),
 }
 
 /// A shard's journal as the next start would find it.
@@ -136,23 +150,47 @@ impl StoppedDataDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(source) => return Err(DataDirError::Io { path: lock_path, source }),
         };
-        let format_path = path.join("format");
-        let shards = match fs::read(&format_path) {
-            Ok(bytes) => {
-                let found = String::from_utf8_lossy(&bytes).into_owned();
-                read_format(&found).ok_or(DataDirError::Format { path: format_path, found })?
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(DataDirError::Missing { path: path.to_path_buf(), missing: format_path });
-            }
-            Err(source) => return Err(DataDirError::Io { path: format_path, source }),
-        };
-        Ok(Self { path: path.to_path_buf(), shards, _lock: lock })
+        let reading = Manifest::read(path).map_err(|error| error.at(path))?;
+        Ok(Self { path: path.to_path_buf(), reading, _lock: lock })
     }
 
     /// The number of shards of the directory.
     pub fn shards(&self) -> usize {
-        self.shards
+        self.reading.manifest.shards
+    }
+
+    /// Whether the manifest lists the journals. If not, an older version wrote it, and each shard should have a journal.
+    pub fn lists_journals(&self) -> bool {
+        !self.reading.is_old
+    }
+
+    /// The findings of the manifest: damaged copies, missing and foreign journals, and losses that earlier starts found.
+    ///
+    /// # Errors
+    /// [`DataDirError::Running`] and [`DataDirError::Io`].
+    pub fn findings(&self) -> Result<Vec<PartFinding>, DataDirError> {
+        let ManifestReading { manifest, damaged, .. } = &self.reading;
+        let mut findings: Vec<PartFinding> = damaged.iter().map(|name| PartFinding::Manifest(name)).collect();
+        findings.extend(parts::extra(&self.path, manifest.shards)?.into_iter().map(PartFinding::Extra));
+        let known = manifest.losses.iter().filter(|loss| !loss.is_accepted);
+        findings.extend(known.cloned().map(PartFinding::Loss));
+        for loss in parts::examine(&self.path, manifest)? {
+            if !manifest.losses.iter().any(|known| known.covers(&loss)) {
+                findings.push(PartFinding::Loss(loss));
+            }
+        }
+        Ok(findings)
+    }
+
+    /// The losses that a report describes and that no start has found before.
+    pub fn new_losses(&self, journal: &str, report: &RecoveryReport) -> Vec<Loss> {
+        let is_new = |loss: &Loss| !self.reading.manifest.losses.iter().any(|known| known.covers(loss));
+        Loss::of_report(journal, report).filter(is_new).collect()
+    }
+
+    /// The manifest for a backup of these journals.
+    pub(crate) fn manifest_of(&self, journals: &[String]) -> String {
+        self.reading.manifest.part(journals).encode()
     }
 
     /// Reads a shard's journal and verifies checksums. `progress` receives the bytes done and the total.
@@ -165,7 +203,7 @@ impl StoppedDataDir {
         shard: usize,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<InspectedShard, DataDirError> {
-        let storage = self.storage(&format!("shard-{shard}"))?;
+        let storage = self.storage(&shard_name(shard))?;
         let options = Options { shard: shard as u32, ..Options::default() };
         let journal = storage.map(|storage| Inspection::new(storage, options, progress)).transpose();
         let journal = journal.map_err(|source| DataDirError::Journal { shard, source })?;

@@ -31,6 +31,11 @@ pub(super) const METRICS: &[Metric] = &[
         "Shards whose journal accepts no messages; the log has the reason.",
         |source, samples| samples.value(source.hub.counters.journal.sums()[3]),
     ),
+    gauge(
+        "mqcore_journal_losses",
+        "Losses of records or journals that the operator has not accepted; /overview lists them.",
+        |source, samples| samples.value(source.hub.counters.journal.losses().len()),
+    ),
     counter(
         "mqcore_journal_failed_removals_total",
         "Failed attempts to remove a segment; the log has the reason, and each is repeated.",
