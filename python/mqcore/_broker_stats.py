@@ -64,7 +64,7 @@ class QueueStats:
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]
     """Dropped messages by reason: ``no-consumer``, ``slow``, ``limit``, ``expired``, ``refused``,
-    ``erased``, ``unreadable``."""
+    ``erased``, ``unreadable``, ``duplicate``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -696,6 +696,7 @@ class AsyncClient:
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
         retry: bool = False,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> Awaitable[Confirmation]: ...
     def publish_many(
         self,
@@ -707,6 +708,7 @@ class AsyncClient:
         confirm: bool = True,
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> Awaitable[list[Outcome]]: ...
     def publish_each(
         self,
@@ -716,6 +718,7 @@ class AsyncClient:
         high_priority: bool = False,
         confirm: bool = True,
         timeout: float | None = None,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> Awaitable[list[Outcome]]: ...
     def consume(
         self,
@@ -856,6 +859,7 @@ class BlockingClient:
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
         retry: bool = False,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> Confirmation: ...
     def publish_many(
         self,
@@ -867,6 +871,7 @@ class BlockingClient:
         confirm: bool = True,
         cc: list[tuple[str, str | None]] = ...,
         timeout: float | None = None,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> list[Outcome]: ...
     def publish_each(
         self,
@@ -876,6 +881,7 @@ class BlockingClient:
         high_priority: bool = False,
         confirm: bool = True,
         timeout: float | None = None,
+        terms: tuple[int | None, float | None, float | None] = ...,
     ) -> list[Outcome]: ...
     def consume(
         self,

@@ -216,6 +216,16 @@ QUEUE_OPTIONS: Final = (
         command="--durability",
     ),
     Option(
+        name="deduplication_window",
+        wire="DeduplicationWindow",
+        kind="duration",
+        meaning="time in which a message with the id of an accepted one is a duplicate; 0: never",
+        default=0,
+        command="--deduplication-window",
+        documented="time in which a message with the id of an accepted one is a "
+        "[duplicate](delivery.md#duplicates); 0: never",
+    ),
+    Option(
         name="publish_limit",
         wire="PublishLimit",
         kind="rate",

@@ -123,7 +123,7 @@ def test_saved_messages_that_are_fewer_after_a_crash_are_found() -> None:
 
 
 def test_drop_that_no_option_explains_is_found() -> None:
-    for reason in ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable"):
+    for reason in ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable", "duplicate"):
         assert rules_found(SHARED, *WORKED, event("dropped", 9, outcome=reason, count=1)) == ["drop"], reason
 
 

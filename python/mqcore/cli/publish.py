@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,6 +31,9 @@ _BATCH = 256
     "--header", multiple=True, metavar="KEY:VALUE", callback=options.split_header, help="Message header. Repeatable."
 )
 @click.option("--high-priority", is_flag=True, help="Deliver before messages of normal priority.")
+@click.option("--priority", type=click.IntRange(0, 255), help="Priority; higher goes first. [default: 0]")
+@click.option("--delay", type=options.DURATION, help="Deliver the messages after this time. [default: at once]")
+@click.option("--expires-in", type=options.DURATION, help="Drop messages that wait longer than this. [default: never]")
 @click.option("--cc", multiple=True, metavar="QUEUE", help="Queue that also gets each message. Repeatable.")
 @click.option("--id", "message_id", metavar="ID", help="Id of the message. [default: a new one]")
 @click.option("--no-confirm", is_flag=True, help="Do not wait for the broker's confirmation.")
@@ -43,6 +47,9 @@ def publish(
     count: int,
     header: dict[str, str],
     high_priority: bool,
+    priority: int | None,
+    delay: float | None,
+    expires_in: float | None,
     cc: tuple[str, ...],
     message_id: str | None,
     no_confirm: bool,
@@ -60,6 +67,7 @@ def publish(
         raise click.UsageError("--id names one message; publish one BODY or one --file without --count")
     address = options.address(queue, url)
     copies = [options.address(copy, url) for copy in cc]
+    terms: dict[str, Any] = {"priority": priority, "delay": delay, "expires_in": expires_in}
     published = 0
     size = 0
     failed: Counter[tuple[str, str]] = Counter()
@@ -77,11 +85,18 @@ def publish(
                         high_priority=high_priority,
                         confirm=not no_confirm,
                         cc=copies,
+                        **terms,
                     )
                 ]
             else:
                 receipts = client.publish_many(
-                    address, batch, headers=header, high_priority=high_priority, confirm=not no_confirm, cc=copies
+                    address,
+                    batch,
+                    headers=header,
+                    high_priority=high_priority,
+                    confirm=not no_confirm,
+                    cc=copies,
+                    **terms,
                 )
             confirmed_by |= {receipt.by for receipt in receipts}
             failed.update(

@@ -30,6 +30,7 @@ __all__ = [
     "receipts",
     "subscriptions",
     "tagged",
+    "terms",
     "total",
 ]
 
@@ -68,7 +69,12 @@ def copies(cc: Copies) -> list[tuple[str, str | None]]:
 
 
 def publish_options(
-    headers: Headers, high_priority: bool, confirm: bool, cc: Copies, timeout: Duration | None
+    headers: Headers,
+    high_priority: bool,
+    confirm: bool,
+    cc: Copies,
+    timeout: Duration | None,
+    terms: tuple[int | None, float | None, float | None],
 ) -> dict[str, Any]:
     """Return the core's arguments that many messages share."""
     return {
@@ -77,6 +83,7 @@ def publish_options(
         "confirm": confirm,
         "cc": copies(cc),
         "timeout": optional_seconds(timeout),
+        "terms": terms,
     }
 
 
@@ -153,6 +160,15 @@ def pull_options(order: Order, clear: Clear | None, timeout: Duration | None) ->
         "clear_normal": clear in {"all", "normal"},
         "timeout": optional_seconds(timeout),
     }
+
+
+def terms(
+    priority: int | None, delay: Duration | None, expires_in: Duration | None
+) -> tuple[int | None, float | None, float | None]:
+    """Return the core's argument for the terms of a message. Raises `InvalidArgument` for a priority out of range."""
+    if priority is not None and not 0 <= priority <= 255:
+        raise errors.InvalidArgument(f"a priority is 0 to 255, not {priority}")
+    return priority, optional_seconds(delay), optional_seconds(expires_in)
 
 
 def total(remaining: tuple[int, int] | None) -> int | None:

@@ -151,6 +151,8 @@ class ChannelInformation:
     """Queue for messages that were requeued too often or waited too long; drop: drop them."""
     durability: str | None = None
     """When a message counts as saved: at once, handed to the operating system, or on disk."""
+    deduplication_window: float | None = None
+    """Time in which a message with the id of an accepted one is a duplicate; 0: never."""
     publish_limit: str | None = None
     """Publish rate of all producers together, such as 100/s; none: no limit."""
     # end generated
@@ -238,6 +240,8 @@ class QueueInformation:
     """Queue for messages that were requeued too often or waited too long; drop: drop them."""
     durability: str | None = None
     """When a message counts as saved: at once, handed to the operating system, or on disk."""
+    deduplication_window: float | None = None
+    """Time in which a message with the id of an accepted one is a duplicate; 0: never."""
     publish_limit: str | None = None
     """Publish rate of all producers together, such as 100/s; none: no limit."""
     # end generated

@@ -98,6 +98,9 @@ class PublishOptions(TypedDict, total=False):
     cc: Copies
     timeout: Duration | None
     retry: bool
+    delay: Duration | None
+    expires_in: Duration | None
+    priority: int | None
 
 
 class SendOptions(TypedDict, total=False):

@@ -105,6 +105,8 @@ class QueueOptions:
     [dead-letter queue](delivery.md#dead-letters)."""
     durability: Durability | None = None
     """When a message counts as saved: at once, handed to the operating system, or on disk. Default: fsync."""
+    deduplication_window: Duration | None = None
+    """Time in which a message with the id of an accepted one is a duplicate; 0: never. Default: 0."""
     publish_limit: str | None = None
     """Publish rate of all producers together, such as 100/s; none: no limit. Default: none."""
     # end generated

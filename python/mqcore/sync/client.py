@@ -23,6 +23,7 @@ from mqcore.client.arguments import (
     receipts,
     subscriptions,
     tagged,
+    terms,
 )
 from mqcore.client.incoming import Incoming
 from mqcore.client.lifetime import OPEN
@@ -149,6 +150,9 @@ class Client(ControlBase):
         cc: Copies = (),
         timeout: Duration | None = None,
         retry: bool = False,
+        delay: Duration | None = None,
+        expires_in: Duration | None = None,
+        priority: int | None = None,
     ) -> Receipt:
         """Publish a message and wait for the confirmation.
 
@@ -162,15 +166,16 @@ class Client(ControlBase):
         the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.
         An exception concerns the message itself: queues of `cc` may have accepted their copies.
 
-        In TMQP `queue` may be a topic, ``@topic:NAME``; see `Topic.publish`.
+        The queue delivers the message after `delay`, and drops it as ``expired`` if it still waits after `expires_in`,
+        which includes the delay. Messages with a higher `priority`, 0 to 255, go first; `high_priority` is 255. All of
+        this is saved with the message. In TMQP `queue` may be a topic, ``@topic:NAME``; see `Topic.publish`.
 
         In MQKS `queue` is an event, and the broker accepts the message whether or not a queue is bound to it. Headers,
-        priorities and copies raise `NotSupported`; an empty body and one with line ends, TABs or trailing white space
-        raise `InvalidArgument`, because a line cannot hold them.
-
+        delays, expiries, priorities and copies raise `NotSupported`; an empty body and one with line ends, TABs or
+        trailing white space raise `InvalidArgument`, because a line cannot hold them.
         In MicroMessage2 `queue` is a destination: a queue or ``topic/NAME``. Headers are properties of the message,
         `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
-        raises `NotSupported` if no acknowledgements were agreed on. Ids, priorities and copies raise it always.
+        raises `NotSupported` without agreed acknowledgements. Ids, delays, expiries, priorities and copies always do.
 
         >>> receipt = mq.publish("orders/1", b"2 apples", headers={"Country": "fr"})
         >>> receipt.by
@@ -186,6 +191,7 @@ class Client(ControlBase):
             cc=copies(cc),
             timeout=optional_seconds(timeout),
             retry=retry,
+            terms=terms(priority, delay, expires_in),
         )
         return receipt(confirmation)
 
@@ -200,6 +206,9 @@ class Client(ControlBase):
         confirm: bool = ...,
         cc: Copies = ...,
         timeout: Duration | None = ...,
+        delay: Duration | None = ...,
+        expires_in: Duration | None = ...,
+        priority: int | None = ...,
         return_exceptions: Literal[False] = ...,
     ) -> list[Receipt]: ...
     @overload
@@ -213,6 +222,9 @@ class Client(ControlBase):
         confirm: bool = ...,
         cc: Copies = ...,
         timeout: Duration | None = ...,
+        delay: Duration | None = ...,
+        expires_in: Duration | None = ...,
+        priority: int | None = ...,
         return_exceptions: Literal[True],
     ) -> list[Receipt | errors.MqcoreError]: ...
     def publish_many(
@@ -225,6 +237,9 @@ class Client(ControlBase):
         confirm: bool = True,
         cc: Copies = (),
         timeout: Duration | None = None,
+        delay: Duration | None = None,
+        expires_in: Duration | None = None,
+        priority: int | None = None,
         return_exceptions: bool = False,
     ) -> list[Receipt] | list[Receipt | errors.MqcoreError]:
         """Publish many messages in order, with few writes; return their receipts in that order.
@@ -232,15 +247,14 @@ class Client(ControlBase):
         If some fail, the others are still published, and the first failure is raised with a note that counts the
         failures. With `return_exceptions`, the list holds an exception in place of each missing receipt.
         """
-        options = publish_options(headers, high_priority, confirm, cc, timeout)
+        options = publish_options(headers, high_priority, confirm, cc, timeout, terms(priority, delay, expires_in))
         outcomes: list[Outcome] = []
         for chunk in chunks(bodies):
             if self._options.id_generator is None or cc:
                 outcomes += self._connected().publish_many(queue, chunk, **options)
                 continue
-            messages = numbered(chunk, self._options, headers)
-            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout")}
-            outcomes += self._connected().publish_each(queue, messages, **waiting)
+            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout", "terms")}
+            outcomes += self._connected().publish_each(queue, numbered(chunk, self._options, headers), **waiting)
         return receipts(outcomes, return_exceptions)
 
     # --- clients ---------------------------------------------------------------------------------------------------

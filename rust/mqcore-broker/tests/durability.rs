@@ -11,8 +11,9 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::definition::{
-    NUMBERS_KEY, channel_key, decode_definition, encode_channel, encode_intake, encode_numbers, encode_queue,
-    encode_router, encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
+    NUMBERS_KEY, channel_key, decode_definition, encode_channel, encode_intake, encode_message_id,
+    encode_numbers, encode_queue, encode_router, encode_topic_binding, intake_key, message_id_key, queue_key,
+    router_key, topic_binding_key,
 };
 use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
@@ -31,14 +32,14 @@ use world::{World, acknowledged, changes, id_of, queue};
 
 /// The records of a broker, as a journal would have them: written, encoded, some of them committed.
 #[derive(Default)]
-struct Disk {
+pub(crate) struct Disk {
     records: Vec<(Sequence, Record)>,
     committed: usize,
 }
 
 impl Disk {
     /// Moves the records out of a world's effects.
-    fn take(&mut self, world: &mut World) {
+    pub(crate) fn take(&mut self, world: &mut World) {
         let effects = std::mem::take(&mut world.effects);
         for effect in effects {
             match effect {
@@ -52,7 +53,7 @@ impl Disk {
     }
 
     /// Commits all records so far, and notifies the broker.
-    fn commit(&mut self, world: &mut World) {
+    pub(crate) fn commit(&mut self, world: &mut World) {
         self.take(world);
         self.committed = self.records.len();
         let Some((sequence, _)) = self.records.last() else { return };
@@ -63,8 +64,43 @@ impl Disk {
         self.take(world);
     }
 
+    /// The messages of all records.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = (Sequence, Message)> {
+        self.records.iter().filter_map(|(sequence, record)| match record {
+            Record::Put { message, .. } => Some((*sequence, message.clone())),
+            _ => None,
+        })
+    }
+
+    /// Number of records.
+    pub(crate) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Number of ids that have a definition.
+    pub(crate) fn remembered_ids(&self) -> usize {
+        let mut ids = BTreeSet::new();
+        for (_, record) in &self.records {
+            match record {
+                Record::RememberId(queue, id, _) => ids.insert((queue.to_string(), id.clone())),
+                Record::ForgetId(queue, id) => ids.remove(&(queue.to_string(), id.clone())),
+                _ => false,
+            };
+        }
+        ids.len()
+    }
+
+    /// A broker that starts from all records, each encoded and decoded, at this time.
+    pub(crate) fn start_at(&self, now: Timestamp) -> World {
+        self.start_from(self.records.len(), now)
+    }
+
     /// A broker that starts from the first `kept` records, each encoded and decoded.
     fn start(&self, kept: usize) -> World {
+        self.start_from(kept, Timestamp(9_000_000))
+    }
+
+    pub(crate) fn start_from(&self, kept: usize, now: Timestamp) -> World {
         let mut definitions = BTreeMap::new();
         let mut puts = BTreeMap::new();
         let mut progress = BTreeMap::new();
@@ -110,6 +146,12 @@ impl Disk {
                 Record::RemoveRouter(name) => {
                     definitions.remove(&router_key(name));
                 }
+                Record::RememberId(queue, id, until) => {
+                    definitions.insert(message_id_key(queue, id), encode_message_id(queue, id, *until));
+                }
+                Record::ForgetId(queue, id) => {
+                    definitions.remove(&message_id_key(queue, id));
+                }
                 Record::Numbers(below) => {
                     definitions.insert(NUMBERS_KEY.to_vec(), encode_numbers(*below));
                 }
@@ -120,12 +162,15 @@ impl Disk {
             .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
             .collect();
         let (mut queues, mut tickets, mut unique_keys) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut terms, mut remembered) = (Vec::new(), Vec::new());
         let messages = puts
             .iter()
             .map(|(sequence, bytes)| {
                 let put = decode_put(bytes).expect("just encoded");
-                let key = decode_put_head(bytes).expect("just encoded").unique_key;
-                unique_keys.extend(key.map(|key| (*sequence, key.into())));
+                let head = decode_put_head(bytes).expect("just encoded");
+                unique_keys.extend(head.unique_key.map(|key| (*sequence, key.into())));
+                terms.extend(head.terms.map(|terms| (*sequence, terms)));
+                remembered.extend(head.remembered.map(|(id, arrived)| (*sequence, id.into(), arrived)));
                 tickets.extend(put.message.ticket().cloned());
                 let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
                     queues.push(put.queue);
@@ -146,18 +191,28 @@ impl Disk {
             .collect();
         let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
         let mut world = World::new();
-        world.now = Timestamp(9_000_000);
+        world.now = now;
         for (sequence, bytes) in &puts {
             world.journal.insert(*sequence, decode_put(bytes).expect("just encoded").message);
         }
-        let had = RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence };
+        let had = RecoveredState {
+            definitions,
+            queues,
+            messages,
+            progress,
+            tickets,
+            unique_keys,
+            terms,
+            remembered,
+            sequence,
+        };
         world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
     }
 }
 
-fn durable() -> (World, Disk) {
+pub(crate) fn durable() -> (World, Disk) {
     durable_with(BrokerConfig { seed: 7, ..BrokerConfig::default() })
 }
 
@@ -168,7 +223,13 @@ fn durable_with(config: BrokerConfig) -> (World, Disk) {
 }
 
 /// Creates a queue. The answer waits for the commit, so the test commits explicitly.
-fn create(world: &mut World, disk: &mut Disk, client: &Arc<Client>, address: &str, changes: QueueChanges) {
+pub(crate) fn create(
+    world: &mut World,
+    disk: &mut Disk,
+    client: &Arc<Client>,
+    address: &str,
+    changes: QueueChanges,
+) {
     let create = Request::CreateQueue { queue: queue(address), changes };
     world.command(client, Command::Request(RequestId(9), Box::new(create)));
     assert!(world.notifications(client.connection).is_empty(), "not answered before it is durable");
@@ -177,7 +238,7 @@ fn create(world: &mut World, disk: &mut Disk, client: &Arc<Client>, address: &st
     assert!(matches!(&answers[..], [Event::Answered(RequestId(9), Ok(_))]), "{answers:?}");
 }
 
-fn saving(status: Status) -> QueueChanges {
+pub(crate) fn saving(status: Status) -> QueueChanges {
     QueueChanges { delivery_handler: Some("at-least-once".into()), ..acknowledged(status) }
 }
 

@@ -284,6 +284,8 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         progress: Vec::new(),
         tickets: Vec::new(),
         unique_keys: Vec::new(),
+        terms: Vec::new(),
+        remembered: Vec::new(),
         sequence: records.last().expect("there are some").0,
     };
     again.broker.restore(had, again.now, &mut again.effects);

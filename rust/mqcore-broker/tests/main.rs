@@ -1,5 +1,6 @@
 //! All integration tests of this crate in one program: one link instead of one for each file.
 
+mod duplicates;
 mod durability;
 mod handlers;
 mod history;
@@ -10,6 +11,7 @@ mod routers;
 mod scenarios;
 mod shards;
 mod subscriptions;
+mod terms;
 mod topics;
 mod watermark;
 mod world;

@@ -821,7 +821,7 @@ fn consumer_that_the_handler_refuses_is_passed_over_in_round_robin() {
         }
     }
     assert_eq!(w.delivered(), ["b:1", "b:2", "b:3"]);
-    assert_eq!(w.information("ch/1").stats.dropped, [0; 7]);
+    assert!(w.information("ch/1").stats.dropped.iter().all(|count| *count == 0));
 }
 
 #[test]

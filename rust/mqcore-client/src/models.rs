@@ -68,6 +68,9 @@ pub struct ChannelInformation {
     pub dead_letter: Option<String>,
     /// When a message counts as saved: at once, handed to the operating system, or on disk.
     pub durability: Option<String>,
+    /// Time in which a message with the id of an accepted one is a duplicate; 0: never,
+    /// milliseconds.
+    pub deduplication_window: Option<u64>,
     /// Publish rate of all producers together, such as 100/s; none: no limit.
     pub publish_limit: Option<String>,
     // end generated
@@ -165,6 +168,9 @@ pub struct QueueInformation {
     pub dead_letter: Option<String>,
     /// When a message counts as saved: at once, handed to the operating system, or on disk.
     pub durability: Option<String>,
+    /// Time in which a message with the id of an accepted one is a duplicate; 0: never,
+    /// milliseconds.
+    pub deduplication_window: Option<u64>,
     /// Publish rate of all producers together, such as 100/s; none: no limit.
     pub publish_limit: Option<String>,
     // end generated
@@ -460,6 +466,9 @@ pub struct QueueOptions {
     /// Default: fsync.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<String>,
+    /// Time in which a message with the id of an accepted one is a duplicate; 0: never. Default: 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deduplication_window: Option<u64>,
     /// Publish rate of all producers together, such as 100/s; none: no limit. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub publish_limit: Option<String>,

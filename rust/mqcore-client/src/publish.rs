@@ -30,6 +30,13 @@ pub struct PublishOptions {
     pub headers: Vec<(String, String)>,
     /// Whether it goes before messages of normal priority. Default no.
     pub high_priority: bool,
+    /// Its priority: higher goes first. From 128 on it has high priority where there are only two. Default:
+    /// `high_priority` decides.
+    pub priority: Option<u8>,
+    /// How long its queue holds it back. Default: not at all.
+    pub delay: Option<Duration>,
+    /// How long it may wait, its delay included. Default: as long as its queue lets it.
+    pub expires_in: Option<Duration>,
     /// Whether to wait for the acknowledgement. Default yes. Otherwise publishing returns when the message is queued
     /// for sending, and a refusal only increments a counter.
     pub confirm: bool,
@@ -49,6 +56,9 @@ impl Default for PublishOptions {
             id: None,
             headers: Vec::new(),
             high_priority: false,
+            priority: None,
+            delay: None,
+            expires_in: None,
             confirm: true,
             cc: Vec::new(),
             timeout: None,
@@ -131,6 +141,7 @@ impl Client {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
         self.check_copies(queue, options)?;
+        self.check_terms(options)?;
         if options.retry && options.id.is_none() {
             return Err(ClientError::invalid(
                 "retry",
@@ -148,7 +159,7 @@ impl Client {
             id: options.id.as_deref(),
             headers: &headers,
             body: body.as_ref(),
-            high_priority: options.high_priority,
+            high_priority: is_high(options),
         };
         if !options.confirm {
             self.shared.say(deadline, |conversation| conversation.publish(&publication, None)).await??;
@@ -181,6 +192,25 @@ impl Client {
                 Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
                 result => return result,
             }
+        }
+    }
+
+    /// Checks the priority, delay and expiry, which only TMQP transmits as headers.
+    fn check_terms(&self, options: &PublishOptions) -> Result<(), ClientError> {
+        if options.priority.is_none() && options.delay.is_none() && options.expires_in.is_none() {
+            return Ok(());
+        }
+        if options.high_priority && options.priority.is_some() {
+            let why = "a message has either a priority or high priority; give one of them";
+            return Err(ClientError::invalid("priority", why));
+        }
+        match self.protocol() {
+            Protocol::Tmqp => Ok(()),
+            other => Err(ClientError::NotSupported {
+                what: "delays, expiries and priorities of messages".into(),
+                protocol: other.name(),
+                instead: "use TMQP (tmqp://) instead",
+            }),
         }
     }
 
@@ -239,7 +269,7 @@ impl Client {
             let error = ClientError::invalid("options", "ids and a retry are for one message, not for many");
             return vec![Err(error); messages.len()];
         }
-        if let Err(error) = self.check_copies(queue, options) {
+        if let Err(error) = self.check_copies(queue, options).and_then(|()| self.check_terms(options)) {
             return vec![Err(error); messages.len()];
         }
         let mut together = Together::new(self, queue, messages, options);
@@ -318,7 +348,7 @@ impl<'a> Together<'a> {
             id: message.id.as_deref(),
             headers: &headers,
             body: &message.body,
-            high_priority: self.options.high_priority,
+            high_priority: is_high(self.options),
         };
         let waiter = self.options.confirm.then(|| self.waiter(index, 0));
         let id = conversation.publish(&publication, waiter)?;
@@ -444,6 +474,14 @@ fn confirm_timeout(queue: &QueueAddress, started: Instant) -> ClientError {
     ClientError::ConfirmTimeout { target: queue.to_string().into(), waited: started.elapsed() }
 }
 
+/// Whether the frame of a message has the bit for high priority.
+fn is_high(options: &PublishOptions) -> bool {
+    options.priority.map_or(options.high_priority, |priority| priority >= PRIORITY_HIGH_MIN)
+}
+
+/// The lowest priority that counts as high where there are only two.
+const PRIORITY_HIGH_MIN: u8 = 128;
+
 /// The header text of a message: the options' headers, its own, then one line per copy. `ids`: the ids of all copies,
 /// or none for those of the options.
 fn header_text(
@@ -454,6 +492,17 @@ fn header_text(
     let mut text = Vec::new();
     for (key, value) in options.headers.iter().chain(own) {
         push(&mut text, key, value)?;
+    }
+    let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).to_string();
+    let terms = [
+        (key::DELAY, options.delay.map(millis)),
+        (key::EXPIRES_IN, options.expires_in.map(millis)),
+        (key::PRIORITY, options.priority.map(|priority| priority.to_string())),
+    ];
+    for (key, value) in terms {
+        if let Some(value) = value {
+            push(&mut text, key, &value)?;
+        }
     }
     for (index, copy) in options.cc.iter().enumerate() {
         let mut value = format!("{};{}", copy.queue.channel(), copy.queue.id());

@@ -148,7 +148,7 @@ impl Client {
     }
 
     #[pyo3(signature = (queue, body, *, message_id=None, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
-                        timeout=None, retry=false))]
+                        timeout=None, retry=false, terms=(None, None, None)))]
     #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
     fn publish<'py>(
         &self,
@@ -162,18 +162,28 @@ impl Client {
         cc: Vec<(String, Option<String>)>,
         timeout: Option<f64>,
         retry: bool,
+        terms: PyTerms,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let cc = copies(cc)?;
-        let options = PublishOptions { id: message_id, headers, high_priority, confirm, cc, timeout, retry };
+        let options = PublishOptions {
+            id: message_id,
+            headers,
+            high_priority,
+            confirm,
+            cc,
+            timeout,
+            retry,
+            ..with_terms(terms)?
+        };
         let body = body.to_vec();
         self.run(py, |core| async move { core.publish(&queue, body, &options).await.map(py_receipt) })
     }
 
     /// Publishes many messages in one call.
     #[pyo3(signature = (queue, bodies, *, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
-                        timeout=None))]
+                        timeout=None, terms=(None, None, None)))]
     #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
     fn publish_many<'py>(
         &self,
@@ -185,18 +195,19 @@ impl Client {
         confirm: bool,
         cc: Vec<(String, Option<String>)>,
         timeout: Option<f64>,
+        terms: PyTerms,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let cc = copies(cc)?;
-        let options =
-            PublishOptions { headers, high_priority, confirm, cc, timeout, ..PublishOptions::default() };
+        let options = PublishOptions { headers, high_priority, confirm, cc, timeout, ..with_terms(terms)? };
         let messages = outgoing(&bodies);
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }
 
     /// Like `publish_many`, for messages with an id and headers of their own.
-    #[pyo3(signature = (queue, messages, *, high_priority=false, confirm=true, timeout=None))]
+    #[pyo3(signature = (queue, messages, *, high_priority=false, confirm=true, timeout=None, terms=(None, None, None)))]
+    #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
     fn publish_each<'py>(
         &self,
         py: Python<'py>,
@@ -205,10 +216,11 @@ impl Client {
         high_priority: bool,
         confirm: bool,
         timeout: Option<f64>,
+        terms: PyTerms,
     ) -> PyResult<Bound<'py, PyAny>> {
         let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
-        let options = PublishOptions { high_priority, confirm, timeout, ..PublishOptions::default() };
+        let options = PublishOptions { high_priority, confirm, timeout, ..with_terms(terms)? };
         let messages: Vec<Outgoing> = messages
             .into_iter()
             .map(|(body, id, headers)| Outgoing { body: Bytes::copy_from_slice(&body), id, headers })
@@ -624,6 +636,16 @@ impl Client {
     fn nodes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.describe(py, move |core| async move { core.nodes().await })
     }
+}
+
+/// The priority of a message, and its delay and expiry in seconds.
+type PyTerms = (Option<u8>, Option<f64>, Option<f64>);
+
+/// Default options with these terms.
+fn with_terms((priority, delay, expires_in): PyTerms) -> PyResult<PublishOptions> {
+    let delay = optional_seconds(delay, "delay")?;
+    let expires_in = optional_seconds(expires_in, "expires_in")?;
+    Ok(PublishOptions { priority, delay, expires_in, ..PublishOptions::default() })
 }
 
 fn optional_seconds(value: Option<f64>, name: &str) -> PyResult<Option<Duration>> {

@@ -247,6 +247,7 @@ fn queue_changes(options: &Bound<'_, PyAny>) -> PyResult<QueueChanges> {
         retry_delay_max: optional_duration(options, "retry_delay_max")?,
         dead_letter: optional_dead_letter(options, "dead_letter")?,
         durability: durability(options, "durability")?,
+        deduplication_window: optional_duration(options, "deduplication_window")?,
         publish_limit: optional_rate(options, "publish_limit")?,
     })
 }

@@ -140,6 +140,7 @@ fn options_dict<'py>(py: Python<'py>, options: &QueueOptions) -> PyResult<Bound<
     dict.set_item("retry_delay_max", options.retry_delay_max.as_secs_f64())?;
     dict.set_item("dead_letter", options.dead_letter.as_ref().map(ToString::to_string))?;
     dict.set_item("durability", options.durability.as_str())?;
+    dict.set_item("deduplication_window", options.deduplication_window.as_secs_f64())?;
     dict.set_item("publish_limit", options.publish_limit.as_ref().map(ToString::to_string))?;
     // end generated
     Ok(dict)

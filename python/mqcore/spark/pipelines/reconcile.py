@@ -38,7 +38,7 @@ _KINDS: Final = (
     "arrived",
 )
 """Kinds of final events, most frequent first."""
-_REASONS: Final = ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable")
+_REASONS: Final = ("no-consumer", "slow", "limit", "expired", "refused", "erased", "unreadable", "duplicate")
 _REASONED: Final = ("dropped", "dead-lettered")
 _OTHER: Final = len(_REASONS) + 1
 _NAMED: Final = 1000

@@ -8,6 +8,7 @@ use crate::model::intake;
 use crate::model::options::{ChannelOptions, DeadLetter, Durability, QueueOptions, Status};
 use crate::model::record::{RecordError, VERSION, address};
 use crate::model::router::{Binding, Interaction, RouterDefinition, RouterMethod, Target};
+use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
 
 const INTAKE_KEY: &str = "intake ";
@@ -19,6 +20,8 @@ const QUEUE_KEY: &str = "queue ";
 const ROUTER_KEY: &str = "router ";
 
 const TOPIC_KEY: &str = "topic ";
+
+const ID_KEY: &str = "id ";
 
 /// Key of the definition that reserves message numbers.
 pub const NUMBERS_KEY: &[u8] = b"numbers";
@@ -46,6 +49,11 @@ pub fn topic_binding_key(pattern: &TopicPattern, queue: &QueueAddress) -> Vec<u8
     format!("{TOPIC_KEY}{kind} {name} {}", queue.to_string().to_ascii_lowercase()).into_bytes()
 }
 
+/// Key of the id of a message that left its queue.
+pub fn message_id_key(queue: &QueueAddress, id: &[u8]) -> Vec<u8> {
+    format!("{ID_KEY}{} {}", queue.to_string().to_ascii_lowercase(), visible(id)).into_bytes()
+}
+
 /// Key of the progress of a downstream broker.
 pub fn intake_key(node: &str) -> Vec<u8> {
     format!("{INTAKE_KEY}{node}").into_bytes()
@@ -64,6 +72,8 @@ pub enum Definition {
     TopicBinding(TopicPattern, QueueAddress),
     /// The progress of a downstream broker.
     Intake(Arc<str>, intake::IntakeProgress),
+    /// A queue remembers the id of a message that left it, until this time.
+    MessageId(QueueAddress, Box<[u8]>, Timestamp),
     /// The history has used message numbers below this one.
     Numbers(MessageNumber),
 }
@@ -110,30 +120,54 @@ pub fn encode_topic_binding(pattern: &TopicPattern, queue: &QueueAddress) -> Vec
     text.into_bytes()
 }
 
+/// See [`encode_channel`].
+pub fn encode_message_id(queue: &QueueAddress, id: &[u8], until: Timestamp) -> Vec<u8> {
+    let mut text = format!("{VERSION}\nname={queue}\n");
+    line(&mut text, "id", visible(id));
+    line(&mut text, "until_ms", until.0);
+    text.into_bytes()
+}
+
 /// The kind of the pattern, and its name with `%XX` for every byte that is not visible ASCII, since
 /// topics may contain any bytes.
 fn pattern_words(pattern: &TopicPattern) -> (&'static str, String) {
-    use std::fmt::Write as _;
     let kind = match pattern {
         TopicPattern::Exact(_) => "exact",
         TopicPattern::Mask(_) => "mask",
         TopicPattern::Prefix(_) => "prefix",
     };
-    let mut name = String::new();
-    for byte in pattern.name().as_bytes() {
+    (kind, visible(pattern.name().as_bytes()))
+}
+
+/// Text with `%XX` for every byte that is not visible ASCII.
+fn visible(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::new();
+    for byte in bytes {
         if byte.is_ascii_graphic() && *byte != b'%' {
-            name.push(char::from(*byte));
+            text.push(char::from(*byte));
         } else {
-            let _ = write!(name, "%{byte:02x}");
+            let _ = write!(text, "%{byte:02x}");
         }
     }
-    (kind, name)
+    text
 }
 
 fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
     let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let name = TopicName::new(&bytes_of(value("topic")?)?).ok()?;
+    Some(match value("kind")? {
+        "exact" => TopicPattern::Exact(name),
+        "mask" => TopicPattern::Mask(name),
+        "prefix" => TopicPattern::Prefix(name),
+        _ => return None,
+    })
+}
+
+/// Reads the output of [`visible`].
+fn bytes_of(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut rest = value("topic")?.bytes();
+    let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
         bytes.push(match byte {
             b'%' => {
@@ -143,13 +177,12 @@ fn read_topic_binding(pairs: &[(&str, &str)]) -> Option<TopicPattern> {
             byte => byte,
         });
     }
-    let name = TopicName::new(&bytes).ok()?;
-    Some(match value("kind")? {
-        "exact" => TopicPattern::Exact(name),
-        "mask" => TopicPattern::Mask(name),
-        "prefix" => TopicPattern::Prefix(name),
-        _ => return None,
-    })
+    Some(bytes)
+}
+
+fn read_message_id(pairs: &[(&str, &str)]) -> Option<(Box<[u8]>, Timestamp)> {
+    let value = |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    Some((bytes_of(value("id")?)?.into(), Timestamp(value("until_ms")?.parse().ok()?)))
 }
 
 /// See [`encode_channel`].
@@ -259,6 +292,10 @@ pub fn decode_definition(key: &[u8], value: &[u8]) -> Result<Definition, RecordE
         // twice, or never.
         let progress = read_intake(&pairs).ok_or(malformed("the numbers of a node"))?;
         Ok(Definition::Intake(name.into(), progress))
+    } else if key.starts_with(ID_KEY) {
+        let queue = address(name).ok_or(malformed("the queue's address"))?;
+        let (id, until) = read_message_id(&pairs).ok_or(malformed("the id of a message"))?;
+        Ok(Definition::MessageId(queue, id, until))
     } else if key.as_bytes() == NUMBERS_KEY {
         let below = name.parse().map_err(|_| malformed("the message numbers"))?;
         Ok(Definition::Numbers(MessageNumber(below)))
@@ -357,6 +394,7 @@ fn write_queue_options(options: &QueueOptions, text: &mut String) {
         line(text, "dead_letter", value);
     }
     line(text, "durability", options.durability.as_str());
+    line(text, "deduplication_window_ms", options.deduplication_window.as_millis());
     if let Some(value) = &options.publish_limit {
         line(text, "publish_limit", value);
     }
@@ -381,6 +419,7 @@ fn read_queue_option(options: &mut QueueOptions, name: &str, value: &str) {
         "retry_delay_max_ms" => set_ms(&mut options.retry_delay_max, value),
         "dead_letter" => options.dead_letter = DeadLetter::parse(value).ok(),
         "durability" => options.durability = Durability::from_text(value).unwrap_or(options.durability),
+        "deduplication_window_ms" => set_ms(&mut options.deduplication_window, value),
         "publish_limit" => options.publish_limit = value.parse().ok(),
         // An option of a later version. This version behaves like its default.
         _ => {}

@@ -38,8 +38,10 @@ impl Entry {
         }
     }
 
-    pub(crate) fn is_high(&self) -> bool {
-        self.message.properties().high_priority
+    /// Its priority: higher is sooner.
+    #[inline]
+    pub(crate) fn level(&self) -> u8 {
+        self.message.properties().level()
     }
 }
 

@@ -9,6 +9,8 @@ use triomphe::ThinArc;
 
 use crate::model::client::Client;
 use crate::model::intake::Ticket;
+use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::terms::{LEVEL_HIGH, LEVEL_HIGH_MIN, LEVEL_NORMAL, MessageTerms, has_terms};
 use crate::model::time::Timestamp;
 
 /// Offsets of the parts of a message in its block.
@@ -43,6 +45,12 @@ pub struct Properties {
     pub pending_acknowledge: bool,
     /// Whether its header `Unique-Key` has a key that only one message of a queue may have.
     pub unique: bool,
+    /// Whether its headers have [terms](crate::model::terms) that its queues apply.
+    pub terms: bool,
+    /// Whether its queue remembers its id, so that another message with the same id is a duplicate.
+    pub remembered: bool,
+    /// Its priority if its headers have one; otherwise 0, and `high_priority` decides.
+    pub priority: u8,
     /// Remaining hops, after this one.
     pub hops: u8,
     /// Content type, agreed on by sender and receiver; for queue messages the queue id.
@@ -57,9 +65,44 @@ impl Default for Properties {
             pending_response: false,
             pending_acknowledge: false,
             unique: false,
+            terms: false,
+            remembered: false,
+            priority: LEVEL_NORMAL,
             // TMQP clients ignore frames without hops.
             hops: HOPS_FRESH,
             content_type: 0,
+        }
+    }
+}
+
+impl Properties {
+    /// The same properties with the terms that header text contains. [`Message::check_terms`] reports invalid ones,
+    /// which have no effect.
+    #[inline]
+    #[must_use]
+    pub fn with_terms_of(self, headers: &[u8]) -> Self {
+        if has_terms(headers) { self.with_terms(headers) } else { self }
+    }
+
+    #[cold]
+    fn with_terms(self, headers: &[u8]) -> Self {
+        match MessageTerms::read(headers) {
+            Ok(MessageTerms { priority: Some(priority), .. }) => {
+                Self { terms: true, priority, high_priority: priority >= LEVEL_HIGH_MIN, ..self }
+            }
+            Ok(terms) => Self { terms: terms != MessageTerms::default(), ..self },
+            // The session that publishes the message rejects it.
+            Err(_) => Self { terms: true, ..self },
+        }
+    }
+
+    /// Its priority: higher is sooner.
+    #[inline]
+    #[must_use]
+    pub fn level(self) -> u8 {
+        match self.priority {
+            LEVEL_NORMAL if self.high_priority => LEVEL_HIGH,
+            priority => priority,
         }
     }
 }
@@ -217,6 +260,16 @@ impl Message {
         self.0.header.header.received.store(now.0, Ordering::Relaxed);
     }
 
+    /// The same message, marked as one whose id counts.
+    pub(crate) fn remembered(&self) -> Self {
+        let head = &self.0.header.header;
+        let properties = Properties { remembered: true, ..head.properties };
+        let (producer, ticket) = (head.producer.clone(), head.ticket.clone());
+        let received = AtomicU64::new(self.received().0);
+        let head = Head { producer, ticket, properties, received, ..*head };
+        Self(ThinArc::from_header_and_slice(head, &self.0.slice))
+    }
+
     fn part(&self, at: u32, len: usize) -> &[u8] {
         &self.0.slice[at as usize..at as usize + len]
     }
@@ -276,6 +329,30 @@ impl Message {
     /// The body.
     pub fn body(&self) -> &[u8] {
         self.part(self.0.header.header.body_at, self.0.header.header.body_len as usize)
+    }
+
+    /// The terms that its producer set.
+    pub fn terms(&self) -> MessageTerms {
+        if self.properties().terms {
+            MessageTerms::read(self.headers()).unwrap_or_default()
+        } else {
+            MessageTerms::default()
+        }
+    }
+
+    /// Checks the terms that its producer set.
+    ///
+    /// # Errors
+    /// `BadRequest` for a value that is not a number in its range, and for an expiry that is not after the delay.
+    #[inline]
+    pub fn check_terms(&self) -> Result<(), Rejection> {
+        if self.properties().terms { self.read_terms() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn read_terms(&self) -> Result<(), Rejection> {
+        let read = MessageTerms::read(self.headers()).map(drop);
+        read.map_err(|error| Rejection::new(RejectionKind::BadRequest, error.to_string()))
     }
 
     /// Flags, hops and content type.

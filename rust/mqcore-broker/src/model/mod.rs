@@ -30,6 +30,7 @@ pub mod route;
 pub mod router;
 pub mod stats;
 pub mod subscription;
+pub mod terms;
 pub mod time;
 pub mod topic;
 pub mod unique;

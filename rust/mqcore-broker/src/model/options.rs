@@ -181,6 +181,8 @@ pub struct QueueOptions {
     /// When a message counts as saved: at once, handed to the operating system, or on disk.
     /// Default: fsync.
     pub durability: Durability,
+    /// Time in which a message with the id of an accepted one is a duplicate; 0: never. Default: 0.
+    pub deduplication_window: Duration,
     /// Publish rate of all producers together, such as 100/s; none: no limit. Default: none.
     pub publish_limit: Option<Rate>,
 }
@@ -205,6 +207,7 @@ impl Default for QueueOptions {
             retry_delay_max: Duration::from_secs(60),
             dead_letter: None,
             durability: Durability::Fsync,
+            deduplication_window: Duration::ZERO,
             publish_limit: None,
         }
     }
@@ -231,6 +234,7 @@ pub struct QueueChanges {
     pub retry_delay_max: Option<Duration>,
     pub dead_letter: Option<Option<DeadLetter>>,
     pub durability: Option<Durability>,
+    pub deduplication_window: Option<Duration>,
     pub publish_limit: Option<Option<Rate>>,
 }
 
@@ -287,6 +291,9 @@ impl QueueChanges {
         }
         if let Some(value) = self.durability {
             options.durability = value;
+        }
+        if let Some(value) = self.deduplication_window {
+            options.deduplication_window = value;
         }
         if let Some(value) = self.publish_limit {
             options.publish_limit = value;

@@ -11,6 +11,7 @@ use crate::model::intake::Ticket;
 use crate::model::message::{Layout, Message, Properties};
 use crate::model::options::{ChannelOptions, QueueOptions};
 use crate::model::router::RouterDefinition;
+use crate::model::terms::MessageTerms;
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
 use crate::model::unique::key_in;
@@ -53,6 +54,10 @@ pub enum Record {
     DefineIntake(Arc<str>, intake::IntakeProgress),
     /// A downstream broker is forgotten.
     RemoveIntake(Arc<str>),
+    /// A queue remembers the id of a message that left it, until this time.
+    RememberId(Arc<QueueAddress>, Arc<[u8]>, Timestamp),
+    /// A queue has forgotten the id of a message.
+    ForgetId(Arc<QueueAddress>, Arc<[u8]>),
     /// The history uses, or will soon use, message numbers below this one.
     Numbers(MessageNumber),
 }
@@ -121,6 +126,8 @@ pub fn encode_put(
         properties.pending_response,
         properties.pending_acknowledge,
         properties.unique,
+        properties.terms,
+        properties.remembered,
     ];
     let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
@@ -183,6 +190,21 @@ pub struct PutHead<'a> {
     pub ticket: Option<Ticket>,
     /// The key that only one message of a queue may have.
     pub unique_key: Option<&'a [u8]>,
+    /// The terms that its producer set.
+    pub terms: Option<PutTerms>,
+    /// Its id and its arrival, if its queue remembers the id.
+    pub remembered: Option<(&'a [u8], Timestamp)>,
+}
+
+/// The terms of a saved message, with times in place of durations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutTerms {
+    /// The earliest delivery.
+    pub not_before: Timestamp,
+    /// Its expiry.
+    pub expires: Timestamp,
+    /// Its priority.
+    pub level: u8,
 }
 
 /// Decodes the beginning of the output of [`encode_put`].
@@ -190,7 +212,8 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let mut reader = MessageReader { what: MESSAGE, rest: input };
     let (numbered, passed_on) = reader.form()?;
     let flags = reader.take::<1>()?[0];
-    let _hops_and_content_type_and_received = reader.take::<11>()?;
+    let _hops_and_content_type = reader.take::<3>()?;
+    let received = Timestamp(u64::from_le_bytes(reader.take()?));
     let address_len = usize::from(u16::from_le_bytes(reader.take()?));
     let lengths = reader.take::<4>()?;
     let ticket = if passed_on { Some(reader.ticket()?) } else { None };
@@ -203,7 +226,14 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     };
     let unique_key = if flags & 16 == 0 { None } else { key_in(headers) };
     let memory_bytes = Message::memory_bytes_of(reader.rest.len());
-    Ok(PutHead { queue, high_priority: flags & 1 != 0, memory_bytes, number, ticket, unique_key })
+    let high_priority = flags & 1 != 0;
+    let terms = (flags & 32 != 0).then(|| {
+        let terms = MessageTerms::read(headers).unwrap_or_default();
+        let level = Properties { high_priority, ..Properties::default() }.with_terms_of(headers).level();
+        PutTerms { not_before: terms.not_before(received), expires: terms.expires(received), level }
+    });
+    let remembered = (flags & 64 != 0).then(|| (&reader.rest[..usize::from(lengths[0])], received));
+    Ok(PutHead { queue, high_priority, memory_bytes, number, ticket, unique_key, terms, remembered })
 }
 
 /// Parses the address of a queue in [`PutHead`].
@@ -245,9 +275,13 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         pending_response: flags & 4 != 0,
         pending_acknowledge: flags & 8 != 0,
         unique: flags & 16 != 0,
+        remembered: flags & 64 != 0,
         hops,
         content_type,
+        ..Properties::default()
     };
+    let headers = &block[layout.headers.clone()];
+    let properties = if flags & 32 == 0 { properties } else { properties.with_terms_of(headers) };
     let message = match ticket {
         None => Message::new(block, &layout, properties, None),
         Some(ticket) => Message::passed_on(block, &layout, properties, ticket),

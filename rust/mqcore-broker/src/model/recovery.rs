@@ -3,7 +3,8 @@
 use crate::model::definition::Definition;
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
-use crate::model::record::DeliveryProgress;
+use crate::model::record::{DeliveryProgress, PutTerms};
+use crate::model::time::Timestamp;
 
 /// The contents of the journal when the broker started. Bodies stay in the journal until they are needed, since
 /// millions of messages may wait.
@@ -21,6 +22,10 @@ pub struct RecoveredState {
     pub tickets: Vec<Ticket>,
     /// Unique keys of messages.
     pub unique_keys: Vec<(Sequence, Box<[u8]>)>,
+    /// Terms of messages that have some.
+    pub terms: Vec<(Sequence, PutTerms)>,
+    /// Ids and arrivals of messages whose queues remember the ids.
+    pub remembered: Vec<(Sequence, Box<[u8]>, Timestamp)>,
     /// The highest sequence ever used.
     pub sequence: Sequence,
 }

@@ -79,11 +79,13 @@ pub enum DropReason {
     Erased,
     /// Its body was paged out and could not be loaded. Its record stays for the next start.
     Unreadable,
+    /// Its queue accepted another message with the same id shortly before.
+    Duplicate,
 }
 
 impl DropReason {
     /// All reasons in numeric order.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NoConsumer,
         Self::Slow,
         Self::Limit,
@@ -91,6 +93,7 @@ impl DropReason {
         Self::Refused,
         Self::Erased,
         Self::Unreadable,
+        Self::Duplicate,
     ];
 
     /// The name in metrics and headers.
@@ -103,6 +106,7 @@ impl DropReason {
             Self::Refused => "refused",
             Self::Erased => "erased",
             Self::Unreadable => "unreadable",
+            Self::Duplicate => "duplicate",
         }
     }
 }

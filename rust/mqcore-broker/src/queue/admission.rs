@@ -17,7 +17,7 @@ use crate::model::message::Message;
 use crate::model::observation::ObservedSubject;
 use crate::model::options::{Durability, Status};
 use crate::model::rate::TokenBucket;
-use crate::model::record::{DeliveryProgress, Record};
+use crate::model::record::{DeliveryProgress, PutTerms, Record};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
@@ -28,41 +28,54 @@ use crate::queue::{Admission, Queue};
 
 impl Queue {
     /// A producer publishes a message.
-    pub(crate) fn publish(&mut self, message: Message, members: &Members, context: &mut Context<'_>) {
-        if let Err(rejection) = self.admit_published(&message, context) {
-            context.state.counters.refused += 1;
-            self.reject(message, rejection, context);
-            return;
+    pub(crate) fn publish(&mut self, mut message: Message, members: &Members, context: &mut Context<'_>) {
+        match self.admit_new(&mut message, context) {
+            Ok(true) => {}
+            Ok(false) => return self.drop_duplicate(message, true, context),
+            Err(rejection) => {
+                context.state.counters.refused += 1;
+                return self.reject(message, rejection, context);
+            }
         }
         let message = self.with_id(message, context);
-        let entry = Entry::new(message, self.deadline(context.now));
-        self.take(entry, None, members, context);
+        let deadline = self.deadline_of(&message, context.now);
+        self.take(Entry::new(message, deadline), None, members, context);
     }
 
     /// Publishes a copy of a message. It is decided about and saved like any other message. Its producer gets no
     /// confirmation from this queue, which instead reports to the `origin` of the copy.
     pub(crate) fn publish_copy(
         &mut self,
-        message: Message,
+        mut message: Message,
         origin: Option<CopyOrigin>,
         members: &Members,
         context: &mut Context<'_>,
     ) {
-        if let Err(rejection) = self.admit_published(&message, context) {
-            context.reject_passed_on(&message, &rejection);
-            if let Some(origin) = origin {
-                context.report_copy(origin, Err(rejection));
+        match self.admit_new(&mut message, context) {
+            Ok(true) => {}
+            Ok(false) => {
+                if let Some(origin) = origin {
+                    context.report_copy(origin, Ok(()));
+                }
+                return self.drop_duplicate(message, false, context);
             }
-            self.metadata.stats.dropped[DropReason::Limit as usize] += 1;
-            return context.record_undeliverable(
-                &self.metadata.address,
-                message,
-                LifecycleEvent::Produced,
-                DropReason::Limit,
-            );
+            Err(rejection) => {
+                context.reject_passed_on(&message, &rejection);
+                if let Some(origin) = origin {
+                    context.report_copy(origin, Err(rejection));
+                }
+                self.metadata.stats.dropped[DropReason::Limit as usize] += 1;
+                return context.record_undeliverable(
+                    &self.metadata.address,
+                    message,
+                    LifecycleEvent::Produced,
+                    DropReason::Limit,
+                );
+            }
         }
         let message = self.with_id(message, context);
-        let entry = Entry { answered: true, ..Entry::new(message, self.deadline(context.now)) };
+        let deadline = self.deadline_of(&message, context.now);
+        let entry = Entry { answered: true, ..Entry::new(message, deadline) };
         self.take(entry, origin, members, context);
     }
 
@@ -70,14 +83,18 @@ impl Queue {
     /// producer gets a confirmation.
     pub(crate) fn publish_routed(
         &mut self,
-        message: Message,
+        mut message: Message,
         answers: bool,
         members: &Members,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        self.admit_published(&message, context)?;
+        if !self.admit_new(&mut message, context)? {
+            self.drop_duplicate(message, answers, context);
+            return Ok(());
+        }
         let message = self.with_id(message, context);
-        let entry = Entry { answered: !answers, ..Entry::new(message, self.deadline(context.now)) };
+        let deadline = self.deadline_of(&message, context.now);
+        let entry = Entry { answered: !answers, ..Entry::new(message, deadline) };
         self.take(entry, None, members, context);
         Ok(())
     }
@@ -91,6 +108,7 @@ impl Queue {
     ) {
         self.unique.take(&entry.message);
         entry.message.received_at(context.now);
+        self.begin_id(&entry.message);
         self.metadata.stats.received += 1;
         self.metadata.stats.last_received_ms = context.now.0;
         entry.number = context.number();
@@ -164,11 +182,12 @@ impl Queue {
     pub(crate) fn restore(
         &mut self,
         mut paged_out: PagedOut,
-        high: bool,
+        terms: PutTerms,
         progress: DeliveryProgress,
         context: &mut Context<'_>,
     ) {
-        paged_out.deadline = self.deadline(context.now);
+        let not_before = progress.not_before.max(terms.not_before);
+        paged_out.deadline = self.deadline(context.now.max(terms.not_before)).min(terms.expires);
         self.metadata.stats.received += 1;
         if paged_out.number == MessageNumber(0) {
             paged_out.number = context.number();
@@ -179,15 +198,15 @@ impl Queue {
                 return self.discard_taken(Taken::PagedOut(paged_out), DropReason::Erased, context);
             }
             Status::Cache => self.replace_cached(context),
-            _ if progress.not_before > context.now => {
+            _ if not_before > context.now => {
                 let position = if progress.rank < 0 { PutBack::Start } else { PutBack::End };
                 let awaits = Awaits::Attempt(position);
-                return self.delay(Taken::PagedOut(paged_out), high, progress.not_before, awaits, context);
+                return self.delay(Taken::PagedOut(paged_out), terms.level, not_before, awaits, context);
             }
             _ => {}
         }
         self.arm(paged_out.deadline, context);
-        self.ready.push_paged_out(paged_out, high, PutBack::End);
+        self.ready.push_paged_out(paged_out, terms.level, PutBack::End);
         self.schedule(context);
     }
 
@@ -204,6 +223,21 @@ impl Queue {
         let address = &self.metadata.address;
         let reason = format!("publish limit of queue {address} reached ({rate}); {retry}");
         Err(Rejection::new(RejectionKind::LimitExceeded, reason))
+    }
+
+    /// Whether a published message is new; otherwise it is a duplicate, which needs no room. Marks a new one if its id
+    /// counts.
+    #[inline]
+    fn admit_new(&mut self, message: &mut Message, context: &mut Context<'_>) -> Result<bool, Rejection> {
+        if !self.remembers_ids() || message.id().is_empty() {
+            return self.admit_published(message, context).map(|()| true);
+        }
+        if self.is_duplicate(message.id(), context)? {
+            return Ok(false);
+        }
+        self.admit_published(message, context)?;
+        *message = message.remembered();
+        Ok(true)
     }
 
     /// Like [`Queue::would_take`], and counts the message toward the rate limit. Only published
@@ -258,6 +292,14 @@ impl Queue {
                 RejectionKind::QueueStopped,
                 format!("queue {address} is stopped and takes no messages; give it another status first"),
             );
+        }
+        let immediate = matches!(options.status, Status::Broadcast | Status::Cache);
+        if immediate && message.terms().delay.is_some_and(|delay| !delay.is_zero()) {
+            let status = options.status.as_str();
+            let reason = format!(
+                "queue {address} has the status {status} and cannot delay messages; publish without a delay"
+            );
+            return refuse(RejectionKind::Unacceptable, reason);
         }
         let size = message.body().len() as u64;
         if options.message_size_limit > 0 && size > options.message_size_limit {
@@ -329,6 +371,16 @@ impl Queue {
         }
     }
 
+    /// When a published message expires: by the queue's timeout, which begins when its delay ends, or
+    /// earlier if its own expiry is earlier.
+    fn deadline_of(&self, message: &Message, now: Timestamp) -> Timestamp {
+        if !message.properties().terms {
+            return self.deadline(now);
+        }
+        let terms = message.terms();
+        self.deadline(now.max(terms.not_before(now))).min(terms.expires(now))
+    }
+
     /// Decides about a message, or asks the handler.
     pub(crate) fn consider(&mut self, index: usize, context: &mut Context<'_>) {
         let number = self.first_undecided + index as u64;
@@ -376,6 +428,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         if self.failed_to_save(&entry, origin, step_decision, context) {
+            self.reject_id(&entry.message);
             let why = match &context.state.commits.storage {
                 _ if self.metadata.overrides.contains(Step::SaveMessage) => {
                     let key = &context.state.spec(self.metadata.handler).key;
@@ -393,6 +446,7 @@ impl Queue {
             return self.discard(entry, DropReason::Refused, context);
         }
         if step_decision.failed && self.owes_answer(&entry, step_decision) {
+            self.reject_id(&entry.message);
             let (spec, address) = (context.state.spec(self.metadata.handler), &self.metadata.address);
             let reason = format!(
                 "delivery handler {:?} of queue {address} raised, returned no decision, or did not answer within {} s, \
@@ -407,6 +461,11 @@ impl Queue {
             context.report_copy(origin, self.admitted(step_decision.decision));
         }
         context.finish_passed_on(&entry.message);
+        if self.admitted(step_decision.decision).is_ok() {
+            self.accept_id(&entry, context);
+        } else {
+            self.reject_id(&entry.message);
+        }
         self.acknowledge(&mut entry, step_decision, None, "none", context);
         if step_decision.decision.allow {
             self.announce(&entry, context);

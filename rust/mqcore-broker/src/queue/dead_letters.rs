@@ -11,6 +11,7 @@ use crate::model::id::{DEAD_LETTERS, QueueAddress};
 use crate::model::message::Message;
 use crate::model::options::DeadLetter;
 use crate::model::stats::DropReason;
+use crate::model::terms::LEVEL_NORMAL;
 use crate::queue::Queue;
 
 /// The destination of a message that failed for good.
@@ -57,6 +58,7 @@ impl Queue {
         );
         // Its record stays here until the other queue has saved the message.
         let sequence = std::mem::take(&mut entry.sequence);
+        self.keep_id(sequence, context);
         let shard = context.state.config.shard;
         let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
         let from = self.metadata.address.clone();
@@ -84,6 +86,10 @@ fn dead_letter_message(entry: &Entry, from: &QueueAddress, to: &QueueAddress, re
         pending_response: false,
         // The key does not apply here: two failed messages with the same key are two messages.
         unique: false,
+        // It was delayed once, and it must not expire here.
+        terms: false,
+        remembered: false,
+        priority: LEVEL_NORMAL,
         ..message.properties()
     };
     Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())

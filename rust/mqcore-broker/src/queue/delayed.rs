@@ -1,10 +1,11 @@
-//! Messages that must not be delivered before a given time: requeued ones that wait for their next
-//! attempt, and those that all consumers refused. Other messages pass them.
+//! Messages that must not be delivered before a given time: those that their producers delay, requeued
+//! ones that wait for their next attempt, and those that all consumers refused. Other messages pass them.
 
 use std::collections::BTreeMap;
 
 use crate::model::command::Clear;
 use crate::model::decision::PutBack;
+use crate::model::terms::LEVEL_HIGH_MIN;
 use crate::model::time::Timestamp;
 use crate::queue::ready::Taken;
 
@@ -33,26 +34,33 @@ pub(crate) enum Awaits {
 #[derive(Debug)]
 struct Waiting {
     taken: Taken,
-    high: bool,
+    level: u8,
     awaits: Awaits,
+}
+
+impl Waiting {
+    fn is_high(&self) -> bool {
+        self.level >= LEVEL_HIGH_MIN
+    }
 }
 
 /// A message whose time has come.
 #[derive(Debug)]
 pub(crate) struct Due {
     pub(crate) taken: Taken,
-    pub(crate) high: bool,
+    /// Its priority.
+    pub(crate) level: u8,
     /// The end of the queue to which it returns.
     pub(crate) position: PutBack,
 }
 
 impl From<Waiting> for Due {
-    fn from(Waiting { taken, high, awaits }: Waiting) -> Self {
+    fn from(Waiting { taken, level, awaits }: Waiting) -> Self {
         let position = match awaits {
             Awaits::Attempt(position) => position,
             Awaits::Consumer => PutBack::Start,
         };
-        Self { taken, high, position }
+        Self { taken, level, position }
     }
 }
 
@@ -89,11 +97,12 @@ impl Delayed {
         self.waiting.iter().map(|((time, _), waiting)| (*time, &waiting.taken))
     }
 
-    pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, high: bool, awaits: Awaits) {
+    pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, level: u8, awaits: Awaits) {
         self.serial += 1;
-        self.high += u64::from(high);
+        let waiting = Waiting { taken, level, awaits };
+        self.high += u64::from(waiting.is_high());
         self.refused += u64::from(awaits == Awaits::Consumer);
-        self.waiting.insert((until, self.serial), Waiting { taken, high, awaits });
+        self.waiting.insert((until, self.serial), waiting);
     }
 
     /// Removes the first message whose time has come.
@@ -116,7 +125,7 @@ impl Delayed {
 
     /// Removes the messages that `clear` selects.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
-        let cleared = self.take(|waiting| if waiting.high { clear.high_priority } else { clear.normal });
+        let cleared = self.take(|waiting| if waiting.is_high() { clear.high_priority } else { clear.normal });
         cleared.into_iter().map(|waiting| waiting.taken).collect()
     }
 
@@ -130,7 +139,7 @@ impl Delayed {
     }
 
     fn count_out(&mut self, waiting: &Waiting) {
-        self.high -= u64::from(waiting.high);
+        self.high -= u64::from(waiting.is_high());
         self.refused -= u64::from(waiting.awaits == Awaits::Consumer);
     }
 }

@@ -12,6 +12,8 @@ pub(crate) mod delayed;
 pub(crate) mod delivery;
 pub(crate) mod dispatch;
 pub(crate) mod flows;
+pub(crate) mod levels;
+pub(crate) mod list;
 pub(crate) mod loads;
 pub(crate) mod members;
 pub(crate) mod outcome;
@@ -20,6 +22,7 @@ pub(crate) mod prefetched;
 pub(crate) mod pulling;
 pub(crate) mod pulls;
 pub(crate) mod ready;
+pub(crate) mod recent;
 pub(crate) mod requeue;
 pub(crate) mod settlement;
 pub(crate) mod unique;
@@ -52,6 +55,7 @@ use crate::queue::members::Members;
 use crate::queue::outcome::Settlement;
 use crate::queue::pulls::Pulling;
 use crate::queue::ready::Ready;
+use crate::queue::recent::RecentIds;
 use crate::queue::unique::UniqueKeys;
 
 /// A message that waits for a handler to decide its admission.
@@ -96,6 +100,8 @@ pub(crate) struct Queue {
     pub(crate) waiting_producers: HashMap<Sequence, Arc<Client>>,
     /// Unique keys of its messages.
     pub(crate) unique: UniqueKeys,
+    /// Ids of recent messages, if the queue recognizes duplicates.
+    pub(crate) recent: Option<Box<RecentIds>>,
     /// Whether the queue is in the shard's list of queues with bodies that may leave memory.
     pub(crate) backlogged: bool,
     /// Whether the queue is in the shard's list of work.
@@ -145,6 +151,7 @@ impl Queue {
             expiring: VecDeque::new(),
             waiting_producers: HashMap::default(),
             unique: UniqueKeys::default(),
+            recent: None,
             backlogged: false,
             scheduled: false,
             armed: Timestamp::NEVER,
@@ -247,6 +254,9 @@ impl Queue {
         let before = self.metadata.options.status;
         changes.apply_to(&mut self.metadata.options);
         self.choose_handler(context.state);
+        if !self.remembers_ids() {
+            self.forget_ids(context);
+        }
         let status = self.metadata.options.status;
         match status {
             _ if status == before => {}
@@ -297,6 +307,7 @@ impl Queue {
             self.expire(context);
         }
         self.time_out_deliveries(context);
+        self.forget_old_ids(context);
         self.arm(self.next_deadline(), context);
     }
 
@@ -305,7 +316,8 @@ impl Queue {
     fn next_deadline(&self) -> Timestamp {
         let waits = self.metadata.missing_handler.is_some();
         let expiry = if waits { Timestamp::NEVER } else { self.ready.next_deadline() };
-        expiry.min(self.deliveries.next_deadline()).min(self.delayed.next())
+        let waiting = expiry.min(self.deliveries.next_deadline()).min(self.delayed.next());
+        waiting.min(self.next_forgotten_id())
     }
 
     /// The time of the queue's timer, to remove when the queue is removed.

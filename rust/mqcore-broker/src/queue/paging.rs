@@ -5,6 +5,8 @@
 //! long queue reads the journal in long runs and never waits for single messages. Delivery stops at a
 //! body that is being loaded, and continues when it is ready; so the order does not change.
 
+use std::time::Duration;
+
 use crate::context::Context;
 use crate::context::decide::notify_paged_out_dequeued;
 use crate::context::state::ShardState;
@@ -16,6 +18,7 @@ use crate::model::id::Sequence;
 use crate::model::message::Message;
 use crate::model::record::Record;
 use crate::model::stats::DropReason;
+use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::dead_letters::Destination;
 use crate::queue::loads::LoadState;
@@ -25,6 +28,8 @@ use crate::queue::ready::{Eviction, Next, Taken};
 const WINDOW_MESSAGES: usize = 1024;
 /// Maximum bytes requested at a time, except for a single larger message.
 const WINDOW_BYTES: u64 = 1 << 20;
+/// The longest delay for which the body of a saved message stays in memory.
+const KEPT_DELAY: Duration = Duration::from_secs(1);
 
 impl Queue {
     /// Removes and returns the next message. `None`: there is none, or its body is being loaded; then
@@ -134,6 +139,32 @@ impl Queue {
         enough
     }
 
+    /// Pages out a message that its producer delays, if it is saved and the delay is long: there may be
+    /// many of them.
+    pub(crate) fn page_out_delayed(
+        &mut self,
+        entry: Entry,
+        until: Timestamp,
+        context: &mut Context<'_>,
+    ) -> Taken {
+        let is_long = until.since(context.now) > KEPT_DELAY;
+        if !is_long || !entry.saved || !context.state.commits.is_committed(entry.sequence) {
+            return Taken::InMemory(entry);
+        }
+        let Entry { message, deadline, attempts, requeues, sequence, answered, number, .. } = entry;
+        self.unique.page_out(sequence, &message);
+        let owed = !self.metadata.overrides.is_empty() || message.properties().pending_acknowledge;
+        if !answered
+            && owed
+            && let Some(producer) = message.producer()
+        {
+            self.waiting_producers.insert(sequence, producer.clone());
+        }
+        context.state.paging.bodies.evicted += 1;
+        let bytes = message.memory_bytes() as u64;
+        Taken::PagedOut(PagedOut { deadline, attempts, requeues, sequence, answered, number, bytes })
+    }
+
     /// Drops and counts a message, in memory or paged out.
     pub(crate) fn discard_taken(&mut self, taken: Taken, reason: DropReason, context: &mut Context<'_>) {
         match taken {
@@ -160,6 +191,7 @@ impl Queue {
         self.metadata.stats.removed += 1;
         context.record_paged_out_end(&self.metadata.address, &paged_out);
         notify_paged_out_dequeued(&self.metadata, paged_out.sequence, paged_out.attempts, context);
+        self.keep_id(paged_out.sequence, context);
         context.record(Record::Settle(paged_out.sequence));
     }
 

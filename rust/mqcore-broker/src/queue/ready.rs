@@ -1,17 +1,23 @@
-//! Messages that wait in a queue: two lists, high priority first, each in order. The body of a saved
-//! message may be paged out; then only its entry in the list stays in memory.
+//! Messages that wait in a queue: a list for each priority, highest first, each in order. The body of
+//! a saved message may be paged out; then only its entry in the list stays in memory.
 
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::time::Duration;
 
 use crate::model::command::Clear;
 use crate::model::decision::PutBack;
 use crate::model::entry::{Entry, PagedOut};
-use crate::model::id::{MessageNumber, Sequence};
+use crate::model::id::Sequence;
 use crate::model::memory::MemoryGauge;
 use crate::model::message::Message;
 use crate::model::time::Timestamp;
+use smallvec::SmallVec;
+
+use crate::queue::levels::Levels;
+use crate::queue::list::{List, ReadyEntry};
 use crate::queue::loads::{LoadState, PendingLoads};
+
+pub(crate) use crate::queue::list::Eviction;
 
 /// A message that left the lists.
 #[derive(Debug)]
@@ -33,196 +39,18 @@ pub(crate) enum Next {
     Lost(PagedOut),
 }
 
-/// An entry of a list: 40 bytes, whether or not the body is in memory.
-#[derive(Debug)]
-struct ReadyEntry {
-    message: Option<Message>,
-    deadline: Timestamp,
-    sequence: Sequence,
-    number: MessageNumber,
-    attempts: u16,
-    requeues: u16,
-    /// Size of the message in units of [`SIZE_UNIT`], rounded up; the maximum stands for anything
-    /// larger.
-    size: u16,
-    flags: u8,
-}
-
-const SIZE_UNIT: u64 = 64;
-/// The size in bytes that the maximum stands for.
-const SIZE_MAX: u64 = 64 << 20;
-const SAVED: u8 = 1;
-const ANSWERED: u8 = 2;
-
-fn units(bytes: u64) -> u16 {
-    u16::try_from(bytes.div_ceil(SIZE_UNIT)).unwrap_or(u16::MAX)
-}
-
-impl ReadyEntry {
-    fn of(entry: Entry) -> Self {
-        let Entry { message, deadline, attempts, requeues, sequence, saved, answered, number } = entry;
-        let size = units(message.memory_bytes() as u64);
-        let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
-        Self { message: Some(message), deadline, sequence, number, attempts, requeues, size, flags }
-    }
-
-    fn of_paged_out(paged_out: PagedOut) -> Self {
-        let PagedOut { deadline, attempts, requeues, sequence, answered, number, bytes } = paged_out;
-        let flags = SAVED | (u8::from(answered) * ANSWERED);
-        Self { message: None, deadline, sequence, number, attempts, requeues, size: units(bytes), flags }
-    }
-
-    fn is_saved(&self) -> bool {
-        self.flags & SAVED != 0
-    }
-
-    /// Bytes that its message takes in memory once it is loaded.
-    fn full_bytes(&self) -> u64 {
-        if self.size == u16::MAX { SIZE_MAX } else { u64::from(self.size) * SIZE_UNIT }
-    }
-
-    /// Bytes of its message that are in memory.
-    fn bytes(&self) -> u64 {
-        self.message.as_ref().map_or(0, |message| message.memory_bytes() as u64)
-    }
-
-    fn paged_out(&self) -> PagedOut {
-        PagedOut {
-            deadline: self.deadline,
-            attempts: self.attempts,
-            requeues: self.requeues,
-            sequence: self.sequence,
-            answered: self.flags & ANSWERED != 0,
-            number: self.number,
-            bytes: self.full_bytes(),
-        }
-    }
-
-    fn entry(self, message: Message) -> Entry {
-        Entry {
-            message,
-            deadline: self.deadline,
-            attempts: self.attempts,
-            requeues: self.requeues,
-            sequence: self.sequence,
-            number: self.number,
-            saved: self.is_saved(),
-            answered: self.flags & ANSWERED != 0,
-        }
-    }
-}
-
-/// One list.
-#[derive(Debug, Default)]
-struct List {
-    cards: VecDeque<ReadyEntry>,
-    /// The position of the first entry. Positions do not change while other entries are added and
-    /// removed.
-    first: i64,
-    /// Ranges of positions without bodies that could leave memory, in order. A hint that avoids
-    /// scanning paged-out entries again; entries may be missing here, and are then scanned once more.
-    cold: Vec<Range<i64>>,
-}
-
-/// Maximum number of such ranges.
-const COLD_MAX: usize = 64;
-
-impl List {
-    fn push_front(&mut self, card: ReadyEntry) {
-        // The position may be that of an entry that was removed.
-        if let Some(cold) = self.cold.first_mut() {
-            cold.start = cold.start.max(self.first);
-        }
-        self.first -= 1;
-        self.cards.push_front(card);
-    }
-
-    fn pop(&mut self, newest: bool) -> Option<ReadyEntry> {
-        let card = if newest {
-            let card = self.cards.pop_back()?;
-            let end = self.end();
-            while self.cold.last().is_some_and(|last| last.end > end) {
-                let Some(last) = self.cold.pop() else { break };
-                if last.start < end {
-                    self.cold.push(last.start..end);
-                }
-            }
-            card
-        } else {
-            let card = self.cards.pop_front()?;
-            self.first += 1;
-            card
-        };
-        if self.cold.first().is_some_and(|cold| cold.end <= self.first) {
-            self.cold.remove(0);
-        }
-        Some(card)
-    }
-
-    fn end(&self) -> i64 {
-        self.first + self.cards.len() as i64
-    }
-
-    /// Offers bodies from the last entry down to, but not including, the first `keep`, until `leave`
-    /// reports that it is enough.
-    fn evict(&mut self, keep: usize, leave: &mut dyn FnMut(&mut ReadyEntry) -> Eviction) {
-        let floor = self.first + keep as i64;
-        let mut end = self.end();
-        let mut at = end;
-        let mut found = Vec::new();
-        loop {
-            while let Some(cold) = self.cold.pop_if(|cold| cold.end >= at) {
-                at = at.min(cold.start);
-            }
-            if at <= floor {
-                break;
-            }
-            let card = &mut self.cards[(at - 1 - self.first) as usize];
-            if card.message.is_some() {
-                match leave(card) {
-                    Eviction::Done => {}
-                    Eviction::Enough => break,
-                    Eviction::NotYet => {
-                        found.push(at..end);
-                        end = at - 1;
-                    }
-                }
-            }
-            at -= 1;
-        }
-        found.push(at..end);
-        found.into_iter().for_each(|cold| self.remember(cold));
-    }
-
-    fn remember(&mut self, cold: Range<i64>) {
-        if cold.start < cold.end {
-            let place = self.cold.partition_point(|known| known.start < cold.start);
-            self.cold.insert(place, cold);
-            if self.cold.len() > COLD_MAX {
-                self.cold.remove(0);
-            }
-        }
-    }
-}
-
-/// The decision about a body that could be paged out.
-pub(crate) enum Eviction {
-    Done,
-    Enough,
-    /// It may leave later: its record is not committed.
-    NotYet,
-}
-
-/// The two lists.
+/// The lists.
 ///
 /// Deadlines ascend within each list as long as messages only arrive. Requeueing, and changing the
 /// timeout, may break that: `disordered` is set then, and expiry looks at every entry instead of the
-/// first ones. So the common case is cheap, and the rare one is still exact.
+/// first ones. So the common case is cheap. Messages with an expiry of their own are the rare case: a long
+/// queue of them is searched less often, and expires a little late. It delivers none of them late.
 #[derive(Debug)]
 pub(crate) struct Ready {
-    high: List,
-    normal: List,
+    levels: Levels,
     disordered: bool,
+    /// When a disordered queue may be searched for expired messages again.
+    search_from: Timestamp,
     /// Bytes of messages in the lists.
     bytes: u64,
     /// Entries whose body is not in memory.
@@ -237,9 +65,9 @@ pub(crate) struct Ready {
 impl Ready {
     pub(crate) fn new(memory: MemoryGauge) -> Self {
         Self {
-            high: List::default(),
-            normal: List::default(),
+            levels: Levels::default(),
             disordered: false,
+            search_from: Timestamp(0),
             bytes: 0,
             absent: 0,
             loads: PendingLoads::new(memory.clone()),
@@ -249,16 +77,16 @@ impl Ready {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.high.cards.len() + self.normal.cards.len()
+        self.levels.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.high.cards.is_empty() && self.normal.cards.is_empty()
+        self.levels.is_empty()
     }
 
     /// Number of messages of high and of normal priority.
     pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.high.cards.len() as u64, self.normal.cards.len() as u64)
+        self.levels.counts()
     }
 
     /// Memory of the waiting messages in bytes.
@@ -267,24 +95,24 @@ impl Ready {
     }
 
     pub(crate) fn push_back(&mut self, entry: Entry) {
-        let high = entry.is_high();
-        self.push(ReadyEntry::of(entry), high, PutBack::End);
+        let level = entry.level();
+        self.push(ReadyEntry::of(entry), level, PutBack::End);
     }
 
     pub(crate) fn push_front(&mut self, entry: Entry) {
-        let high = entry.is_high();
-        self.push(ReadyEntry::of(entry), high, PutBack::Start);
+        let level = entry.level();
+        self.push(ReadyEntry::of(entry), level, PutBack::Start);
     }
 
     /// Adds a paged-out message at the start or the end.
-    pub(crate) fn push_paged_out(&mut self, paged_out: PagedOut, high: bool, position: PutBack) {
-        self.push(ReadyEntry::of_paged_out(paged_out), high, position);
+    pub(crate) fn push_paged_out(&mut self, paged_out: PagedOut, level: u8, position: PutBack) {
+        self.push(ReadyEntry::of_paged_out(paged_out), level, position);
     }
 
     #[inline]
-    fn push(&mut self, card: ReadyEntry, high: bool, position: PutBack) {
+    fn push(&mut self, card: ReadyEntry, level: u8, position: PutBack) {
         self.count_in(&card);
-        let list = if high { &mut self.high } else { &mut self.normal };
+        let list = self.levels.of(level);
         if position == PutBack::Start {
             self.disordered |= list.cards.front().is_some_and(|first| first.deadline < card.deadline);
             list.push_front(card);
@@ -307,7 +135,7 @@ impl Ready {
     /// Removes the next message: the oldest of the highest priority, or the newest of it.
     #[inline]
     pub(crate) fn take(&mut self, newest: bool) -> Next {
-        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let list = self.levels.first();
         let card = if newest { list.cards.back() } else { list.cards.front() };
         let Some(card) = card else { return Next::Nothing };
         if card.message.is_none() && !self.loads.has_answer(card.sequence) {
@@ -322,7 +150,7 @@ impl Ready {
 
     /// Removes the next message if it is paged out and its deadline has passed.
     pub(crate) fn take_expired(&mut self, newest: bool, now: Timestamp) -> Option<PagedOut> {
-        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let list = self.levels.first();
         let card = if newest { list.cards.back() } else { list.cards.front() }?;
         if card.message.is_some() || card.deadline > now {
             return None;
@@ -342,7 +170,7 @@ impl Ready {
         self.window.1 = self.window.1.saturating_sub(1);
         if self.is_empty() {
             self.disordered = false;
-            self.release();
+            self.levels.release();
         }
     }
 
@@ -361,25 +189,24 @@ impl Ready {
 
     /// Keeps only the newest message, in memory or not, and returns all others.
     pub(crate) fn keep_newest(&mut self) -> Vec<Taken> {
-        let high = !self.high.cards.is_empty();
-        let list = if high { &mut self.high } else { &mut self.normal };
-        let Some(newest) = list.pop(true) else { return Vec::new() };
+        let level = self.levels.first_level();
+        let Some(newest) = self.levels.of(level).pop(true) else { return Vec::new() };
         self.count_out(&newest);
         let others = self.clear(Clear { high_priority: true, normal: true });
-        self.push(newest, high, PutBack::End);
+        self.push(newest, level, PutBack::End);
         others
     }
 
     /// The newest message, for caches, with its body if it is in memory.
     pub(crate) fn newest(&self) -> Option<(PagedOut, Option<&Message>)> {
-        let card = self.high.cards.back().or(self.normal.cards.back())?;
+        let card = self.levels.iter().find_map(|list| list.cards.back())?;
         let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
         Some((card.paged_out(), message))
     }
 
     /// Removes the newest message if it turned out to be unreadable.
     pub(crate) fn take_lost_newest(&mut self) -> Option<PagedOut> {
-        let list = if self.high.cards.is_empty() { &mut self.normal } else { &mut self.high };
+        let list = self.levels.first();
         let card = list.cards.back()?;
         if card.message.is_some() || !self.loads.is_lost(card.sequence) {
             return None;
@@ -393,7 +220,7 @@ impl Ready {
 
     /// All messages in the order of delivery, with their bodies if they are in memory.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PagedOut, bool, Option<&Message>)> {
-        self.high.cards.iter().chain(&self.normal.cards).map(|card| {
+        self.levels.iter().flat_map(|list| &list.cards).map(|card| {
             let message = card.message.as_ref().or_else(|| self.loads.look(card.sequence));
             (card.paged_out(), card.is_saved(), message)
         })
@@ -402,24 +229,23 @@ impl Ready {
     /// Removes and returns the messages that `clear` selects.
     pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
         let mut taken = Vec::new();
-        for (named, high) in [(clear.high_priority, true), (clear.normal, false)] {
-            if named {
-                let list = std::mem::take(if high { &mut self.high } else { &mut self.normal });
-                taken.extend(list.cards.into_iter().map(|card| self.leave(card)));
-            }
+        for list in self.levels.take(clear) {
+            taken.extend(list.cards.into_iter().map(|card| self.leave(card)));
         }
         taken
     }
 
     /// Removes and returns everything whose deadline has passed.
     pub(crate) fn expire(&mut self, now: Timestamp) -> Vec<Taken> {
+        if self.disordered && now < self.search_from {
+            return Vec::new();
+        }
         let mut expired = Vec::new();
-        for high in [true, false] {
-            let list = if high { &mut self.high } else { &mut self.normal };
+        for list in self.levels.iter_mut() {
             if self.disordered {
                 let (gone, kept): (VecDeque<_>, VecDeque<_>) =
                     std::mem::take(&mut list.cards).into_iter().partition(|card| card.deadline <= now);
-                *list = List { cards: kept, ..List::default() };
+                *list = List::of(kept);
                 expired.extend(gone);
             } else {
                 while list.cards.front().is_some_and(|card| card.deadline <= now) {
@@ -427,20 +253,22 @@ impl Ready {
                 }
             }
         }
-        self.disordered = self.disordered
-            && ![&self.high, &self.normal]
-                .into_iter()
-                .all(|list| list.cards.iter().is_sorted_by_key(|card| card.deadline));
+        if self.disordered {
+            self.disordered =
+                !self.levels.iter().all(|list| list.cards.iter().is_sorted_by_key(|card| card.deadline));
+            self.search_from = now.after(Duration::from_millis(self.len() as u64 / SEARCHED_PER_MS));
+        }
         expired.into_iter().map(|card| self.leave(card)).collect()
     }
 
     /// The earliest deadline.
     pub(crate) fn next_deadline(&self) -> Timestamp {
-        let lists = [&self.high, &self.normal];
+        let lists = self.levels.iter();
         let earliest = if self.disordered {
-            lists.into_iter().flat_map(|list| &list.cards).map(|card| card.deadline).min()
+            let earliest = lists.flat_map(|list| &list.cards).map(|card| card.deadline).min();
+            earliest.map(|earliest| earliest.max(self.search_from))
         } else {
-            lists.into_iter().filter_map(|list| list.cards.front()).map(|card| card.deadline).min()
+            lists.filter_map(|list| list.cards.front()).map(|card| card.deadline).min()
         };
         earliest.unwrap_or(Timestamp::NEVER)
     }
@@ -455,7 +283,7 @@ impl Ready {
     pub(crate) fn want(&mut self, newest: bool, messages: usize, bytes: u64) -> Vec<Sequence> {
         let mut wanted = Vec::new();
         let (mut seen, mut sum) = (0, 0);
-        let Self { high, normal, loads, .. } = self;
+        let Self { levels, loads, .. } = self;
         let mut look = |card: &ReadyEntry| {
             if seen == messages || (seen > 0 && sum + card.full_bytes() > bytes) {
                 return false;
@@ -468,9 +296,9 @@ impl Ready {
             true
         };
         if newest {
-            let _ = high.cards.iter().rev().chain(normal.cards.iter().rev()).all(&mut look);
+            let _ = levels.iter().flat_map(|list| list.cards.iter().rev()).all(&mut look);
         } else {
-            let _ = high.cards.iter().chain(&normal.cards).all(&mut look);
+            let _ = levels.iter().flat_map(|list| &list.cards).all(&mut look);
         }
         self.window = (seen, seen);
         wanted
@@ -490,7 +318,7 @@ impl Ready {
         may: &mut dyn FnMut(Sequence) -> Eviction,
         gone: &mut dyn FnMut(Sequence, bool, &Message),
     ) {
-        let Self { high, normal, bytes, absent, memory, .. } = self;
+        let Self { levels, bytes, absent, memory, .. } = self;
         let mut leave = |card: &mut ReadyEntry| {
             if !card.is_saved() {
                 return Eviction::Done;
@@ -502,34 +330,35 @@ impl Ready {
                     *bytes -= size;
                     *absent += 1;
                     memory.subtract(size);
-                    gone(card.sequence, card.flags & ANSWERED != 0, &message);
+                    gone(card.sequence, card.is_answered(), &message);
                 }
             }
             step_decision
         };
-        let kept_high = keep.min(high.cards.len());
-        normal.evict(keep - kept_high, &mut leave);
-        high.evict(kept_high, &mut leave);
-    }
-
-    /// Gives memory back after a large backlog is gone.
-    fn release(&mut self) {
-        const KEPT: usize = 1024;
-        for list in [&mut self.high, &mut self.normal] {
-            list.cold.clear();
-            if list.cards.is_empty() && list.cards.capacity() > KEPT {
-                list.cards.shrink_to(KEPT);
-            }
+        let mut left = keep;
+        let kept: SmallVec<[usize; 2]> = levels
+            .iter()
+            .map(|list| {
+                let kept = left.min(list.cards.len());
+                left -= kept;
+                kept
+            })
+            .collect();
+        for (list, kept) in levels.iter_mut().rev().zip(kept.into_iter().rev()) {
+            list.evict(kept, &mut leave);
         }
     }
 }
 
 /// Maximum number of messages at the head that never leave memory.
 const HEAD_MAX: u64 = 256;
+/// Number of messages of a disordered queue that are searched for each millisecond that passes, so that
+/// searching takes a small part of the time.
+const SEARCHED_PER_MS: u64 = 10_000;
 
 impl Drop for Ready {
     fn drop(&mut self) {
-        let cards = self.high.cards.iter().chain(&self.normal.cards);
+        let cards = self.levels.iter().flat_map(|list| &list.cards);
         self.memory.subtract(cards.filter(|card| card.is_saved()).map(ReadyEntry::bytes).sum());
     }
 }
@@ -540,9 +369,11 @@ mod tests {
 
     use super::*;
     use crate::model::message::Properties;
+    use crate::model::terms::LEVEL_HIGH_MIN;
 
-    fn entry(number: u64, high: bool) -> Entry {
-        let properties = Properties { high_priority: high, ..Properties::default() };
+    fn entry(number: u64, priority: u8) -> Entry {
+        let high_priority = priority >= LEVEL_HIGH_MIN;
+        let properties = Properties { priority, high_priority, ..Properties::default() };
         let message = Message::from_parts(&number.to_le_bytes(), b"", &[7; 100], properties, None);
         Entry { sequence: Sequence(number), saved: true, ..Entry::new(message, Timestamp::NEVER) }
     }
@@ -550,6 +381,50 @@ mod tests {
     #[test]
     fn waiting_message_takes_forty_bytes_besides_its_body() {
         assert_eq!(size_of::<ReadyEntry>(), 40);
+    }
+
+    #[test]
+    fn higher_priorities_come_first_and_each_keeps_its_order() {
+        let mut ready = Ready::new(MemoryGauge::default());
+        for (number, priority) in [(1, 0), (2, 9), (3, 255), (4, 9), (5, 200), (6, 0), (7, 255)] {
+            ready.push_back(entry(number, priority));
+        }
+        ready.push_front(entry(8, 9));
+        assert_eq!(ready.counts(), (3, 5), "from 128 on they are high");
+        assert_eq!(ready.len(), 8);
+        let next = |ready: &mut Ready| match ready.take(false) {
+            Next::Entry(entry) => entry.sequence.0,
+            other => panic!("{other:?}"),
+        };
+        let seen: Vec<_> = ready.iter().map(|(paged_out, ..)| paged_out.sequence.0).collect();
+        let taken: Vec<_> = (0..8).map(|_| next(&mut ready)).collect();
+        assert_eq!(taken, [3, 7, 5, 8, 2, 4, 1, 6]);
+        assert_eq!(seen, taken);
+        assert!(ready.is_empty());
+        for (number, priority) in [(1, 0), (2, 9), (3, 255), (4, 200)] {
+            ready.push_back(entry(number, priority));
+        }
+        assert_eq!(ready.clear(Clear { high_priority: true, normal: false }).len(), 2);
+        assert_eq!(ready.counts(), (0, 2));
+    }
+
+    #[test]
+    fn expiries_of_their_own_are_found_in_any_order() {
+        let mut ready = Ready::new(MemoryGauge::default());
+        for (number, deadline) in [(1, 50), (2, 10), (3, 30)] {
+            ready.push_back(Entry { deadline: Timestamp(deadline), ..entry(number, 0) });
+        }
+        assert_eq!(ready.next_deadline(), Timestamp(10));
+        assert_eq!(ready.expire(Timestamp(30)).len(), 2);
+        assert_eq!(ready.next_deadline(), Timestamp(50));
+        for number in 0..40_000 {
+            ready.push_back(Entry { deadline: Timestamp(1000 - number % 7), ..entry(number, 0) });
+        }
+        assert_eq!(ready.expire(Timestamp(60)).len(), 1);
+        ready.push_back(Entry { deadline: Timestamp(61), ..entry(9, 0) });
+        assert_eq!(ready.expire(Timestamp(61)).len(), 0, "it was searched just before");
+        assert_eq!(ready.next_deadline(), Timestamp(64), "one millisecond for each 10,000 messages");
+        assert_eq!(ready.expire(Timestamp(64)).len(), 1);
     }
 
     #[test]
@@ -561,13 +436,11 @@ mod tests {
             let mut ready = Ready::new(memory.clone());
             for number in 1..300 {
                 match below(6) {
-                    0..3 => ready.push_back(entry(number, below(5) == 0)),
-                    3 => ready.push_front(entry(number, below(5) == 0)),
+                    0..3 => ready.push_back(entry(number, [0, 0, 0, 7, 255][below(5) as usize])),
+                    3 => ready.push_front(entry(number, [0, 0, 0, 200, 255][below(5) as usize])),
                     4 => {
                         let newest = below(2) == 0;
-                        let list =
-                            if ready.high.cards.is_empty() { &mut ready.normal } else { &mut ready.high };
-                        if let Some(card) = list.pop(newest) {
+                        if let Some(card) = ready.levels.first().pop(newest) {
                             ready.leave(card);
                         }
                     }

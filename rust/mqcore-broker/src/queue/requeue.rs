@@ -56,7 +56,14 @@ impl Queue {
                 self.keep(entry, position, context);
             }
             Status::Push | Status::RoundRobin | Status::Pull | Status::Paused => {
-                self.keep(entry, position, context)
+                match entry.message.terms().not_before(entry.message.received()) {
+                    until if until > context.now => {
+                        let level = entry.level();
+                        let taken = self.page_out_delayed(entry, until, context);
+                        self.delay(taken, level, until, Awaits::Attempt(position), context);
+                    }
+                    _ => self.keep(entry, position, context),
+                }
             }
         }
     }
@@ -130,8 +137,8 @@ impl Queue {
             ));
         }
         if not_before > context.now && self.metadata.options.status != Status::Cache {
-            let high = entry.message.properties().high_priority;
-            return self.delay(Taken::InMemory(entry), high, not_before, Awaits::Attempt(position), context);
+            let level = entry.level();
+            return self.delay(Taken::InMemory(entry), level, not_before, Awaits::Attempt(position), context);
         }
         self.keep(entry, position, context);
     }
@@ -140,7 +147,7 @@ impl Queue {
     pub(crate) fn delay(
         &mut self,
         taken: Taken,
-        high: bool,
+        level: u8,
         until: Timestamp,
         awaits: Awaits,
         context: &mut Context<'_>,
@@ -150,7 +157,7 @@ impl Queue {
             Taken::PagedOut(paged_out) => paged_out.deadline,
         };
         let until = until.min(deadline);
-        self.delayed.insert(until, taken, high, awaits);
+        self.delayed.insert(until, taken, level, awaits);
         self.arm(until, context);
     }
 
@@ -172,7 +179,7 @@ impl Queue {
     fn return_due(&mut self, due: Vec<Due>, context: &mut Context<'_>) {
         let (first, last): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.position == PutBack::Start);
         // The last one of those that return to the start is put there first.
-        for Due { taken, high, position } in first.into_iter().rev().chain(last) {
+        for Due { taken, level, position } in first.into_iter().rev().chain(last) {
             match self.metadata.options.status {
                 Status::Broadcast => self.discard_taken(taken, DropReason::NoConsumer, context),
                 Status::Cache if !self.ready.is_empty() => {
@@ -182,7 +189,7 @@ impl Queue {
                     Taken::InMemory(entry) => self.keep(entry, position, context),
                     Taken::PagedOut(paged_out) => {
                         self.arm(paged_out.deadline, context);
-                        self.ready.push_paged_out(paged_out, high, position);
+                        self.ready.push_paged_out(paged_out, level, position);
                         self.schedule(context);
                     }
                 },
@@ -210,6 +217,7 @@ impl Queue {
         self.unique.release(&entry.message);
         context.record_end(&self.metadata.address, &entry);
         if entry.sequence.0 > 0 {
+            self.keep_id(entry.sequence, context);
             context.record(Record::Settle(entry.sequence));
         }
         notify_dequeued(&self.metadata, &entry, context);
@@ -251,6 +259,7 @@ impl Queue {
         for mut admission in std::mem::take(&mut self.undecided) {
             self.first_undecided += 1;
             context.finish_passed_on(&admission.entry.message);
+            self.reject_id(&admission.entry.message);
             self.answer_producer(&mut admission.entry, Some("erased"), None, true, context);
             if let Some(origin) = admission.origin {
                 let reason = format!("queue {} was removed", self.metadata.address);

@@ -463,8 +463,8 @@ impl Queue {
             Status::Broadcast => self.discard(entry, DropReason::Refused, context),
             Status::Stopped => self.discard(entry, DropReason::Erased, context),
             _ => {
-                let (high, until) = (entry.is_high(), context.now.after(REFUSED_DELAY));
-                self.delay(Taken::InMemory(entry), high, until, Awaits::Consumer, context);
+                let (level, until) = (entry.level(), context.now.after(REFUSED_DELAY));
+                self.delay(Taken::InMemory(entry), level, until, Awaits::Consumer, context);
             }
         }
     }

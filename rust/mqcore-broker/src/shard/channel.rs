@@ -393,6 +393,7 @@ impl Channel {
 fn retire(mut queue: Queue, context: &mut Context<'_>) {
     queue.end_subscriptions(context);
     queue.erase(context);
+    queue.forget_ids(context);
     context.record(Record::RemoveQueue((*queue.metadata.address).clone()));
     context.state.config.names.remove_queue(&queue.metadata.address);
     context.state.schedule.timers.remove(&(queue.armed(), queue.metadata.queue_ref));

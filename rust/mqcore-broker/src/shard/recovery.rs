@@ -12,9 +12,10 @@ use crate::model::effect::{Effect, Event};
 use crate::model::entry::PagedOut;
 use crate::model::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
 use crate::model::options::Durability;
-use crate::model::record::{DeliveryProgress, Record};
+use crate::model::record::{DeliveryProgress, PutTerms, Record};
 use crate::model::recovery::{RecoveredMessage, RecoveredState};
 use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::terms::{LEVEL_HIGH, LEVEL_NORMAL};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::shard::channel::Channel;
@@ -23,13 +24,27 @@ use crate::shard::entities::{Entities, folded};
 impl Entities {
     /// Restores a shard from its journal.
     pub(crate) fn restore(&mut self, recovered: RecoveredState, context: &mut Context<'_>) {
-        let RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence } =
-            recovered;
+        let RecoveredState {
+            definitions,
+            queues,
+            messages,
+            progress,
+            tickets,
+            unique_keys,
+            terms,
+            remembered,
+            sequence,
+        } = recovered;
+        let terms: HashMap<_, _> = terms.into_iter().collect();
+        let remembered: HashMap<_, _> =
+            remembered.into_iter().map(|(sequence, id, arrived)| (sequence, (id, arrived))).collect();
         let mut unique_keys: HashMap<_, _> = unique_keys.into_iter().collect();
         start_history(&definitions, &messages, context);
         // Restored definitions are not recorded again.
         context.state.commits.storage = Storage::Absent;
         let numbers = context.state.history.as_mut().and_then(|history| history.reserve());
+        let (ids, definitions): (Vec<_>, Vec<_>) =
+            definitions.into_iter().partition(|definition| matches!(definition, Definition::MessageId(..)));
         for definition in definitions {
             self.restore_definition(definition, context);
         }
@@ -45,6 +60,9 @@ impl Entities {
             context.state.intake.restore_saved(ticket);
         }
         let keys: Vec<usize> = queues.iter().map(|queue| self.restore_queue(queue, context)).collect();
+        for definition in ids {
+            self.restore_id(definition, context);
+        }
         // Messages without progress are in order already; the others are inserted by rank.
         let mut moved = Vec::new();
         let mut known = progress.iter().peekable();
@@ -64,7 +82,14 @@ impl Entities {
                 {
                     queue.unique.restore(message.sequence, unique);
                 }
-                self.restore_message(queue, *key, message, progress, context);
+                let terms = terms.get(&message.sequence).copied();
+                if let Some((id, arrived)) = remembered.get(&message.sequence)
+                    && let Some(queue) = self.channels[*key].queues.get_mut(&queue.id)
+                {
+                    let until = arrived.after(queue.metadata.options.deduplication_window);
+                    queue.restore_id(id, until, message.sequence, context);
+                }
+                self.restore_message(queue, *key, message, (progress, terms), context);
             }
         };
         let mut known = progress.iter().peekable();
@@ -103,7 +128,7 @@ impl Entities {
                 key
             }
             Definition::Queue(queue, _) => self.restore_channel(&queue.channel, context),
-            Definition::Numbers(_) => return,
+            Definition::Numbers(_) | Definition::MessageId(..) => return,
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
@@ -112,6 +137,18 @@ impl Entities {
             queue.metadata.message_observers = context.state.message_observers(self.channels[key].observers);
             if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
                 replaced.erase(context);
+            }
+        }
+    }
+
+    /// Restores the id of a message that left its queue, or forgets it if the queue is gone.
+    fn restore_id(&mut self, definition: Definition, context: &mut Context<'_>) {
+        let Definition::MessageId(address, id, until) = definition else { return };
+        let key = self.lookup(&address.channel);
+        match key.and_then(|key| self.channels[key].queues.get_mut(&address.id)) {
+            Some(queue) => queue.restore_id(&id, until, Sequence(0), context),
+            None => {
+                context.record(Record::ForgetId(Arc::new(address), id.into()));
             }
         }
     }
@@ -147,7 +184,7 @@ impl Entities {
         address: &QueueAddress,
         channel: usize,
         message: RecoveredMessage,
-        progress: DeliveryProgress,
+        (progress, terms): (DeliveryProgress, Option<PutTerms>),
         context: &mut Context<'_>,
     ) {
         let paged_out = PagedOut {
@@ -161,7 +198,9 @@ impl Entities {
             bytes: message.bytes.into(),
         };
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
-            queue.restore(paged_out, message.high_priority, progress, context);
+            let level = if message.high_priority { LEVEL_HIGH } else { LEVEL_NORMAL };
+            let unset = PutTerms { not_before: Timestamp(0), expires: Timestamp::NEVER, level };
+            queue.restore(paged_out, terms.unwrap_or(unset), progress, context);
         }
     }
 
@@ -237,6 +276,7 @@ impl Entities {
             for queue in channel.queues.values() {
                 let options = Box::new(queue.metadata.options.clone());
                 context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
+                queue.record_ids(context);
             }
         }
     }

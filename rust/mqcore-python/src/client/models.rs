@@ -82,6 +82,7 @@ impl Model for ChannelInformation {
             retry_delay_max: self.retry_delay_max.map(seconds),
             dead_letter: self.dead_letter.as_deref(),
             durability: self.durability.as_deref(),
+            deduplication_window: self.deduplication_window.map(seconds),
             publish_limit: self.publish_limit.as_deref(),
             // end generated
         })
@@ -135,6 +136,7 @@ impl Model for QueueInformation {
             retry_delay_max: self.retry_delay_max.map(seconds),
             dead_letter: self.dead_letter.as_deref(),
             durability: self.durability.as_deref(),
+            deduplication_window: self.deduplication_window.map(seconds),
             publish_limit: self.publish_limit.as_deref(),
             // end generated
         })

@@ -116,6 +116,7 @@ pub(super) fn queue_options(options: &Bound<'_, PyAny>) -> PyResult<QueueOptions
         retry_delay_max: milliseconds(options, "retry_delay_max")?,
         dead_letter: field(options, "dead_letter")?,
         durability: field(options, "durability")?,
+        deduplication_window: milliseconds(options, "deduplication_window")?,
         publish_limit: field(options, "publish_limit")?,
     })
 }

@@ -22,9 +22,10 @@ use mqcore_broker::model::definition::{Definition, decode_definition};
 use mqcore_broker::model::id::{QueueAddress, Sequence};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::record::{
-    DeliveryProgress, PutMessage, RecordError, decode_address, decode_put, decode_put_head,
+    DeliveryProgress, PutMessage, PutTerms, RecordError, decode_address, decode_put, decode_put_head,
 };
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
@@ -370,13 +371,25 @@ impl DataDir {
             return Err(unknown(error));
         }
         let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
-        let Seen { queues, messages, tickets, unique_keys, .. } = seen;
+        let Seen { queues, messages, tickets, unique_keys, terms, remembered, .. } = seen;
         let kept =
             |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
         let tickets =
             tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
         let unique_keys = unique_keys.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
-        let had = RecoveredState { definitions, queues, messages, progress, tickets, unique_keys, sequence };
+        let terms = terms.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
+        let remembered = remembered.into_iter().filter(|(sequence, ..)| kept(sequence)).collect();
+        let had = RecoveredState {
+            definitions,
+            queues,
+            messages,
+            progress,
+            tickets,
+            unique_keys,
+            terms,
+            remembered,
+            sequence,
+        };
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
@@ -397,6 +410,8 @@ struct Seen {
     messages: Vec<RecoveredMessage>,
     tickets: Vec<(Sequence, Ticket)>,
     unique_keys: Vec<(Sequence, Box<[u8]>)>,
+    terms: Vec<(Sequence, PutTerms)>,
+    remembered: Vec<(Sequence, Box<[u8]>, Timestamp)>,
     refused: Vec<(u64, RecordError)>,
 }
 
@@ -406,6 +421,10 @@ impl Seen {
             Ok((queue, head)) => {
                 self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
                 self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
+                self.terms.extend(head.terms.map(|terms| (Sequence(sequence), terms)));
+                let remembered =
+                    head.remembered.map(|(id, arrived)| (Sequence(sequence), id.into(), arrived));
+                self.remembered.extend(remembered);
                 self.messages.push(RecoveredMessage {
                     sequence: Sequence(sequence),
                     queue,

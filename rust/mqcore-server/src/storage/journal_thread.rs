@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use mqcore_broker::history::Block;
 use mqcore_broker::history::packing::Packer;
 use mqcore_broker::model::definition::{
-    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_numbers, encode_queue, encode_router,
-    encode_topic_binding, intake_key, queue_key, router_key, topic_binding_key,
+    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
+    encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
+    topic_binding_key,
 };
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::options::Durability;
@@ -263,6 +264,10 @@ impl JournalThread {
                 self.journal.define(&intake_key(node), &encode_intake(node, progress))
             }
             Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
+            Record::RememberId(queue, id, until) => {
+                self.journal.define(&message_id_key(queue, id), &encode_message_id(queue, id, *until))
+            }
+            Record::ForgetId(queue, id) => self.journal.undefine(&message_id_key(queue, id)),
             Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
             Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
             Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),

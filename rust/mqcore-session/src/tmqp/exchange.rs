@@ -271,10 +271,7 @@ impl Exchange {
     ) {
         match routers::read(client, frame, &mut self.ids) {
             Ok(command) => commands.push(command),
-            Err(_) => {
-                // A name that no router can have is the name of no router.
-                let refusal =
-                    Rejection::new(RejectionKind::NotFound, "the router does not exist; create it first");
+            Err(refusal) => {
                 let waits = (frame.pending_acknowledge, frame.pending_response);
                 let to = (frame.target, frame.content_type);
                 let id = client.id.as_bytes();

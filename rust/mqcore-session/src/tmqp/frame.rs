@@ -25,8 +25,9 @@ pub(super) fn properties(frame: &Frame<'_>) -> Properties {
         first_acquirer: frame.first_acquirer,
         pending_response: frame.pending_response,
         pending_acknowledge: frame.pending_acknowledge,
-        unique: false,
         hops: frame.hops,
         content_type: frame.content_type,
+        ..Properties::default()
     }
+    .with_terms_of(frame.headers)
 }

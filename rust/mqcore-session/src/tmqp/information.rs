@@ -314,6 +314,7 @@ struct QueueExtensions<'a> {
     retry_delay_max: u64,
     dead_letter: Option<String>,
     durability: &'static str,
+    deduplication_window: u64,
     publish_limit: Option<String>,
 }
 
@@ -326,6 +327,7 @@ impl<'a> From<&'a QueueOptions> for QueueExtensions<'a> {
             retry_delay_max: millis(options.retry_delay_max),
             dead_letter: options.dead_letter.as_ref().map(ToString::to_string),
             durability: options.durability.as_str(),
+            deduplication_window: millis(options.deduplication_window),
             publish_limit: options.publish_limit.as_ref().map(ToString::to_string),
         }
     }

@@ -41,6 +41,7 @@ struct QueueOptions {
     retry_delay_max: Option<u64>,
     dead_letter: Option<String>,
     durability: Option<String>,
+    deduplication_window: Option<u64>,
     publish_limit: Option<String>,
 }
 
@@ -67,6 +68,7 @@ impl QueueOptions {
             retry_delay_max: self.retry_delay_max.map(Duration::from_millis),
             dead_letter: dead_letter("DeadLetter", self.dead_letter)?,
             durability: durability("Durability", self.durability)?,
+            deduplication_window: self.deduplication_window.map(Duration::from_millis),
             publish_limit: rate("PublishLimit", self.publish_limit)?,
         })
     }
@@ -226,7 +228,7 @@ mod tests {
         let json = br#"{"SendOnlyFirstAcquirer":true,"RequestAcknowledge":true,"AcknowledgeTimeout":33000,
             "MessageTimeout":5,"UseMessageId":false,"WaitForAcknowledge":true,"HideClientNames":true,"Status":3,
             "MessageDeliveryHandler":"memory","MessageLimit":7,"MessageSizeLimit":8,"PutBackLimit":9,"RetryDelay":10,"RetryDelayMax":11,"Durability":"os",
-            "DeadLetter":"dead/2","Tag":"t","PublishLimit":"20/10s"}"#;
+            "DeduplicationWindow":12,"DeadLetter":"dead/2","Tag":"t","PublishLimit":"20/10s"}"#;
         let expected = QueueChanges {
             status: Some(Status::Pull),
             only_first_acquirer: Some(true),
@@ -246,6 +248,7 @@ mod tests {
             publish_limit: Some(Some("20/10s".parse().unwrap())),
             tag: Some("t".into()),
             durability: Some(Durability::Os),
+            deduplication_window: Some(Duration::from_millis(12)),
         };
         assert_eq!(queue_changes(json), Ok(expected));
     }

@@ -92,7 +92,11 @@ impl Publisher<'_> {
         match self.channels.name(frame.target) {
             Ok(channel) => {
                 let queue = QueueAddress { channel, id: frame.content_type };
-                commands.push(Command::Publish { queue, message: stored(frame, bytes, self.client) });
+                let message = stored(frame, bytes, self.client);
+                match message.check_terms() {
+                    Ok(()) => commands.push(Command::Publish { queue, message }),
+                    Err(rejection) => refuse(frame, &rejection, output),
+                }
             }
             Err(rejection) => refuse(frame, &rejection, output),
         }
@@ -154,6 +158,7 @@ impl Publisher<'_> {
         };
         let producer = Some(self.client.clone());
         let message = Message::from_parts(message_id, headers, frame.payload, properties, producer);
+        message.check_terms()?;
         Ok(Command::Publish { queue: QueueAddress { channel, id }, message })
     }
 }

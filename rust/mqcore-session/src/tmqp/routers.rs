@@ -29,7 +29,9 @@ pub(super) fn read(
     frame: &Frame<'_>,
     ids: &mut MessageIds,
 ) -> Result<Command, Rejection> {
-    let router = router_name(frame.target)?;
+    // A name that no router can have is the name of no router.
+    let missing = |_| Rejection::new(RejectionKind::NotFound, "the router does not exist; create it first");
+    let router = router_name(frame.target).map_err(missing)?;
     let fresh;
     let id = if frame.id.is_empty() {
         fresh = ids.next();
@@ -44,6 +46,7 @@ pub(super) fn read(
         ..properties(frame)
     };
     let message = Message::from_parts(id, frame.headers, frame.payload, properties, Some(client.clone()));
+    message.check_terms()?;
     Ok(Command::Route { router, message })
 }
 

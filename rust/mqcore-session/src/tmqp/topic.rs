@@ -73,7 +73,9 @@ pub(super) fn publish(
         }
         taken => taken,
     };
-    let topic = match taken {
+    let unasked = Frame { pending_acknowledge: false, pending_response: false, ..*frame };
+    let message = stored(&unasked, bytes, client);
+    let topic = match taken.and_then(|topic| message.check_terms().map(|()| topic)) {
         Ok(topic) => topic,
         Err(rejection) => return refuse(frame, &rejection, output),
     };
@@ -81,7 +83,5 @@ pub(super) fn publish(
         let asked = Asked { first_acquirer: true, ..Asked::by_frame(frame) };
         pending.expect_answer(PendingAnswer::new(&asked, Form::receipt(frame)), 1)
     });
-    let frame = Frame { pending_acknowledge: false, pending_response: false, ..*frame };
-    let message = stored(&frame, bytes, client);
     commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
 }

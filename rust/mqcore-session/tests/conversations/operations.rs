@@ -353,7 +353,7 @@ fn channel_information_has_the_members_that_clients_know_in_their_order() {
         // mqcore's own members:
         r#""ChannelEventHandler":null,"Authenticator":null,"Status":"push","MessageLimit":0,"MessageSizeLimit":0,"#,
         r#""Tag":null,"MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":null,"RetryDelayMax":60000,"#,
-        r#""DeadLetter":null,"Durability":"fsync","PublishLimit":null}"#
+        r#""DeadLetter":null,"Durability":"fsync","DeduplicationWindow":0,"PublishLimit":null}"#
     );
     assert_eq!(answer_text(Reply::Channel(Box::new(channel_information("ch")))), expected);
     assert_eq!(answer_text(Reply::Channels(vec![channel_information("ch")])), format!("[{expected}]"));
@@ -395,7 +395,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             requeued: 15,
             dead_lettered: 16,
             errors: 17,
-            dropped: [18, 19, 20, 21, 22, 23, 27],
+            dropped: [18, 19, 20, 21, 22, 23, 27, 30],
             last_received_ms: 24,
             last_sent_ms: 25,
         },
@@ -407,10 +407,10 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""ReceivedMessages":6,"SentMessages":7,"Deliveries":8,"NegativeAcks":10,"Acks":9,"#,
         r#""TimeoutMessages":11,"SavedMessages":12,"RemovedMessages":14,"Errors":17,"LastMessageReceived":24,"#,
         r#""LastMessageSent":25,"MessageLimit":0,"MessageSizeLimit":0,"#,
-        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":250,"RetryDelayMax":60000,"DeadLetter":"dead/1","Durability":"fsync","#,
+        r#""Tag":"tag","MessageDeliveryHandler":null,"PutBackLimit":16,"RetryDelay":250,"RetryDelayMax":60000,"DeadLetter":"dead/1","Durability":"fsync","DeduplicationWindow":0,"#,
         r#""PublishLimit":"7/90s","InFlight":3,"Undecided":4,"Unsettled":26,"MemoryBytes":5,"PutBackMessages":15,"DeadLetteredMessages":16,"#,
         r#""SaveFailedMessages":13,"DroppedMessages":{"no-consumer":18,"slow":19,"limit":20,"expired":21,"#,
-        r#""refused":22,"erased":23,"unreadable":27},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key","Consumers":31}"#
+        r#""refused":22,"erased":23,"unreadable":27,"duplicate":30},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key","Consumers":31}"#
     );
     assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
     assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));

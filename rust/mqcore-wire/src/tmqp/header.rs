@@ -177,6 +177,13 @@ pub mod key {
     /// mqcore extension: in a negative acknowledgement, [`super::VALUE_YES`] returns a message that the consumer's program did
     /// not get.
     pub const UNSTARTED: &str = "Unstarted";
+    /// mqcore extension: milliseconds for which the queue of a message holds it back, decimal.
+    pub const DELAY: &str = "Mqcore-Delay";
+    /// mqcore extension: milliseconds after which a message expires, decimal.
+    pub const EXPIRES_IN: &str = "Mqcore-Expires-In";
+    /// mqcore extension: priority of a message from 0 to 255, decimal. It replaces the high-priority bit, which is set
+    /// from 128 on.
+    pub const PRIORITY: &str = "Mqcore-Priority";
     /// 3.7: numeric code of the method by which a new router selects bindings.
     pub const ROUTE_METHOD: &str = "Route-Method";
     /// mqcore extension: whether to enable a router, `yes` or `no`.
