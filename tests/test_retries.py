@@ -21,6 +21,7 @@ import mqcore
 from mqcore import ChannelOptions, Decision, DeliveryHandler, QueueOptions, SendAck, errors
 from mqcore.config import QueueStatus
 from served import ServedBroker, clean_environment, serving
+from slow_sync import slow_sync
 
 SAVING = {"status": QueueStatus.ROUND_ROBIN, "request_acknowledge": True, "delivery_handler": "at-least-once"}
 LISTEN = ("tmqp://127.0.0.1:0",)
@@ -60,6 +61,11 @@ def kill(broker: ServedBroker) -> None:
     broker.process.wait()
 
 
+async def save_all(mq: mqcore.Client, queue: str) -> None:
+    """Wait until the journal has all that happened in the queue's channel so far: a confirmation covers it."""
+    await mq.publish(queue, b"fence")
+
+
 async def reject_all(mq: mqcore.Client, queue: str, attempts: int) -> list[float]:
     """Reject the only message of a queue, and return when each attempt began."""
     began = []
@@ -80,6 +86,7 @@ async def test_delay_before_a_redelivery_doubles_and_survives_kill_9(tmp_path: P
     with serving(*arguments) as broker:
         async with mqcore.connect(broker.url) as mq:
             await mq.declare("work", 1, QueueOptions(**SAVING))
+            await mq.declare("work", 2, QueueOptions(**SAVING))
             await mq.publish("work/1", b"bad")
             began = await reject_all(mq, "work/1", 4)
             pauses = [later - sooner for sooner, later in itertools.pairwise(began)]
@@ -99,6 +106,7 @@ async def test_delay_before_a_redelivery_doubles_and_survives_kill_9(tmp_path: P
                 return (await mq.queue_information("work/1")).delayed_messages == 1
 
             await until(waits)
+            await save_all(mq, "work/2")
         kill(broker)
     with serving(*arguments) as broker:
         async with mqcore.connect(broker.url) as mq:
@@ -174,6 +182,7 @@ async def test_message_without_attempts_left_is_a_dead_letter_of_its_channel_aft
                 return (await mq.queue_information("work/1")).dead_lettered_messages == 2
 
             await until(dead)
+            await save_all(mq, "work/1")
         kill(broker)
         assert sum("created the dead-letter queue" in line for line in broker.stderr_lines) == 1
     with serving(*arguments) as broker:
@@ -188,6 +197,33 @@ async def test_message_without_attempts_left_is_a_dead_letter_of_its_channel_aft
                 assert [letter.body for letter in letters] == [b"first", b"second"]
                 assert letters[0].headers["Dead-Letter-Reason"] == "limit"
                 assert letters[0].headers["Dead-Letter-Queue"] == "work/1"
+
+
+async def test_message_that_becomes_a_dead_letter_at_kill_9_is_in_one_of_both_queues(tmp_path: Path) -> None:
+    """No client was notified that the dead letter is saved: its queue may have the message again. It is not lost."""
+    arguments = ["--data-dir", str(tmp_path / "data")]
+    bodies = {str(number).encode() for number in range(20)}
+    with serving(*arguments, environment=slow_sync(tmp_path, milliseconds=15)) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.declare("work", 1, QueueOptions(**SAVING, put_back_limit=0))
+            await mq.publish_many("work/1", sorted(bodies))
+            await reject_all(mq, "work/1", len(bodies))
+
+            async def dead() -> bool:
+                return (await mq.queue_information("work/1")).dead_lettered_messages == len(bodies)
+
+            await until(dead)
+            kill(broker)
+    with serving(*arguments) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.update_queue("work/1", QueueOptions(status="pull"))
+            async with mq.join("work"):
+                found = {
+                    message.body
+                    for queue in await mq.queues("work")
+                    for message in await mq.queue("work", queue.id).pull(2 * len(bodies), bytes)
+                }
+            assert found == bodies
 
 
 async def test_owner_may_choose_to_drop_messages_without_attempts_left() -> None:
