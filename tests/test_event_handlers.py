@@ -230,8 +230,23 @@ async def test_a_channel_that_names_an_unknown_handler_is_rejected() -> None:
             await till.create_channel("orders", ChannelOptions(event_handler="audti"))
         with pytest.raises(errors.BadRequest, match=r'no authenticator has the key "staff" \(none is registered\)'):
             await till.create_channel("orders", ChannelOptions(authenticator="staff"))
-        with pytest.raises(errors.BadRequest, match="no delivery handler has the key"):
-            await till.create_queue("orders/1", QueueOptions(delivery_handler="event handler audit"))
+        mq.event_handlers["silent"] = mqcore.EventHandler()
+        mq.authenticators["staff"] = Staff()
+        for key, kind in (
+            ("audit", "an event handler"),
+            ("event handler audit", "an event handler"),
+            ("event handler silent", "an event handler"),
+            ("staff", "an authenticator"),
+        ):
+            with pytest.raises(errors.BadRequest, match=f'no delivery handler has the key "{key}".*is {kind}'):
+                await till.create_queue("orders/1", QueueOptions(delivery_handler=key))
+        assert mq.stats().queues == ()
+
+
+def test_a_configuration_that_names_an_event_handler_as_a_delivery_handler_is_rejected() -> None:
+    mq = broker(event_handlers={"audit": Recorder()}, delivery_handler="audit")
+    with pytest.raises(errors.ConfigError, match="'audit' is an event handler"):
+        mq.start()
 
 
 class Staff(mqcore.Authenticator):

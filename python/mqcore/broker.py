@@ -403,6 +403,8 @@ class Broker(BrokerCalls):
             if key is not None and key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
+                if key in self._event_handlers or key in self._authenticators:
+                    hint = f"; {key!r} is an {'event handler' if key in self._event_handlers else 'authenticator'}"
                 raise errors.ConfigError(
                     f"no delivery handler has the key {key!r}{hint} (registered: {', '.join(known)}); register the "
                     "handler before the broker starts, or name another one"

@@ -97,6 +97,10 @@ pub struct HandlerSpec {
     pub fallback: Decision,
 }
 
+const EVENT_HANDLER: &str = "event handler ";
+const AUTHENTICATOR: &str = "authenticator ";
+const DELIVERY_HANDLER: &str = "a delivery handler";
+
 impl HandlerSpec {
     /// Makes a handler from a ready-made policy, which decides every step itself.
     pub fn of_policy(policy: Policy) -> Self {
@@ -111,18 +115,32 @@ impl HandlerSpec {
 
     /// The key under which an event handler is registered that options name `key`.
     pub fn event_handler_key(key: &str) -> String {
-        format!("event handler {key}")
+        format!("{EVENT_HANDLER}{key}")
     }
 
     /// The key under which an authenticator is registered that options name `key`.
     pub fn authenticator_key(key: &str) -> String {
-        format!("authenticator {key}")
+        format!("{AUTHENTICATOR}{key}")
     }
 
     /// Whether queues can name this handler as their delivery handler.
     pub fn is_for_queues(&self) -> bool {
+        self.kind() == DELIVERY_HANDLER
+    }
+
+    /// The kind of handler, with an article.
+    pub fn kind(&self) -> &'static str {
         let overrides = self.overrides;
-        !overrides.observe() && !overrides.contains(Step::Route) && !overrides.contains(Step::Authenticate)
+        // One that overrides nothing is known by its key.
+        if overrides.observe() || self.key.starts_with(EVENT_HANDLER) {
+            "an event handler"
+        } else if overrides.contains(Step::Authenticate) || self.key.starts_with(AUTHENTICATOR) {
+            "an authenticator"
+        } else if overrides.contains(Step::Route) {
+            "a handler of a router"
+        } else {
+            DELIVERY_HANDLER
+        }
     }
 
     /// The fallback that loses nothing: allow, and requeue what failed.

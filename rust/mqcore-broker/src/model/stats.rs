@@ -1,9 +1,10 @@
 //! Counters, information models and the statistics of a shard.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::model::client::Client;
-use crate::model::id::{ChannelName, QueueAddress, RouterName, Sequence, TopicName};
+use crate::model::id::{ChannelName, ConnectionId, QueueAddress, RouterName, Sequence, TopicName};
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::options::{ChannelOptions, QueueOptions};
@@ -11,7 +12,7 @@ use crate::model::router::RouterDefinition;
 use crate::model::time::Timestamp;
 
 /// Numbers of things and of processed messages, of one shard or added up over several.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct ObjectCounts {
     /// Connected clients; counted by the home shard.
@@ -19,9 +20,8 @@ pub struct ObjectCounts {
     pub queues: u64,
     /// Subscriptions to queues, and clients that joined channels.
     pub consumers: u64,
-    /// Clients with subscriptions to queues, and clients that joined channels; one on several shards or channels counts
-    /// for each.
-    pub consuming_clients: u64,
+    /// Clients with subscriptions to queues, and clients that joined channels, each once.
+    pub consuming_clients: HashSet<ConnectionId>,
     /// Queues with a consumer.
     pub consumed_queues: u64,
     /// Queues that are bound to topics by their consumers.
@@ -48,7 +48,7 @@ impl ObjectCounts {
         self.clients += other.clients;
         self.queues += other.queues;
         self.consumers += other.consumers;
-        self.consuming_clients += other.consuming_clients;
+        self.consuming_clients.extend(&other.consuming_clients);
         self.consumed_queues += other.consumed_queues;
         self.bound_queues += other.bound_queues;
         self.removable_queues += other.removable_queues;

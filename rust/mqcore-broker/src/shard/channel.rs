@@ -434,7 +434,11 @@ pub(crate) fn check_changes(
     {
         let known = state.handlers.iter().filter(|spec| spec.is_for_queues());
         let known: Vec<_> = known.map(|spec| &*spec.key).collect();
-        let reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
+        let mut reason = format!("no delivery handler has the key {key:?}; known keys: {}", known.join(", "));
+        let keys = [key.into(), HandlerSpec::event_handler_key(key), HandlerSpec::authenticator_key(key)];
+        if let Some(other) = keys.iter().find_map(|key| state.handler(key)) {
+            reason.push_str(&format!("; {key:?} is {}", state.spec(other).kind()));
+        }
         return Err(Rejection::new(RejectionKind::BadRequest, reason));
     }
     let Some(Some(DeadLetter::Queue(to))) = &changes.dead_letter else { return Ok(()) };

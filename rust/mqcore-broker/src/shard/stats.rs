@@ -1,7 +1,5 @@
 //! Counters and lists for the admin side.
 
-use foldhash::{HashSet, HashSetExt};
-
 use crate::context::state::ShardState;
 use crate::model::entry::PagedOut;
 use crate::model::id::QueueAddress;
@@ -45,15 +43,19 @@ impl Entities {
             ..ObjectCounts::default()
         };
         (object_counts.bound_queues, object_counts.removable_queues) = self.bindings.counts();
-        let mut subscribed = HashSet::new();
         for (_, channel) in &self.channels {
             let joined = channel.client_count() as u64;
             object_counts.consumers += joined;
-            object_counts.consuming_clients += joined;
+            let partial = channel.members.partial().iter().map(|partial| &partial.member.consumer);
+            let partial = partial.map(|consumer| consumer.client.connection);
+            object_counts
+                .consuming_clients
+                .extend(channel.members.connections().iter().copied().chain(partial));
             for queue in channel.queues.values() {
                 object_counts.queues += 1;
                 let subscriptions = queue.subscriptions().count() as u64;
-                subscribed.extend(queue.subscriptions().map(|member| member.consumer.client.connection));
+                let subscribed = queue.subscriptions().map(|member| member.consumer.client.connection);
+                object_counts.consuming_clients.extend(subscribed);
                 object_counts.consumers += subscriptions;
                 object_counts.consumed_queues += u64::from(subscriptions + joined > 0);
                 object_counts.waiting += (queue.ready.len() + queue.delayed.len()) as u64;
@@ -61,7 +63,6 @@ impl Entities {
                 passed.add(&queue.metadata.stats);
             }
         }
-        object_counts.consuming_clients += subscribed.len() as u64;
         (object_counts.queued, object_counts.consumed) = (passed.received, passed.deliveries);
         object_counts
     }

@@ -262,7 +262,8 @@ fn note_losses(hub: &Hub, directory: Option<&DataDir>) {
 /// The handlers that the configuration names are registered.
 pub(super) fn check_handlers(config: &Config, handlers: &[HandlerSpec]) -> Result<(), ConfigError> {
     let policies = policy::ALL.iter().map(|policy| policy.key);
-    let known: Vec<_> = policies.chain(handlers.iter().map(|spec| &*spec.key)).collect();
+    let of_queues = handlers.iter().filter(|spec| spec.is_for_queues());
+    let known: Vec<_> = policies.chain(of_queues.map(|spec| &*spec.key)).collect();
     let named = config.channel.queue.delivery_handler.as_deref();
     let missing =
         [config.delivery_handler.as_str()].into_iter().chain(named).find(|key| !known.contains(key));

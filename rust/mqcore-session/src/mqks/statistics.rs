@@ -118,7 +118,7 @@ impl Statistic {
             Self::BoundQueues => counts.bound_queues,
             Self::RemovableQueues => counts.removable_queues,
             Self::Consumers => counts.consumers,
-            Self::ConsumingClients => counts.consuming_clients,
+            Self::ConsumingClients => counts.consuming_clients.len() as u64,
             Self::Clients => counts.clients,
             Self::Events => counts.topics,
             Self::Waiting => counts.waiting,
