@@ -231,3 +231,35 @@ async def test_after_a_sync_failed_nothing_is_called_saved_until_a_restart(tmp_p
         assert is_ready(broker)
         left = await drain(broker.url)
     assert not confirmed - left, "confirmed, and lost; the journal could not write down who acknowledged"
+
+
+async def test_definitions_are_confirmed_only_when_they_are_saved(tmp_path: Path, strace: str) -> None:
+    trace = tmp_path / "trace"
+    # Counted for each thread, so the journals fail one after the other.
+    fault = "inject=fdatasync:error=EIO:when=40"
+    under = (strace, "-D", "-f", "-o", str(trace), "-e", "trace=fdatasync", "-e", fault)
+    saving = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
+    confirmed, refused = set(), set()
+    with serving(*on(tmp_path), environment={"MQCORE_SHARDS": "4"}, under=under) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            for number in range(240):
+                name = f"{number:03}-{number:03}-queue"
+                try:
+                    await mq.declare(name, 1, saving)
+                    confirmed.add(name)
+                except errors.Busy:
+                    refused.add(name)
+            assert "(INJECTED)" in trace.read_text()
+            assert confirmed
+            assert refused
+            # A client that connects again declares its queues again.
+            for name in confirmed:
+                await mq.declare(name, 1, saving)
+            with pytest.raises(errors.Busy):
+                await mq.declare(min(refused), 1, saving)
+        broker.process.kill()
+        broker.process.wait()
+    with serving(*on(tmp_path)) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            names = {channel.name for channel in await mq.channels()}
+    assert not confirmed - names, "confirmed, and gone after a restart"

@@ -22,7 +22,7 @@ use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
-use mqcore_broker::model::rejection::RejectionKind;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
@@ -338,6 +338,63 @@ fn a_copy_that_its_removed_queue_never_decided_is_reported() {
     w.command(&p, Command::Request(RequestId(6), Box::new(Request::RemoveQueue { queue: queue("ch/1") })));
     let answers = w.notifications(p.connection);
     assert!(matches!(&answers[..], [Event::Answered(RequestId(5), Ok(Reply::Published(0)))]), "{answers:?}");
+}
+
+/// The answer to one request.
+fn answer(w: &mut World, client: &Arc<Client>, request: Request) -> Result<Reply, Rejection> {
+    w.command(client, Command::Request(RequestId(9), Box::new(request)));
+    let mut answers = w.notifications(client.connection);
+    match answers.pop() {
+        Some(Event::Answered(RequestId(9), answer)) => answer,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn failed_journal_rejects_changes_of_definitions_and_leaves_them_as_they_were() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    let router = RouterName::new("r").expect("a short name");
+    let topic = TopicPattern::Exact(TopicName::new(b"news").expect("a short name"));
+    // In flight while the journal fails: it exists, but is not saved.
+    let in_flight = || Request::CreateQueue { queue: queue("ch/9"), changes: QueueChanges::default() };
+    w.command(&p, Command::Request(RequestId(9), Box::new(in_flight())));
+    assert!(w.notifications(p.connection).is_empty());
+    w.broker.storage_refuses("the disk failed", w.now, &mut w.effects);
+    w.turn();
+    let answers = w.notifications(p.connection);
+    let is_refused = |event: &Event| matches!(event, Event::Answered(RequestId(9), Err(_)));
+    assert!(answers.iter().any(is_refused), "{answers:?}");
+    let again = answer(&mut w, &p, in_flight()).expect_err("it is not saved");
+    assert_eq!(again.kind, RejectionKind::Busy);
+    let channel = |name: &str| queue(&format!("{name}/1")).channel;
+    let changed = QueueChanges { message_limit: Some(7), ..QueueChanges::default() };
+    let refused: [Request; 6] = [
+        Request::CreateChannel { channel: channel("new"), changes: Default::default() },
+        Request::CreateQueue { queue: queue("ch/2"), changes: Default::default() },
+        Request::UpdateQueue { queue: queue("ch/1"), changes: changed },
+        Request::UpdateChannel { channel: channel("ch"), changes: Default::default() },
+        Request::CreateRouter { router: router.clone(), method: RouterMethod::Distribute },
+        Request::BindTopic { pattern: topic.clone(), queue: queue("ch/1") },
+    ];
+    for request in refused {
+        let shown = format!("{request:?}");
+        let rejection = answer(&mut w, &p, request).expect_err(&shown);
+        assert_eq!(rejection.kind, RejectionKind::Busy, "{shown}");
+        assert!(rejection.reason.contains("the disk failed"), "{shown}: {rejection}");
+    }
+    assert!(w.broker.waiting(&queue("ch/2"), 1).is_none(), "it was created");
+    let found =
+        answer(&mut w, &p, Request::CreateQueue { queue: queue("ch/1"), changes: Default::default() });
+    assert_eq!(found.expect_err("it exists").kind, RejectionKind::AlreadyExists);
+    let routers = answer(&mut w, &p, Request::ListRouters { filter: None }).expect("a list");
+    assert!(matches!(&routers, Reply::Routers(routers) if routers.is_empty()), "{routers:?}");
+    let bound = answer(&mut w, &p, Request::ListTopicBindings { queue: queue("ch/1") }).expect("a list");
+    assert!(matches!(&bound, Reply::TopicBindings(bound) if bound.is_empty()), "{bound:?}");
+    w.broker.storage_accepts(w.now, &mut w.effects);
+    w.turn();
+    create(&mut w, &mut disk, &p, "ch/2", saving(Status::Push));
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub(crate) struct Commits {
     written: VecDeque<(Sequence, Awaiting)>,
     /// Actions that wait until records are synced, by ascending sequence.
     synced: VecDeque<(Sequence, Awaiting)>,
+    /// Definitions that are not synced yet, by ascending sequence, with their keys in the journal.
+    definitions: VecDeque<(Sequence, Vec<u8>)>,
     /// The latest record that is committed, written or synced.
     committed: Sequence,
     /// Ranges, first and last, of records that the journal may have refused although a later record is committed.
@@ -54,6 +56,7 @@ impl Default for Commits {
             sequence: Sequence(0),
             written: VecDeque::new(),
             synced: VecDeque::new(),
+            definitions: VecDeque::new(),
             committed: Sequence(0),
             doubtful: Vec::new(),
         }
@@ -64,6 +67,10 @@ impl Commits {
     /// Removes and returns what waited for records up to `sequence` at this level of durability, in its order.
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
         self.committed = self.committed.max(sequence);
+        if level == Durability::Fsync {
+            let saved = self.definitions.partition_point(|(recorded, _)| *recorded <= sequence);
+            self.definitions.drain(..saved);
+        }
         let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
         let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
         list.drain(..done).map(|(_, awaiting)| awaiting).collect()
@@ -103,6 +110,21 @@ impl Commits {
         debug_assert_ne!(durability, Durability::None, "this level promises no commit");
         let list = if durability == Durability::Fsync { &mut self.synced } else { &mut self.written };
         list.push_back((self.sequence, awaiting));
+    }
+
+    /// Notes the key of the definition that the latest record contains.
+    pub(crate) fn defined(&mut self, key: Vec<u8>) {
+        self.definitions.push_back((self.sequence, key));
+    }
+
+    /// Whether the latest definition with this key is not synced, or never will be.
+    pub(crate) fn is_unsaved(&self, key: &[u8]) -> bool {
+        self.definitions.iter().any(|(_, unsaved)| unsaved == key)
+    }
+
+    /// The journal takes records again, and all definitions are recorded once more.
+    pub(crate) fn define_anew(&mut self) {
+        self.definitions.clear();
     }
 
     /// Whether something waits until records are written.

@@ -14,6 +14,7 @@ use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
 use crate::model::config::HandlerSpec;
 use crate::model::decision::Step;
+use crate::model::definition::{channel_key, queue_key, router_key};
 use crate::model::effect::{CopyOrigin, Effect, Event, Forwarded};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence};
@@ -45,8 +46,31 @@ impl Context<'_> {
         }
         self.state.commits.sequence.0 += 1;
         let sequence = self.state.commits.sequence;
+        match &record {
+            Record::DefineChannel(name, _) => self.state.commits.defined(channel_key(name)),
+            Record::DefineQueue(queue, _) => self.state.commits.defined(queue_key(queue)),
+            Record::DefineRouter(router) => self.state.commits.defined(router_key(&router.name)),
+            _ => {}
+        }
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
+    }
+
+    /// Rejects a change of definitions that the journal cannot save: it would be undone by a restart.
+    pub(crate) fn check_definitions(&self) -> Result<(), Rejection> {
+        match &self.state.commits.storage {
+            Storage::Absent | Storage::Ready => Ok(()),
+            Storage::Refusing(why) => {
+                let reason = format!("nothing was changed, because the change cannot be saved: {why}");
+                Err(Rejection::new(RejectionKind::Busy, reason))
+            }
+        }
+    }
+
+    /// Like [`Self::check_definitions`], unless the definition exists and is saved. One that the journal rejected exists in
+    /// memory only.
+    pub(crate) fn check_definition(&self, exists: bool, key: &[u8]) -> Result<(), Rejection> {
+        if exists && !self.state.commits.is_unsaved(key) { Ok(()) } else { self.check_definitions() }
     }
 
     /// Notes that a message from a downstream broker reached its queue, or was dropped for good.

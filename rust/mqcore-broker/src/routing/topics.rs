@@ -222,6 +222,11 @@ impl Topics {
         Ok(self.saved.insert((pattern, folded(queue))))
     }
 
+    /// Whether a saved binding exists.
+    pub(crate) fn is_saved(&self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
+        self.saved.contains(&(pattern.clone(), folded(queue)))
+    }
+
     /// Marks a binding as no longer saved. `true` if it was saved.
     pub(crate) fn forget_saved(&mut self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
         !self.saved.is_empty() && self.saved.remove(&(pattern.clone(), folded(queue)))

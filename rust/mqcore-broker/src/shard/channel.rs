@@ -291,6 +291,7 @@ impl Channel {
     ) -> Result<(), Rejection> {
         let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
         check_changes(Some(&queue.metadata.address), changes, context.state)?;
+        context.check_definitions()?;
         let mut options = queue.metadata.options.clone();
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;

@@ -205,6 +205,7 @@ impl Entities {
     ) -> Result<(), Rejection> {
         let key = self.lookup(name).ok_or_else(|| no_channel(name))?;
         check_channel_changes(changes, context.state)?;
+        context.check_definitions()?;
         let channel = &mut self.channels[key];
         changes.apply_to(&mut channel.options);
         channel.choose_observers(context.state);

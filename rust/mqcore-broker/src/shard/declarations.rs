@@ -3,6 +3,7 @@
 use crate::context::Context;
 use crate::model::conflicts::{channel_conflicts, queue_conflicts, router_conflicts};
 use crate::model::declaration::{Declaration, Declared, OnConflict};
+use crate::model::definition::{channel_key, queue_key, router_key};
 use crate::model::id::{ChannelName, QueueAddress};
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::record::Record;
@@ -25,6 +26,12 @@ impl Entities {
             return Ok(Declared::Created);
         };
         if conflicts.is_empty() {
+            let key = match declaration {
+                Declaration::Channel(name, _) => channel_key(name),
+                Declaration::Queue(queue, _) => queue_key(queue),
+                Declaration::Router(router) => router_key(&router.name),
+            };
+            context.check_definition(true, &key)?;
             return Ok(Declared::Unchanged);
         }
         if on_conflict == OnConflict::Reject {
@@ -63,6 +70,7 @@ impl Entities {
         declaration: &Declaration,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
+        context.check_definitions()?;
         match declaration {
             Declaration::Channel(name, changes) => self.create_channel(name, changes, context).map(|_key| ()),
             Declaration::Queue(address, changes) => self.create_queue(address, changes, context),
@@ -75,6 +83,7 @@ impl Entities {
         declaration: &Declaration,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
+        context.check_definitions()?;
         match declaration {
             Declaration::Channel(name, changes) => self.replace_channel_options(name, changes, context),
             Declaration::Queue(address, changes) => self.replace_queue_options(address, changes, context),

@@ -260,6 +260,7 @@ impl Entities {
     /// been refused.
     pub(crate) fn storage_accepts(&mut self, context: &mut Context<'_>) {
         context.state.commits.storage = Storage::Ready;
+        context.state.commits.define_anew();
         let numbers = context.state.history.as_ref().map(|history| history.reserved());
         for router in self.routers.iter().filter(|router| router.saved) {
             context.record(Record::DefineRouter(Box::new(router.definition.clone())));

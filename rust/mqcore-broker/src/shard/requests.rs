@@ -7,10 +7,11 @@ use crate::context::commits::{Awaiting, Storage};
 use crate::model::client::Client;
 use crate::model::command::Request;
 use crate::model::declaration::{Declaration, OnConflict};
+use crate::model::definition::{channel_key, queue_key};
 use crate::model::effect::{Effect, Event, Reply};
 use crate::model::filter;
 use crate::model::id::{ChannelName, QueueAddress, RequestId, Sequence};
-use crate::model::options::{ChannelChanges, Durability};
+use crate::model::options::{ChannelChanges, Durability, QueueChanges};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::topic::TopicPattern;
@@ -102,7 +103,7 @@ impl Entities {
             Request::CreateChannel { channel, changes } => {
                 self.create_new_channel(&channel, &changes, context)
             }
-            Request::CreateQueue { queue, changes } => done(self.create_queue(&queue, &changes, context)),
+            Request::CreateQueue { queue, changes } => done(self.create_new_queue(&queue, &changes, context)),
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
             Request::SubscribeQueue(subscription) => self.subscribe_queue(client, *subscription, context),
             Request::UnsubscribeQueue { queue, tag } => {
@@ -206,12 +207,26 @@ impl Entities {
         changes: &ChannelChanges,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        if self.lookup(channel).is_some() {
+        let exists = self.lookup(channel).is_some();
+        context.check_definition(exists, &channel_key(channel))?;
+        if exists {
             let reason = format!("channel {channel} already exists");
             return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
         }
         self.create_channel(channel, changes, context)?;
         Ok(Reply::Done)
+    }
+
+    fn create_new_queue(
+        &mut self,
+        queue: &QueueAddress,
+        changes: &QueueChanges,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
+        let channel = self.lookup(&queue.channel);
+        let exists = channel.is_some_and(|key| self.channels[key].queues.contains_key(&queue.id));
+        context.check_definition(exists, &queue_key(queue))?;
+        self.create_queue(queue, changes, context)
     }
 
     fn unsubscribe_topic(
@@ -229,6 +244,9 @@ impl Entities {
         queue: QueueAddress,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
+        if !self.topics.is_saved(&pattern, &queue) {
+            context.check_definitions()?;
+        }
         if self.topics.bind_saved(pattern.clone(), &queue)? {
             context.record(Record::BindTopic(pattern, queue));
         }

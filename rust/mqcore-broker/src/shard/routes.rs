@@ -7,6 +7,7 @@ use crate::context::questions::{OpenQuestion, Suspended};
 use crate::context::state::ShardState;
 use crate::model::client::Client;
 use crate::model::decision::Step;
+use crate::model::definition::router_key;
 use crate::model::effect::{Answer, Effect, Event, Forwarded, HandlerFailure, Reply};
 use crate::model::filter;
 use crate::model::id::{HandlerId, QueueAddress, QueueRef, RequestId, RouterName, TopicName};
@@ -326,6 +327,7 @@ impl Entities {
         router: RouterDefinition,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
+        context.check_definitions()?;
         let (shard, shards) = (context.state.config.shard, context.state.config.shards);
         self.routers.define(router.clone(), true, shard, shards)?;
         context.record(Record::DefineRouter(Box::new(router)));
@@ -340,7 +342,10 @@ impl Entities {
     ) -> Result<Reply, Rejection> {
         match self.routers.get(&name) {
             None => self.redefine(RouterDefinition::new(name, method), context),
-            Some(router) if router.definition.method == method => Ok(Reply::Done),
+            Some(router) if router.definition.method == method => {
+                context.check_definition(true, &router_key(&name))?;
+                Ok(Reply::Done)
+            }
             Some(router) => {
                 let known = router.definition.method.as_str();
                 let reason = format!("router {name} already exists with method {known}");
@@ -409,10 +414,11 @@ impl Entities {
         if !definition.remove(binding) {
             return Ok(Reply::Done);
         }
+        let done = self.redefine(definition, context)?;
         for shard in 0..context.state.config.shards {
             context.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
         }
-        self.redefine(definition, context)
+        Ok(done)
     }
 
     /// Routers whose name matches the filter.
