@@ -169,8 +169,7 @@ async def test_loss_stops_writes_until_it_is_accepted(segment: Path) -> None:
                     (message,) = await mq.queue("orders/1").pull(1)
                     assert await message.ack()
                 left -= 1
-            broker.process.kill()
-            broker.process.wait()
+            assert broker.terminate() == 0
         code, text = verify(directory)
         assert code == 6, text
         assert "accept-loss" in text

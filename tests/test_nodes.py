@@ -300,3 +300,27 @@ async def test_links_between_nodes_are_events_for_clients_and_for_handlers() -> 
         assert [event.kind for event in (connected, disconnected)] == ["NodeConnected", "NodeDisconnected"]
         await asyncio.to_thread(wait_until, lambda: len(seen) == 2)
     assert seen == [("connected", "raw", True), ("disconnected", "raw", True)]
+
+
+async def test_a_broker_that_is_its_own_upstream_forwards_nothing(tmp_path: Path) -> None:
+    port = free_port()
+    for extra in ((), ("--data-dir", str(tmp_path / "data"))):
+        arguments = (
+            "--listen",
+            f"tmqp://127.0.0.1:{port}",
+            "--node-name",
+            "me",
+            "--upstream",
+            f"tmqp://127.0.0.1:{port}",
+        )
+        with serving(*arguments, *extra) as broker:
+            lines = broker.stderr_lines
+            wait_until(
+                lambda lines=lines: any("it is this broker itself" in line for line in lines), what="the warning"
+            )
+            async with mqcore.connect(broker.url) as mq:
+                await mq.declare("work", 1, QueueOptions(status=QueueStatus.PULL))
+                await mq.publish("work/1", "once")
+                await mq.publish("work/1", "end")
+                assert (await mq.queue("work/1").information()).messages == 2
+            assert broker.terminate() == 0

@@ -76,6 +76,7 @@ __all__ = [
     "journal_accept_loss",
     "journal_compact",
     "journal_inspect",
+    "lock_descriptors",
     "policies",
     "policy_decision",
     "time_zones",
@@ -575,6 +576,7 @@ class ZstdReader:
 def journal_accept_loss(
     path: str, shard: int | None, progress: Callable[[int, int, int], object]
 ) -> list[tuple[str, int, str, str]]: ...
+def lock_descriptors() -> list[int]: ...
 def journal_compact(
     path: str, drop_quarantined: bool, progress: Callable[[int, int, int], object]
 ) -> list[tuple[int, int, int, int, int, list[str], int, int, str | None]]: ...

@@ -44,6 +44,8 @@ _MANIFEST: Final = "manifest.json"
 _MANIFEST_BYTES_MAX: Final = 64 * 1024 * 1024
 _NAME: Final = re.compile(r"format(\.copy)?|(shard-\d{1,5}|limits|schedules)/(\d{10}\.segment|catalog)")
 """Files of a backup. No name leads out of the directory that it is restored to."""
+_FILE_BYTES_MAX: Final = 0xFFFF_FFFF
+"""No segment is longer."""
 _PIECE: Final = 1024 * 1024
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 """The first bytes of a compressed file."""
@@ -187,6 +189,7 @@ def restore(
         for file in manifest.files.values():
             _finish_file(unfinished / file.name, file.length)
         verified = journal.verify(unfinished)
+        _sync_tree(unfinished)
         if target.exists():
             target.rmdir()
         unfinished.rename(target)
@@ -219,6 +222,7 @@ def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> Bac
             for file in manifest.files.values():
                 _finish_file(unfinished / file.name, file.bytes)
             _finish_file(unfinished / _MANIFEST, None)
+            _sync_tree(unfinished)
             if to.exists():
                 to.rmdir()
         unfinished.rename(to)
@@ -373,11 +377,26 @@ def _manifest(text: bytes) -> _Manifest:
         files = [_File(**file) for file in found["files"]]
         created = datetime.fromtimestamp(found["created_ms"] / 1000, UTC)
         manifest = _Manifest(created, found["shards"], found["messages"], {file.name: file for file in files})
+        if _version(found["version"]) > _version(_core.__version__):
+            raise errors.DataDirUnreadable(
+                f"mqcore {found['version']} made the backup; this is {_core.__version__}; use a newer mqcore"
+            )
         if not all(_NAME.fullmatch(file.name) and 0 <= file.bytes <= file.length for file in files):
             raise ValueError("a file that does not belong here")
-    except (ValueError, KeyError, TypeError) as error:
+        longest = max((file.length for file in files), default=0)
+        if longest > _FILE_BYTES_MAX:
+            raise ValueError(f"a file of {longest} bytes; the limit is {_FILE_BYTES_MAX}")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise errors.DataDirDamaged(f"the manifest of the backup cannot be read: {error}") from error
     return manifest
+
+
+def _version(text: object) -> tuple[int, ...]:
+    """The numbers of a version of mqcore. Raises `ValueError` if it is none."""
+    release = re.match(r"\d+(\.\d+)*", str(text))
+    if release is None:
+        raise ValueError(f"{text!r} is not a version of mqcore")
+    return tuple(int(number) for number in release[0].split("."))
 
 
 def _compare(manifest: _Manifest, seen: dict[str, tuple[int, str]]) -> None:
@@ -421,6 +440,13 @@ def _finish_file(path: Path, length: int | None) -> None:
         if length is not None:
             file.truncate(length)
         os.fsync(file.fileno())
+
+
+def _sync_tree(root: Path) -> None:
+    """Make the names of all files below a directory durable."""
+    for path in [*root.rglob("*"), root]:
+        if path.is_dir():
+            _sync_directory(path)
 
 
 def _sync_directory(path: Path) -> None:

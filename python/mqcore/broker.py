@@ -561,6 +561,19 @@ _RUNNING: Final[weakref.WeakSet[Broker]] = weakref.WeakSet()
 _LEAKED_THREADS_SECONDS: Final = 10.0
 
 
+def _release_locks() -> None:
+    """Close the locks of data directories in a forked child. It would keep them after its parent has ended."""
+    for descriptor in _core.lock_descriptors():
+        null = os.open(os.devnull, os.O_RDONLY)
+        # The number stays in use, because the parent's objects are here too.
+        os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_locks)
+
+
 @atexit.register
 def _stop_all() -> None:
     """Stop brokers that a program left running: no Rust thread may run after the interpreter ended.

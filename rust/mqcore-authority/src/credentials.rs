@@ -49,12 +49,14 @@ pub enum Credentials {
 
 impl Credentials {
     /// Parses credentials as peers send them: `Bearer TOKEN` or the token alone; HTTP's `Basic` with base64 of
-    /// `user:password`, or `user:password` itself. A token never contains a colon.
+    /// `user:password`, or `user:password` itself. A token never contains a colon. Empty text means none; white space
+    /// alone is malformed.
     #[must_use]
     pub fn read(text: Option<&str>) -> Self {
-        let text = text.unwrap_or_default().trim();
+        let Some(text) = text.filter(|text| !text.is_empty()) else { return Self::None };
+        let text = text.trim();
         if text.is_empty() {
-            return Self::None;
+            return Self::Unreadable;
         }
         if let Some(encoded) = after_word(text, "basic") {
             let decoded =
@@ -93,12 +95,12 @@ mod tests {
         assert_eq!(Credentials::read(Some("ann:se:cret")), pair("ann", "se:cret"));
         assert_eq!(Credentials::read(Some("Basic YW5uOnNlOmNyZXQ=")), pair("ann", "se:cret"));
         assert_eq!(Credentials::read(None), Credentials::None);
-        assert_eq!(Credentials::read(Some("  ")), Credentials::None);
+        assert_eq!(Credentials::read(Some("")), Credentials::None);
     }
 
     #[test]
     fn malformed_credentials_are_not_taken_for_a_token() {
-        for text in ["Basic !", "Basic YW5u", "Basic /w=="] {
+        for text in ["Basic !", "Basic YW5u", "Basic /w==", " ", "\t \n"] {
             assert_eq!(Credentials::read(Some(text)), Credentials::Unreadable, "{text}");
         }
     }

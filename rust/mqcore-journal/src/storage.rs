@@ -1,6 +1,7 @@
 //! Storage of a journal's files: the journal's only access to a disk.
 
 mod file;
+pub mod lock;
 mod memory;
 pub mod private;
 mod read_only;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_server::storage::acceptance::{Loss, LossAcceptance, LossCause};
-use mqcore_server::storage::data_dir::DataDirError;
+use mqcore_server::storage::data_dir::{self, DataDirError};
 use mqcore_server::storage::export::{FileError, Format, TableFile};
 use mqcore_server::storage::inspection::{
     InspectedSegment, InspectedShard, MessagePosition, PartFinding, RecoveryReport, SideContents,
@@ -162,6 +162,12 @@ pub(crate) fn journal_accept_loss(
         .into_iter()
         .map(|loss| (loss.journal, loss.segment, loss.cause.as_str(), loss.text))
         .collect())
+}
+
+/// File descriptors that hold locks on data directories. A forked child closes them, or it would keep the locks.
+#[pyfunction]
+pub(crate) fn lock_descriptors() -> Vec<i32> {
+    data_dir::lock_descriptors()
 }
 
 fn segment_row(journal: String, shard: Option<usize>, segment: InspectedSegment) -> SegmentRow {

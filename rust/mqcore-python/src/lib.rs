@@ -60,7 +60,7 @@ mod _core {
     #[pymodule_export]
     use crate::history::{History, HistoryRows, history_columns};
     #[pymodule_export]
-    use crate::journal::{JournalMessages, journal_accept_loss, journal_inspect};
+    use crate::journal::{JournalMessages, journal_accept_loss, journal_inspect, lock_descriptors};
     #[pymodule_export]
     use crate::leaked_threads::join_leaked_threads;
     #[pymodule_export]

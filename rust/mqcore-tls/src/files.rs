@@ -1,5 +1,7 @@
 //! Reading PEM files.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use rustls::RootCertStore;
@@ -7,6 +9,9 @@ use rustls_pki_types::pem::{self, PemObject};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::error::TlsConfigError;
+
+/// Maximum size of a file in bytes. All authorities of a system together have less than 1 MiB.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads all certificates of a file in order; at least one.
 pub(crate) fn certificates(
@@ -66,7 +71,16 @@ pub(crate) fn is_open_to_others(_path: &Path) -> bool {
 }
 
 fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TlsConfigError> {
-    std::fs::read(path).map_err(|source| TlsConfigError::Unreadable { what, path: path.into(), source })
+    let read = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().map_err(|source| TlsConfigError::Unreadable { what, path: path.into(), source })?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(broken(what, path, &"it exceeds 16 MiB"));
+    }
+    Ok(bytes)
 }
 
 fn broken(what: &'static str, path: &Path, why: &dyn std::fmt::Display) -> TlsConfigError {

@@ -6,10 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Storage;
+use super::lock::DirectoryLock;
 use super::private::{create_private_directory, private_options};
-
-/// The file whose lock marks the directory as in use.
-pub(super) const LOCK: &str = "lock";
 
 /// A directory of real files, locked by one process until the last clone of this value is dropped. Two writers would destroy
 /// the log.
@@ -18,8 +16,7 @@ pub struct FileStorage {
     directory: PathBuf,
     /// Held open, so that syncing names needs no file descriptor.
     names: Arc<File>,
-    /// The open file holds the lock. The system releases it when the process ends, however it ends.
-    _lock: Arc<File>,
+    _lock: Arc<DirectoryLock>,
 }
 
 impl FileStorage {
@@ -28,13 +25,12 @@ impl FileStorage {
     /// Only the owner can access the directories and files that this creates.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] (another kind on systems other than Unix) if another process holds the lock; otherwise the
-    /// system's error.
+    /// [`io::ErrorKind::WouldBlock`] if another process holds the lock; otherwise the system's error.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         let directory = directory.as_ref().to_path_buf();
         create_private_directory(&directory)?;
-        let lock = exclusive::open(&directory.join(LOCK))?;
-        let names = open_directory(&directory, &lock)?;
+        let lock = DirectoryLock::exclusive(&directory)?;
+        let names = open_directory(&directory)?;
         Ok(Self { directory, names: Arc::new(names), _lock: Arc::new(lock) })
     }
 
@@ -104,14 +100,14 @@ impl Storage for FileStorage {
 }
 
 #[cfg(unix)]
-fn open_directory(directory: &Path, _lock: &File) -> io::Result<File> {
+fn open_directory(directory: &Path) -> io::Result<File> {
     File::open(directory)
 }
 
-/// Directories cannot be opened on this system, and need not be synced: the lock stands in.
+/// Directories cannot be opened on this system, and need not be synced: the lock file stands in.
 #[cfg(not(unix))]
-fn open_directory(_directory: &Path, lock: &File) -> io::Result<File> {
-    lock.try_clone()
+fn open_directory(directory: &Path) -> io::Result<File> {
+    File::open(directory.join(super::lock::LOCK_FILE))
 }
 
 /// Lists a directory. Skips names that are not valid Unicode, which a journal never creates.
@@ -187,32 +183,5 @@ pub(super) mod position {
 
     pub(super) fn write(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
         file.seek_write(bytes, offset)
-    }
-}
-
-#[cfg(unix)]
-mod exclusive {
-    use std::fs::File;
-    use std::io;
-    use std::path::Path;
-
-    use rustix::fs::{FlockOperation, flock};
-
-    pub(super) fn open(path: &Path) -> io::Result<File> {
-        let file = super::private_options().create(true).truncate(false).write(true).open(path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(file)
-    }
-}
-
-#[cfg(windows)]
-mod exclusive {
-    use std::fs::{File, OpenOptions};
-    use std::io;
-    use std::os::windows::fs::OpenOptionsExt;
-    use std::path::Path;
-
-    pub(super) fn open(path: &Path) -> io::Result<File> {
-        OpenOptions::new().create(true).truncate(false).write(true).share_mode(0).open(path)
     }
 }

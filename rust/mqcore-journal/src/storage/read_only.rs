@@ -1,18 +1,19 @@
 //! Read-only storage in a directory of the operating system. Never creates or changes a file.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::Storage;
-use super::file::{LOCK, names, position, retry_interrupted};
+use super::file::{names, position, retry_interrupted};
+use super::lock::DirectoryLock;
 
 /// A directory of real files without an active writer. Several processes may read it at once.
 #[derive(Debug)]
 pub struct ReadOnlyStorage {
     directory: PathBuf,
-    /// Shared lock that excludes writers until this value is dropped. `None`: there is no lock file, as in a copy.
-    _lock: Option<File>,
+    /// Excludes writers until this value is dropped.
+    _lock: DirectoryLock,
 }
 
 impl ReadOnlyStorage {
@@ -22,15 +23,7 @@ impl ReadOnlyStorage {
     /// [`io::ErrorKind::WouldBlock`] if a writer holds the lock; otherwise the system's error.
     pub fn open(directory: impl AsRef<Path>) -> io::Result<Self> {
         let directory = directory.as_ref().to_path_buf();
-        let lock = match File::open(directory.join(LOCK)) {
-            Ok(lock) => match lock.try_lock_shared() {
-                Ok(()) => Some(lock),
-                Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
-                Err(TryLockError::Error(error)) => return Err(error),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(error),
-        };
+        let lock = DirectoryLock::shared(&directory)?;
         Ok(Self { directory, _lock: lock })
     }
 }

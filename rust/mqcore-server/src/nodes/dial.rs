@@ -72,6 +72,13 @@ pub(crate) async fn greet(
         }
         let answer = read_acceptance(&input).map_err(|error| error.to_string())?;
         let Some((acceptance, size)) = answer else { continue };
+        if acceptance.id == me.identity.id {
+            return Err(format!(
+                "it is this broker itself, or another one with the same node id {:?}; remove it from the upstream brokers, or \
+                 give each broker a name of its own",
+                acceptance.id
+            ));
+        }
         input.advance(size);
         return Ok(Accepted { stream, input, acceptance });
     }

@@ -13,7 +13,7 @@
 //! ```
 
 use std::collections::HashMap;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,9 +30,11 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
+use mqcore_journal::storage::lock::{DirectoryLock, LOCK_FILE};
 use mqcore_journal::storage::private::{create_private_directory, private_options};
 
 pub use mqcore_journal::error::JournalError;
+pub use mqcore_journal::storage::lock::lock_descriptors;
 
 use crate::storage::loss::Loss;
 use crate::storage::manifest::{COPIES, Manifest, ManifestError};
@@ -196,8 +198,7 @@ pub(crate) struct DataDir {
     shards: usize,
     /// As it is on the disk.
     manifest: Mutex<Manifest>,
-    /// The system releases the lock when the file is closed, however the process ends.
-    _lock: File,
+    _lock: DirectoryLock,
 }
 
 /// A shard's open journal and the recovered state.
@@ -217,19 +218,10 @@ impl DataDir {
             move |source| DataDirError::Io { path, source }
         };
         create_private_directory(path).map_err(io(path))?;
-        let lock_path = path.join("lock");
-        let lock = private_options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(&lock_path)
-            .map_err(io(&lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(DataDirError::Locked { path: path.to_path_buf() }),
-            Err(TryLockError::Error(source)) => return Err(DataDirError::Io { path: lock_path, source }),
-        }
+        let lock = DirectoryLock::exclusive(path).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => DataDirError::Locked { path: path.to_path_buf() },
+            _ => DataDirError::Io { path: path.join(LOCK_FILE), source },
+        })?;
         let manifest = parts::open(path, shards)?;
         Ok(Self {
             path: path.to_path_buf(),

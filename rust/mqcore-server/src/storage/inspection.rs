@@ -1,7 +1,6 @@
 //! Inspects the data directory of a stopped broker without changing it.
 
 use std::collections::BTreeMap;
-use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +12,7 @@ use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;
 use mqcore_journal::record::Live;
 use mqcore_journal::storage::ReadOnlyStorage;
+use mqcore_journal::storage::lock::{DirectoryLock, LOCK_FILE};
 
 pub use crate::storage::data_dir::SideJournal;
 pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
@@ -31,8 +31,8 @@ use crate::storage::parts;
 pub struct StoppedDataDir {
     path: PathBuf,
     reading: ManifestReading,
-    /// Shared, so that several processes can inspect it. `None`: no lock file, as in a copy of a directory.
-    _lock: Option<File>,
+    /// Shared, so that several processes can inspect it.
+    _lock: DirectoryLock,
 }
 
 /// A finding of the manifest.
@@ -136,20 +136,10 @@ impl StoppedDataDir {
         if !path.is_dir() {
             return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
         }
-        let lock_path = path.join("lock");
-        let lock = match File::open(&lock_path) {
-            Ok(lock) => match lock.try_lock_shared() {
-                Ok(()) => Some(lock),
-                Err(TryLockError::WouldBlock) => {
-                    return Err(DataDirError::Running { path: path.to_path_buf() });
-                }
-                Err(TryLockError::Error(source)) => {
-                    return Err(DataDirError::Io { path: lock_path, source });
-                }
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(source) => return Err(DataDirError::Io { path: lock_path, source }),
-        };
+        let lock = DirectoryLock::shared(path).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => DataDirError::Running { path: path.to_path_buf() },
+            _ => DataDirError::Io { path: path.join(LOCK_FILE), source },
+        })?;
         let reading = Manifest::read(path).map_err(|error| error.at(path))?;
         Ok(Self { path: path.to_path_buf(), reading, _lock: lock })
     }
