@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import signal
@@ -337,3 +338,25 @@ def test_accept_loss_of_a_running_broker_or_of_nothing_is_refused(tmp_path: Path
     assert mq_journal("accept-loss", "--data-dir", directory, "--shard", "900").returncode == 3
     assert mq_journal("accept-loss", "--data-dir", tmp_path / "nowhere").returncode == 3
     assert mq_journal("accept-loss").returncode == 2
+
+
+async def test_a_broker_killed_while_it_saves_has_lost_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    for number in range(5):
+        with serving("--data-dir", str(directory), *ADMIN, environment=TWO_SHARDS) as broker:
+            assert alarms(broker) == set()
+            async with mqcore.connect(broker.url) as mq:
+                for name in QUEUES:
+                    await mq.declare(name, 1, SAVING)
+                publishing = [
+                    asyncio.create_task(mq.publish(f"{QUEUES[index % len(QUEUES)]}/1", f"{number} ".ljust(2000)))
+                    for index in range(600)
+                ]
+                await publishing[100 * number]
+                broker.process.kill()
+                broker.process.wait()
+                for task in publishing:
+                    task.cancel()
+                await asyncio.gather(*publishing, return_exceptions=True)
+        code, text = verify(directory)
+        assert code == 0, text

@@ -407,3 +407,23 @@ fn synced_records_survive_every_crash_with_a_prefix_of_the_rest() {
     });
     assert_eq!(failed, None, "replay it with MQCORE_SEED and MQCORE_SEEDS=1");
 }
+
+#[test]
+fn failed_first_openings_before_a_crash_do_not_count_as_damage() {
+    let open = |disk: &MemoryStorage| Journal::open(disk.clone(), small(), &mut |_, _| {});
+    for seed in 0..40 {
+        for (first, second) in (0..6).flat_map(|first| (0..8).map(move |second| (first, second))) {
+            let disk = MemoryStorage::new(seed);
+            // The names that the first opening could not sync are visible to the second one.
+            for after in [first, second] {
+                disk.inject(StorageCall::Sync, after, Fault::Error, false);
+                drop(open(&disk));
+                disk.clear_faults();
+            }
+            disk.crash();
+            let (_, recovered) = open(&disk).expect("the disk works again");
+            let report = &recovered.report;
+            assert!(!report.is_alarming(), "seed {seed}, syncs {first} and {second}: {report}");
+        }
+    }
+}
