@@ -156,8 +156,11 @@ pub(crate) fn replace<S: Storage>(storage: &S, catalog: &Catalog) -> Result<u64,
         storage.sync_data(&file).map_err(|error| ("syncing", error))?;
         storage.rename(UNFINISHED, CATALOG).map_err(|error| ("renaming", error))
     };
-    // A crash may have left the file.
-    let _ = storage.remove(UNFINISHED);
+    // A crash may have left the file. Its removal must be durable first: otherwise another crash could keep the old file and
+    // rename that one.
+    if storage.remove(UNFINISHED).is_ok() {
+        storage.sync_directory().map_err(|error| ("syncing", error))?;
+    }
     put().inspect_err(|_| drop(storage.remove(UNFINISHED)))?;
     Ok(bytes.len() as u64)
 }
@@ -165,6 +168,7 @@ pub(crate) fn replace<S: Storage>(storage: &S, catalog: &Catalog) -> Result<u64,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage::MemoryStorage;
 
     fn sample() -> Catalog {
         let entry = CatalogEntry { capacity: 16 << 20, synced_to: 9_000, records: 12 };
@@ -188,5 +192,20 @@ mod tests {
         }
         assert_eq!(Catalog::parse(&[]), CatalogReading::Bad);
         assert_eq!(Catalog::parse(&vec![0; 8192]), CatalogReading::Bad);
+    }
+
+    #[test]
+    fn leftover_of_a_crash_never_becomes_the_catalog() {
+        for seed in 0..200 {
+            let files = [(CATALOG.to_owned(), sample().encode()), (UNFINISHED.to_owned(), vec![0; 100])];
+            let disk = MemoryStorage::with_files(seed, files.into());
+            replace(&disk, &sample()).unwrap();
+            disk.crash();
+            let reading = read(&disk).unwrap();
+            assert!(
+                matches!(reading, CatalogReading::Good { damaged_copies: 0, .. }),
+                "seed {seed}: {reading:?}"
+            );
+        }
     }
 }
