@@ -77,7 +77,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
         | {"shard/declarations", "schedules/ended", "schedules/view", "schedules/publisher", "schedules/store"}
-        | {"schedules/keeper", "schedules/port"}
+        | {"schedules/keeper", "schedules/port", "schedules/queues"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.

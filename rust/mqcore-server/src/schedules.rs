@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`ended`] | schedules that must not start again |
 //! | [`keeper`] | schedules, due runs, and runs in flight to queues |
+//! | [`queues`] | the queue of each schedule, for the check of rights |
 //! | [`store`] | the journal of schedules |
 //! | [`port`] | the interface to the thread |
 //! | [`publisher`] | the client that publishes runs |
@@ -24,6 +25,7 @@ mod ended;
 pub(crate) mod keeper;
 pub(crate) mod port;
 pub(crate) mod publisher;
+pub(crate) mod queues;
 pub(crate) mod store;
 pub(crate) mod view;
 pub(crate) mod worker;

@@ -9,15 +9,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{Command, Destination, Request};
+use mqcore_broker::model::command::{ClientPattern, Command, Destination, Request};
 use mqcore_broker::model::config::BrokerConfig;
-use mqcore_broker::model::effect::{Effect, Event, Forwarded};
-use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::effect::{Effect, Event, Forwarded, Reply};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_session::eventmq::listener::{EventmqTerms, Role};
-use mqcore_session::eventmq::schedules::{ScheduleRequest, Schedules};
+use mqcore_session::eventmq::schedules::{ScheduleEnd, ScheduleRequest, Schedules};
 use mqcore_session::eventmq::shared::EventmqShared;
 use mqcore_session::eventmq::{EventmqSession, SILENCE_MAX, encode_publication};
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
@@ -911,19 +912,43 @@ fn messages_of_other_protocols_are_guaranteed_jobs() {
 // ---- Schedules, topics, administrators ---------------------------------------------------------------------------------
 
 #[derive(Debug, Default)]
-struct Kept(std::sync::Mutex<Vec<(bool, ScheduleRequest)>>);
+struct Kept {
+    asked: std::sync::Mutex<Vec<(bool, ScheduleRequest)>>,
+    ends: std::sync::Mutex<Vec<ScheduleEnd>>,
+    allowed: std::sync::Mutex<Vec<Vec<String>>>,
+    /// The queue that every schedule has.
+    has: Option<&'static str>,
+}
+
+impl Kept {
+    fn allow(&self, allowed: &[QueueAddress]) {
+        self.allowed.lock().unwrap().push(allowed.iter().map(ToString::to_string).collect());
+    }
+}
 
 impl Schedules for Kept {
-    fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        if request.interval.is_none() {
+    fn queue_of(&self, _: &ScheduleRequest) -> Option<QueueAddress> {
+        self.has.map(|queue| QueueAddress::parse(queue).unwrap())
+    }
+
+    fn schedule(&self, request: ScheduleRequest, allowed: &[QueueAddress]) -> Result<(), Rejection> {
+        if request.interval.is_none() && request.interval_ms().is_none() {
             return Err(Rejection::new(RejectionKind::BadRequest, "when?"));
         }
-        self.0.lock().unwrap().push((true, request));
+        self.allow(allowed);
+        self.asked.lock().unwrap().push((true, request));
         Ok(())
     }
 
-    fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        self.0.lock().unwrap().push((false, request));
+    fn unschedule(
+        &self,
+        request: ScheduleRequest,
+        allowed: &[QueueAddress],
+        end: ScheduleEnd,
+    ) -> Result<(), Rejection> {
+        self.allow(allowed);
+        self.ends.lock().unwrap().push(end);
+        self.asked.lock().unwrap().push((false, request));
         Ok(())
     }
 }
@@ -963,7 +988,7 @@ fn schedules_go_to_the_broker_if_it_runs_them() {
     world.say(client, &["UNSCHEDULE", "u", "q", "", "job"]);
     world.say(client, &["SCHEDULE", "v", "q", "", "job"]);
     assert_eq!(world.request_errors(client), ["schedule in queue q: when?"]);
-    let kept = kept.0.lock().unwrap();
+    let kept = kept.asked.lock().unwrap();
     let [(true, first), (false, second)] = kept.as_slice() else { panic!("{kept:?}") };
     assert_eq!((&*first.queue, first.cron.as_deref()), (&b"q"[..], Some(&b"* * * * *"[..])));
     assert!(first.wishes.nohaste && first.wishes.run_count == 2);
@@ -990,16 +1015,148 @@ fn schedule_has_only_one_owner() {
         world.say(client, &["SCHEDULE", "s", "q", headers, interval, "job", cron]);
         assert_eq!(world.messages(scheduler)[0][2], "UNSCHEDULE", "it would do {headers} {cron} wrong");
     }
-    world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
+    world.say(client, &["SCHEDULE", "s", "q", "interval-ms:250", "job"]);
     let replies = world.messages(scheduler);
     assert_eq!(
         replies[0][2..],
-        ["UNSCHEDULE", "s", "q", "", "-1", "job", ""],
+        ["UNSCHEDULE", "s", "q", "interval-ms:250", "-1", "job", ""],
         "it would die of seven frames"
     );
-    let kept = kept.0.lock().unwrap();
+    world.say(client, &["SCHEDULE", "s", "q", "", "job"]);
+    assert!(world.messages(scheduler).is_empty(), "the broker rejects it, which changes nothing");
+    let kept = kept.asked.lock().unwrap();
     let begun: Vec<_> = kept.iter().map(|(begins, _)| *begins).collect();
-    assert_eq!(begun, [false, true, true, true, true], "and {:?}", world.request_errors(client));
+    assert_eq!(begun, [false, true, true, true, true, true], "and {:?}", world.request_errors(client));
+}
+
+/// The next request of a session, which the test answers instead of a shard.
+fn next_request(world: &mut World, connection: ConnectionId) -> Option<(RequestId, Request)> {
+    let commands = world.peers.get_mut(&connection).unwrap().session.take_commands();
+    match commands.as_slice() {
+        [] => None,
+        [Command::Request(number, request)] => Some((*number, (**request).clone())),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn changing_or_ending_a_schedule_needs_a_right_on_the_queue_that_it_has() {
+    for command in ["SCHEDULE", "UNSCHEDULE"] {
+        let mut world = World::new(1);
+        let kept = Arc::new(Kept { has: Some("theirs"), ..Kept::default() });
+        assert!(world.exchange.keep_schedules(kept.clone()));
+        let scheduler = world.join(Role::Frontend, b"original");
+        world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+        world.heard(scheduler);
+        for granted in [false, true] {
+            let client = world.client();
+            let (now, mut bytes) = (world.now, Vec::new());
+            let frames: [&[u8]; 9] =
+                [b"", b"eMQP/1.0", command.as_bytes(), b"s", b"mine", b"", b"5", b"job", b""];
+            encode_message(&frames, &mut bytes);
+            let mut commands = Vec::new();
+            let session = &mut world.peers.get_mut(&client).unwrap().session;
+            session.receive(&bytes, now, &mut commands, &mut Vec::new()).unwrap();
+            let [Command::Request(number, request)] = commands.as_slice() else { panic!("{commands:?}") };
+            assert!(
+                matches!(&**request, Request::MayPublish { queue } if queue.to_string() == "mine/0"),
+                "nothing is sent to schedulers before the rights are checked"
+            );
+            session.event(Event::Answered(*number, Ok(Reply::Done)), now, &mut Vec::new()).unwrap();
+            let (number, request) = next_request(&mut world, client).expect("another right");
+            assert!(matches!(request, Request::MayPublish { queue } if queue.to_string() == "theirs/0"));
+            let session = &mut world.peers.get_mut(&client).unwrap().session;
+            let answer = if granted {
+                Ok(Reply::Done)
+            } else {
+                Err(Rejection::new(RejectionKind::Unauthorized, "no"))
+            };
+            session.event(Event::Answered(number, answer), now, &mut Vec::new()).unwrap();
+            if !granted {
+                assert!(next_request(&mut world, client).is_none());
+                assert_eq!(world.request_errors(client), ["schedule in queue mine: no"]);
+                assert!(kept.asked.lock().unwrap().is_empty());
+                assert!(world.messages(scheduler).is_empty());
+            } else if command == "UNSCHEDULE" {
+                assert_eq!(*kept.ends.lock().unwrap(), [ScheduleEnd::Ended]);
+                assert_eq!(*kept.allowed.lock().unwrap(), [["mine/0", "theirs/0"]]);
+            } else {
+                let (number, request) = next_request(&mut world, client).expect("the right to reach it");
+                assert!(matches!(request, Request::MayDirect { .. }));
+                assert!(kept.asked.lock().unwrap().is_empty(), "the broker's copy stays until then");
+                let refused = Err(Rejection::new(RejectionKind::Unauthorized, "no"));
+                let session = &mut world.peers.get_mut(&client).unwrap().session;
+                session.event(Event::Answered(number, refused), now, &mut Vec::new()).unwrap();
+                assert!(kept.asked.lock().unwrap()[0].0, "it stays at the broker");
+                assert!(kept.ends.lock().unwrap().is_empty());
+            }
+        }
+    }
+}
+
+#[test]
+fn schedule_at_a_scheduler_is_changed_only_with_a_right_on_its_queue() {
+    let mut world = World::new(1);
+    let kept = Arc::new(Kept::default());
+    assert!(world.exchange.keep_schedules(kept.clone()));
+    let owner = world.client();
+    let scheduler = world.join(Role::Frontend, b"original");
+    world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+    world.heard(scheduler);
+    world.say(owner, &["SCHEDULE", "s", "theirs", "", "5", "job", ""]);
+    assert_eq!(world.messages(scheduler)[0][2..5], ["SCHEDULE", "s", "theirs"]);
+    assert_eq!(*kept.ends.lock().unwrap(), [ScheduleEnd::HandedOver]);
+    let other = world.client();
+    let mut bytes = Vec::new();
+    encode_message(&[b"", b"eMQP/1.0", b"UNSCHEDULE", b"u", b"mine", b"", b"5", b"job", b""], &mut bytes);
+    let (now, mut commands) = (world.now, Vec::new());
+    let session = &mut world.peers.get_mut(&other).unwrap().session;
+    session.receive(&bytes, now, &mut commands, &mut Vec::new()).unwrap();
+    let [Command::Request(number, _)] = commands.as_slice() else { panic!("{commands:?}") };
+    session.event(Event::Answered(*number, Ok(Reply::Done)), now, &mut Vec::new()).unwrap();
+    let (_, request) = next_request(&mut world, other).expect("another right");
+    assert!(matches!(request, Request::MayPublish { queue } if queue.to_string() == "theirs/0"));
+    assert!(world.messages(scheduler).is_empty());
+    world.say(owner, &["UNSCHEDULE", "u", "theirs", "", "5", "job", ""]);
+    assert_eq!(world.messages(scheduler)[0][2], "UNSCHEDULE");
+}
+
+#[test]
+fn peer_without_the_right_does_not_become_a_scheduler() {
+    let mut world = World::new(1);
+    let peer = world.join(Role::Frontend, b"rogue");
+    let mut bytes = Vec::new();
+    encode_message(&[b"", b"eMQP/1.0", b"INFORM", b"i", b"", b"scheduler"], &mut bytes);
+    let (now, mut commands, mut output) = (world.now, Vec::new(), Vec::new());
+    let session = &mut world.peers.get_mut(&peer).unwrap().session;
+    session.receive(&bytes, now, &mut commands, &mut output).unwrap();
+    let [Command::Request(number, request)] = commands.as_slice() else { panic!("{commands:?}") };
+    assert!(matches!(&**request, Request::MayRunSchedules));
+    assert!(output.is_empty());
+    let refusal = Rejection::new(RejectionKind::Unauthorized, "no");
+    let ended = session.event(Event::Answered(*number, Err(refusal)), now, &mut output);
+    assert!(matches!(ended, Err(SessionError::Misbehaved(_))));
+    assert!(output.windows(6).any(|bytes| bytes == b"401 no"), "{output:?}");
+    let (_, _, schedulers) = world.exchange.present();
+    assert_eq!(schedulers, 0);
+}
+
+#[test]
+fn scheduler_gets_no_schedules_from_clients_of_other_protocols() {
+    let mut world = World::new(1);
+    let scheduler = world.join(Role::Frontend, b"original");
+    world.say(scheduler, &["INFORM", "i", "", "scheduler"]);
+    world.heard(scheduler);
+    let mut body = Vec::new();
+    encode_message(&[b"", b"eMQP/1.0", b"SCHEDULE", b"s", b"secret", b"", b"5", b"job", b""], &mut body);
+    for (protocol, passes) in [("tmqp", false), ("emqp", true)] {
+        let client = world.peers[&scheduler].session.client().unwrap().clone();
+        let client = Arc::new(Client { protocol, ..(*client).clone() });
+        let to = ClientPattern::Id(client.id.clone());
+        let message = Message::from_parts(b"s", b"", &body, Properties::default(), Some(client));
+        world.tell(scheduler, Event::Direct { to, message });
+        assert_eq!(!world.messages(scheduler).is_empty(), passes);
+    }
 }
 
 #[test]
@@ -1044,7 +1201,7 @@ fn client_without_permission_cannot_schedule_for_a_queue() {
     assert!(matches!(&**request, Request::MayPublish { queue } if queue.to_string() == "secret/0"));
     let refusal = Rejection::new(RejectionKind::Unauthorized, "no");
     peer.session.event(Event::Answered(*number, Err(refusal)), now, &mut Vec::new()).unwrap();
-    assert!(kept.0.lock().unwrap().is_empty());
+    assert!(kept.asked.lock().unwrap().is_empty());
     assert_eq!(world.request_errors(client), ["schedule in queue secret: no"]);
 }
 

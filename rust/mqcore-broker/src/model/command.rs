@@ -1,4 +1,6 @@
 //! Commands and requests: what peers ask of the broker.
+//!
+//! Longer than 600 lines because it declares every command and request.
 
 use std::time::Duration;
 
@@ -370,6 +372,13 @@ pub enum Request {
     /// Check whether the client may publish to a queue; `NotFound` if the queue does not exist and
     /// publishing would not create it.
     MayPublish { queue: QueueAddress },
+    /// Check whether the client may send to these clients; `NotFound` if none is connected. Sent to the
+    /// home shard.
+    MayDirect { to: ClientPattern },
+    /// Check whether the client may receive and run the schedules of all clients. Sent to the home shard.
+    MayRunSchedules,
+    /// Check whether the client may administer the whole broker. Sent to the home shard.
+    MayAdminister,
     /// Create a channel; `AlreadyExists` if it exists.
     CreateChannel { channel: ChannelName, changes: ChannelChanges },
     /// Change options of a channel. Its queues keep theirs. For administrators.
@@ -534,7 +543,12 @@ impl Request {
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::JoinQueues(join) => of(&join.channel),
             Self::ListChannels { .. } => Destination::Every,
-            Self::ListClients { .. } | Self::ListNodes | Self::Disconnect { .. } => Destination::Home,
+            Self::ListClients { .. }
+            | Self::ListNodes
+            | Self::Disconnect { .. }
+            | Self::MayDirect { .. }
+            | Self::MayRunSchedules
+            | Self::MayAdminister => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {
                 (Some(channel), kind) if kind.scope() != EventScope::Server => of(channel),
                 (_, EventKind::ChannelCreated | EventKind::ChannelRemoved) => Destination::Every,

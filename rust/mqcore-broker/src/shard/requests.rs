@@ -100,6 +100,12 @@ impl Entities {
             Request::Leave { channel } => self.leave(client, &channel, context),
             Request::LeaveQueues { channel, queues } => self.leave_queues(client, &channel, &queues, context),
             Request::MayPublish { queue } => self.may_publish(&queue, context),
+            Request::MayDirect { to } => {
+                let connected = !self.directory.receivers(&to, true).is_empty();
+                done_or(connected, || "no such client is connected".to_owned())
+            }
+            // The server has checked the permission.
+            Request::MayRunSchedules => Ok(Reply::Done),
             Request::CreateChannel { channel, changes } => {
                 self.create_new_channel(&channel, &changes, context)
             }
@@ -189,6 +195,7 @@ impl Entities {
             Request::ListClients { kind } => {
                 Ok(Reply::Clients(self.directory.list(kind.as_deref(), context.now)))
             }
+            Request::MayAdminister => Ok(Reply::Done),
             Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(context.now))),
             // `answer_request` starts the route that answers a test; `request` carries out the rest.
             _ => Ok(Reply::Done),

@@ -44,6 +44,8 @@ pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, R
 
 /// The program that the broker is part of, in rules about custom messages.
 const PROGRAM: &str = "@broker";
+/// The part of a scheduler, in rules about who may run the schedules of others.
+const SCHEDULER: &str = "@scheduler";
 
 fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<'a>)) {
     match request {
@@ -90,6 +92,8 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
             visit(Action::Direct, str::from_utf8(name).map_or(Resource::Server, Resource::ClientId));
         }
         Request::MayPublish { queue: address } => visit(Action::Push, queue(address)),
+        Request::MayDirect { to } => visit(Action::Direct, clients(to)),
+        Request::MayRunSchedules => visit(Action::Administer, Resource::ClientId(SCHEDULER)),
         Request::DropQueue { queue: address } => visit(Action::Administer, queue(address)),
         Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
             visit(Action::Administer, queue(address));
@@ -140,6 +144,7 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         | Request::ListChannels { .. }
         | Request::ListClients { .. }
         | Request::ListNodes
+        | Request::MayAdminister
         | Request::Disconnect { .. }
         | Request::ListTopics
         | Request::ObjectCounts => {

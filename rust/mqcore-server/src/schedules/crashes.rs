@@ -23,8 +23,7 @@ use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
-use mqcore_session::schedules::ScheduleRequest;
-use mqcore_session::schedules::{Headers, headers};
+use mqcore_session::schedules::{Headers, ScheduleEnd, ScheduleRequest, headers};
 use mqcore_testkit::Random;
 
 use super::keeper::{Crons, Keeper, parse_request};
@@ -230,7 +229,7 @@ impl World {
             job: name.as_bytes().into(),
             cron: None,
         };
-        let wanted = parse_request(&request, &self.crons).expect("it can be planned");
+        let wanted = parse_request(&request, &[queue(name)], &self.crons).expect("it can be planned");
         self.keeper.schedule(wanted, self.now).expect("there is room");
     }
 
@@ -422,7 +421,7 @@ fn a_schedule_that_was_ended_stays_ended_whenever_broker_and_disks_crash() {
         let list = world.keeper.list(10);
         let ended =
             list.schedules.iter().find(|schedule| schedule.queue == QUEUES[0]).expect("it is there").id;
-        assert!(world.keeper.unschedule(&ended));
+        assert!(world.keeper.unschedule(&ended, ScheduleEnd::Ended));
         // From here on a client knows that it has ended.
         world.keeper.commit().expect("it writes");
         for _ in 0..world.chance.below(60) {
@@ -463,9 +462,9 @@ fn an_unchanged_schedule_continues_and_a_changed_one_starts_again() {
     let list = world.keeper.list(10);
     assert_eq!((list.total, list.schedules[0].runs, list.schedules[0].left), (1, 0, Some(3)));
     assert_eq!(list.schedules[0].due_ms, world.now);
-    assert!(
-        world.keeper.unschedule(&list.schedules[0].id) && !world.keeper.unschedule(&list.schedules[0].id)
-    );
+    let id = &list.schedules[0].id;
+    assert!(world.keeper.unschedule(id, ScheduleEnd::Ended));
+    assert!(!world.keeper.unschedule(id, ScheduleEnd::Ended));
     world.keep();
     world.crash();
     assert_eq!(world.keeper.list(10).total, 0);

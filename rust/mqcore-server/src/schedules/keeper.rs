@@ -17,9 +17,10 @@ use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
 use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
 use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
-use mqcore_session::schedules::{DEFAULT_QUEUE, Run, ScheduleRequest};
+use mqcore_session::schedules::{Run, ScheduleEnd, ScheduleRequest};
 
 use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
+use super::queues::{ScheduleQueues, default_queue, named_queue, parts};
 use super::store::{Kept, RunRecord, Store};
 use super::view::{ScheduleList, ScheduleView};
 
@@ -72,6 +73,8 @@ pub(crate) struct ScheduleDraft {
     pub(crate) run: Arc<[u8]>,
     /// Whether an ended schedule with the same terms stays ended.
     pub(crate) unless_ended: bool,
+    /// The queues to which the client may publish.
+    pub(crate) allowed: Box<[QueueAddress]>,
 }
 
 impl ScheduleDraft {
@@ -113,7 +116,11 @@ impl Crons {
 }
 
 /// Parses a client's request.
-pub(crate) fn parse_request(request: &ScheduleRequest, crons: &Crons) -> Result<ScheduleDraft, Rejection> {
+pub(crate) fn parse_request(
+    request: &ScheduleRequest,
+    allowed: &[QueueAddress],
+    crons: &Crons,
+) -> Result<ScheduleDraft, Rejection> {
     let bad = |why: String| Rejection::new(RejectionKind::BadRequest, why);
     let refused = |error: PlanError| bad(error.to_string());
     let seconds = request.interval.as_deref().map(|text| str::from_utf8(text).unwrap_or_default().trim());
@@ -150,32 +157,14 @@ pub(crate) fn parse_request(request: &ScheduleRequest, crons: &Crons) -> Result<
     let parts: [&[u8]; 5] =
         [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
     let (id, run) = (EntryId(request.identity()), parts.concat().into());
-    Ok(ScheduleDraft { id, plan, run, unless_ended: request.unless_ended() })
-}
-
-/// The queue, the headers and the job of a run.
-fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let (queue_len, rest) = run.split_first_chunk()?;
-    let (headers_len, rest) = rest.split_first_chunk()?;
-    let (queue, rest) = rest.split_at_checked(u16::from_le_bytes(*queue_len).into())?;
-    let (headers, job) = rest.split_at_checked(u16::from_le_bytes(*headers_len).into())?;
-    Some((queue, headers, job))
-}
-
-/// The queue for jobs that name an unknown queue.
-pub(crate) fn default_queue() -> QueueAddress {
-    QueueAddress::parse(DEFAULT_QUEUE).expect("the name is one")
-}
-
-/// The queue that a run names. An invalid name is an unknown queue.
-fn named_queue(run: &[u8]) -> QueueAddress {
-    let name = parts(run).and_then(|(queue, _, _)| str::from_utf8(queue).ok());
-    name.and_then(|name| QueueAddress::parse(name).ok()).unwrap_or_else(default_queue)
+    Ok(ScheduleDraft { id, plan, run, unless_ended: request.unless_ended(), allowed: allowed.into() })
 }
 
 /// All schedules, and all runs in flight.
 pub(crate) struct Keeper<S: Storage> {
     scheduler: Scheduler<ScheduleData>,
+    /// The queues of all schedules, shared with sessions.
+    queues: Arc<ScheduleQueues>,
     /// The journal; `None`: schedules are only in memory.
     store: Option<Store<S>>,
     shards: usize,
@@ -201,6 +190,7 @@ impl<S: Storage> Keeper<S> {
     pub(crate) fn in_memory(shards: usize, now_ms: u64) -> Self {
         Self {
             scheduler: Scheduler::default(),
+            queues: Arc::default(),
             store: None,
             shards,
             node: SCHEDULES.into(),
@@ -253,6 +243,14 @@ impl<S: Storage> Keeper<S> {
         Ok((keeper, unreadable))
     }
 
+    /// Lets sessions find the queues of schedules from now on.
+    pub(crate) fn share_queues(&mut self, queues: &Arc<ScheduleQueues>) {
+        self.queues = Arc::clone(queues);
+        for entry in self.scheduler.iter() {
+            queues.insert(entry.id, &entry.what.run);
+        }
+    }
+
     /// A crash between a run and the state of its schedule leaves the run, which contains that state.
     fn catch_up(&mut self, run: &RunRecord) {
         let Some(entry) = self.scheduler.get(&run.id) else { return };
@@ -296,8 +294,11 @@ impl<S: Storage> Keeper<S> {
 
     /// Adds a schedule, replacing the one with the same call. An unchanged schedule continues as it is: workers
     /// request their schedules at every start.
+    ///
+    /// The client needs a right on the queue that the schedule has, not only on the one that it is to get.
     pub(crate) fn schedule(&mut self, wanted: ScheduleDraft, now_ms: u64) -> Result<(), Rejection> {
-        let ScheduleDraft { id, plan, run, unless_ended } = wanted;
+        let ScheduleDraft { id, plan, run, unless_ended, allowed } = wanted;
+        self.check_right(&id, &allowed)?;
         let before = self.scheduler.get(&id);
         if before.is_some_and(|before| before.what.run == run && before.plan == plan) {
             return Ok(());
@@ -320,6 +321,7 @@ impl<S: Storage> Keeper<S> {
             put.map_err(|error| Rejection::new(RejectionKind::Busy, error.to_string()))?;
         }
         self.next += 1;
+        self.queues.insert(id, &run);
         let what = ScheduleData::new(sequence, &id, &plan, run);
         let before = self.scheduler.insert(ScheduleEntry { id, plan, state, what });
         self.settled.extend(before.map(|before| before.what.sequence));
@@ -327,12 +329,30 @@ impl<S: Storage> Keeper<S> {
         Ok(())
     }
 
+    /// Whether a client that may publish to the queues `allowed` may change or end a schedule. Its session has asked
+    /// for these rights; the schedule may have changed since.
+    pub(crate) fn check_right(&self, id: &EntryId, allowed: &[QueueAddress]) -> Result<(), Rejection> {
+        let Some(entry) = self.scheduler.get(id) else { return Ok(()) };
+        let queue = named_queue(&entry.what.run);
+        if allowed.contains(&queue) {
+            return Ok(());
+        }
+        let why = format!(
+            "schedule {id} has got queue {queue} meanwhile, and the client has not shown a right to push there; send the request again"
+        );
+        Err(Rejection::new(RejectionKind::Unauthorized, why))
+    }
+
     /// Ends a schedule, durably once [`Keeper::commit`] has returned. Runs that are due already still happen. False:
-    /// it does not exist.
-    pub(crate) fn unschedule(&mut self, id: &EntryId) -> bool {
+    /// it does not exist. The caller has checked the right of the client.
+    pub(crate) fn unschedule(&mut self, id: &EntryId, end: ScheduleEnd) -> bool {
         let Some(before) = self.scheduler.remove(id) else { return false };
+        self.queues.remove(id);
         self.settled.push(before.what.sequence);
-        self.remember_end(*id, terms_of(id, &before.plan, &before.what.run));
+        // One that another scheduler takes over continues there, and may return here.
+        if end == ScheduleEnd::Ended {
+            self.remember_end(*id, terms_of(id, &before.plan, &before.what.run));
+        }
         if let Some(store) = &mut self.store {
             store.demand_sync();
         }
@@ -385,6 +405,9 @@ impl<S: Storage> Keeper<S> {
         if self.has_room() {
             let mut firings = Vec::new();
             self.scheduler.take_due(now_ms, RUNS_AT_ONCE, &mut firings);
+            for last in firings.iter().filter(|firing| firing.state.is_none()) {
+                self.queues.remove(&last.id);
+            }
             self.due.extend(firings);
         }
         let mut queues: Vec<_> = self.due.iter().map(|firing| named_queue(&firing.what.run)).collect();

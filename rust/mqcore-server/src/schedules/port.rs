@@ -5,12 +5,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
-use mqcore_session::schedules::{ScheduleRequest, Schedules};
+use mqcore_session::schedules::{ScheduleEnd, ScheduleRequest, Schedules};
 use tokio::sync::oneshot;
 
 use super::keeper::{Crons, ScheduleDraft, parse_request};
+use super::queues::ScheduleQueues;
 use super::view::{EndScheduleError, ScheduleList};
 
 /// Maximum bytes of schedules that wait for the thread; more are rejected.
@@ -19,7 +21,11 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 #[derive(Debug)]
 pub(super) enum Ask {
     Schedule(Box<ScheduleDraft>),
-    Unschedule(EntryId),
+    Unschedule {
+        id: EntryId,
+        allowed: Box<[QueueAddress]>,
+        end: ScheduleEnd,
+    },
     /// The same, with an answer once the end is durable.
     EndSchedule(EntryId, oneshot::Sender<Result<(), EndScheduleError>>),
     List(usize, oneshot::Sender<ScheduleList>),
@@ -47,6 +53,7 @@ pub(crate) struct Numbers {
 pub(super) struct Shared {
     pub(super) numbers: Numbers,
     crons: Crons,
+    queues: Arc<ScheduleQueues>,
     /// Bytes of schedules that wait for the thread.
     pub(super) waiting: AtomicUsize,
     /// Present until the thread takes it.
@@ -67,6 +74,7 @@ impl SchedulePort {
         let shared = Shared {
             numbers: Numbers::default(),
             crons: Crons::default(),
+            queues: Arc::default(),
             waiting: AtomicUsize::new(0),
             receiver: Mutex::new(Some(receiver)),
         };
@@ -79,6 +87,11 @@ impl SchedulePort {
 
     pub(crate) fn crons(&self) -> &Crons {
         &self.shared.crons
+    }
+
+    /// The queues of all schedules.
+    pub(crate) fn queues(&self) -> &Arc<ScheduleQueues> {
+        &self.shared.queues
     }
 
     /// The next schedules by due time, and the number of all. `None`: the server has stopped.
@@ -127,8 +140,12 @@ impl SchedulePort {
 }
 
 impl Schedules for SchedulePort {
-    fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        let wanted = parse_request(&request, self.crons())?;
+    fn queue_of(&self, request: &ScheduleRequest) -> Option<QueueAddress> {
+        self.queues().find(&EntryId(request.identity()))
+    }
+
+    fn schedule(&self, request: ScheduleRequest, allowed: &[QueueAddress]) -> Result<(), Rejection> {
+        let wanted = parse_request(&request, allowed, self.crons())?;
         let bytes = wanted.bytes();
         if self.shared.waiting.fetch_add(bytes, Ordering::Relaxed) > WAITING_BYTES_MAX {
             self.shared.waiting.fetch_sub(bytes, Ordering::Relaxed);
@@ -140,8 +157,13 @@ impl Schedules for SchedulePort {
         Ok(())
     }
 
-    fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection> {
-        self.ask(Ask::Unschedule(EntryId(request.identity())));
+    fn unschedule(
+        &self,
+        request: ScheduleRequest,
+        allowed: &[QueueAddress],
+        end: ScheduleEnd,
+    ) -> Result<(), Rejection> {
+        self.ask(Ask::Unschedule { id: EntryId(request.identity()), allowed: allowed.into(), end });
         Ok(())
     }
 }

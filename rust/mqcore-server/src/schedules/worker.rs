@@ -9,14 +9,17 @@ use hashbrown::HashMap;
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{QueueAddress, RequestId};
+use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::FileStorage;
 use mqcore_scheduler::clock::{ClockStep, ClockWatch};
 use mqcore_scheduler::scheduler::EntryId;
+use mqcore_session::schedules::ScheduleEnd;
 use tokio::sync::oneshot;
 
-use super::keeper::{Keeper, default_queue};
+use super::keeper::Keeper;
 use super::port::{Ask, SchedulePort, Shared};
+use super::queues::default_queue;
 use super::view::EndScheduleError;
 use crate::hub::Hub;
 use crate::runtime::shutdown::TaskGuard;
@@ -128,13 +131,13 @@ impl ScheduleThread {
                 self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
                 let id = wanted.id;
                 if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
-                    self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
-                    tracing::error!(schedule = %id, why = %rejection, "rejected a schedule");
+                    self.refused(&id, &rejection);
                 }
             }
-            Ask::Unschedule(id) => {
-                self.keeper.unschedule(&id);
-            }
+            Ask::Unschedule { id, allowed, end } => match self.keeper.check_right(&id, &allowed) {
+                Ok(()) => drop(self.keeper.unschedule(&id, end)),
+                Err(rejection) => self.refused(&id, &rejection),
+            },
             Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
             Ask::List(max, answer) => {
                 // The caller may have gone; then nothing needs the answer.
@@ -147,6 +150,12 @@ impl ScheduleThread {
             }
             Ask::Event(_) | Ask::Look | Ask::End => {}
         }
+    }
+
+    /// Counts and logs a request that was rejected: its protocol has no answer.
+    fn refused(&self, id: &EntryId, rejection: &Rejection) {
+        self.shared.numbers.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(schedule = %id, why = %rejection, "rejected a request for a schedule");
     }
 
     /// The time of the system clock. If it was set back, the schedules are adjusted. If it was set forward, the runs
@@ -170,7 +179,7 @@ impl ScheduleThread {
     fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
         if self.shared.numbers.failing.load(Ordering::Relaxed) {
             let _ = answer.send(Err(EndScheduleError::Failing));
-        } else if self.keeper.unschedule(&id) {
+        } else if self.keeper.unschedule(&id, ScheduleEnd::Ended) {
             self.ended.push((id, answer));
         } else {
             let _ = answer.send(Err(EndScheduleError::Missing(id)));

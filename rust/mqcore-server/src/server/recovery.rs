@@ -111,8 +111,11 @@ pub(super) async fn recover_schedules(
     let Some(directory) =
         directory.filter(|directory| asked_for || directory.side(SideJournal::Schedules).exists())
     else {
-        return Ok(Keeper::in_memory(shards, now_ms));
+        let mut keeper = Keeper::in_memory(shards, now_ms);
+        keeper.share_queues(port.queues());
+        return Ok(keeper);
     };
+    let queues = Arc::clone(port.queues());
     let port = port.clone();
     let read = tokio::task::spawn_blocking(move || {
         let (name, path) = (SideJournal::Schedules.as_str(), directory.side(SideJournal::Schedules));
@@ -126,10 +129,11 @@ pub(super) async fn recover_schedules(
         }
         Ok::<_, DataDirError>(opened)
     });
-    let (keeper, unreadable) = match read.await {
+    let (mut keeper, unreadable) = match read.await {
         Ok(opened) => opened?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
+    keeper.share_queues(&queues);
     let (schedules, outstanding) = (keeper.len(), keeper.outstanding());
     tracing::info!(schedules, outstanding, unreadable, "restored schedules");
     Ok(keeper)

@@ -1,5 +1,6 @@
 //! One conversation: input from the peer, events from the broker.
 
+mod administrators;
 mod rejections;
 mod requests;
 mod schedules;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use mqcore_broker::model::client::{Client, Introduction};
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::{Event, Publication, Reply};
-use mqcore_broker::model::id::{QueueAddress, RequestId};
+use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
@@ -67,6 +68,8 @@ enum Part {
     Joining { id: Box<[u8]>, work: Box<Work>, open: usize },
     /// It is a worker.
     Worker(Box<Work>),
+    /// It has asked to be a scheduler; the broker checks whether it may.
+    Applying,
     /// It is a scheduler.
     Scheduler(Registration<Scheduler>),
 }
@@ -188,19 +191,6 @@ impl EventmqSession {
         Ok(())
     }
 
-    // --- administrators ---------------------------------------------------------------------------------------------
-
-    /// Asks each queue that some worker serves how much waits in it.
-    fn ask_status(&mut self, commands: &mut Vec<Command>, output: &mut Vec<u8>) {
-        let names = self.exchange.queue_names();
-        let addresses = names.into_iter().filter_map(|name| Some((QueueAddress::parse(&name).ok()?, name)));
-        let asked = self.pending.begin_status(addresses, commands);
-        if !asked {
-            let text = self.exchange.status(&[]);
-            self.reply(text.as_bytes(), None, output);
-        }
-    }
-
     fn answered(
         &mut self,
         number: RequestId,
@@ -232,7 +222,18 @@ impl EventmqSession {
                     }
                 }
             }
-            Some((Asked::Schedule(request, begins), _)) => self.keep_schedule(*request, begins, answer, now),
+            Some((Asked::Schedule(change), _)) => {
+                self.schedule_allowed(*change, answer, now);
+                self.finish();
+            }
+            Some((Asked::HandOver(change, to), _)) => {
+                self.hand_over(*change, to, &answer, now);
+                self.finish();
+            }
+            Some((Asked::Scheduler(id), _)) => return self.scheduler_allowed(&id, answer, now, output),
+            Some((Asked::Administer(request, id), _)) => {
+                self.administer(request, &id, answer, now, output);
+            }
             Some((Asked::Fence, _)) => {
                 self.fences = self.fences.map(|fences| fences.saturating_sub(1));
                 self.finish();
@@ -257,9 +258,11 @@ impl EventmqSession {
             && matches!(self.stage, Stage::Introduced | Stage::Open)
     }
 
-    /// A client has closed its side: the connection ends as soon as none of its jobs can be rejected any more.
+    /// A client has closed its side: the connection ends as soon as none of its jobs can be rejected any more, and all its
+    /// schedules have passed their checks.
     fn finish(&mut self) {
-        if self.stage == Stage::Open && self.fences == Some(0) && !self.intake.holds() {
+        let is_done = self.fences == Some(0) && !self.intake.holds() && !self.pending.checks_schedules();
+        if self.stage == Stage::Open && is_done {
             self.stage = Stage::Over;
         }
     }
@@ -276,7 +279,7 @@ impl EventmqSession {
         match &self.part {
             Part::Worker(work) => work.worker().heard(now),
             Part::Scheduler(registration) => registration.heard(now),
-            Part::None | Part::Joining { .. } => {}
+            Part::None | Part::Applying | Part::Joining { .. } => {}
         }
     }
 
@@ -483,7 +486,7 @@ impl Session for EventmqSession {
         match (self.stage, &self.part) {
             (Stage::Over, _) => Timestamp::NEVER,
             (Stage::Silent | Stage::Greeting | Stage::Shaking | Stage::Introduced, _) => self.deadline,
-            (Stage::Open, Part::None | Part::Joining { .. }) => Timestamp::NEVER,
+            (Stage::Open, Part::None | Part::Applying | Part::Joining { .. }) => Timestamp::NEVER,
             (Stage::Open, Part::Scheduler(_)) => self.heartbeat_at.min(self.heard_at.after(SILENCE_MAX)),
             (Stage::Open, Part::Worker(work)) => {
                 self.heartbeat_at.min(self.heard_at.after(SILENCE_MAX)).min(work.next_timeout())
@@ -504,7 +507,7 @@ impl Session for EventmqSession {
         }
         let mut reminders = false;
         match &mut self.part {
-            Part::None | Part::Joining { .. } => return Ok(()),
+            Part::None | Part::Applying | Part::Joining { .. } => return Ok(()),
             Part::Scheduler(_) => {}
             Part::Worker(work) => {
                 reminders = work.timeout(now, &mut self.wanted);
@@ -532,7 +535,7 @@ impl Session for EventmqSession {
         let stays = match &self.part {
             Part::Worker(work) => !work.leaving,
             Part::Scheduler(_) => true,
-            Part::None | Part::Joining { .. } => false,
+            Part::None | Part::Applying | Part::Joining { .. } => false,
         };
         if stays {
             eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Kbye }.encode(output);

@@ -9,6 +9,29 @@ use super::schedules::ScheduleRequest;
 /// At this many unanswered requests the session stops reading from its peer.
 const OPEN_MAX: usize = 4_096;
 
+/// A change of a schedule, on its way through the checks of rights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ScheduleChange {
+    pub(super) request: ScheduleRequest,
+    /// Whether the schedule begins or changes; otherwise it ends.
+    pub(super) begins: bool,
+    /// The queue in question.
+    pub(super) queue: QueueAddress,
+    /// The queues to which the client may publish.
+    pub(super) allowed: Vec<QueueAddress>,
+    /// The queue that the request names does not exist.
+    pub(super) is_missing: bool,
+}
+
+/// A request of an administrator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AdminRequest {
+    Status,
+    ShowWorkers,
+    ShowSchedulers,
+    Disconnect,
+}
+
 /// The subject of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Asked {
@@ -18,8 +41,14 @@ pub(super) enum Asked {
     Creation(QueueAddress),
     /// A subscription to topics.
     Topic,
-    /// Whether the client may begin (or end) a schedule whose runs go to its queue.
-    Schedule(Box<ScheduleRequest>, bool),
+    /// Whether the client may publish to a queue of a schedule that it begins, changes or ends.
+    Schedule(Box<ScheduleChange>),
+    /// Whether the client may send a schedule to the scheduler with this client id.
+    HandOver(Box<ScheduleChange>, Box<str>),
+    /// Whether the client may become a scheduler; the id of its request.
+    Scheduler(Box<[u8]>),
+    /// Whether the client may administer the broker.
+    Administer(AdminRequest, Box<[u8]>),
     /// A marker: its answer arrives after everything that the shard reports about earlier jobs.
     Fence,
     /// The number of jobs that wait in this queue.
@@ -44,6 +73,11 @@ impl Pending {
     /// Whether no further request may be sent for now.
     pub(super) fn holds(&self) -> bool {
         self.open.len() >= OPEN_MAX
+    }
+
+    /// Whether rights on schedules are still being checked.
+    pub(super) fn checks_schedules(&self) -> bool {
+        self.open.iter().any(|(_, (asked, _))| matches!(asked, Asked::Schedule(_) | Asked::HandOver(..)))
     }
 
     /// The request id of a request that `parts` shards answer.

@@ -268,17 +268,37 @@ fn quote(plain: &str, text: &mut String) {
     mqcore_wire::eventmq::queues::encode_text(plain, text);
 }
 
+/// Why this broker stops running a schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScheduleEnd {
+    /// A client ended it.
+    Ended,
+    /// A scheduler that has joined runs it from now on.
+    HandedOver,
+}
+
 /// Runs schedules. Called while a connection reads, so it must not block.
+///
+/// Only clients with a right on the queue of a schedule may change or end it. Sessions ask for this right, and pass on
+/// the queues for which they were granted it.
 pub trait Schedules: fmt::Debug + Send + Sync {
-    /// Adds a schedule; replaces an equal one.
+    /// The queue that the schedule with the same call has now; `None` if this broker runs no such schedule.
+    fn queue_of(&self, request: &ScheduleRequest) -> Option<QueueAddress>;
+
+    /// Adds a schedule; replaces an equal one, whose queue must be one of `allowed`.
     ///
     /// # Errors
     /// The reason for the log why the schedule cannot run. The protocol has no answer for the client.
-    fn schedule(&self, request: ScheduleRequest) -> Result<(), Rejection>;
+    fn schedule(&self, request: ScheduleRequest, allowed: &[QueueAddress]) -> Result<(), Rejection>;
 
-    /// Ends a schedule.
+    /// Ends a schedule, whose queue must be one of `allowed`.
     ///
     /// # Errors
     /// As [`Schedules::schedule`].
-    fn unschedule(&self, request: ScheduleRequest) -> Result<(), Rejection>;
+    fn unschedule(
+        &self,
+        request: ScheduleRequest,
+        allowed: &[QueueAddress],
+        end: ScheduleEnd,
+    ) -> Result<(), Rejection>;
 }

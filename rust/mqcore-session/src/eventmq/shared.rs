@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
@@ -18,6 +18,8 @@ use super::schedules::Schedules;
 
 /// Maximum queues with statistics of their own; the others are counted together and not listed.
 const QUEUES_MAX: usize = 65_536;
+/// Maximum schedules that schedulers run; the broker runs all others.
+pub const HANDED_OVER_MAX: usize = 65_536;
 
 /// Counters of jobs and messages since the start.
 #[derive(Debug, Default)]
@@ -63,6 +65,8 @@ struct State {
     /// Schedulers in the order in which they joined.
     schedulers: BTreeMap<u64, Arc<Scheduler>>,
     joined: u64,
+    /// The queues of schedules that schedulers run, by the ids of the schedules.
+    handed_over: BTreeMap<[u8; 20], QueueAddress>,
     queues: BTreeMap<Box<str>, Arc<QueueTally>>,
 }
 
@@ -248,6 +252,27 @@ impl EventmqShared {
     /// The client ids of all schedulers, the most recent one first.
     pub(super) fn schedulers(&self) -> Vec<Box<str>> {
         self.lock().schedulers.values().rev().map(|scheduler| scheduler.client.clone()).collect()
+    }
+
+    /// The queue of a schedule that a scheduler runs.
+    pub(super) fn handed_over(&self, schedule: &[u8; 20]) -> Option<QueueAddress> {
+        self.lock().handed_over.get(schedule).cloned()
+    }
+
+    /// Whether a scheduler may receive this schedule, or schedulers have too many already.
+    pub(super) fn has_room_to_hand_over(&self, schedule: &[u8; 20]) -> bool {
+        let state = self.lock();
+        state.handed_over.len() < HANDED_OVER_MAX || state.handed_over.contains_key(schedule)
+    }
+
+    /// Notes the queue of a schedule that a scheduler runs from now on.
+    pub(super) fn hand_over(&self, schedule: [u8; 20], queue: QueueAddress) {
+        self.lock().handed_over.insert(schedule, queue);
+    }
+
+    /// Notes that no scheduler runs this schedule any more.
+    pub(super) fn take_back(&self, schedule: &[u8; 20]) {
+        self.lock().handed_over.remove(schedule);
     }
 
     /// Number of workers, of their free slots, and of schedulers.

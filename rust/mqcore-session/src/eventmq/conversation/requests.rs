@@ -1,13 +1,12 @@
 //! Requests of peers, by the kind of listener.
 
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::{self, Case, EmqpCommand, EmqpError, PeerKind};
 use mqcore_wire::zmtp::Parts;
 use mqcore_wire::zmtp::command::{ZmtpCommand, subscription};
 
-use super::{EventmqSession, Part, Stage, deny};
+use super::{EventmqSession, Part, Stage};
 use crate::eventmq::listener::Role;
 use crate::request_error::RequestError;
 use crate::session::SessionError;
@@ -70,7 +69,7 @@ impl EventmqSession {
             Ok(message) => match self.role {
                 Role::Backend => self.worker_says(message, now, commands, output),
                 Role::Frontend => self.client_says(message, now, commands, output),
-                Role::Admin => self.administrator_says(&message, commands, output),
+                Role::Admin => self.administrator_says(&message, commands),
                 Role::Publish | Role::Subscribe => self.publisher_says(&message, commands),
             },
             // Some programs greet with commands of their own, for example the original's command line. They are
@@ -143,12 +142,7 @@ impl EventmqSession {
             EmqpCommand::Unschedule(schedule) => self.schedule(id, &schedule, false, commands),
             EmqpCommand::Publish { topic, body, .. } => self.publish(id, topic, body, commands),
             EmqpCommand::Inform { kind: PeerKind::Scheduler, .. } => {
-                let Some(client) = &self.client else { return Ok(()) };
-                if !matches!(self.part, Part::Scheduler(_)) {
-                    let registration = self.exchange.join_scheduler(&self.identity, &client.id, now);
-                    self.part = Part::Scheduler(registration);
-                }
-                self.acknowledge(id, now, output);
+                self.apply_as_scheduler(id, now, commands, output);
                 Ok(())
             }
             EmqpCommand::Inform { kind: PeerKind::Worker, .. } => {
@@ -168,43 +162,6 @@ impl EventmqSession {
                 Ok(())
             }
         }
-    }
-
-    pub(super) fn administrator_says(
-        &mut self,
-        message: &eventmq::EmqpMessage<'_>,
-        commands: &mut Vec<Command>,
-        output: &mut Vec<u8>,
-    ) -> Result<(), String> {
-        let is_admin = self.client.as_ref().is_some_and(|client| client.admin);
-        match message.command {
-            EmqpCommand::Status
-            | EmqpCommand::ShowWorkers
-            | EmqpCommand::ShowSchedulers
-            | EmqpCommand::Disconnect
-                if !is_admin =>
-            {
-                let why = "only administrators may send this request";
-                deny(&Rejection::new(RejectionKind::Unauthorized, why), output);
-                return Err(why.to_owned());
-            }
-            EmqpCommand::Status => self.ask_status(commands, output),
-            EmqpCommand::ShowWorkers => {
-                let text = self.exchange.show_workers();
-                self.reply(text.as_bytes(), None, output);
-            }
-            EmqpCommand::ShowSchedulers => {
-                let text = self.exchange.show_schedulers();
-                self.reply(text.as_bytes(), None, output);
-            }
-            EmqpCommand::Disconnect => {
-                let id = message.id;
-                eventmq::EmqpMessage { id: self.ids.next(), command: EmqpCommand::Ack(id) }.encode(output);
-                self.stops_broker = true;
-            }
-            _ => self.ignore(),
-        }
-        Ok(())
     }
 
     pub(super) fn publisher_says(
