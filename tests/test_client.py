@@ -117,6 +117,9 @@ async def test_arguments_that_make_no_sense_are_refused_before_anything_is_sent(
         await mq.publish("no good/1", b"x")
     with pytest.raises(errors.InvalidArgument, match="header"):
         await mq.publish("a/1", b"x", headers={"a:b": "c"})
+    for wrong in ({"a": 5}, [("a", "b", "c")], [(1, "b")]):
+        with pytest.raises(TypeError, match="pairs of strings"):
+            await mq.publish("a/1", b"x", headers=wrong)  # type: ignore[arg-type]
     with pytest.raises(errors.InvalidArgument, match="needs an id"):
         await mq.publish("a/1", b"x", retry=True)
     with pytest.raises(errors.ConfigError, match="duration"):

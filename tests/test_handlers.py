@@ -18,6 +18,7 @@ import pytest
 
 import mqcore
 from mqcore import Broker, ChannelOptions, Decision, DeliveryHandler, PutBack, QueueOptions, SendAck
+from mqcore._core import policy_decision
 
 ALLOW = Decision()
 REFUSE = Decision(allow=False)
@@ -617,6 +618,37 @@ def test_a_handler_has_to_be_one() -> None:
     with pytest.raises(ValueError, match="at-least-once"):
         mq.delivery_handlers["x"] = Unknown()
     assert list(mq.delivery_handlers) == []
+
+
+def test_delivery_handlers_of_a_broker_are_a_mapping() -> None:
+    mq = Broker()
+    first, second = DeliveryHandler(), DeliveryHandler()
+    mq.delivery_handlers["a"] = first
+    mq.delivery_handlers["b"] = second
+    assert (len(mq.delivery_handlers), dict(mq.delivery_handlers)) == (2, {"a": first, "b": second})
+
+
+DECIDING_HOOKS = {
+    "received_from_producer": 3,
+    "begin_send": 2,
+    "can_consumer_receive": 3,
+    "consumer_received": 3,
+    "consumer_receive_failed": 3,
+    "end_send": 2,
+    "acknowledge_timed_out": 2,
+    "message_timed_out": 2,
+}
+"""Hooks that return a decision, and their numbers of arguments."""
+
+
+@pytest.mark.parametrize("policy", ["memory", "at-least-once"])
+def test_hooks_that_are_not_overridden_decide_like_the_policy(policy: str) -> None:
+    handler: Any = DeliveryHandler()
+    handler.policy = policy
+    for hook, arguments in DECIDING_HOOKS.items():
+        decision = getattr(handler, hook)(*[None] * arguments)
+        assert decision == policy_decision(policy, hook), hook
+        assert isinstance(decision, Decision), hook
 
 
 def test_decisions_are_values() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -31,8 +33,49 @@ def url(protocol: str) -> Iterator[str]:
         yield broker.listeners[0] + options
 
 
-def test_counters_and_buffers_live_their_lives(url: str) -> None:
-    with SyncClient(url) as client:
+class DrivenClient:
+    """The client for asyncio, or its pipeline, used like its blocking twin: each call runs an event loop."""
+
+    def __init__(self, target: Any, runner: asyncio.Runner | None = None) -> None:
+        self._runner = runner or asyncio.Runner()
+        self._target: Any = Client(target) if isinstance(target, str) else target
+
+    def __enter__(self) -> DrivenClient:
+        self._runner.run(self._target.__aenter__())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._runner.run(self._target.__aexit__(*exception))
+        if isinstance(self._target, Client):
+            self._runner.close()
+
+    def pipeline(self) -> DrivenClient:
+        return DrivenClient(self._target.pipeline(), self._runner)
+
+    def messages(self) -> Iterator[Message]:
+        messages: AsyncIterator[Message] = self._target.messages()
+
+        async def following() -> Message:
+            return await anext(messages)
+
+        while True:
+            yield self._runner.run(following())
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+        return lambda *arguments, **options: self._runner.run(found(*arguments, **options))
+
+
+@pytest.fixture(params=[SyncClient, DrivenClient])
+def opened(request: pytest.FixtureRequest) -> type[SyncClient]:
+    """Both clients, because their methods are not the same code."""
+    return cast("type[SyncClient]", request.param)
+
+
+def test_counters_and_buffers_live_their_lives(url: str, opened: type[SyncClient]) -> None:
+    with opened(url) as client:
         assert client.insert("k", 5, 60)
         assert not client.insert("k", 9, 60)
         assert client.query("k") == Counter(5, Unit.SECONDS, 59)
@@ -59,8 +102,8 @@ def test_counters_and_buffers_live_their_lives(url: str) -> None:
         assert client.query("k") is None
 
 
-def test_a_server_tells_about_itself_and_who_is_there(url: str, protocol: str) -> None:
-    with SyncClient(url) as client:
+def test_a_server_tells_about_itself_and_who_is_there(url: str, protocol: str, opened: type[SyncClient]) -> None:
+    with opened(url) as client:
         me = client.whoami()
         (connection,) = client.connections()
         assert connection.id == me
@@ -121,8 +164,8 @@ async def test_tasks_that_share_a_client_get_their_own_answers(url: str) -> None
         assert client.connects == 1
 
 
-def test_rules_are_consumed_peeked_refunded_and_tried(url: str) -> None:
-    with SyncClient(url) as client:
+def test_rules_are_consumed_peeked_refunded_and_tried(url: str, opened: type[SyncClient]) -> None:
+    with opened(url) as client:
         rule = Rule("r", 3, 60, algorithm=Algorithm.GCRA, cost=2)
         assert client.consume(rule, Mode.DRY_RUN).remaining == 3
         assert client.consume(rule).remaining == 1
@@ -135,8 +178,9 @@ def test_rules_are_consumed_peeked_refunded_and_tried(url: str) -> None:
         assert not allowed
         assert [verdict.remaining for verdict in verdicts] == [3, 1]
         client.set("buffer", b"x", 60)
-        with pytest.raises(errors.Unacceptable, match="cannot be applied"):
+        with pytest.raises(errors.Unacceptable, match="cannot be applied") as refusal:
             client.consume(Rule("buffer", 1, 60))
+        assert refusal.value.code == 406
         with client.pipeline() as pipe:
             pipe.consume(Rule("buffer", 1, 60)).consume(rule)
         assert isinstance(pipe.results[0], errors.Unacceptable)
@@ -144,10 +188,10 @@ def test_rules_are_consumed_peeked_refunded_and_tried(url: str) -> None:
 
 
 @pytest.mark.parametrize("value", WIDTHS)
-def test_each_width_takes_its_largest_value_and_nothing_above_it(value: str) -> None:
+def test_each_width_takes_its_largest_value_and_nothing_above_it(value: str, opened: type[SyncClient]) -> None:
     with (
         mqcore.Broker(listen=(f"throttr://127.0.0.1:0?value={value}",)) as broker,
-        SyncClient(f"{broker.listeners[0]}?value={value}") as client,
+        opened(f"{broker.listeners[0]}?value={value}") as client,
     ):
         most = WIDTHS[value]
         assert client.value_max == most
