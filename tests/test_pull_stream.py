@@ -130,6 +130,20 @@ async def test_timeout_limits_the_wait_for_the_next_message(mq: Client, gate: Ga
     assert pulled == {"a/1": "1", "a/2": "late"}
 
 
+async def test_rejected_pull_keeps_messages_that_came_too_late_for_another(mq: Client, gate: Gate) -> None:
+    await filled(mq, "a/1", QueueOptions(status="pull", delivery_handler="gate"), 2)
+    # The client stays in the channel, so the broker sends the second message although its pull has ended.
+    async with mq.join("a"):
+        stream = mq.queue("a/1").pull_stream(2, str, timeout="300ms")
+        assert [message.body async for message in stream] == ["0"]
+        gate.opened.set()
+        await until(lambda: mq.counters.late_pulled == 1, "the second message")
+        await mq.update_queue("a/1", QueueOptions(status="push"))
+        with pytest.raises(errors.Unacceptable):
+            await mq.queue("a/1").pull(2)
+        assert [message.body for message in await mq.queue("a/1").pull(1, str)] == ["1"]
+
+
 async def test_lost_connection_raises_after_the_messages_that_came(broker: mqcore.Broker, gate: Gate) -> None:
     async with mqcore.connect(broker.listeners[0], drain_timeout=0) as client:
         await filled(client, "a/1", QueueOptions(status="pull", delivery_handler="gate"), 2)
