@@ -202,6 +202,7 @@ def test_options_arrive_at_the_queue(connect: Any) -> None:
         put_back_limit=9,
         retry_delay="3s",
         retry_delay_max="4s",
+        deduplication_window="5s",
         dead_letter="dead/1",
         delivery_handler="at-most-once",
         tag="tagged",
