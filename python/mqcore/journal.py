@@ -10,13 +10,15 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from mqcore import _core
 from mqcore.compaction import Compacted, CompactedShard, compact
 from mqcore.export import History, TableFormat, history, unfinished
 from mqcore.progress import Advanced, Progress
-from mqcore.replay import Replayed, Selection, replay, replay_async, select
+
+if TYPE_CHECKING:
+    from mqcore.replay import Replayed, Selection, replay, replay_async, select
 
 __all__ = [
     "Advanced",
@@ -43,6 +45,9 @@ __all__ = [
     "select",
     "verify",
 ]
+
+# Only replays need the clients, whose import takes longer than most of what this module is for.
+_OF_REPLAY: Final = ("Replayed", "Selection", "replay", "replay_async", "select")
 
 State = Literal["sealed", "open", "damaged", "spare"]
 FindingKind = Literal[
@@ -293,3 +298,13 @@ def _unseen_rows(_done: int) -> None:
 
 def _unseen(_shard: int, _done: int, _total: int) -> None:
     return
+
+
+def __getattr__(name: str) -> object:
+    if name not in _OF_REPLAY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module("mqcore.replay"), name)
+    globals()[name] = value
+    return value
