@@ -2,55 +2,21 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import mqcore
-from mqcore import QueueOptions, QueueStatus, journal
-from served import clean_environment, serving
-
-ONE_SHARD = {"MQCORE_SHARDS": "1"}
-MESSAGES = 20
-
-
-def verify(directory: Path) -> tuple[int, str]:
-    """Exit code and text of `mqcore journal verify`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mqcore", "journal", "verify", str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-        env=clean_environment(),
-    )
-    return done.returncode, done.stdout
+from damaged_files import MESSAGES, ONE_SHARD, overwrite, segment_of_killed_broker, verify
+from mqcore import journal
+from served import serving
 
 
 @pytest.fixture
 async def segment(tmp_path: Path) -> Path:
     """The only segment of a killed broker, with confirmed messages."""
-    directory = tmp_path / "data"
-    with serving("--data-dir", str(directory), environment=ONE_SHARD) as broker:
-        async with mqcore.connect(broker.url) as mq:
-            await mq.declare("orders", 1, QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once"))
-            for number in range(MESSAGES):
-                await mq.publish("orders/1", f"body {number}")
-            broker.process.send_signal(signal.SIGKILL)
-            broker.process.wait()
-    (found,) = (path for path in directory.glob("shard-0/*.segment") if b"body 0" in path.read_bytes())
-    assert verify(directory)[0] == 0
-    return found
-
-
-def overwrite(path: Path, start: int, content: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(content)
+    return await segment_of_killed_broker(tmp_path / "data")
 
 
 def without_catalog(path: Path) -> None:

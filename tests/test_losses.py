@@ -16,30 +16,24 @@ from typing import Any
 import pytest
 
 import mqcore
-from mqcore import QueueOptions, QueueStatus, errors, journal
+from damaged_files import (
+    MESSAGES,
+    ONE_SHARD,
+    SAVING,
+    mq_journal,
+    overwrite,
+    segment_of_killed_broker,
+    verify,
+)
+from mqcore import errors, journal
 from mqcore.backup import backup, restore
 from mqcore.throttr import SyncClient
 from served import ServedBroker, clean_environment, serving, wait_until
 
-SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
-MESSAGES = 20
 QUEUES = [f"{letter * 3}-part" for letter in "abcdefghijkl"]
 """Channels of several shards."""
 ADMIN = ("--admin", "http://127.0.0.1:0")
-ONE_SHARD = {"MQCORE_SHARDS": "1"}
 TWO_SHARDS = {"MQCORE_SHARDS": "2"}
-
-
-def mq_journal(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run `mqcore journal`."""
-    command = [sys.executable, "-m", "mqcore", "journal", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
-
-
-def verify(directory: Path) -> tuple[int, str]:
-    """Exit code and text of `mqcore journal verify`."""
-    done = mq_journal("verify", directory)
-    return done.returncode, done.stdout + done.stderr
 
 
 def accept_loss(directory: Path, *arguments: str) -> str:
@@ -124,24 +118,7 @@ async def counts(url: str) -> dict[str, int]:
 @pytest.fixture
 async def segment(tmp_path: Path) -> Path:
     """The only segment of a killed broker, with confirmed messages."""
-    directory = tmp_path / "data"
-    with serving("--data-dir", str(directory), environment=ONE_SHARD) as broker:
-        async with mqcore.connect(broker.url) as mq:
-            await mq.declare("orders", 1, SAVING)
-            await mq.declare("light", 1, QueueOptions(status=QueueStatus.PULL))
-            for number in range(MESSAGES):
-                await mq.publish("orders/1", f"body {number}")
-            broker.process.send_signal(signal.SIGKILL)
-            broker.process.wait()
-    (found,) = (path for path in directory.glob("shard-0/*.segment") if b"body 0" in path.read_bytes())
-    assert verify(directory)[0] == 0
-    return found
-
-
-def overwrite(path: Path, start: int, content: bytes) -> None:
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(content)
+    return await segment_of_killed_broker(tmp_path / "data")
 
 
 def damage_record(segment: Path) -> None:
