@@ -1,4 +1,4 @@
-//! MessageTerms of one message, which its producer sets in headers: a delay, an expiry and a priority.
+//! Terms of one message, which its producer sets in headers: a delay, an expiry and a priority.
 //!
 //! A property of the message says that there are such headers, so that other messages cost nothing.
 
@@ -26,7 +26,7 @@ pub const LEVEL_HIGH: u8 = 255;
 /// The lowest priority that counts as high where there are only two.
 pub const LEVEL_HIGH_MIN: u8 = 128;
 
-/// MessageTerms of one message.
+/// Terms of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MessageTerms {
     /// How long its queue holds it back.
