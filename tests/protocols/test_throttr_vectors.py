@@ -83,16 +83,9 @@ def as_chosen(dialogue: Dialogue) -> Dialogue:
 
 
 def say(dialogue: Dialogue) -> None:
-    """Replay it with a broker of its own, whose clock is turned where time passes.
-
-    The clock also stands still for statistics of full minutes, because a minute may end between two requests.
-    """
-    if any(step.pause_ms for step in dialogue.steps) or "stat" in dialogue.name:
-        with TestBroker(listen=[dialogue.url], shards=2) as broker:
-            replay(dialogue, lambda: connect(broker, dialogue), lambda pause: turn(broker, pause))
-    else:
-        with mqcore.Broker(listen=[dialogue.url], shards=2) as broker:
-            replay(dialogue, lambda: connect(broker, dialogue), lambda _: None)
+    """Replay it with a broker of its own, whose clock moves only where the dialogue pauses."""
+    with TestBroker(listen=[dialogue.url], shards=2) as broker:
+        replay(dialogue, lambda: connect(broker, dialogue), lambda pause: turn(broker, pause))
 
 
 def turn(broker: TestBroker, milliseconds: int) -> None:
