@@ -283,12 +283,13 @@ async def test_processing_acknowledges_and_an_exception_refuses(broker: mqcore.B
 
 async def test_the_program_holds_as_many_unsettled_messages_as_it_asked_for(mq: Client) -> None:
     await mq.declare("orders", 1, PUSH_WITH_ACKS)
-    async with mq.queue("orders", 1).consume(prefetch=2, idle_timeout="200ms") as messages:
+    async with mq.queue("orders", 1).consume(prefetch=2) as messages:
         await mq.publish_many("orders/1", [b"1", b"2", b"3"])
-        held = [message async for message in messages]
-        assert len(held) == 2
+        held = [await next_of(messages), await next_of(messages)]
+        information = await mq.queue_information("orders/1")
+        assert (information.in_flight, information.messages) == (2, 1)
         await held[0].ack()
-        held += [message async for message in messages]
+        held.append(await next_of(messages))
         assert [message.raw for message in held] == [b"1", b"2", b"3"]
 
 

@@ -258,7 +258,7 @@ def test_a_broker_that_is_away_is_an_error_and_its_return_ends_it() -> None:
         assert client.channel("news"), "subscribed again before anything else is asked"
         with SyncClient(address) as publisher:
             assert publisher.publish("news", b"back")
-        assert [message.payload for message in client.messages(idle_timeout=0.5)] == [b"back"]
+        assert next(iter(client.messages(idle_timeout=10))).payload == b"back"
     client.close()
     with pytest.raises(errors.Draining):
         client.query("k")

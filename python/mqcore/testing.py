@@ -114,6 +114,9 @@ class Clock:
     ) -> None:
         """Advance the clock by the sum of all arguments, run the timers that are due, and wait as `settle` does.
 
+        The broker may read what a client has just sent after the clock moved. Call `TestBroker.settle` first if the
+        order matters, for example between an acknowledgement and its timeout.
+
         Raises `TimeoutError` like `TestBroker.settle`.
         """
         by = _seconds(duration) + _seconds(

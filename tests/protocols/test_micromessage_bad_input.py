@@ -342,7 +342,7 @@ def test_stopping_broker_notifies_clients() -> None:
 
 
 def test_silent_peer_is_disconnected_if_the_listener_is_so_configured() -> None:
-    with mqcore.Broker(listen=["mm2://127.0.0.1:0?idle_timeout=0.2"]) as broker, MM2Peer(broker.listeners[0]) as peer:
+    with mqcore.Broker(listen=["mm2://127.0.0.1:0?idle_timeout=1"]) as broker, MM2Peer(broker.listeners[0]) as peer:
         peer.open("x-mqcore")
         assert peer.ask("ping;id=p") == "ok"
         assert peer.error().startswith("timeout: nothing came for ")

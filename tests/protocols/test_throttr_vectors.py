@@ -83,7 +83,7 @@ def as_chosen(dialogue: Dialogue) -> Dialogue:
 
 
 def say(dialogue: Dialogue) -> None:
-    """Replay it with a broker of its own, whose clock moves only where the dialogue pauses."""
+    """Replay it with a broker of its own, whose clock moves only at its pauses."""
     with TestBroker(listen=[dialogue.url], shards=2) as broker:
         replay(dialogue, lambda: connect(broker, dialogue), lambda pause: turn(broker, pause))
 
