@@ -38,10 +38,10 @@ def publication(kind: int, target: bytes) -> bytes:
     return frame(kind, 0, target=target, body=b"x" * BODY_BYTES)
 
 
-def frame_size(octets: bytes) -> int:
+def frame_size(frame: bytes) -> int:
     """How many bytes the frame at the front has, if its payload length fits one byte."""
-    header = 2 + int.from_bytes(octets[8 + sum(octets[2:5]) :][:2], "little") if octets[1] & 0x20 else 0
-    return 8 + sum(octets[2:5]) + header + octets[7]
+    header = 2 + int.from_bytes(frame[8 + sum(frame[2:5]) :][:2], "little") if frame[1] & 0x20 else 0
+    return 8 + sum(frame[2:5]) + header + frame[7]
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,11 @@ def consume(address: Address, seconds: float, begin: Any, consumed: Any, result:
     stream.settimeout(PATIENCE)
     first = stream.recv(PIECE_BYTES)
     size, before = frame_size(first), len(first)
-    buffer, octets, start = bytearray(1 << 20), 0, time.monotonic()
+    buffer, size_read, start = bytearray(1 << 20), 0, time.monotonic()
     while time.monotonic() < start + seconds:
-        octets += stream.recv_into(buffer)
-        consumed.value = (before + octets) // size
-    result.put(octets / size / (time.monotonic() - start))
+        size_read += stream.recv_into(buffer)
+        consumed.value = (before + size_read) // size
+    result.put(size_read / size / (time.monotonic() - start))
 
 
 def throughput(address: Address, message: bytes, seconds: float) -> float:

@@ -77,7 +77,7 @@ def main() -> None:
     """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each run lasts (default 3)")
-    parser.add_argument("--runs", type=int, default=5, help="runs of which the median is told (default 5)")
+    parser.add_argument("--runs", type=int, default=5, help="runs of which the median is printed (default 5)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         broker, plain, encrypted = serve(Path(folder))
@@ -89,7 +89,7 @@ def main() -> None:
                 rates["plain"].append(throughput(plain, message, options.seconds))
                 rates["TLS"].append(throughput(encrypted, message, options.seconds))
             middle = {name: statistics.median(values) for name, values in rates.items()}
-            print(f"one producer to one consumer, {BODY_BYTES} octets, messages a second: median, smallest..largest")
+            print(f"one producer to one consumer, {BODY_BYTES} bytes, messages a second: median, smallest..largest")
             for name, rate in middle.items():
                 spread = f"{min(rates[name]):,.0f}..{max(rates[name]):,.0f}"
                 print(f"  {name:8} {rate:12,.0f}   {spread:24} {rate / middle['plain']:6.0%}")

@@ -103,7 +103,7 @@ def test_counters_and_buffers_live_their_lives(still_url: str, opened: type[Sync
         assert (counter.quota, counter.ttl) == (3, 69)
         assert client.set(b"b\0", b"\xffvalue", 2, unit=Unit.HOURS)
         assert client.get(b"b\0") == Buffer(b"\xffvalue", Unit.HOURS, 1)
-        assert [(key.key, key.is_buffer, key.octets) for key in client.list()] == [(b"k", False, 8), (b"b\0", True, 6)]
+        assert [(key.key, key.is_buffer, key.size) for key in client.list()] == [(b"k", False, 8), (b"b\0", True, 6)]
         # They count when their minute is over.
         assert client.stats() == {b"k": Uses(0, 0, 0, 0), b"b\0": Uses(0, 0, 0, 0)}
         assert client.stat("k") == Uses(0, 0, 0, 0)

@@ -89,7 +89,7 @@ def steps_of(numbers: Any, queue: int) -> pa.Table:
     kind = pa.DictionaryArray.from_arrays(pa.array(np.where(dropped, 4, kinds).astype(np.int32)), names)
     nothing = pa.nulls(count, pa.string())
     ids = pc.binary_join_element_wise("message-", pa.array(number).cast(pa.string()), "")
-    told = pa.array(kinds == 0)
+    named = pa.array(kinds == 0)
     columns = {
         "time": pa.array(_START_US + row * 10, pa.timestamp("us", tz="UTC")),
         "shard": pa.array(np.zeros(count, np.int32)),
@@ -97,7 +97,7 @@ def steps_of(numbers: Any, queue: int) -> pa.Table:
         "position": pa.array((row % 256).astype(np.int32)),
         "kind": kind.cast(pa.string()),
         "number": pa.array(number),
-        "message_id": pc.if_else(told, ids, None),
+        "message_id": pc.if_else(named, ids, None),
         "attempt": pa.array((kinds >= 2).astype(np.int32)),
         "last": pa.array(final),
         "reason": pc.if_else(pa.array(dropped), "refused", None),
@@ -115,7 +115,7 @@ def steps_of(numbers: Any, queue: int) -> pa.Table:
     return pa.table(columns)
 
 
-def entry(path: Path, queue: int, octets: int, rows: int, numbers: Any, notes: Any) -> dict[str, Any]:
+def entry(path: Path, queue: int, size: int, rows: int, numbers: Any, notes: Any) -> dict[str, Any]:
     """A file as the manifest names it."""
     return {
         "table": "steps",
@@ -124,7 +124,7 @@ def entry(path: Path, queue: int, octets: int, rows: int, numbers: Any, notes: A
         "channel": "orders",
         "queue_id": queue,
         "date": "2026-11-21",
-        "bytes": octets,
+        "bytes": size,
         "rows": rows,
         "min_time_ms": _START_US // 1000,
         "max_time_ms": _START_US // 1000 + 86_400_000,
@@ -158,7 +158,7 @@ def main() -> int:
             if not (place / "archive" / "_manifests").exists():
                 place.mkdir(parents=True, exist_ok=True)
                 make(place, arguments.messages, bar)
-            octets = sum(path.stat().st_size for path in (place / "archive").rglob("*.parquet"))
+            size = sum(path.stat().st_size for path in (place / "archive").rglob("*.parquet"))
             spark = mqcore.spark.session("local[2]", config={"spark.driver.memory": "4g", "spark.log.level": "ERROR"})
             task = bar.add_task("reconcile", total=None)
 
@@ -177,7 +177,7 @@ def main() -> int:
     found = {name: outcome.figures[name] for name in fates}
     print(outcome.summary)
     memory = f", JVM {peak:,} MiB at most" if peak else ""
-    print(f"{arguments.messages:,} messages, {octets / 1e6:,.0f} MB of Parquet: {took:.1f} s{memory}")
+    print(f"{arguments.messages:,} messages, {size / 1e6:,.0f} MB of Parquet: {took:.1f} s{memory}")
     if found != fates or not outcome.ok:
         print(f"made {fates}, found {found}", file=sys.stderr)
         return 1

@@ -185,9 +185,9 @@ def reading(bench: Bench) -> None:
     rows.write.mode("ignore").option("compression", "none").parquet(str(place / "plain"))
     # Bytes in JSON are base64. Bodies that are text can stand there as text; then they need not be bytes here either.
     text = rows.selectExpr("string(key) key", "string(value) value", *rows.columns[2:])
-    rows.write.mode("ignore").json(str(place / "lines-octets"))
+    rows.write.mode("ignore").json(str(place / "lines-binary"))
     text.write.mode("ignore").json(str(place / "lines-text"))
-    for name in ("data", "zstd", "plain", "lines-octets", "lines-text"):
+    for name in ("data", "zstd", "plain", "lines-binary", "lines-text"):
         print(f"  {name}: {size(place / name)}")
     few = spark.read.format("mqcore").option("columns", "queue_id,sequence,timestamp").load(str(bench.data_dir))
     as_text = spark.read.format("mqcore").schema(text.schema).load(str(bench.data_dir))
@@ -197,7 +197,7 @@ def reading(bench: Bench) -> None:
             "mqcore": lambda: scan(rows),
             "mqcore, bodies as text": lambda: scan(as_text),
             "mqcore, three columns": lambda: scan(few),
-            "JSON lines": lambda: scan(spark.read.schema(rows.schema).json(str(place / "lines-octets"))),
+            "JSON lines": lambda: scan(spark.read.schema(rows.schema).json(str(place / "lines-binary"))),
             "JSON lines, bodies as text": lambda: scan(spark.read.schema(text.schema).json(str(place / "lines-text"))),
             "Parquet, zstd": lambda: scan(spark.read.parquet(str(place / "zstd"))),
             "Parquet, not packed": lambda: scan(spark.read.parquet(str(place / "plain"))),
@@ -319,7 +319,7 @@ def sink(bench: Bench) -> None:
             writer = writer.option("stagingLocation", str(bench.scratch / f"staging{next(number)}"))
             writer.options(url=url(ready), queue="target/1", admin=f"http://{ready['admin']}").save()
 
-        bench.best(count, {"sink, 130 octets, confirmed as saved by fsync": run})
+        bench.best(count, {"sink, 130 bytes, confirmed as saved by fsync": run})
         with sync.connect(url(ready)) as mq:
             there = mq.queue("target/1").information().messages
         if there != count * bench.runs:

@@ -181,7 +181,7 @@ def restore(
 
     path, target = Path(source), Path(data_dir)
     check_new(target)
-    total = _octets(path)
+    total = _input_size(path)
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     with _cleared(unfinished, target):
         _make_directory(unfinished)
@@ -227,8 +227,8 @@ def _take(source: _Source, total: int, to: Path, progress: Copied | None) -> Bac
                 to.rmdir()
         unfinished.rename(to)
         _sync_directory(to.parent)
-    octets = sum(file.bytes for file in manifest.files.values())
-    return BackedUp(str(to), len(manifest.files), octets, manifest.messages, manifest.created)
+    size = sum(file.bytes for file in manifest.files.values())
+    return BackedUp(str(to), len(manifest.files), size, manifest.messages, manifest.created)
 
 
 def _read_archive(source: _Source, into: Path | None, total: int | None, progress: Copied | None) -> _Manifest:
@@ -325,11 +325,11 @@ class _Sink:
             self._plain.close()
         self._plain = self._compressed = None
 
-    def write(self, octets: bytes) -> None:
+    def write(self, data: bytes) -> None:
         if self._plain is not None:
-            self._plain.write(octets)
+            self._plain.write(data)
         elif self._compressed is not None:
-            self._compressed.write(octets)
+            self._compressed.write(data)
 
     def finish(self) -> None:
         if self._plain is not None:
@@ -347,9 +347,9 @@ class _Tee:
         self._sink = sink
 
     def read(self, size: int, /) -> bytes:
-        octets = self._source.read(size)
-        self._sink.write(octets)
-        return octets
+        data = self._source.read(size)
+        self._sink.write(data)
+        return data
 
 
 def _copy(content: IO[bytes], to: Path | None) -> tuple[int, str]:
@@ -409,8 +409,8 @@ def _compare(manifest: _Manifest, seen: dict[str, tuple[int, str]]) -> None:
         raise errors.DataDirDamaged(f"the backup is damaged: its manifest does not know {min(extra)}")
 
 
-def _octets(path: Path) -> int | None:
-    """How much there is to read, for a progress bar; ``None`` if a compressed file would have to be read for that."""
+def _input_size(path: Path) -> int | None:
+    """Number of bytes to read, for a progress bar; ``None`` if only reading a compressed file would show it."""
     try:
         if path.is_dir():
             return sum(file.stat().st_size for file in path.glob("*/*.segment"))

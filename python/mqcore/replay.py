@@ -74,7 +74,7 @@ class Selection:
     @property
     def queues(self) -> Mapping[str, tuple[int, int]]:
         """The queues, each with its messages and the bytes of their bodies, regardless of the limit."""
-        return {name: (messages, octets) for name, messages, octets in self._core.queues}
+        return {name: (messages, size) for name, messages, size in self._core.queues}
 
     @property
     def is_damaged(self) -> bool:
@@ -223,18 +223,18 @@ class _Walk:
         source = self._selection._core
         source.skip(self._first)
         most = _BATCH if self._rate is None else max(1, min(_BATCH, int(self._rate / _BURSTS_A_SECOND)))
-        batch, ids, octets = _Batch([], False), set[str](), 0
+        batch, ids, size = _Batch([], False), set[str](), 0
         for _ in range(self._first, len(self._selection)):
             shard, number, queue, message, received_ms = next(source)
             id_ = message.id or f"replay-{received_ms}-{shard}-{number}"
-            full = len(batch.messages) >= most or octets + len(message) > _BATCH_BYTES
+            full = len(batch.messages) >= most or size + len(message) > _BATCH_BYTES
             if batch.messages and (full or id_ in ids or message.high_priority != batch.high_priority):
                 yield batch
-                batch, ids, octets = _Batch([], False), set(), 0
+                batch, ids, size = _Batch([], False), set(), 0
             batch.high_priority = message.high_priority
             batch.messages.append((message.body, id_, _headers(message, queue, received_ms)))
             ids.add(id_)
-            octets += len(message)
+            size += len(message)
         if batch.messages:
             yield batch
 

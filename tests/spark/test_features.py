@@ -62,7 +62,7 @@ def what(body: bytes) -> str:
     try:
         text = body.decode()
     except UnicodeDecodeError:
-        return "octets"
+        return "binary"
     try:
         value = json.loads(text, object_pairs_hook=once, parse_constant=refused)
     except ValueError:

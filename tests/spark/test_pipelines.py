@@ -66,7 +66,7 @@ def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession
         expected[(*place, step["kind"])] += 1
         expected[(*place, "dropped and gone")] += step["kind"] == "dropped" and step["last"]
         expected[(*place, "again")] += step["kind"] == "delivered" and step["attempt"] > 1
-        expected[(*place, "octets")] += step["body_bytes"] if step["kind"] in {"produced", "arrived"} else 0
+        expected[(*place, "body_bytes")] += step["body_bytes"] if step["kind"] in {"produced", "arrived"} else 0
     found: Counter[tuple[str, int, str]] = Counter()
     for row in rows_of(outcome.tables["intervals"]):
         place = (row["queue"], int(row["start"].timestamp()))
@@ -74,10 +74,10 @@ def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession
             *COUNTED.items(),
             ("dropped", "dropped and gone"),
             ("redelivered", "again"),
-            ("octets",) * 2,
+            ("body_bytes",) * 2,
         ):
             found[(*place, kind)] += row[name]
-    kinds = {*COUNTED.values(), "dropped and gone", "again", "octets"}
+    kinds = {*COUNTED.values(), "dropped and gone", "again", "body_bytes"}
     assert +found == +Counter({key: count for key, count in expected.items() if key[2] in kinds})
     assert outcome.figures["produced"] == 469 - lived.dead
     assert outcome.figures["redelivered"] > 0

@@ -42,8 +42,8 @@ def main() -> int:
     arguments = parser.parse_args()
     pages = read_library(arguments.files)
     talk = Console(stderr=True)
-    octets = sum(len(page.body) for page in pages)
-    talk.print(f"{len(pages)} files of the standard library of Python {sys.version.split()[0]}, {octets / 1e6:.1f} MB")
+    size = sum(len(page.body) for page in pages)
+    talk.print(f"{len(pages)} files of the standard library of Python {sys.version.split()[0]}, {size / 1e6:.1f} MB")
     began = time.perf_counter()
     kept = True
     left: list[Path] = []

@@ -130,8 +130,8 @@ async def _library(host: str, port: int, pages: Sequence[Page], progress: Progre
                     outcome.refused += 1
                     await talker.say(f"r{message} reject {name} {message}")
                     continue
-                path, octets = json.loads(body)
-                arrived[path, digest(base64.b64decode(octets))] += 1
+                path, encoded = json.loads(body)
+                arrived[path, digest(base64.b64decode(encoded))] += 1
                 progress.advance(task)
                 await talker.say(f"a{message} ack {name} {message}")
                 if arrived.total() >= len(pages):

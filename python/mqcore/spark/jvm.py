@@ -89,22 +89,22 @@ def _missing(tried: list[str]) -> JavaMissing:
 def _examine(home: Path, found: str, tried: list[str]) -> Java | None:
     program = home / "bin" / ("java.exe" if os.name == "nt" else "java")
     try:
-        told = subprocess.run(  # noqa: S603 (JAVA_HOME and PATH are the user's choice)
+        output = subprocess.run(  # noqa: S603 (JAVA_HOME and PATH are the user's choice)
             [program, "-version"], capture_output=True, text=True, timeout=_PATIENCE, check=True
         ).stderr
     except (OSError, subprocess.SubprocessError) as error:
         tried.append(f"{program} ({found}) cannot be started: {error}")
         return None
-    version = _version(told)
+    version = _version(output)
     if version is None or version < JAVA_MIN:
         tried.append(f"{program} ({found}) is Java {version or 'of an unknown version'}")
         return None
     return Java(home, version, found)
 
 
-def _version(told: str) -> int | None:
+def _version(output: str) -> int | None:
     """Parse the feature version from ``java -version``. Java 8 reports 1.8."""
-    match = re.search(r'version "(?:1\.)?(\d+)', told)
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match.group(1)) if match else None
 
 

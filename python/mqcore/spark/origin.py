@@ -131,8 +131,8 @@ class Remote(Origin):
 
     def ends(self, settled: bool = False) -> list[Ends]:
         """See `Origin.ends`. With `settled`, the broker first writes all pending events to its history."""
-        told = self._ask({"do": "ends", "settled": settled})["ends"]
-        return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in told]
+        answer = self._ask({"do": "ends", "settled": settled})["ends"]
+        return [Ends(ends["shard"], ends["journal"], ends["earliest"], ends["latest"]) for ends in answer]
 
     def pieces(self, request: str, stretches: Sequence[Stretch], target_bytes: int) -> list[Piece]:
         """See `Origin.pieces`."""

@@ -104,14 +104,14 @@ class Publisher:
 
     def _windows(self, batch: Batch) -> Iterator[_Window]:
         rows: list[Outgoing] = []
-        first, octets = batch.published, 0
+        first, size = batch.published, 0
         for number, table in self._ledger.rows(batch, batch.published):
             for row in outgoing(table, number, self._name(batch), self._options.queue):
                 rows.append(row)
-                octets += len(row.body)
-                if len(rows) >= self._options.window or octets >= _WINDOW_BYTES:
+                size += len(row.body)
+                if len(rows) >= self._options.window or size >= _WINDOW_BYTES:
                     yield _Window(first, rows)
-                    first, octets, rows = first + len(rows), 0, []
+                    first, size, rows = first + len(rows), 0, []
         if rows:
             yield _Window(first, rows)
 

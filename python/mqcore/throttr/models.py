@@ -122,8 +122,8 @@ class Key:
     unit: int
     expires: int
     """Unix time in nanoseconds."""
-    octets: int
-    """Bytes of its value."""
+    size: int
+    """Size of its value in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

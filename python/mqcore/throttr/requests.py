@@ -64,10 +64,10 @@ _CONNECTION_NUMBERS: Final = (
 
 
 def _name(name: Name) -> bytes:
-    octets = name.encode() if isinstance(name, str) else bytes(name)
-    if len(octets) > 255:
-        raise InvalidArgument(f"a name of {len(octets)} bytes is longer than 255 bytes")
-    return octets
+    encoded = name.encode() if isinstance(name, str) else bytes(name)
+    if len(encoded) > 255:
+        raise InvalidArgument(f"a name of {len(encoded)} bytes is longer than 255 bytes")
+    return encoded
 
 
 def _number(value: int, what: str) -> int:
@@ -118,7 +118,7 @@ def _buffer(answer: tuple[bytes, int, int] | None) -> Buffer | None:
 
 
 def _keys(rows: list[tuple[bytes, int, int, int, int]]) -> list[Key]:
-    return [Key(key, kind == 1, unit, expires, octets) for key, kind, unit, expires, octets in rows]
+    return [Key(key, kind == 1, unit, expires, size) for key, kind, unit, expires, size in rows]
 
 
 def _information(answer: tuple[list[int], str]) -> Information:

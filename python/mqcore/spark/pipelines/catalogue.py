@@ -119,8 +119,8 @@ def run(
     unknown = set(options) - set(option_names(name))
     if unknown:
         raise errors.ConfigError(f"unknown option {min(unknown)!r} for pipeline {name}")
-    with watched(spark, progress) as told:
-        return function(spark, data_dir, out, progress=told, **options)
+    with watched(spark, progress) as shown:
+        return function(spark, data_dir, out, progress=shown, **options)
 
 
 def follow(

@@ -181,9 +181,15 @@ def _finish(
     removed["files"] += len(gone)
     removed["rows"] += sum(file["rows"] for file in gone)
     removed["bytes"] += sum(file["bytes"] for file in gone)
-    told = {**manifest, "number": number, "written_ms": int(time.time() * 1000), "shards": shards, "removed": removed}
+    stored = {
+        **manifest,
+        "number": number,
+        "written_ms": int(time.time() * 1000),
+        "shards": shards,
+        "removed": removed,
+    }
     path = target / "archive" / "_manifests" / f"{number:010}.json"
-    path.write_text(json.dumps({**told, "files": files}, indent=2), encoding="utf-8")
+    path.write_text(json.dumps({**stored, "files": files}, indent=2), encoding="utf-8")
     shutil.copyfile(root / "format", target / "format")
 
 
@@ -193,7 +199,7 @@ def _page(
     page = Page("Compact", str(root))
     page.add(tiles(*figures.items()))
 
-    def octets(files: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
+    def by_queue(files: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int, int]]:
         found: dict[str, tuple[int, int, int]] = {}
         for file in files:
             queue = "(shard)" if file["channel"] is None else f"{file['channel']}/{file['queue_id']}"
@@ -201,7 +207,7 @@ def _page(
             found[queue] = (count + 1, rows + file["rows"], size + file["bytes"])
         return found
 
-    then, now = octets(before), octets(after)
+    then, now = by_queue(before), by_queue(after)
     largest = sorted(then, key=lambda queue: -then[queue][2])
     page.add(
         bars("Files before", "files", [(queue, then[queue][0]) for queue in largest], otherwise="There were none.")

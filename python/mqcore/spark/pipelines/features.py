@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "drift_of", "features"]
 
-KINDS: Final = ("object", "json", "text", "octets", "not-kept")
+KINDS: Final = ("object", "json", "text", "binary", "not-kept")
 """Kinds of bodies: a JSON object, other JSON, other text, bytes that are not UTF-8, or not in the history."""
 
 _OWN: Final = ("queue", "time", "shard", "number", "message_id")
@@ -157,13 +157,13 @@ def _messages(history: History, queue: str, days: int) -> DataFrame:
     is_json = F.coalesce(F.try_variant_get(listed, "$[1]", "string") == end, F.lit(False))
     what = (
         F.when(raw.isNull(), "not-kept")
-        .when(~F.is_valid_utf8(text), "octets")
+        .when(~F.is_valid_utf8(text), "binary")
         .when(~is_json, "text")
         .when(F.regexp_like(text, F.lit(r"^[ \t\r\n]*\{")), "object")
         .otherwise("json")
     )
     rows = rows.withColumn("what", what)
-    beginning = F.when(F.col("what") == "octets", F.hex(F.substring("body", 1, _SAMPLE_CHARACTERS // 4))).otherwise(
+    beginning = F.when(F.col("what") == "binary", F.hex(F.substring("body", 1, _SAMPLE_CHARACTERS // 4))).otherwise(
         F.substring(text, 1, _SAMPLE_CHARACTERS)
     )
     is_object = F.col("what") == "object"
@@ -300,27 +300,27 @@ def drift_of(former: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
     """Compare two profiles: removed and new columns, changed types, null rates and means. Does not need Spark."""
     found: list[dict[str, Any]] = []
 
-    def told(column: str, what: str, before: str, after: str, moved: float | None = None) -> None:
+    def add(column: str, what: str, before: str, after: str, moved: float | None = None) -> None:
         found.append({"column": column, "what": what, "before": before, "now": after, "moved": moved})
 
     present = {row["column"]: row for row in now}
     earlier = {row["column"]: row for row in former}
     for name in sorted(earlier.keys() - present.keys()):
-        told(name, "gone", earlier[name]["type"], "")
+        add(name, "gone", earlier[name]["type"], "")
     for name, row in present.items():
         before = earlier.get(name)
         if before is None:
-            told(name, "new", "", row["type"])
+            add(name, "new", "", row["type"])
             continue
         if before["type"] != row["type"]:
-            told(name, "type", before["type"], row["type"])
+            add(name, "type", before["type"], row["type"])
         nulls = row["null_rate"] - before["null_rate"]
         if abs(nulls) > NULLS_MOVED:
-            told(name, "null rate", f"{before['null_rate']:.3f}", f"{row['null_rate']:.3f}", nulls)
+            add(name, "null rate", f"{before['null_rate']:.3f}", f"{row['null_rate']:.3f}", nulls)
         if before["mean"] is not None and row["mean"] is not None:
             moved = _deviations(before, row)
             if abs(moved) > MEAN_MOVED:
-                told(name, "mean", f"{before['mean']:.6g}", f"{row['mean']:.6g}", moved)
+                add(name, "mean", f"{before['mean']:.6g}", f"{row['mean']:.6g}", moved)
     return found
 
 

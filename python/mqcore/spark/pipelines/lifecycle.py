@@ -152,7 +152,7 @@ def _intervals(history: History, interval: int, latencies: DataFrame) -> DataFra
             *(F.count_if(F.col("kind") == kind).alias(name) for name, kind in COUNTED.items()),
             F.count_if((F.col("kind") == "dropped") & F.col("last")).alias("dropped"),
             F.count_if((F.col("kind") == "delivered") & (F.col("attempt") > 1)).alias("redelivered"),
-            F.coalesce(F.sum(F.when(entry, F.col("body_bytes"))), F.lit(0)).alias("octets"),
+            F.coalesce(F.sum(F.when(entry, F.col("body_bytes"))), F.lit(0)).alias("body_bytes"),
         )
     )
     return counted.join(_quantiles(latencies, "queue", "start"), ["queue", "start"], "left").orderBy("start", "queue")
@@ -181,7 +181,7 @@ def _queues(intervals: DataFrame, latencies: DataFrame) -> list[Any]:
     """Totals of each queue, busiest first."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    counts = (*COUNTED, "dropped", "redelivered", "octets")
+    counts = (*COUNTED, "dropped", "redelivered", "body_bytes")
     sums = intervals.groupBy("queue").agg(*(F.sum(name).alias(name) for name in counts))
     rows = sums.join(_quantiles(latencies, "queue"), "queue", "left")
     return rows.orderBy(F.desc(F.col("produced") + F.col("arrived")), "queue").collect()

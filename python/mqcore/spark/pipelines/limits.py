@@ -42,7 +42,7 @@ def limits(
     - `limit`: messages per window of a hypothetical limit, whose rejections are counted (default 0: none).
     - `headroom`: factor for suggested quotas, which are the 99th percentile of a key's windows times it (default 1.5).
 
-    Tables: ``windows`` (key, start, messages, ``octets``: bytes) and ``keys``. The history contains accepted messages
+    Tables: ``windows`` (key, start, messages, ``body_bytes``) and ``keys``. The history contains accepted messages
     only. Messages that a limit rejected appear only in the broker's metrics.
 
     Raises `ConfigError`, `DataDirMissing` and `DataDirUnreadable`.
@@ -89,7 +89,7 @@ def _windows(history: History, by: str, window: int) -> DataFrame:
             chosen[by].alias("key"),
             F.timestamp_seconds(seconds - F.pmod(seconds, F.lit(window))).alias("start"),
         )
-        .agg(F.count(F.lit(1)).alias("messages"), F.sum("body_bytes").alias("octets"))
+        .agg(F.count(F.lit(1)).alias("messages"), F.sum("body_bytes").alias("body_bytes"))
     )
 
 
@@ -103,7 +103,7 @@ def _keys(windows: DataFrame, limit: int, headroom: float) -> DataFrame:
         .agg(
             F.count(F.lit(1)).alias("windows"),
             F.sum("messages").alias("messages"),
-            F.sum("octets").alias("octets"),
+            F.sum("body_bytes").alias("body_bytes"),
             F.max("messages").alias("most"),
             quantiles.alias("quantiles"),
             F.sum(over).cast("long").alias("refused"),
@@ -113,7 +113,7 @@ def _keys(windows: DataFrame, limit: int, headroom: float) -> DataFrame:
             "key",
             "windows",
             "messages",
-            "octets",
+            "body_bytes",
             "most",
             F.col("quantiles")[0].alias("p50"),
             F.col("quantiles")[1].alias("p99"),
@@ -163,6 +163,6 @@ def _page(
                 otherwise="No message would have been rejected.",
             )
         )
-    columns = ("key", "windows", "messages", "octets", "most", "p50", "p99", "refused", "suggested")
+    columns = ("key", "windows", "messages", "body_bytes", "most", "p50", "p99", "refused", "suggested")
     page.add(table("Keys", columns, [[row[name] for name in columns] for row in rows[:_ROWS]], of=len(rows)))
     return page

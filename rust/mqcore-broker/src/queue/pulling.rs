@@ -42,7 +42,7 @@ impl Queue {
         while let Some(mut pulling) = self.pulls.pop_front() {
             match self.serve(&mut pulling, members, context) {
                 None => return self.pulls.push_front(pulling),
-                Some(Ended::Told) => {}
+                Some(Ended::Answered) => {}
                 Some(Ended::With(outcome)) => end(&pulling, outcome, context),
             }
         }
@@ -184,7 +184,7 @@ impl Queue {
                 context,
             );
         }
-        Ended::Told
+        Ended::Answered
     }
 
     fn return_held(&mut self, pulling: &mut Pulling, context: &mut Context<'_>) {
@@ -216,11 +216,11 @@ impl Queue {
         let consumer = pulling.consumer.clone();
         if self.asks_while_sending(context.state) {
             self.start_flow(entry, FlowTarget::Cached(consumer, request), members, context);
-            return Some(Ended::Told);
+            return Some(Ended::Answered);
         }
         self.deliver_cached(&entry, &consumer, request, true, context);
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
-        Some(Ended::Told)
+        Some(Ended::Answered)
     }
 
     /// Delivers a copy of the message of a cache.
@@ -244,7 +244,7 @@ impl Queue {
 /// The outcome of a pull.
 enum Ended {
     /// The end was sent, or will be sent with the last message.
-    Told,
+    Answered,
     With(PullOutcome),
 }
 

@@ -186,8 +186,8 @@ fn each_copy_with_an_id_beyond_the_limit_is_rejected_under_its_id() {
     let (commands, output) = Talk::open().receive(&encoded(&with_headers(&headers, b"")));
     assert_eq!(commands.len(), 1 + COPIES_MAX);
     let refused = frames(&output);
-    let told: Vec<_> = refused.iter().map(|frame| (frame.id, frame.target, frame.content_type)).collect();
-    assert_eq!(told, [(&b"first"[..], &b"d"[..], 482), (b"second", b"f", 482), (b"M", b"ch", 482)]);
+    let answers: Vec<_> = refused.iter().map(|frame| (frame.id, frame.target, frame.content_type)).collect();
+    assert_eq!(answers, [(&b"first"[..], &b"d"[..], 482), (b"second", b"f", 482), (b"M", b"ch", 482)]);
 }
 
 #[test]

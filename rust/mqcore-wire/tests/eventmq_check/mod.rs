@@ -21,7 +21,7 @@ pub(crate) fn check(input: &[u8]) {
                         check_message(&message);
                     }
                     Err(mistake) => {
-                        assert!(mistake.to_string().len() < 512, "a mistake is told in few words")
+                        assert!(mistake.to_string().len() < 512, "the text of an error is short")
                     }
                 }
             }
@@ -60,6 +60,6 @@ fn check_texts(text: &[u8]) {
             assert!(again.is_ascii());
             assert_eq!(queues::parse(again.as_bytes()), Ok(found));
         }
-        Err(mistake) => assert!(mistake.to_string().len() < 512, "a mistake is told in few words"),
+        Err(mistake) => assert!(mistake.to_string().len() < 512, "the text of an error is short"),
     }
 }

@@ -56,7 +56,7 @@ fn check_request(line: &[u8]) {
         Ok(MqksAction::Rebind(rebind)) => check_rebind(request.id, rebind),
         Ok(MqksAction::Publish { event, data }) => assert!(!event.is_empty() && !data.is_empty()),
         Ok(_) => {}
-        Err(mistake) => assert!(mistake.to_string().len() < 512, "a mistake is told in few words"),
+        Err(mistake) => assert!(mistake.to_string().len() < 512, "the text of an error is short"),
     }
 }
 
