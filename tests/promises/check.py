@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from promises import jobs_check, loss, repeats
+from promises import jobs_check, loss, repeats, terms_check
 from promises.history import History
 from promises.lives import lives_of
 from promises.model import Finding, World
@@ -17,6 +17,8 @@ def check(world: World, history: History) -> list[Finding]:
     for lives in all_lives.values():
         found += loss.missing(all_lives, lives)
         found += loss.strangers(all_lives, lives)
+        found += terms_check.stuck(all_lives, lives)
+        found += terms_check.stored_twice(all_lives, lives)
         for rule in (
             loss.newest_in_cache,
             loss.unexplained_drops,
@@ -27,6 +29,11 @@ def check(world: World, history: History) -> list[Finding]:
             repeats.settled_returns,
             repeats.order,
             repeats.prefetch,
+            terms_check.premature,
+            terms_check.expired,
+            terms_check.priorities,
+            terms_check.duplicates,
+            terms_check.taken_delays,
         ):
             found += rule(lives)
     found += _unreported_copies(world, history)

@@ -7,6 +7,7 @@ from typing import Any
 
 from promises.focus import FOCUSED
 from promises.plan import Actor, BrokerPlan, Fault, Plan, QueuePlan, Step
+from promises.terms import plan_with_terms
 
 RECEIVING = ("tmqp", "tmqp", "tmqp", "mqks", "mm2")
 """Protocols of consumers, the most used one more often."""
@@ -16,6 +17,11 @@ VERDICTS = ("",) * 6 + ("refuse", "refuse-late", "raise")
 
 def plan_for(seed: int) -> Plan:
     """The plan of a seed."""
+    # Terms are chosen apart: a new one changes no other choice of a seed.
+    return plan_with_terms(_plan(seed), random.Random(f"terms {seed}"))
+
+
+def _plan(seed: int) -> Plan:
     chance = random.Random(f"promises {seed}")
     kind = chance.choices(("mixed", "defaults", "crashes", *FOCUSED), (40, 14, 18, 7, 7, 7, 7))[0]
     if kind in FOCUSED:

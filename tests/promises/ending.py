@@ -70,24 +70,27 @@ async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None
                 scene.history.add("stored", queue=rules.address, label=label_of(cached.body))
             return
         position = 0
+        at = scene.history.now()
         async with client.join(rules.address.rpartition("/")[0]):
             for _ in range(LOOKS):
                 information = await queue.information()
                 left = information.messages + information.priority_messages
                 if not left:
                     break
+                at = scene.history.now()
                 try:
                     batch = await queue.pull(left + 100, timeout=3)
                 except errors.OperationError:
                     break  # a queue without its handler delivers nothing
                 for message in batch:
-                    scene.history.add("stored", queue=rules.address, label=label_of(message.body), count=position)
+                    scene.history.add("stored", at, queue=rules.address, label=label_of(message.body), count=position)
                     position += 1
                     await message.ack()
                 if not batch:
                     await asyncio.sleep(0.02)
         information = await queue.information()
-        left = information.messages + information.priority_messages + getattr(information, "delayed_messages", 0)
-        scene.history.add("remaining", queue=rules.address, count=left)
+        # Both counts include delayed messages.
+        left = information.messages + information.priority_messages
+        scene.history.add("remaining", at, queue=rules.address, count=left)
     except errors.NotFound:
         scene.history.add("remaining", queue=rules.address, count=0, detail="the queue does not exist")

@@ -60,7 +60,19 @@ class Event:
     verdict: str = ""
     """How the program's delivery handler decides about the message."""
     retried: bool = False
-    """Whether the client may have published the message twice, as the program allowed."""
+    """Whether its queue may have the message twice, because the program allowed its client to publish it again."""
+    identity: str = ""
+    """The id that the program chose. Another message with this id may be a duplicate."""
+    delay: float = 0.0
+    """Seconds for which the queue holds the message back."""
+    expires_in: float = 0.0
+    """Seconds after which the message expires; 0: never."""
+    priority: int = 0
+
+    @property
+    def level(self) -> int:
+        """Its priority from 0 to 255."""
+        return 255 if self.high else self.priority
 
 
 @dataclass
@@ -105,6 +117,8 @@ def _line(event: Event, zero: float) -> str:
     words += [word for word in (event.queue, event.label, event.outcome, event.detail) if word]
     if event.count:
         words.append(f"count={event.count}")
+    terms = {"id": event.identity, "delay": event.delay, "expires_in": event.expires_in, "priority": event.level}
+    words += [f"{name}={value}" for name, value in terms.items() if value]
     if event.via != "queue":
         words.append(f"via {event.via}")
     return " ".join(words)

@@ -51,6 +51,10 @@ class Lives:
     delivered: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     settled: dict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     stored: dict[str, Event] = field(default_factory=dict)
+    looked: list[Event] = field(default_factory=list)
+    """Every message that the last look got, one that it got twice also twice."""
+    last_look: Event | None = None
+    """The count of messages that remained after it."""
     sessions: dict[str, Session] = field(default_factory=dict)
     erased: list[Event] = field(default_factory=list)
     observed: list[Event] = field(default_factory=list)
@@ -156,7 +160,9 @@ def _file(lives: Lives, event: Event) -> None:
             lives.erased.append(event)
         case "stored":
             lives.stored[event.label] = event
+            lives.looked.append(event)
         case "remaining":
             lives.remaining = event.count
+            lives.last_look = event
         case "in-flight" | "saved" | "dropped" | "counter":
             lives.observed.append(event)

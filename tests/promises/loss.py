@@ -85,6 +85,8 @@ def _has_left_by_right(lives: Lives, label: str, publish: Event) -> bool:
     rules, decisions = lives.rules, lives.rules.decisions
     if label in lives.stored or lives.acks(label) or lives.erased_after(publish.at):
         return True
+    if _is_duplicate(lives, publish):
+        return True
     if rules.handler and publish.verdict in {"refuse", "refuse-late"}:
         return True
     survives = rules.durable and publish.outcome == "confirmed"
@@ -106,14 +108,32 @@ def _has_left_by_right(lives: Lives, label: str, publish: Event) -> bool:
     return decisions.lost == "drop" and bool(left or _cut_while_consumed(lives, publish.at))
 
 
+def _is_duplicate(lives: Lives, publish: Event) -> bool:
+    """Whether the queue may have dropped it, because it has or had another message with its id."""
+    window = lives.rules.deduplication_window
+    if not window or not publish.identity:
+        return False
+    return any(
+        other.identity == publish.identity
+        and other.label != publish.label
+        and other.outcome != "rejected"
+        and other.at < publish.at
+        and publish.at - other.until <= 1.1 * window
+        and (bool(lives.delivered[other.label]) or _has_left_by_right(lives, other.label, other))
+        for others in lives.published.values()
+        for other in others
+    )
+
+
 def _cut_while_consumed(lives: Lives, since: float) -> bool:
     return bool(lives.sessions) and any(event.until >= since for event in lives.interruptions)
 
 
 def _may_expire(lives: Lives, publish: Event) -> bool:
     """Whether it waited too long."""
-    timeout = lives.rules.message_timeout
-    return timeout > 0 and lives.end - publish.at >= 0.9 * timeout
+    times = [publish.delay + lives.rules.message_timeout] if lives.rules.message_timeout else []
+    times += [publish.expires_in] if publish.expires_in else []
+    return any(lives.end - publish.at >= 0.9 * time for time in times)
 
 
 def _may_be_dead_lettered(lives: Lives, label: str, publish: Event) -> bool:
@@ -140,6 +160,8 @@ def newest_in_cache(lives: Lives) -> Iterator[Finding]:
     arrived = [event for events in lives.published.values() for event in events if event.outcome != "rejected"]
     certain = [event for event in arrived if event.outcome == "confirmed"]
     if rules.message_timeout or rules.handler or not certain or (lives.crashes and not rules.durable):
+        return
+    if any(event.expires_in for event in arrived):
         return
     newest = {event.label for event in arrived if not any(other.at > event.until for other in certain)}
     kept = set(lives.stored)
@@ -170,12 +192,13 @@ def unexplained_drops(lives: Lives) -> Iterator[Finding]:
     """Dropped messages whose reason no option of the queue explains."""
     rules = lives.rules
     for event in lives.observed:
-        if event.kind == "dropped" and event.count and not _explains(lives, event.outcome):
+        if event.kind == "dropped" and event.count and not _explains(lives, event.outcome, event.count):
             yield Finding("drop", rules.address, f"{event.count} messages were dropped: {event.outcome}")
 
 
-def _explains(lives: Lives, reason: str) -> bool:
+def _explains(lives: Lives, reason: str, count: int) -> bool:
     rules = lives.rules
+    publishes = [event for events in lives.published.values() for event in events]
     match reason:
         case "no-consumer" | "slow":
             return "broadcast" in rules.statuses
@@ -190,10 +213,15 @@ def _explains(lives: Lives, reason: str) -> bool:
                 )
             )
         case "expired":
-            return rules.expired_to is None and rules.message_timeout > 0
+            mortal = sum(event.expires_in > 0 for event in publishes)
+            return rules.expired_to is None and (rules.message_timeout > 0 or count <= mortal)
+        case "duplicate":
+            identities = [event.identity for event in publishes if event.identity]
+            repeated = len(identities) - len(set(identities))
+            # A client whose connection was lost may have published again.
+            return rules.deduplication_window > 0 and (count <= repeated or bool(lives.interruptions))
         case "refused":
             drops = "drop" in {rules.decisions.nack, rules.decisions.timeout, rules.decisions.lost}
-            publishes = [event for events in lives.published.values() for event in events]
             # If the handler raises, the broker does not take a message whose producer asked for a confirmation.
             verdicts = {event.verdict for event in publishes if event.asked or event.verdict != "raise"}
             # A handler may refuse all consumers of a broadcast message, which no queue keeps.
@@ -212,7 +240,7 @@ def counters(lives: Lives) -> Iterator[Finding]:
         return
     publishes = [event for events in lives.published.values() for event in events]
     certain = [event for event in publishes if event.verdict != "refuse" and not _may_be_rejected_unseen(lives, event)]
-    least = sum(event.outcome in ARRIVED for event in certain)
+    least = sum(event.outcome in ARRIVED for event in certain if not _is_duplicate(lives, event))
     most = sum(event.outcome != "rejected" or event.verdict == "refuse" for event in publishes)
     is_grave = counted.get("arrived", 0)
     received = counted.get("received")
@@ -260,6 +288,10 @@ def _may_reject(lives: Lives, event: Event) -> bool:
         return True
     if rules.decisions.confirms_at == "consumed" or (rules.handler and event.verdict):
         return True
+    if event.delay and rules.statuses & {"broadcast", "cache"}:
+        return True
+    if event.identity and rules.deduplication_window:
+        return True  # until the queue has admitted another message with this id
     return lives.erased_after(event.at) or bool(lives.interruptions)
 
 

@@ -64,6 +64,8 @@ class QueueRules:
     """Whether a Python handler decides; `policy` is then its policy."""
     storage: bool = False
     """Whether the broker has a data directory."""
+    deduplication_window: float = 0.0
+    """Seconds for which it recognizes another message with the same id; 0: never."""
     first_backoff: float = 0.0
     """Least delay before the first redelivery after a nack."""
     bound_by: frozenset[str] = frozenset()
@@ -115,7 +117,9 @@ class Finding:
     """A broken promise."""
 
     rule: str
-    """Which one: lost, doubled, early, settled-returns, order, drop, counter, prefetch, rejected, unconfirmed."""
+    """Which one: lost, doubled, early, settled-returns, order, drop, counter, prefetch, rejected, unconfirmed,
+    premature, stuck, expired, duplicate, terms.
+    """
     queue: str
     text: str
     labels: tuple[str, ...] = ()

@@ -103,6 +103,32 @@ BUGS: Final = (
         // The others are still tried.
 """,
     ),
+    Bug(
+        "expiry",
+        "the broker delivers a message after it has expired",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "        let terms = message.terms();\n        self.deadline(",
+        """        let mut terms = message.terms();
+        if CONDITION {
+            terms.expires_in = None;
+        }
+        self.deadline(""",
+    ),
+    Bug(
+        "delay",
+        "the broker delivers a delayed message at once after a restart",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "let not_before = progress.not_before.max(terms.not_before);",
+        """let not_before =
+            if CONDITION { progress.not_before } else { progress.not_before.max(terms.not_before) };""",
+    ),
+    Bug(
+        "duplicates",
+        "the queue takes another message with the id of one that it has",
+        "rust/mqcore-broker/src/queue/recent.rs",
+        "Known::Yes => Ok(true),",
+        "Known::Yes => Ok(!CONDITION),",
+    ),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mm2_peer
@@ -18,11 +19,39 @@ from promises.scene import REQUEST_SECONDS, Scene, body_of
 CONSUMER_SECONDS = 0.15
 """Longest wait for a confirmation that a consumer causes."""
 
+RECOGNIZED_SECONDS = 60.0
+"""A queue that recognizes duplicates for this time takes a message once, however often its client publishes it."""
+
 LOST = (errors.TransportError,)
 SILENT = (errors.ConfirmTimeout, errors.RequestTimeout)
 CUT = (OSError, EOFError, AssertionError, mm2_peer.Cut, throttr_peer.Cut)
 """Exceptions of a peer of bytes when its connection ends, or when the broker answers with an error."""
 REJECTED = (errors.Nacked, errors.OperationError)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A message to publish."""
+
+    label: str
+    verdict: str = ""
+    """How the queue's handler decides about it."""
+    terms: dict[str, Any] = field(default_factory=dict)
+    identity: str = ""
+    """The id that it is published with; empty: the client chooses one."""
+
+
+def drafts(scene: Scene, actor: Actor, step: Step) -> list[Draft]:
+    """The messages of a burst: some of them twice with the same id, if the plan repeats them."""
+    verdicts, terms, repeat = step.get("verdicts", [""]), step.get("terms", [{}]), step.get("repeat", 0)
+    found: list[Draft] = []
+    for number in range(step["count"]):
+        label = scene.label(actor)
+        identity = f"id-{label}" if repeat else ""
+        found.append(Draft(label, verdicts[number % len(verdicts)], terms[number % len(terms)], identity))
+        if repeat and number % repeat == 0:
+            found.append(replace(found[-1], label=scene.label(actor)))
+    return found
 
 
 def outcome_of(error: BaseException) -> tuple[str, str]:
@@ -57,13 +86,12 @@ async def produce(scene: Scene, actor: Actor) -> None:
 
 
 async def _burst(scene: Scene, actor: Actor, client: mqcore.Client, step: Step) -> None:
-    verdicts = step.get("verdicts", [""])
-    messages = [(scene.label(actor), verdicts[number % len(verdicts)]) for number in range(step["count"])]
+    messages = drafts(scene, actor, step)
     if step.get("batch") and not step.get("cc"):
         await _publish_many(scene, actor, client, step, messages)
         return
-    for label, verdict in messages:
-        if await _publish(scene, actor, client, step, label, verdict) == "timeout":
+    for draft in messages:
+        if await _publish(scene, actor, client, step, draft) == "timeout":
             return
         if step["gap"]:
             await asyncio.sleep(step["gap"] / 1000)
@@ -76,11 +104,11 @@ def _confirm_seconds(scene: Scene, actor: Actor) -> float:
     return CONSUMER_SECONDS if waits else REQUEST_SECONDS
 
 
-async def _publish_many(
-    scene: Scene, actor: Actor, client: mqcore.Client, step: Step, messages: list[tuple[str, str]]
-) -> None:
+async def _publish_many(scene: Scene, actor: Actor, client: mqcore.Client, step: Step, messages: list[Draft]) -> None:
     at = scene.history.now()
-    bodies = [body_of(label, verdict, step.get("size", 0)) for label, verdict in messages]
+    # One call has one set of terms.
+    messages = [replace(draft, terms=messages[0].terms) for draft in messages]
+    bodies = [body_of(draft.label, draft.verdict, step.get("size", 0)) for draft in messages]
     confirm, high = step["confirm"], step.get("high", False)
     try:
         receipts = await client.publish_many(
@@ -90,19 +118,20 @@ async def _publish_many(
             high_priority=high,
             timeout=_confirm_seconds(scene, actor),
             return_exceptions=True,
+            **messages[0].terms,
         )
         answers: list[Any] = list(receipts)
     except errors.MqcoreError as error:
         answers = [error] * len(messages)
-    for (label, verdict), answer in zip(messages, answers, strict=True):
+    for draft, answer in zip(messages, answers, strict=True):
         outcome = outcome_of(answer) if isinstance(answer, BaseException) else ("confirmed" if confirm else "sent", "")
-        _record(scene, actor, at, label, verdict, step, [(actor.target, "queue")], outcome)
+        _record(scene, actor, at, draft, step, [(actor.target, "queue")], outcome)
 
 
-async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step, label: str, verdict: str) -> str:
+async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step, draft: Draft) -> str:
     """Publish one message, and return the outcome."""
     at = scene.history.now()
-    body = body_of(label, verdict, step.get("size", 0))
+    body = body_of(draft.label, draft.verdict, step.get("size", 0))
     confirm = step["confirm"]
     kind, _, name = actor.target.partition(":")
     copies: list[str] = step.get("cc", [])
@@ -114,7 +143,9 @@ async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step
             topic = f"topic/{name}" if actor.protocol == "mm2" else name
             await client.publish(topic, body, confirm=confirm)
         else:
-            options: dict[str, Any] = {"timeout": _confirm_seconds(scene, actor)}
+            options: dict[str, Any] = {"timeout": _confirm_seconds(scene, actor), **draft.terms}
+            if draft.identity:
+                options |= {"id": draft.identity, "retry": confirm and step.get("retry", False)}
             if copies:
                 options["cc"] = copies
             if step.get("high"):
@@ -127,19 +158,15 @@ async def _publish(scene: Scene, actor: Actor, client: mqcore.Client, step: Step
     if kind == "@router":
         # The router's confirmation says that the message was passed on, not that it is saved.
         outcome = ("accepted", "") if outcome[0] == "confirmed" else outcome
-        _record(
-            scene, actor, at, label, verdict, step, [(queue, "router") for queue in scene.plan.routers[name]], outcome
-        )
+        _record(scene, actor, at, draft, step, [(queue, "router") for queue in scene.plan.routers[name]], outcome)
     elif kind == "@topic":
-        _record(
-            scene, actor, at, label, verdict, step, [(queue, "topic") for queue in scene.plan.topics[name]], outcome
-        )
+        _record(scene, actor, at, draft, step, [(queue, "topic") for queue in scene.plan.topics[name]], outcome)
     else:
-        _record(scene, actor, at, label, verdict, step, [(actor.target, "queue")], outcome)
+        _record(scene, actor, at, draft, step, [(actor.target, "queue")], outcome)
         for copy in copies:
             # An exception concerns the message; its copies may have been accepted.
             answer = outcome if outcome[0] == "sent" else answers.get(copy, ("unknown", outcome[1]))
-            _record(scene, actor, at, label, verdict, step, [(copy, "cc")], answer)
+            _record(scene, actor, at, draft, step, [(copy, "cc")], answer)
         if "timeout" in {answer for answer, _ in answers.values()}:
             # Each further message would wait as long.
             return "timeout"
@@ -150,8 +177,7 @@ def _record(
     scene: Scene,
     actor: Actor,
     at: float,
-    label: str,
-    verdict: str,
+    draft: Draft,
     step: Step,
     places: list[tuple[str, str]],
     answer: tuple[str, str],
@@ -166,14 +192,19 @@ def _record(
             at,
             client=actor.name,
             queue=queue,
-            label=label,
+            label=draft.label,
             outcome=outcome,
             detail=detail,
-            verdict=verdict,
+            verdict=draft.verdict,
             via=via,
             high=bool(step.get("high")),
             # MicroMessage2 acknowledges every message.
             asked=bool(step["confirm"]) or actor.protocol == "mm2",
+            retried=bool(step.get("retry")) and (rules is None or rules.deduplication_window < RECOGNIZED_SECONDS),
+            identity=draft.identity,
+            delay=draft.terms.get("delay", 0.0),
+            expires_in=draft.terms.get("expires_in", 0.0),
+            priority=draft.terms.get("priority", 0),
         )
 
 
@@ -191,7 +222,13 @@ async def _produce_throttr(scene: Scene, actor: Actor) -> None:
                 except errors.MqcoreError as error:
                     answer = outcome_of(error)
                 _record(
-                    scene, actor, at, label, "", step, [(queue, "topic") for queue in scene.plan.topics[topic]], answer
+                    scene,
+                    actor,
+                    at,
+                    Draft(label),
+                    step,
+                    [(queue, "topic") for queue in scene.plan.topics[topic]],
+                    answer,
                 )
                 await asyncio.sleep(step["gap"] / 1000)
     finally:
@@ -224,4 +261,4 @@ def _produce_raw(scene: Scene, actor: Actor) -> None:
         finally:
             party.close()
     for at, label in published:
-        _record(scene, actor, at, label, "", actor.steps[0], places, outcome)
+        _record(scene, actor, at, Draft(label), actor.steps[0], places, outcome)

@@ -116,7 +116,10 @@ def order(lives: Lives) -> Iterator[Finding]:
     published = {
         label: events[0]
         for label, events in lives.published.items()
-        if len(events) == 1 and events[0].outcome in {"confirmed", "sent"} and not events[0].retried
+        if len(events) == 1
+        and events[0].outcome in {"confirmed", "sent"}
+        and not events[0].retried
+        and not events[0].delay
     }
     for name, session in lives.sessions.items():
         if session.limit < 0:
@@ -127,7 +130,7 @@ def order(lives: Lives) -> Iterator[Finding]:
             if label in published
             and deliveries
             and deliveries[0].client == name
-            and _is_undisturbed(lives, deliveries[0])
+            and is_undisturbed(lives, deliveries[0])
         ]
         seen.sort(key=lambda event: (event.at, event.count))
         yield from _inversions(lives, published, [event.label for event in seen], f"for {name}")
@@ -138,7 +141,7 @@ def order(lives: Lives) -> Iterator[Finding]:
         yield from _inversions(lives, published, left, "in what was left")
 
 
-def _is_undisturbed(lives: Lives, delivery: Event) -> bool:
+def is_undisturbed(lives: Lives, delivery: Event) -> bool:
     """Whether no message can have been requeued before this delivery."""
     nacked = any(event.outcome == "nack" for events in lives.settled.values() for event in events)
     disturbed = nacked or bool(lives.leaves(0.0, delivery.until)) or lives.could_time_out(0.0, delivery.until)
@@ -147,16 +150,16 @@ def _is_undisturbed(lives: Lives, delivery: Event) -> bool:
 
 def _inversions(lives: Lives, published: dict[str, Event], labels: list[str], where: str) -> Iterator[Finding]:
     """Neighbors in the wrong order. A later message of the same priority must not come before."""
-    latest: dict[bool, Event] = {}
+    latest: dict[int, Event] = {}
     for label in labels:
         event = published[label]
-        before = latest.get(event.high)
+        before = latest.get(event.level)
         if before is not None and _precedes(event, before):
             text = f"{before.label} came before {label}, which was published earlier ({where})"
             yield Finding("order", lives.rules.address, text, (label,))
             return
         if before is None or event.at > before.at:
-            latest[event.high] = event
+            latest[event.level] = event
 
 
 def _precedes(earlier: Event, later: Event) -> bool:

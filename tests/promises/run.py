@@ -125,6 +125,7 @@ def rules_of(plan: Plan, address: str, options: dict[str, Any]) -> QueueRules:
         put_back_limit=options.get("put_back_limit", DEFAULT_PUT_BACK_LIMIT),
         dead_letter=_destination(address, options.get("dead_letter")),
         expired_to=None if options.get("dead_letter") == "drop" else options.get("dead_letter"),
+        deduplication_window=options.get("deduplication_window", 0.0),
         first_backoff=DEFAULT_RETRY_DELAY if POLICIES[policy].saves else 0.0,
         only_first=options.get("only_first_acquirer", False),
         handler=key in handlers.POLICIES,

@@ -70,7 +70,7 @@ def _smaller_actors(actor: Actor) -> Iterator[Actor]:
 
 
 def _smaller_steps(step: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for name in ("cc", "high", "batch", "size", "verdicts"):
+    for name in ("cc", "high", "batch", "size", "verdicts", "terms", "repeat", "retry"):
         if name in step:
             yield {key: value for key, value in step.items() if key != name}
     if step.get("count", 1) > 1:

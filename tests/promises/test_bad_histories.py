@@ -253,6 +253,148 @@ def test_restart_that_changes_the_order_is_found() -> None:
     assert rules_found(rules, *both, *stored) == ["order"]
 
 
+# --- delays, expiries, priorities ------------------------------------------------------------------------------------
+
+
+def test_message_delivered_before_its_delay_is_over_is_found() -> None:
+    delayed = (published("a", 1, delay=5.0), joined(2))
+    assert rules_found(SHARED, *delayed, delivered("a", 4), settled("a", 5)) == ["premature"]
+    assert rules_found(SHARED, *delayed, delivered("a", 6), settled("a", 7)) == []
+    stored = event("stored", 4, label="a")
+    assert rules_found(QueueRules(QUEUE, status="pull"), published("a", 1, delay=5.0), stored) == ["premature"]
+
+
+def test_restart_that_shortens_a_delay_is_found() -> None:
+    rules = QueueRules(QUEUE, status="pull", policy="at-least-once", storage=True)
+    delayed = (published("a", 1, delay=5.0), event("crash", 2))
+    assert rules_found(rules, *delayed, event("stored", 3, label="a")) == ["premature"]
+    assert rules_found(rules, *delayed, event("remaining", 3, count=1)) == []
+
+
+def test_message_that_stays_when_its_delay_is_over_is_found() -> None:
+    rules = QueueRules(QUEUE, status="pull")
+    delayed = (published("a", 1, delay=5.0), published("b", 1, delay=60.0))
+    assert rules_found(rules, *delayed, event("remaining", 9, count=2)) == ["stuck"]
+    assert rules_found(rules, *delayed, event("stored", 9, label="a"), event("remaining", 9, count=1)) == []
+    assert rules_found(rules, *delayed, event("remaining", 3, count=2)) == []
+
+
+def test_delayed_message_that_is_missing_is_found() -> None:
+    assert rules_found(SHARED, published("a", 1, delay=60.0)) == ["lost"]
+
+
+def test_message_that_expires_may_be_missing_and_is_a_drop_with_a_reason() -> None:
+    pulled = QueueRules(QUEUE, status="pull")
+    mortal = (published("a", 1, expires_in=2.0), event("remaining", 9))
+    assert rules_found(pulled, *mortal) == []
+    assert rules_found(pulled, *mortal, event("dropped", 9, outcome="expired", count=1)) == []
+    assert rules_found(pulled, *mortal, event("dropped", 9, outcome="expired", count=2)) == ["drop"]
+    early = (published("a", 1, expires_in=60.0), event("remaining", 9))
+    assert rules_found(pulled, *early) == ["lost"], "long before it expires"
+
+
+def test_message_delivered_after_it_expired_is_found() -> None:
+    mortal = published("a", 1, expires_in=2.0)
+    late = (joined(5), delivered("a", 6), settled("a", 7))
+    assert rules_found(SHARED, mortal, *late) == ["expired"]
+    assert rules_found(SHARED, mortal, joined(2), *late[1:]) == [], "its client had it in time"
+    assert rules_found(SHARED, published("a", 1, expires_in=60.0), *late) == []
+    assert rules_found(QueueRules(QUEUE, status="pull"), mortal, event("stored", 5, label="a")) == ["expired"]
+
+
+def test_expired_message_must_be_in_the_dead_letter_queue_if_there_is_one() -> None:
+    rules = QueueRules(QUEUE, status="pull", dead_letter="graves/1", expired_to="graves/1")
+    graves = QueueRules("graves/1", status="pull")
+    mortal = (published("a", 1, expires_in=2.0), event("remaining", 9))
+    assert rules_found(rules, *mortal, others=(graves,)) == ["lost"]
+    buried = event("stored", 9, queue="graves/1", label="a")
+    assert rules_found(rules, *mortal, buried, others=(graves,)) == []
+
+
+def test_priorities_in_another_order_are_found() -> None:
+    queue = QueueRules(QUEUE, status="roundrobin")
+    both = (published("low", 1, priority=3), published("top", 2, priority=200), joined(3))
+    assert rules_found(queue, *both, delivered("low", 4), delivered("top", 5)) == ["order"]
+    assert rules_found(queue, *both, delivered("top", 4), delivered("low", 5)) == []
+    waiting = (joined(0), *both[:2])
+    assert rules_found(queue, *waiting, delivered("low", 4), delivered("top", 5)) == [], "it was free before"
+    stored = (event("stored", 9, label="low", count=0), event("stored", 9, label="top", count=1))
+    assert rules_found(QueueRules(QUEUE, status="pull"), *both[:2], *stored) == ["order"]
+
+
+def test_messages_of_one_priority_are_in_order() -> None:
+    queue = QueueRules(QUEUE, status="roundrobin")
+    both = (published("a", 1, priority=3), published("b", 2, priority=3), joined(3))
+    assert rules_found(queue, *both, delivered("b", 4), delivered("a", 5)) == ["order"]
+    delayed = (published("a", 1, priority=3, delay=0.5), *both[1:])
+    assert rules_found(queue, *delayed, delivered("b", 4), delivered("a", 5)) == []
+
+
+def test_delay_in_a_queue_that_stores_nothing_must_be_rejected() -> None:
+    cache = QueueRules(QUEUE, status="cache")
+    stored = event("stored", 9, label="a")
+    assert rules_found(cache, published("a", 1, delay=0.5), stored) == ["terms"]
+    assert rules_found(cache, published("a", 1, "rejected", delay=0.5)) == []
+    assert rules_found(SHARED, published("a", 1, "rejected", delay=0.5)) == ["rejected"]
+
+
+# --- duplicates ------------------------------------------------------------------------------------------------------
+
+
+RECOGNIZING = QueueRules(QUEUE, status="pull", policy="at-least-once", storage=True, deduplication_window=60.0)
+TWICE = (published("a", 1, identity="i"), published("b", 2, identity="i"))
+STORED_BOTH = (event("stored", 9, label="a", count=0), event("stored", 9, label="b", count=1))
+
+
+def test_duplicate_that_a_queue_took_is_found() -> None:
+    assert rules_found(RECOGNIZING, *TWICE, *STORED_BOTH) == ["duplicate"]
+    assert rules_found(RECOGNIZING, *TWICE, STORED_BOTH[0]) == []
+    assert rules_found(QueueRules(QUEUE, status="pull"), *TWICE, *STORED_BOTH) == [], "it recognizes none"
+    assert rules_found(QueueRules(QUEUE, status="pull"), *TWICE, STORED_BOTH[0]) == ["lost"]
+    short = QueueRules(QUEUE, status="pull", deduplication_window=0.5)
+    assert rules_found(short, *TWICE, *STORED_BOTH) == [], "its window is over"
+    assert rules_found(short, *TWICE, STORED_BOTH[0]) == ["lost"]
+
+
+def test_duplicate_of_a_message_that_left_its_queue_is_found() -> None:
+    left = (joined(1.2), delivered("a", 1.4), event("leave", 1.6, client="k", outcome="pulled"))
+    assert rules_found(RECOGNIZING, *TWICE, *left, STORED_BOTH[1]) == ["duplicate"]
+    assert rules_found(RECOGNIZING, *TWICE, *left) == []
+
+
+def test_duplicate_after_a_crash_is_found_if_the_first_message_was_saved() -> None:
+    crash = event("crash", 1.5)
+    assert rules_found(RECOGNIZING, *TWICE, crash, *STORED_BOTH) == ["duplicate"]
+    unknown = (published("a", 1, "unknown", identity="i"), TWICE[1])
+    assert rules_found(RECOGNIZING, *unknown, crash, *STORED_BOTH) == []
+    memory = QueueRules(QUEUE, status="pull", deduplication_window=60.0)
+    left = (joined(1.1), delivered("a", 1.2), event("leave", 1.3, client="k", outcome="pulled"))
+    assert rules_found(memory, *TWICE, *left, crash, STORED_BOTH[1]) == []
+
+
+def test_message_is_lost_if_it_and_its_duplicate_are_missing() -> None:
+    assert rules_found(RECOGNIZING, *TWICE) == ["lost"]
+    unknown = (published("a", 1, "unknown", identity="i"), TWICE[1])
+    assert rules_found(RECOGNIZING, *unknown) == ["lost"]
+    assert rules_found(RECOGNIZING, *unknown, STORED_BOTH[0]) == []
+
+
+def test_message_that_its_client_published_again_is_found_twice() -> None:
+    again = (event("stored", 9, label="a", count=0), event("stored", 9, label="a", count=1))
+    cut = event("cut", 1)
+    assert rules_found(RECOGNIZING, published("a", 1), cut, *again) == ["doubled"]
+    assert rules_found(RECOGNIZING, published("a", 1), cut, again[0]) == []
+    plain = QueueRules(QUEUE, status="pull")
+    assert rules_found(plain, published("a", 1, retried=True), cut, *again) == [], "its program allowed that"
+
+
+def test_drops_of_duplicates_are_explained_by_publishes_with_one_id() -> None:
+    dropped = event("dropped", 9, outcome="duplicate", count=1)
+    assert rules_found(RECOGNIZING, *TWICE, STORED_BOTH[0], dropped) == []
+    assert rules_found(RECOGNIZING, TWICE[0], STORED_BOTH[0], dropped) == ["drop"]
+    assert rules_found(QueueRules(QUEUE, status="pull"), *TWICE, *STORED_BOTH, dropped) == ["drop"]
+
+
 # --- answers and counters ------------------------------------------------------------------------------------------
 
 
@@ -348,6 +490,8 @@ def test_model_does_not_import_what_it_checks() -> None:
         "choose",
         "focus",
         "shrink",
+        "terms",
+        "terms_check",
     ):
         tree = ast.parse((here / f"{name}.py").read_text())
         imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
