@@ -119,10 +119,17 @@ def _is_duplicate(lives: Lives, publish: Event) -> bool:
         and other.outcome != "rejected"
         and other.at < publish.at
         and publish.at - other.until <= 1.1 * window
-        and (bool(lives.delivered[other.label]) or _has_left_by_right(lives, other.label, other))
+        and _was_taken(lives, other)
         for others in lives.published.values()
         for other in others
     )
+
+
+def _was_taken(lives: Lives, publish: Event) -> bool:
+    """Whether the queue took the message: it confirmed it, so another rule looks for it, or the message was seen."""
+    if confirmed(lives, publish.label) or lives.delivered[publish.label]:
+        return True
+    return _has_left_by_right(lives, publish.label, publish)
 
 
 def _cut_while_consumed(lives: Lives, since: float) -> bool:

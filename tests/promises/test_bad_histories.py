@@ -379,6 +379,18 @@ def test_message_is_lost_if_it_and_its_duplicate_are_missing() -> None:
     assert rules_found(RECOGNIZING, *unknown, STORED_BOTH[0]) == []
 
 
+def test_duplicate_of_a_message_that_remains_or_is_a_dead_letter_is_not_lost() -> None:
+    """Seeds 765760182 and 765760198."""
+    delayed = (published("a", 1, identity="i", delay=600.0), published("b", 2, identity="i", delay=600.0))
+    assert rules_found(RECOGNIZING, *delayed, event("remaining", 9, count=1)) == []
+    mortal = (published("a", 1, identity="i", expires_in=0.05), published("b", 1.01, identity="i", expires_in=0.05))
+    graves = QueueRules("graves/1", status="pull")
+    rules = QueueRules(QUEUE, status="pull", deduplication_window=0.15, dead_letter="graves/1", expired_to="graves/1")
+    buried = event("stored", 9, queue="graves/1", label="a")
+    assert rules_found(rules, *mortal, buried, others=(graves,)) == []
+    assert rules_found(rules, *mortal, others=(graves,)) == ["lost"]
+
+
 def test_message_that_its_client_published_again_is_found_twice() -> None:
     again = (event("stored", 9, label="a", count=0), event("stored", 9, label="a", count=1))
     cut = event("cut", 1)
