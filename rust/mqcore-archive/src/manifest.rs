@@ -116,11 +116,11 @@ impl Manifest {
     /// A message if the bytes are not a manifest, or one of a newer version.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
-        struct Head {
+        struct FormatField {
             format: String,
         }
         let broken = |error: serde_json::Error| format!("not a valid manifest: {error}");
-        let head: Head = serde_json::from_slice(bytes).map_err(broken)?;
+        let head: FormatField = serde_json::from_slice(bytes).map_err(broken)?;
         if head.format != FORMAT {
             return Err(format!("unsupported format {:?}; this version reads {FORMAT:?}", head.format));
         }

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use crate::config::Transport;
 use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::Counters;
-use crate::dial::{Endpoint, Link, Stream, dial};
+use crate::dial::{Endpoint, OpenConnection, Stream, dial};
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, lock};
 use crate::post::Post;
@@ -38,7 +38,7 @@ const GOOD_AFTER: Duration = Duration::from_secs(5);
 const RESTORE_AFTER: Duration = Duration::from_secs(1);
 
 /// Why the conversation on one connection ended.
-enum End {
+enum ConnectionEnd {
     Lost(Arc<str>),
     /// The client is closed and all output is written.
     Done,
@@ -82,7 +82,7 @@ async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(),
 }
 
 /// Tries every address, and repeats that until the config's `patience` has passed.
-async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
+async fn first_link(shared: &Shared, routes: &Routes) -> Result<OpenConnection, ClientError> {
     let deadline = Instant::now() + shared.config.patience;
     let mut attempt = 1;
     loop {
@@ -101,7 +101,7 @@ async fn first_link(shared: &Shared, routes: &Routes) -> Result<Link, ClientErro
 }
 
 /// Tries each address once, starting with a random one.
-async fn dial_all(shared: &Shared, routes: &Routes) -> Result<Link, ClientError> {
+async fn dial_all(shared: &Shared, routes: &Routes) -> Result<OpenConnection, ClientError> {
     let config = &shared.config;
     match routes {
         Routes::Local(factory) => dial(Endpoint::Local(factory), config).await,
@@ -135,14 +135,14 @@ fn of_all(error: ClientError, routes: &[Route]) -> ClientError {
 async fn keep_connected(
     shared: &Arc<Shared>,
     routes: &Routes,
-    mut link: Link,
+    mut link: OpenConnection,
     mut stood_since: Instant,
 ) -> Arc<str> {
     let mut attempt = 0;
     loop {
         let mut cause = match converse(shared, link).await {
-            End::Done => return "closed by the program".into(),
-            End::Lost(cause) => cause,
+            ConnectionEnd::Done => return "closed by the program".into(),
+            ConnectionEnd::Lost(cause) => cause,
         };
         shared.lost(&cause);
         if stood_since.elapsed() >= GOOD_AFTER {
@@ -215,8 +215,8 @@ impl Timers {
     }
 }
 
-async fn converse(shared: &Arc<Shared>, link: Link) -> End {
-    let Link { stream, mut input, .. } = link;
+async fn converse(shared: &Arc<Shared>, link: OpenConnection) -> ConnectionEnd {
+    let OpenConnection { stream, mut input, .. } = link;
     let encrypted = matches!(stream, Stream::Tls(_));
     let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
     let (mut bytes, mut written) = (Vec::new(), 0);
@@ -224,7 +224,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
     let mut unflushed = false;
     let mut timers = Timers::new();
     if let Err(cause) = shared.receive(&mut input, &mut timers) {
-        return End::Lost(cause);
+        return ConnectionEnd::Lost(cause);
     }
     loop {
         if written == bytes.len() {
@@ -235,7 +235,7 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
             Outlook::Finished => {
                 // The broker has all data, so an error of the shutdown does not matter.
                 drop(writer.shutdown().await);
-                return End::Done;
+                return ConnectionEnd::Done;
             }
             Outlook::Goes { reading, closing } => (reading, closing),
         };
@@ -243,16 +243,16 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
         tokio::select! {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
-                    Ok(0) => return End::Lost("the broker closed the connection".into()),
+                    Ok(0) => return ConnectionEnd::Lost("the broker closed the connection".into()),
                     // The error of TLS for an end without close_notify.
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                        return End::Lost("the broker closed the connection without a TLS close_notify".into());
+                        return ConnectionEnd::Lost("the broker closed the connection without a TLS close_notify".into());
                     }
-                    Err(error) => return End::Lost(error.to_string().into()),
+                    Err(error) => return ConnectionEnd::Lost(error.to_string().into()),
                     Ok(_) => {}
                 }
                 if let Err(cause) = shared.receive(&mut input, &mut timers) {
-                    return End::Lost(cause);
+                    return ConnectionEnd::Lost(cause);
                 }
             }
             wrote = write_or_flush(&mut writer, &bytes[written..]), if unflushed || written < bytes.len() => {
@@ -261,14 +261,14 @@ async fn converse(shared: &Arc<Shared>, link: Link) -> End {
                         unflushed = encrypted && count > 0;
                         written += count;
                     }
-                    Err(error) => return End::Lost(error.to_string().into()),
+                    Err(error) => return ConnectionEnd::Lost(error.to_string().into()),
                 }
                 timers.spoke = Instant::now();
             }
             () = shared.gauge.wake.notified() => {}
             () = tokio::time::sleep_until(next) => {
                 if let Some(cause) = shared.keep_alive(&mut timers, reading) {
-                    return End::Lost(cause);
+                    return ConnectionEnd::Lost(cause);
                 }
             }
         }
@@ -299,7 +299,7 @@ impl Shared {
     }
 
     /// Starts a connection: first restores intents, then wakes waiting calls.
-    fn opened(&self, link: &Link) -> Instant {
+    fn opened(&self, link: &OpenConnection) -> Instant {
         let mut core = lock(&self.core);
         core.epoch += 1;
         core.conversation.opened(&link.greeted);

@@ -183,7 +183,7 @@ impl Consumer {
                 }
                 deadline = Some(Deadline { timeout, at: Mutex::new(letter.since + timeout) });
             }
-            let held = asks.then(|| Held::Mailbox(self.mailbox.clone()));
+            let held = asks.then(|| DeliveryHold::Mailbox(self.mailbox.clone()));
             delivered.push(Delivered::with_deadline(shared.clone(), letter, held, deadline));
         }
         delivered
@@ -205,7 +205,7 @@ impl Drop for Consumer {
 
 /// A resource that a delivery holds until it is settled or dropped.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum DeliveryHold {
     /// Its place in the prefetch.
     Mailbox(Arc<Mailbox>),
     /// The membership in the channel of its pull.
@@ -224,20 +224,20 @@ pub struct Delivered {
     shared: Arc<Shared>,
     epoch: u32,
     settled: AtomicBool,
-    held: Option<Held>,
+    held: Option<DeliveryHold>,
     /// `None`: unknown, or the message needs no acknowledgement.
     deadline: Option<Deadline>,
 }
 
 impl Delivered {
-    pub(crate) fn new(shared: Arc<Shared>, letter: QueuedMessage, held: Option<Held>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, letter: QueuedMessage, held: Option<DeliveryHold>) -> Self {
         Self::with_deadline(shared, letter, held, None)
     }
 
     fn with_deadline(
         shared: Arc<Shared>,
         letter: QueuedMessage,
-        held: Option<Held>,
+        held: Option<DeliveryHold>,
         deadline: Option<Deadline>,
     ) -> Self {
         let (message, epoch) = (letter.message, letter.epoch);
@@ -306,7 +306,7 @@ impl Delivered {
             Some(deadline) => *lock(&deadline.at) = Instant::now() + deadline.timeout,
             None => {}
         }
-        if let Some(Held::Mailbox(mailbox)) = &self.held {
+        if let Some(DeliveryHold::Mailbox(mailbox)) = &self.held {
             mailbox.works();
         }
         extended
@@ -331,7 +331,7 @@ impl Delivered {
         if self.settled.swap(true, Ordering::Relaxed) {
             return Settlement::Already;
         }
-        if let Some(Held::Mailbox(mailbox)) = &self.held {
+        if let Some(DeliveryHold::Mailbox(mailbox)) = &self.held {
             mailbox.settled();
         }
         if !self.message.wants_acknowledge() {
@@ -355,7 +355,7 @@ impl Drop for Delivered {
         if *self.settled.get_mut() {
             return;
         }
-        if let Some(Held::Mailbox(mailbox)) = &self.held {
+        if let Some(DeliveryHold::Mailbox(mailbox)) = &self.held {
             mailbox.settled();
         }
         if self.message.wants_acknowledge() {

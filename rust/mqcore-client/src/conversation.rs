@@ -52,7 +52,7 @@ impl Expect {
 }
 
 #[derive(Debug)]
-struct Pending<W> {
+struct PendingRequest<W> {
     expect: Expect,
     operation: &'static str,
     about: Target,
@@ -62,7 +62,7 @@ struct Pending<W> {
 
 /// An intent and the number of its users.
 #[derive(Debug)]
-struct Standing {
+struct SharedIntent {
     /// In the spelling of its first user, with the prefetch of all.
     intent: Intent,
     users: usize,
@@ -80,10 +80,10 @@ pub struct Conversation<W> {
     limits: Limits,
     ids: MessageIds,
     open: bool,
-    pending: HashMap<MessageId, Pending<W>, RandomState>,
+    pending: HashMap<MessageId, PendingRequest<W>, RandomState>,
     /// Number of pending pulls. If it is 0, deliveries are not searched for a `Request-Id`.
     pulls: usize,
-    intents: HashMap<Intent, Standing, RandomState>,
+    intents: HashMap<Intent, SharedIntent, RandomState>,
     /// Whether the broker delivers only the queues that this client names. Unknown, and false, until the first answer.
     joins_queues: bool,
     /// Messages without acknowledgement that arrived after their pull ended, for the next pull of their queue.
@@ -408,11 +408,11 @@ impl<W> Conversation<W> {
         partial(pending.expect)
     }
 
-    fn count_user(&mut self, key: Intent, intent: Intent) -> &mut Standing {
+    fn count_user(&mut self, key: Intent, intent: Intent) -> &mut SharedIntent {
         let prefetch = intent.prefetch();
         let standing = match self.intents.entry(key) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Standing { intent, users: 0, announced: false, agreed: false })
+                vacant.insert(SharedIntent { intent, users: 0, announced: false, agreed: false })
             }
             Entry::Occupied(occupied) => {
                 let standing = occupied.into_mut();
@@ -447,7 +447,7 @@ impl<W> Conversation<W> {
         about: Target,
         waiter: Option<W>,
     ) {
-        self.pending.insert(id, Pending { expect, operation, about, waiter });
+        self.pending.insert(id, PendingRequest { expect, operation, about, waiter });
     }
 
     fn write_request(

@@ -38,7 +38,7 @@ pub(crate) enum Stream {
 
 /// A connection on which the broker has accepted this client.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct OpenConnection {
     pub(crate) stream: Stream,
     /// Received bytes after the handshake.
     pub(crate) input: BytesMut,
@@ -108,7 +108,10 @@ impl Endpoint<'_> {
 }
 
 /// One attempt, within the connect timeout.
-pub(crate) async fn dial(endpoint: Endpoint<'_>, config: &ClientConfig) -> Result<Link, ClientError> {
+pub(crate) async fn dial(
+    endpoint: Endpoint<'_>,
+    config: &ClientConfig,
+) -> Result<OpenConnection, ClientError> {
     let address = endpoint.name();
     let attempt = async {
         let stream = endpoint.open().await?;
@@ -155,7 +158,7 @@ async fn shake_hands(
     hello: &[u8],
     config: &ClientConfig,
     address: &Arc<str>,
-) -> Result<Link, ClientError> {
+) -> Result<OpenConnection, ClientError> {
     let broken = |error: io::Error| broken(address, &error);
     stream.write_all(hello).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
@@ -171,7 +174,12 @@ async fn shake_hands(
             Err(_) => return Err(spoke_otherwise(&input[..PREAMBLE.len()], Protocol::Tmqp, address)),
         };
         input.advance(size);
-        return Ok(Link { stream, input, greeted: Greeted::Tmqp(own_id), address: address.clone() });
+        return Ok(OpenConnection {
+            stream,
+            input,
+            greeted: Greeted::Tmqp(own_id),
+            address: address.clone(),
+        });
     }
 }
 

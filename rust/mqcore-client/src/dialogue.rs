@@ -20,7 +20,7 @@ use crate::dial::Greeted;
 use crate::error::ClientError;
 use crate::mailbox::Mailbox;
 use crate::micromessage::conversation::Conversation as Micromessage;
-use crate::mqks::conversation::{Conversation as Mqks, Question};
+use crate::mqks::conversation::{Conversation as Mqks, MqksRequest};
 use crate::received::Received;
 use crate::request::{Intent, Request};
 use crate::waiter::Waiter;
@@ -420,7 +420,7 @@ impl Dialogue {
     /// Sends a request of MQKS.
     pub(crate) fn question(
         &mut self,
-        question: &Question<'_>,
+        question: &MqksRequest<'_>,
         waiter: Waiter,
     ) -> Result<MessageId, ClientError> {
         match self {

@@ -81,7 +81,7 @@ struct MailboxState {
 
 /// Messages that wait, by what they need.
 #[derive(Debug, Default)]
-pub(crate) struct Waiting {
+pub(crate) struct OverdueMessages {
     /// Messages that need more time.
     pub(crate) extend: Vec<Received>,
     /// Messages to return to the broker, because the program makes no progress; oldest first.
@@ -296,8 +296,8 @@ impl Mailbox {
 
     /// Decides about messages that have waited for a third of their acknowledge timeout: they get more time if the
     /// program made progress within the timeout. If it did not, they are removed after two thirds.
-    pub(crate) fn waited(&self, now: Instant) -> Waiting {
-        let mut waiting = Waiting::default();
+    pub(crate) fn waited(&self, now: Instant) -> OverdueMessages {
+        let mut waiting = OverdueMessages::default();
         let Some(timeout) = self.timeout() else { return waiting };
         let mut state = lock(&self.state);
         let third = (timeout / 3).max(TIMEOUT_CHECK_MIN);

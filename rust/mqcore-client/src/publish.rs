@@ -13,8 +13,8 @@ use crate::conversation::{By, MessageId, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
 use crate::error::ClientError;
 use crate::request::push;
-use crate::shared::{Question, Waited};
-use crate::waiter::{Batch, Outcome, Waiter};
+use crate::shared::{PendingCall, Waited};
+use crate::waiter::{Outcome, PublishBatch, Waiter};
 use mqcore_wire::tmqp::NAME_BYTES_MAX;
 use mqcore_wire::tmqp::header::key;
 
@@ -78,7 +78,7 @@ pub struct CarbonCopy {
 
 /// One of many messages that are published together.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Outgoing {
+pub struct BatchMessage {
     /// Body.
     pub body: Bytes,
     /// Its id. Default: a new one.
@@ -150,7 +150,7 @@ impl Client {
         }
         if options.confirm && !options.cc.is_empty() {
             let body = Bytes::copy_from_slice(body.as_ref());
-            let message = Outgoing { body, id: options.id.clone(), headers: Vec::new() };
+            let message = BatchMessage { body, id: options.id.clone(), headers: Vec::new() };
             return self.publish_with_copies(queue, message, options, started, deadline).await;
         }
         let headers = header_text(options, &[], &[])?;
@@ -178,7 +178,7 @@ impl Client {
     async fn publish_with_copies(
         &self,
         queue: &QueueAddress,
-        message: Outgoing,
+        message: BatchMessage,
         options: &PublishOptions,
         started: Instant,
         deadline: Instant,
@@ -260,7 +260,7 @@ impl Client {
     pub async fn publish_many(
         &self,
         queue: &QueueAddress,
-        messages: &[Outgoing],
+        messages: &[BatchMessage],
         options: &PublishOptions,
     ) -> Vec<Result<Receipt, ClientError>> {
         let started = Instant::now();
@@ -281,28 +281,28 @@ impl Client {
 /// Messages that are being published together.
 struct Together<'a> {
     queue: &'a QueueAddress,
-    messages: &'a [Outgoing],
+    messages: &'a [BatchMessage],
     options: &'a PublishOptions,
     /// The outcomes: of each message, followed by those of its copies.
-    batch: Arc<Batch>,
+    batch: Arc<PublishBatch>,
     /// Number of outcomes of each message.
     outcomes: usize,
     /// Number of messages that were sent or found invalid.
     said: usize,
-    question: Question<'a>,
+    question: PendingCall<'a>,
 }
 
 impl<'a> Together<'a> {
     fn new(
         client: &'a Client,
         queue: &'a QueueAddress,
-        messages: &'a [Outgoing],
+        messages: &'a [BatchMessage],
         options: &'a PublishOptions,
     ) -> Self {
         let outcomes = if options.confirm { 1 + options.cc.len() } else { 1 };
-        let batch = Batch::new(messages.len(), outcomes);
+        let batch = PublishBatch::new(messages.len(), outcomes);
         let ids = Vec::with_capacity(messages.len() * outcomes);
-        let question = Question { shared: &client.shared, ids };
+        let question = PendingCall { shared: &client.shared, ids };
         Self { queue, messages, options, batch, outcomes, said: 0, question }
     }
 

@@ -10,7 +10,7 @@ use mqcore_wire::tmqp::operation::status;
 
 use crate::address::QueueAddress;
 use crate::client::Client;
-use crate::consume::{Delivered, Held};
+use crate::consume::{Delivered, DeliveryHold};
 use crate::conversation::{PullAnswer, PullEnd, RequestAnswer};
 use crate::dialogue::Part;
 use crate::error::{ClientError, Refusal};
@@ -148,7 +148,7 @@ impl Client {
         let membership = Arc::new(membership);
         let epoch = lock(&self.shared.core).epoch;
         let of_channel = |message: Received| {
-            let held = message.wants_acknowledge().then(|| Held::Channel(membership.clone()));
+            let held = message.wants_acknowledge().then(|| DeliveryHold::Channel(membership.clone()));
             Delivered::new(self.shared.clone(), QueuedMessage { message, epoch, since: Instant::now() }, held)
         };
         messages.into_iter().map(of_channel).collect()

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::address::QueueAddress;
 use crate::client::Client;
-use crate::consume::{Delivered, Held};
+use crate::consume::{Delivered, DeliveryHold};
 use crate::conversation::{MessageId, PullEnd, RequestAnswer};
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
@@ -122,7 +122,8 @@ impl PullStream {
         }
         drop(progress);
         let of_channel = |letter: QueuedMessage| {
-            let held = letter.message.wants_acknowledge().then(|| Held::Channel(self.membership.clone()));
+            let held =
+                letter.message.wants_acknowledge().then(|| DeliveryHold::Channel(self.membership.clone()));
             Delivered::new(self.shared.clone(), letter, held)
         };
         letters.into_iter().map(of_channel).collect()

@@ -237,7 +237,7 @@ impl Shared {
         receiver: oneshot::Receiver<Outcome>,
         deadline: Instant,
     ) -> Result<Waited, ClientError> {
-        let mut question = Question { shared: self, ids: vec![id] };
+        let mut question = PendingCall { shared: self, ids: vec![id] };
         match tokio::time::timeout_at(deadline, receiver).await {
             Ok(Ok(outcome)) => {
                 question.ids.clear();
@@ -307,12 +307,12 @@ pub(crate) enum Waited {
 }
 
 /// Pending requests. Dropping it, for example when the caller is cancelled, forgets them.
-pub(crate) struct Question<'a> {
+pub(crate) struct PendingCall<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) ids: Vec<MessageId>,
 }
 
-impl Question<'_> {
+impl PendingCall<'_> {
     /// Forgets them. If the last one is a pull, returns its received messages.
     pub(crate) fn forget(&mut self) -> Option<PullAnswer> {
         if self.ids.is_empty() {
@@ -326,7 +326,7 @@ impl Question<'_> {
     }
 }
 
-impl Drop for Question<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
         self.forget();
     }

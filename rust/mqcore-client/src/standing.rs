@@ -14,7 +14,7 @@ use crate::request::Target;
 
 /// A consumed queue or topic, and its users.
 #[derive(Debug)]
-struct Standing<W> {
+struct SharedConsumption<W> {
     /// Of the first user, with the prefetch of all.
     consumption: Consumption,
     users: usize,
@@ -37,7 +37,7 @@ pub(crate) enum Leaving {
 /// The consumed queues of one client. It writes nothing itself: the conversation requests the
 /// [missing](Register::missing) ones and records them as [asked](Register::asked).
 #[derive(Debug)]
-pub(crate) struct Register<W>(HashMap<QueueAddress, Standing<W>, RandomState>);
+pub(crate) struct Register<W>(HashMap<QueueAddress, SharedConsumption<W>, RandomState>);
 
 impl<W> Register<W> {
     pub(crate) fn new() -> Self {
@@ -62,7 +62,7 @@ impl<W> Register<W> {
     /// prefetch has changed.
     pub(crate) fn join(&mut self, consumption: &Consumption) -> Result<bool, ClientError> {
         let queue = &consumption.queue;
-        let standing = self.0.entry(queue.clone()).or_insert_with(|| Standing {
+        let standing = self.0.entry(queue.clone()).or_insert_with(|| SharedConsumption {
             consumption: Consumption { prefetch: 0, ..consumption.clone() },
             users: 0,
             id: None,
@@ -159,7 +159,8 @@ impl<W> Register<W> {
     /// The queue of this consumer's id on this connection.
     pub(crate) fn of_id(&self, id: &[u8]) -> Option<&QueueAddress> {
         let mut all = self.0.iter();
-        let is_known = |standing: &Standing<W>| standing.id.as_ref().is_some_and(|known| known[..] == *id);
+        let is_known =
+            |standing: &SharedConsumption<W>| standing.id.as_ref().is_some_and(|known| known[..] == *id);
         all.find(|(_, standing)| is_known(standing)).map(|(queue, _)| queue)
     }
 }

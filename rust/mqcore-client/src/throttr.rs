@@ -23,7 +23,7 @@ pub use self::address::ThrottrAddress;
 pub use self::conversation::{Subscriber, ThrottrAnswer};
 pub use self::pushes::Push;
 
-use self::link::Ask;
+use self::link::ThrottrCall;
 use self::pushes::Pushes;
 use crate::config::{Backoff, ClientTls};
 use crate::error::ClientError;
@@ -149,7 +149,7 @@ fn too_long(error: TooLong) -> ClientError {
 pub struct ThrottrClient {
     address: ThrottrAddress,
     request_timeout: Duration,
-    calls: mpsc::Sender<Ask>,
+    calls: mpsc::Sender<ThrottrCall>,
     pushes: Arc<Pushes>,
 }
 
@@ -211,7 +211,7 @@ impl ThrottrClient {
             }
             let (sender, answers) = oneshot::channel();
             let deadline = Instant::now() + waited;
-            let ask = Ask { questions, deadline, answers: Some(sender) };
+            let ask = ThrottrCall { questions, deadline, answers: Some(sender) };
             // The sender must not outlive the call; otherwise a waiting call would keep a closed client connected.
             let call = async move {
                 calls.send(ask).await.map_err(|_| ClientError::Closed)?;

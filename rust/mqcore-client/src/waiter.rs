@@ -20,7 +20,7 @@ pub(crate) enum Waiter {
     /// A streamed pull, whose messages go to this mailbox. The answer closes the mailbox.
     Stream(oneshot::Sender<Outcome>, Arc<Mailbox>),
     /// One message of many that were published together.
-    Many(Arc<Batch>, u32),
+    Many(Arc<PublishBatch>, u32),
 }
 
 impl Waiter {
@@ -45,7 +45,7 @@ impl Waiter {
 
 /// The outcomes of messages that were published together; one wake-up for all of them.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct PublishBatch {
     /// Number of outcomes of each message: its own, then those of its copies.
     per_message: usize,
     outcomes: Mutex<Vec<Option<Outcome>>>,
@@ -53,7 +53,7 @@ pub(crate) struct Batch {
     complete: Notify,
 }
 
-impl Batch {
+impl PublishBatch {
     pub(crate) fn new(messages: usize, per_message: usize) -> Arc<Self> {
         let size = messages * per_message;
         let outcomes = Mutex::new(vec![None; size]);
@@ -104,7 +104,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_failed_message_ends_the_waits_for_its_copies_and_for_no_others() {
-        let batch = Batch::new(2, 3);
+        let batch = PublishBatch::new(2, 3);
         let settle = |index, result| Waiter::Many(batch.clone(), index).settle(result, Instant::now());
         settle(1, confirmed());
         settle(0, Err(ClientError::Closed));

@@ -12,7 +12,7 @@ use mqcore_client::config::{ClientConfig, Transport};
 use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::models::{QueueOptions, QueueStatus};
-use mqcore_client::publish::{Outgoing, PublishOptions};
+use mqcore_client::publish::{BatchMessage, PublishOptions};
 use mqcore_client::pull::PullOptions;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::handler::NoHandlers;
@@ -59,8 +59,8 @@ async fn work_is_shared_and_nothing_is_lost_or_invented() {
     };
     let [one, other] = clients.map(consume);
     let (one, other) = (one.await, other.await);
-    let messages: Vec<Outgoing> = (0..MESSAGES)
-        .map(|n| Outgoing { body: n.to_le_bytes().to_vec().into(), ..Outgoing::default() })
+    let messages: Vec<BatchMessage> = (0..MESSAGES)
+        .map(|n| BatchMessage { body: n.to_le_bytes().to_vec().into(), ..BatchMessage::default() })
         .collect();
     let take = |consumer: mqcore_client::consume::Consumer| async move {
         let mut seen = Vec::new();
@@ -90,8 +90,8 @@ async fn pulling_leaves_the_rest_and_repeats_nothing() {
     let server = broker().await;
     let client = inside(&server).await;
     let queue = create(&client, 2, QueueStatus::Pull).await;
-    let messages: Vec<Outgoing> =
-        (0..5_u8).map(|n| Outgoing { body: vec![n].into(), ..Outgoing::default() }).collect();
+    let messages: Vec<BatchMessage> =
+        (0..5_u8).map(|n| BatchMessage { body: vec![n].into(), ..BatchMessage::default() }).collect();
     client.publish_many(&queue, &messages, &PublishOptions::default()).await;
     for expected in 0..5_u8 {
         let pulled = client.pull(&queue, &PullOptions::default()).await.unwrap();
@@ -142,8 +142,9 @@ async fn messages_that_arrive_while_a_consumer_is_dropped_are_requeued() {
     // Uses the same client, so that its parts compete.
     let publishing = tokio::spawn(async move {
         for start in (0..MESSAGES).step_by(10) {
-            let message = |n: u32| Outgoing { body: n.to_le_bytes().to_vec().into(), ..Outgoing::default() };
-            let messages: Vec<Outgoing> = (start..start + 10).map(message).collect();
+            let message =
+                |n: u32| BatchMessage { body: n.to_le_bytes().to_vec().into(), ..BatchMessage::default() };
+            let messages: Vec<BatchMessage> = (start..start + 10).map(message).collect();
             let receipts = producer.publish_many(&to, &messages, &PublishOptions::default()).await;
             assert!(receipts.iter().all(Result::is_ok));
         }

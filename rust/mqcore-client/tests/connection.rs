@@ -12,7 +12,7 @@ use mqcore_client::consume::Settlement;
 use mqcore_client::direct::SendOptions;
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
-use mqcore_client::publish::{Outgoing, PublishOptions};
+use mqcore_client::publish::{BatchMessage, PublishOptions};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::received::Received;
 use mqcore_wire::codec::Limits;
@@ -191,8 +191,8 @@ async fn the_first_connect_retries_until_a_broker_listens() {
 #[tokio::test]
 async fn many_messages_are_one_write_with_separate_outcomes() {
     let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
-    let messages: Vec<Outgoing> =
-        (0..3_u8).map(|n| Outgoing { body: vec![n].into(), ..Outgoing::default() }).collect();
+    let messages: Vec<BatchMessage> =
+        (0..3_u8).map(|n| BatchMessage { body: vec![n].into(), ..BatchMessage::default() }).collect();
     let publishing = async { client.publish_many(&queue(), &messages, &PublishOptions::default()).await };
     let answering = async {
         let sent = [peer.read().await, peer.read().await, peer.read().await];
@@ -213,7 +213,7 @@ async fn many_messages_are_one_write_with_separate_outcomes() {
 async fn many_messages_are_sent_in_steps_when_limits_are_small() {
     let config = ClientConfig { max_outstanding: 4, ..ClientConfig::default() };
     let (client, _broker, mut peer) = connect(config).await;
-    let messages = vec![Outgoing::default(); 50];
+    let messages = vec![BatchMessage::default(); 50];
     let acknowledging = tokio::spawn(async move {
         for _ in 0..50 {
             let message = peer.read().await;
@@ -234,7 +234,7 @@ async fn an_acknowledgement_that_does_not_come_is_a_timeout_and_its_late_arrival
     assert!(matches!(error, ClientError::ConfirmTimeout { .. }), "{error}");
     let message = peer.read().await;
     peer.acknowledge(&message).await;
-    let receipts = client.publish_many(&queue(), &vec![Outgoing::default(); 2], &options).await;
+    let receipts = client.publish_many(&queue(), &vec![BatchMessage::default(); 2], &options).await;
     assert!(receipts.iter().all(|r| matches!(r, Err(ClientError::ConfirmTimeout { .. }))), "{receipts:?}");
     assert_eq!(client.stats().late_answers, 1);
 }

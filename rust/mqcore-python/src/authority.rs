@@ -101,7 +101,7 @@ pub(crate) fn config(text: &str) -> PyResult<AuthorityConfig> {
 }
 
 /// A registered authenticator of the program.
-pub(crate) struct Definition {
+pub(crate) struct AuthenticatorDefinition {
     pub(crate) authenticate: Option<Py<PyAny>>,
     pub(crate) authorize: Option<Py<PyAny>>,
     pub(crate) timeout: Duration,
@@ -125,7 +125,7 @@ pub(crate) struct AuthorityThread {
 
 impl AuthorityThread {
     /// Starts the thread.
-    pub(crate) fn start(py: Python<'_>, definition: &Definition) -> PyResult<Self> {
+    pub(crate) fn start(py: Python<'_>, definition: &AuthenticatorDefinition) -> PyResult<Self> {
         let (inbox, questions) = crossbeam_channel::bounded(BATCHES_MAX);
         let (ending, ended) = crossbeam_channel::bounded(0);
         let stopping = Arc::new(AtomicBool::new(false));

@@ -27,7 +27,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 pub(crate) use self::running::LocalClients;
-use self::running::{Definition, HANDLER_GRACE, RUNTIME_SHUTDOWN, Running};
+use self::running::{HANDLER_GRACE, HandlerDefinition, RUNTIME_SHUTDOWN, Running};
 use crate::authority::{self, AuthorityThread};
 use crate::backup::BackupArchive;
 use crate::decision::{Decision, policy_of};
@@ -50,14 +50,14 @@ const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 #[pyclass(frozen, module = "mqcore._core")]
 pub struct Broker {
     config: Config,
-    handlers: Mutex<Vec<Definition>>,
-    authority: Mutex<Option<authority::Definition>>,
-    extensions: Mutex<Vec<extension::Definition>>,
+    handlers: Mutex<Vec<HandlerDefinition>>,
+    authority: Mutex<Option<authority::AuthenticatorDefinition>>,
+    extensions: Mutex<Vec<extension::ExtensionDefinition>>,
     /// From the configuration, which never changes.
     node_filters: Mutex<node_filter::Definitions>,
     /// Routers of the program, in addition to those of the configuration.
     routers: Mutex<Vec<RouterDefinition>>,
-    state: Mutex<State>,
+    state: Mutex<BrokerState>,
     /// The target of connectors; `None` while the broker is stopped.
     local: Arc<RwLock<Option<Local>>>,
     /// `Some` with a manual clock: `settle` then waits for unwritten output of clients in this process.
@@ -69,7 +69,7 @@ pub struct Broker {
 /// A waiting message with its attempts, its requeues, and whether it is saved.
 type Look = (Message, u16, u16, bool);
 
-enum State {
+enum BrokerState {
     Stopped,
     /// Starting; no other call changes the state.
     Starting,
@@ -111,8 +111,8 @@ impl Broker {
     fn running(&self, what: &str) -> PyResult<Arc<Running>> {
         self.check_process()?;
         match &*lock(&self.state) {
-            State::Running(running) => Ok(running.clone()),
-            State::Stopped | State::Starting => Err(error::not_running(what)),
+            BrokerState::Running(running) => Ok(running.clone()),
+            BrokerState::Stopped | BrokerState::Starting => Err(error::not_running(what)),
         }
     }
 
@@ -142,7 +142,7 @@ impl Broker {
         {
             let filters = lock(&self.node_filters);
             let start =
-                |definition: &node_filter::Definition| FilterThread::start(py, definition).map(Arc::new);
+                |filter: &node_filter::FilterDefinition| FilterThread::start(py, filter).map(Arc::new);
             let accept = filters.accept.as_ref().map(start).transpose()?;
             let send = filters.send.iter().map(|filter| filter.as_ref().map(start).transpose());
             dispatchers.set_node_filters(accept, send.collect::<io::Result<_>>()?);
@@ -185,7 +185,7 @@ impl Broker {
             extensions: Mutex::default(),
             node_filters: Mutex::new(node_filter::Definitions::read(config)?),
             routers: Mutex::default(),
-            state: Mutex::new(State::Stopped),
+            state: Mutex::new(BrokerState::Stopped),
             local: Arc::default(),
             local_clients: manual_clock.then(Arc::default),
             process: AtomicU32::new(0),
@@ -195,8 +195,8 @@ impl Broker {
     fn start(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process()?;
         match &mut *lock(&self.state) {
-            state @ State::Stopped => *state = State::Starting,
-            State::Starting | State::Running(_) => {
+            state @ BrokerState::Stopped => *state = BrokerState::Starting,
+            BrokerState::Starting | BrokerState::Running(_) => {
                 return Err(PyRuntimeError::new_err("the broker is already running; stop it first"));
             }
         }
@@ -207,9 +207,9 @@ impl Broker {
                 let running = Arc::new(running);
                 let local = Local { server: running.server.clone(), handle: running.handle.clone() };
                 *self.local.write().unwrap_or_else(PoisonError::into_inner) = Some(local);
-                (State::Running(running), Ok(()))
+                (BrokerState::Running(running), Ok(()))
             }
-            Err(refused) => (State::Stopped, Err(refused)),
+            Err(refused) => (BrokerState::Stopped, Err(refused)),
         };
         *lock(&self.state) = state;
         result
@@ -220,14 +220,14 @@ impl Broker {
         self.check_process()?;
         let grace = seconds(grace, "grace")?;
         let running = match &*lock(&self.state) {
-            State::Running(running) => running.clone(),
-            State::Stopped | State::Starting => return Ok(Vec::new()),
+            BrokerState::Running(running) => running.clone(),
+            BrokerState::Stopped | BrokerState::Starting => return Ok(Vec::new()),
         };
         *self.local.write().unwrap_or_else(PoisonError::into_inner) = None;
         let stuck = py.detach(|| running.stop(grace));
         let mut state = lock(&self.state);
-        if matches!(&*state, State::Running(current) if Arc::ptr_eq(current, &running)) {
-            *state = State::Stopped;
+        if matches!(&*state, BrokerState::Running(current) if Arc::ptr_eq(current, &running)) {
+            *state = BrokerState::Stopped;
         }
         Ok(stuck.into_iter().map(String::from).collect())
     }
@@ -257,7 +257,7 @@ impl Broker {
     #[getter]
     fn is_running(&self) -> PyResult<bool> {
         self.check_process()?;
-        Ok(matches!(&*lock(&self.state), State::Running(running) if !running.server.has_stopped()))
+        Ok(matches!(&*lock(&self.state), BrokerState::Running(running) if !running.server.has_stopped()))
     }
 
     /// URLs of the bound listeners.
@@ -305,7 +305,7 @@ impl Broker {
             timeout: seconds(timeout, "timeout")?,
             fallback: fallback.decision,
         };
-        let definition = Definition { spec: spec.clone(), name, methods, submit };
+        let definition = HandlerDefinition { spec: spec.clone(), name, methods, submit };
         if let Ok(running) = self.running("register a handler") {
             if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py, self.inspector())?)
             {
@@ -336,13 +336,14 @@ impl Broker {
         submit: Py<PyAny>,
     ) -> PyResult<()> {
         self.check_process()?;
-        if !matches!(&*lock(&self.state), State::Stopped) {
+        if !matches!(&*lock(&self.state), BrokerState::Stopped) {
             return Err(PyRuntimeError::new_err(
                 "the authority of a running broker cannot be changed; stop it first",
             ));
         }
         let (timeout, cache) = (seconds(timeout, "timeout")?, seconds(cache, "cache_seconds")?);
-        let definition = authority::Definition { authenticate, authorize, timeout, cache, submit };
+        let definition =
+            authority::AuthenticatorDefinition { authenticate, authorize, timeout, cache, submit };
         // The old one's Python objects are dropped after the lock, because that may run Python code.
         let replaced = lock(&self.authority).replace(definition);
         drop(replaced);
@@ -358,13 +359,13 @@ impl Broker {
         submit: Py<PyAny>,
     ) -> PyResult<()> {
         self.check_process()?;
-        if !matches!(&*lock(&self.state), State::Stopped) {
+        if !matches!(&*lock(&self.state), BrokerState::Stopped) {
             return Err(PyRuntimeError::new_err(
                 "the extensions of a running broker cannot be changed; stop it first",
             ));
         }
         let timeout = seconds(timeout, "timeout")?;
-        let definition = extension::Definition { name: name.into(), received, timeout, submit };
+        let definition = extension::ExtensionDefinition { name: name.into(), received, timeout, submit };
         let mut extensions = lock(&self.extensions);
         let place = extensions.iter().position(|known| known.name == definition.name);
         // The old one's Python objects are dropped after the lock, because that may run Python code.
@@ -578,9 +579,8 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        let state =
-            std::mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Stopped);
-        let State::Running(running) = state else { return };
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let BrokerState::Running(running) = std::mem::replace(state, BrokerState::Stopped) else { return };
         if self.check_process().is_err() {
             // The threads to wait for exist in the parent only.
             std::mem::forget(running);

@@ -22,11 +22,11 @@ pub(crate) struct Call {
     /// Its arguments.
     pub(crate) arguments: Py<PyTuple>,
     /// Context for `exception_thrown`.
-    pub(crate) about: About,
+    pub(crate) about: CallContext,
 }
 
 /// The context of a call, kept for `exception_thrown`.
-pub(crate) struct About {
+pub(crate) struct CallContext {
     /// The step that the broker asked about.
     pub(crate) step: Step,
     /// The queue; `None` for a notification.
@@ -35,7 +35,7 @@ pub(crate) struct About {
     pub(crate) message: Option<Py<Message>>,
 }
 
-impl About {
+impl CallContext {
     /// Interprets a decision of `exception_thrown`. A message whose saving failed stays unsaved whatever the decision,
     /// so that its producer gets no false confirmation.
     pub(crate) fn recovered(&self, decision: Decision) -> Decision {
@@ -68,7 +68,7 @@ impl Call {
         if step == Step::Authenticate {
             let client = views.consumer(py, consumer)?;
             let arguments = (queue.channel.as_str(), client).into_pyobject(py)?.unbind();
-            return Ok(Self { step, arguments, about: About { step, queue: None, message: None } });
+            return Ok(Self { step, arguments, about: CallContext { step, queue: None, message: None } });
         }
         let queue = views.queue(py, queue, status)?;
         let message =
@@ -112,7 +112,7 @@ impl Call {
             _ => PyTuple::empty(py),
         };
         let arguments = arguments.unbind();
-        Ok(Self { step, arguments, about: About { step, queue: Some(queue), message } })
+        Ok(Self { step, arguments, about: CallContext { step, queue: Some(queue), message } })
     }
 
     /// Creates the arguments of a notification.
@@ -147,7 +147,7 @@ impl Call {
                 (client, Message::new(message.clone())).into_pyobject(py)?
             }
         };
-        let about = About { step, queue: None, message: None };
+        let about = CallContext { step, queue: None, message: None };
         Ok(Self { step, arguments: arguments.unbind(), about })
     }
 }

@@ -27,7 +27,7 @@ use mqcore_client::direct::{Inbox, SendOptions};
 use mqcore_client::error::ClientError;
 use mqcore_client::event::{EventKind, EventScope};
 use mqcore_client::mqks::operations::Bindings;
-use mqcore_client::publish::{Outgoing, PublishOptions};
+use mqcore_client::publish::{BatchMessage, PublishOptions};
 use mqcore_client::pull::PullOptions;
 use mqcore_client::request::Clear;
 use mqcore_wire::micromessage::handshake::Extension;
@@ -221,9 +221,9 @@ impl Client {
         let queue = self.address(queue)?;
         let timeout = optional_seconds(timeout, "timeout")?;
         let options = PublishOptions { high_priority, confirm, timeout, ..with_terms(terms)? };
-        let messages: Vec<Outgoing> = messages
+        let messages: Vec<BatchMessage> = messages
             .into_iter()
-            .map(|(body, id, headers)| Outgoing { body: Bytes::copy_from_slice(&body), id, headers })
+            .map(|(body, id, headers)| BatchMessage { body: Bytes::copy_from_slice(&body), id, headers })
             .collect();
         self.run(py, |core| async move { Ok(Receipts(core.publish_many(&queue, &messages, &options).await)) })
     }

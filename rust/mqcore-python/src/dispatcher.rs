@@ -20,7 +20,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::answers::Answers;
 use crate::call::{Call, Views};
-use crate::handler::{Handler, Outcome, Verdict};
+use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::inspector::Inspector;
 use crate::leaked_threads::LeakedThread;
 use crate::load::{Counts, Load};
@@ -43,13 +43,13 @@ pub(crate) struct Dispatcher {
 
 /// Work for a handler from one batch of a shard.
 enum Work {
-    Questions(Asked),
+    Questions(QuestionBatch),
     /// Notifications, which need no answer.
     Observations(Vec<Observation>),
 }
 
 /// The questions of one batch of a shard.
-struct Asked {
+struct QuestionBatch {
     questions: Vec<Question>,
     sink: Arc<dyn AnswerSink>,
 }
@@ -91,8 +91,8 @@ impl Dispatcher {
         let taken = self.load.take(questions.len());
         let refused = questions.split_off(taken);
         if !questions.is_empty()
-            && let Err(SendError(Some(Work::Questions(Asked { questions, sink })))) =
-                self.inbox.send(Some(Work::Questions(Asked { questions, sink: sink.clone() })))
+            && let Err(SendError(Some(Work::Questions(QuestionBatch { questions, sink })))) =
+                self.inbox.send(Some(Work::Questions(QuestionBatch { questions, sink: sink.clone() })))
         {
             self.load.answered(questions.len());
             refuse(questions, &sink);
@@ -209,8 +209,8 @@ impl Turn {
         py.detach(|| inbox.recv()).ok().flatten()
     }
 
-    fn answer(&mut self, py: Python<'_>, asked: Asked) {
-        let Asked { questions, sink } = asked;
+    fn answer(&mut self, py: Python<'_>, asked: QuestionBatch) {
+        let QuestionBatch { questions, sink } = asked;
         let mut questions = questions.into_iter();
         while let Some(question) = questions.next() {
             if self.stopping.load(Ordering::Acquire) {
@@ -242,15 +242,15 @@ impl Turn {
             let step = observation.step;
             let outcome = match Call::observed(py, &observation, &mut self.views) {
                 Ok(call) => self.handler.answer(py, call),
-                Err(broken) => Outcome::Failed(broken),
+                Err(broken) => CallOutcome::Failed(broken),
             };
             match outcome {
-                Outcome::Waiting(step, awaitable, about) => {
+                CallOutcome::Waiting(step, awaitable, about) => {
                     let notification = (QuestionId(0), false);
                     self.waiting.push(Entry::new(awaitable, step, about, notification, sink.clone()));
                 }
-                Outcome::Decided(_) => self.answered += 1,
-                Outcome::Failed(exception) => {
+                CallOutcome::Decided(_) => self.answered += 1,
+                CallOutcome::Failed(exception) => {
                     self.remember(step, exception);
                     self.answered += 1;
                 }
@@ -269,15 +269,15 @@ impl Turn {
         let (id, step, wants_answer) = (question.id, question.step, question.wants_answer);
         let outcome = match Call::new(py, question, &mut self.views) {
             Ok(call) => self.handler.answer(py, call),
-            Err(broken) => Outcome::Failed(broken),
+            Err(broken) => CallOutcome::Failed(broken),
         };
         let result = match outcome {
-            Outcome::Decided(verdict) => Ok(verdict),
-            Outcome::Failed(exception) => {
+            CallOutcome::Decided(verdict) => Ok(verdict),
+            CallOutcome::Failed(exception) => {
                 self.remember(step, exception);
                 Err(HandlerFailure::Raised)
             }
-            Outcome::Waiting(step, awaitable, about) => {
+            CallOutcome::Waiting(step, awaitable, about) => {
                 self.waiting.push(Entry::new(awaitable, step, about, (id, wants_answer), sink.clone()));
                 return;
             }

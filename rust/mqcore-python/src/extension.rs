@@ -23,7 +23,7 @@ const BATCHES_MAX: usize = 16_384;
 const BURST_MAX: usize = 256;
 
 /// A registered extension.
-pub(crate) struct Definition {
+pub(crate) struct ExtensionDefinition {
     pub(crate) name: Box<str>,
     pub(crate) received: Py<PyAny>,
     pub(crate) timeout: Duration,
@@ -31,7 +31,7 @@ pub(crate) struct Definition {
     pub(crate) submit: Py<PyAny>,
 }
 
-impl Definition {
+impl ExtensionDefinition {
     fn clone_ref(&self, py: Python<'_>) -> Self {
         let (received, submit) = (self.received.clone_ref(py), self.submit.clone_ref(py));
         Self { name: self.name.clone(), received, timeout: self.timeout, submit }
@@ -50,7 +50,7 @@ pub(crate) struct ExtensionThread {
 
 impl ExtensionThread {
     /// Starts the thread.
-    pub(crate) fn start(py: Python<'_>, definitions: &[Definition]) -> PyResult<Self> {
+    pub(crate) fn start(py: Python<'_>, definitions: &[ExtensionDefinition]) -> PyResult<Self> {
         let (inbox, frames) = crossbeam_channel::bounded(BATCHES_MAX);
         let (ending, ended) = crossbeam_channel::bounded(0);
         let stopping = Arc::new(AtomicBool::new(false));
@@ -98,7 +98,7 @@ impl ExtensionPort for ExtensionThread {
 
 /// State of the thread.
 struct Extensions {
-    definitions: Vec<Definition>,
+    definitions: Vec<ExtensionDefinition>,
     stopping: Arc<AtomicBool>,
     /// By index of the extension.
     waiting: Vec<(usize, Py<PyAny>, Py<ExtensionReply>)>,

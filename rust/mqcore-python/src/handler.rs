@@ -8,7 +8,7 @@ use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
-use crate::call::{About, Call};
+use crate::call::{Call, CallContext};
 use crate::decision::{Decision, step_of};
 use crate::routing;
 
@@ -36,13 +36,13 @@ impl From<BrokerDecision> for Verdict {
 }
 
 /// The result of a call.
-pub(crate) enum Outcome {
+pub(crate) enum CallOutcome {
     /// An answer; any exception is handled.
     Decided(Verdict),
     /// An exception without a decision of `exception_thrown`.
     Failed(PyErr),
     /// An awaitable for the answer, and its step.
-    Waiting(Step, Py<PyAny>, About),
+    Waiting(Step, Py<PyAny>, CallContext),
 }
 
 impl Handler {
@@ -64,36 +64,41 @@ impl Handler {
     }
 
     /// Calls the method of the call's step.
-    pub(crate) fn answer(&self, py: Python<'_>, call: Call) -> Outcome {
+    pub(crate) fn answer(&self, py: Python<'_>, call: Call) -> CallOutcome {
         let Call { step, arguments, about } = call;
         let Some(method) = &self.methods[step as usize] else {
             // The question was for a handler that this one has replaced.
             let name = &self.name;
-            return Outcome::Failed(PyTypeError::new_err(format!(
+            return CallOutcome::Failed(PyTypeError::new_err(format!(
                 "{name} does not decide {}",
                 step.method()
             )));
         };
         match method.bind(py).call1(arguments.into_bound(py)).and_then(|result| self.read(step, result)) {
-            Ok(Reading::Answer(verdict)) => Outcome::Decided(verdict),
-            Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
+            Ok(Reading::Answer(verdict)) => CallOutcome::Decided(verdict),
+            Ok(Reading::Awaitable(awaitable)) => CallOutcome::Waiting(step, awaitable.unbind(), about),
             Err(exception) => self.exception_thrown(py, exception, about),
         }
     }
 
     /// Calls `exception_thrown` for `exception`, if it is overridden. Not for exceptions such as `SystemExit`, which its
     /// signature excludes.
-    pub(crate) fn exception_thrown(&self, py: Python<'_>, exception: PyErr, about: About) -> Outcome {
+    pub(crate) fn exception_thrown(
+        &self,
+        py: Python<'_>,
+        exception: PyErr,
+        about: CallContext,
+    ) -> CallOutcome {
         let step = Step::ExceptionThrown;
-        let Some(method) = &self.methods[step as usize] else { return Outcome::Failed(exception) };
+        let Some(method) = &self.methods[step as usize] else { return CallOutcome::Failed(exception) };
         if !exception.is_instance_of::<PyException>(py) {
-            return Outcome::Failed(exception);
+            return CallOutcome::Failed(exception);
         }
         let arguments = (&about.queue, &about.message, exception.value(py));
         match method.bind(py).call1(arguments).and_then(|result| self.read(step, result)) {
-            Ok(Reading::Answer(verdict)) => Outcome::Decided(about.recovered(verdict.decision).into()),
-            Ok(Reading::Awaitable(awaitable)) => Outcome::Waiting(step, awaitable.unbind(), about),
-            Err(second) => Outcome::Failed(second),
+            Ok(Reading::Answer(verdict)) => CallOutcome::Decided(about.recovered(verdict.decision).into()),
+            Ok(Reading::Awaitable(awaitable)) => CallOutcome::Waiting(step, awaitable.unbind(), about),
+            Err(second) => CallOutcome::Failed(second),
         }
     }
 

@@ -107,7 +107,7 @@ impl NodeFrame {
 }
 
 /// A configured filter, from which each start creates a thread.
-pub(crate) struct Definition {
+pub(crate) struct FilterDefinition {
     /// For the log: `upstream tmqp://...`, `accept`.
     name: Box<str>,
     decide: Py<PyAny>,
@@ -115,7 +115,7 @@ pub(crate) struct Definition {
     fallback: bool,
 }
 
-impl Definition {
+impl FilterDefinition {
     /// Reads a `mqcore.NodeFilter`; `None`: it has rules only.
     fn read(filter: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<Self>> {
         let decide = filter.getattr("decide")?;
@@ -130,9 +130,9 @@ impl Definition {
 /// The filters of one configuration.
 #[derive(Default)]
 pub(crate) struct Definitions {
-    pub(crate) accept: Option<Definition>,
+    pub(crate) accept: Option<FilterDefinition>,
     /// One per upstream broker.
-    pub(crate) send: Vec<Option<Definition>>,
+    pub(crate) send: Vec<Option<FilterDefinition>>,
 }
 
 impl Definitions {
@@ -142,14 +142,14 @@ impl Definitions {
         if node.is_none() {
             return Ok(Self::default());
         }
-        let accept = Definition::read(&node.getattr("accept")?, "accept")?;
+        let accept = FilterDefinition::read(&node.getattr("accept")?, "accept")?;
         let mut send = Vec::new();
         for upstream in node.getattr("upstreams")?.try_iter()? {
             let upstream = upstream?;
             let url: String = field(&upstream, "url")?;
             // A URL may contain a token, which must not be logged.
             let url = url.split('?').next().unwrap_or_default();
-            send.push(Definition::read(&upstream.getattr("send")?, &format!("send to {url}"))?);
+            send.push(FilterDefinition::read(&upstream.getattr("send")?, &format!("send to {url}"))?);
         }
         if send.iter().all(Option::is_none) {
             send.clear();
@@ -177,7 +177,7 @@ pub(crate) struct FilterThread {
 
 impl FilterThread {
     /// Starts the thread.
-    pub(crate) fn start(py: Python<'_>, definition: &Definition) -> std::io::Result<Self> {
+    pub(crate) fn start(py: Python<'_>, definition: &FilterDefinition) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::bounded(BATCHES_MAX);
         let (ending, ended) = crossbeam_channel::bounded(0);
         let stopping = Arc::new(AtomicBool::new(false));

@@ -10,9 +10,9 @@ use mqcore_server::handler::AnswerSink;
 use pyo3::prelude::*;
 
 use crate::answers::Answers;
-use crate::call::About;
+use crate::call::CallContext;
 use crate::dispatcher::answer;
-use crate::handler::{Handler, Outcome, Verdict};
+use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::load::Load;
 
 /// A batch of awaitables for the event loop, with the replies for their answers.
@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     /// The step, or `ExceptionThrown` if that method is awaited.
     step: Step,
     /// For `exception_thrown`.
-    about: About,
+    about: CallContext,
     /// The question.
     id: QuestionId,
     /// The receiver of the answer.
@@ -51,7 +51,7 @@ impl Entry {
     pub(crate) fn new(
         awaitable: Py<PyAny>,
         step: Step,
-        about: About,
+        about: CallContext,
         (id, wants_answer): (QuestionId, bool),
         sink: Arc<dyn AnswerSink>,
     ) -> Self {
@@ -152,12 +152,12 @@ impl PendingAnswers {
             return Err(exception);
         }
         match self.handler.exception_thrown(py, exception, entry.about.clone_ref(py)) {
-            Outcome::Decided(verdict) => {
+            CallOutcome::Decided(verdict) => {
                 let first = self.settle(entry, Ok(verdict));
                 Ok(first.into_pyobject(py)?.to_owned().into_any())
             }
-            Outcome::Waiting(_, awaitable, _) => Ok(awaitable.into_bound(py)),
-            Outcome::Failed(unhandled) => Err(unhandled),
+            CallOutcome::Waiting(_, awaitable, _) => Ok(awaitable.into_bound(py)),
+            CallOutcome::Failed(unhandled) => Err(unhandled),
         }
     }
 

@@ -111,12 +111,12 @@ fn seconds(nanos: u64) -> f64 {
     if nanos == u64::MAX { f64::INFINITY } else { nanos as f64 / 1e9 }
 }
 
-struct Store {
+struct LimiterStore {
     limiter: Limiter,
     began: Instant,
 }
 
-impl Store {
+impl LimiterStore {
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -166,12 +166,12 @@ fn mode(number: u8) -> PyResult<ConsumeMode> {
 
 /// A store of this process.
 #[pyclass(frozen, module = "mqcore._core")]
-pub(crate) struct LimitStore(Arc<Store>);
+pub(crate) struct LimitStore(Arc<LimiterStore>);
 
 /// A prepared limit of a store.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct LimitRule {
-    store: Arc<Store>,
+    store: Arc<LimiterStore>,
     rule: Rule,
 }
 
@@ -182,7 +182,7 @@ impl LimitStore {
     fn new(keys_max: u64, bytes_max: u64) -> Self {
         let config = LimiterConfig { keys_max, bytes_max, metrics: false };
         let limiter = Limiter::new(config, RandomState::new());
-        Self(Arc::new(Store { limiter, began: Instant::now() }))
+        Self(Arc::new(LimiterStore { limiter, began: Instant::now() }))
     }
 
     /// Prepares a limit: `limit` per period in nanoseconds.

@@ -57,12 +57,12 @@ type Answer = Result<Vec<Vec<u8>>, ExtensionFailure>;
 /// The frames of one connection that wait for answers, in order.
 #[derive(Default)]
 pub(crate) struct OpenFrames {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<OpenFrame>,
     /// Runs until the first of them times out.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
-struct Waiting {
+struct OpenFrame {
     id: u8,
     name: Box<str>,
     answer: oneshot::Receiver<ExtensionAnswer>,
@@ -83,7 +83,7 @@ impl OpenFrames {
             let (reply, answer) = oneshot::channel();
             let timeout = port.timeout(&name);
             let until = Instant::now() + timeout;
-            self.waiting.push_back(Waiting { id, name: name.clone(), answer, until, timeout });
+            self.waiting.push_back(OpenFrame { id, name: name.clone(), answer, until, timeout });
             handed.push(ExtensionFrame { client: Arc::clone(client), name, payload, reply });
         }
         port.handle(handed);

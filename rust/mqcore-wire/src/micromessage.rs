@@ -106,7 +106,7 @@ pub fn decode<'a>(
     extensions: u8,
     limits: &Limits,
 ) -> Result<Option<(Frame<'a>, usize)>, WireError> {
-    let mut reader = Reader { input, at: 0 };
+    let mut reader = FrameReader { input, at: 0 };
     let Some(frame) = read(&mut reader, extensions, limits)? else { return Ok(None) };
     Ok(Some((frame, reader.at)))
 }
@@ -116,13 +116,13 @@ pub fn decode<'a>(
 /// # Errors
 /// The same as [`decode`].
 pub fn needed(input: &[u8], extensions: u8, limits: &Limits) -> Result<usize, WireError> {
-    let mut reader = Reader { input, at: 0 };
+    let mut reader = FrameReader { input, at: 0 };
     let whole = read(&mut reader, extensions, limits)?;
     Ok(if whole.is_some() { reader.at } else { reader.needed() })
 }
 
 fn read<'a>(
-    reader: &mut Reader<'a>,
+    reader: &mut FrameReader<'a>,
     extensions: u8,
     limits: &Limits,
 ) -> Result<Option<Frame<'a>>, WireError> {
@@ -159,7 +159,7 @@ fn check_flags(flags: u8) -> Result<(), WireError> {
 }
 
 fn read_message<'a>(
-    reader: &mut Reader<'a>,
+    reader: &mut FrameReader<'a>,
     flags: u8,
     limits: &Limits,
 ) -> Result<Option<Frame<'a>>, WireError> {
@@ -180,12 +180,12 @@ fn read_message<'a>(
 }
 
 /// A cursor over a frame. If bytes are missing, `at` moves beyond the end of the input to where the missing part would end.
-struct Reader<'a> {
+struct FrameReader<'a> {
     input: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FrameReader<'a> {
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let end = self.at + length;
         let taken = self.input.get(self.at..end);

@@ -167,7 +167,7 @@ pub struct ZmtpDecoder {
 }
 
 /// The header of a frame.
-struct Head {
+struct FrameHeader {
     flags: u8,
     /// Offset of the body.
     from: usize,
@@ -175,7 +175,7 @@ struct Head {
     to: u64,
 }
 
-impl Head {
+impl FrameHeader {
     /// Returns `None` if the header is incomplete.
     fn read(input: &[u8], from: usize) -> Result<Option<Self>, WireError> {
         let Some(&flags) = input.get(from) else { return Ok(None) };
@@ -241,7 +241,7 @@ impl ZmtpDecoder {
             self.spans.clear();
         }
         loop {
-            let Some(head) = Head::read(input, self.scanned)? else { return Ok(None) };
+            let Some(head) = FrameHeader::read(input, self.scanned)? else { return Ok(None) };
             head.check(limits)?;
             if head.to > input.len() as u64 {
                 return Ok(None);
@@ -274,7 +274,7 @@ impl ZmtpDecoder {
     /// The result never exceeds the limit.
     pub fn needed(&self, input: &[u8], limits: &Limits) -> usize {
         let scanned = if self.done { 0 } else { self.scanned };
-        match Head::read(input, scanned) {
+        match FrameHeader::read(input, scanned) {
             Ok(Some(head)) if head.check(limits).is_ok() => head.to as usize,
             _ => 0,
         }

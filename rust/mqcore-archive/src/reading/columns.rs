@@ -51,7 +51,7 @@ pub enum Group {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum ColumnSource {
     Same(&'static str),
     /// Text, converted to bytes.
     Bytes(&'static str),
@@ -72,15 +72,15 @@ pub struct Column {
     pub group: Group,
     /// Spark type.
     pub spark_type: &'static str,
-    source: Source,
+    source: ColumnSource,
 }
 
-const fn column(name: &'static str, group: Group, spark_type: &'static str, source: Source) -> Column {
+const fn column(name: &'static str, group: Group, spark_type: &'static str, source: ColumnSource) -> Column {
     Column { name, group, spark_type, source }
 }
 
 const fn same(name: &'static str, group: Group, spark_type: &'static str) -> Column {
-    column(name, group, spark_type, Source::Same(name))
+    column(name, group, spark_type, ColumnSource::Same(name))
 }
 
 const BINARY: &str = "binary";
@@ -88,12 +88,12 @@ const HEADERS: &str = "array<struct<key:string,value:binary>>";
 
 /// Columns of [`View::Messages`].
 const MESSAGES: &[Column] = &[
-    column("key", Group::Default, BINARY, Source::Bytes("message_id")),
-    column("value", Group::Default, BINARY, Source::Same("body")),
-    column("channel", Group::Default, "string", Source::Channel),
-    column("queue_id", Group::Default, "int", Source::QueueId),
-    column("sequence", Group::Default, "bigint", Source::Sequence),
-    column("timestamp", Group::Default, "timestamp", Source::Same("time")),
+    column("key", Group::Default, BINARY, ColumnSource::Bytes("message_id")),
+    column("value", Group::Default, BINARY, ColumnSource::Same("body")),
+    column("channel", Group::Default, "string", ColumnSource::Channel),
+    column("queue_id", Group::Default, "int", ColumnSource::QueueId),
+    column("sequence", Group::Default, "bigint", ColumnSource::Sequence),
+    column("timestamp", Group::Default, "timestamp", ColumnSource::Same("time")),
     same("shard", Group::Default, "int"),
     same("headers", Group::Headers, HEADERS),
     same("kind", Group::Meta, "string"),
@@ -107,21 +107,21 @@ const MESSAGES: &[Column] = &[
     same("producer_protocol", Group::Meta, "string"),
     same("header_bytes", Group::Meta, "bigint"),
     same("body_bytes", Group::Meta, "bigint"),
-    column("topic", Group::Alias, "string", Source::Same("queue")),
-    column("queue", Group::Alias, "string", Source::Same("queue")),
-    column("partition", Group::Alias, "int", Source::Same("shard")),
-    column("offset", Group::Alias, "bigint", Source::Sequence),
-    column("timestampType", Group::Alias, "int", Source::Zero),
+    column("topic", Group::Alias, "string", ColumnSource::Same("queue")),
+    column("queue", Group::Alias, "string", ColumnSource::Same("queue")),
+    column("partition", Group::Alias, "int", ColumnSource::Same("shard")),
+    column("offset", Group::Alias, "bigint", ColumnSource::Sequence),
+    column("timestampType", Group::Alias, "int", ColumnSource::Zero),
 ];
 
 /// Columns of [`View::Steps`].
 const STEPS: &[Column] = &[
-    column("timestamp", Group::Default, "timestamp", Source::Same("time")),
+    column("timestamp", Group::Default, "timestamp", ColumnSource::Same("time")),
     same("shard", Group::Default, "int"),
-    column("sequence", Group::Default, "bigint", Source::Sequence),
+    column("sequence", Group::Default, "bigint", ColumnSource::Sequence),
     same("kind", Group::Default, "string"),
-    column("channel", Group::Default, "string", Source::Channel),
-    column("queue_id", Group::Default, "int", Source::QueueId),
+    column("channel", Group::Default, "string", ColumnSource::Channel),
+    column("queue_id", Group::Default, "int", ColumnSource::QueueId),
     same("number", Group::Default, "bigint"),
     same("message_id", Group::Default, "string"),
     same("attempt", Group::Default, "int"),
@@ -139,10 +139,10 @@ const STEPS: &[Column] = &[
     same("consumer_name", Group::Meta, "string"),
     same("consumer_type", Group::Meta, "string"),
     same("consumer_protocol", Group::Meta, "string"),
-    column("queue", Group::Alias, "string", Source::Same("queue")),
-    column("topic", Group::Alias, "string", Source::Same("queue")),
-    column("partition", Group::Alias, "int", Source::Same("shard")),
-    column("offset", Group::Alias, "bigint", Source::Sequence),
+    column("queue", Group::Alias, "string", ColumnSource::Same("queue")),
+    column("topic", Group::Alias, "string", ColumnSource::Same("queue")),
+    column("partition", Group::Alias, "int", ColumnSource::Same("shard")),
+    column("offset", Group::Alias, "bigint", ColumnSource::Sequence),
 ];
 
 impl View {
@@ -231,8 +231,8 @@ impl Column {
     fn told_as(self, text: bool) -> Result<Self, String> {
         let source = match self.source {
             source if !text => source,
-            Source::Bytes(name) => Source::Same(name),
-            Source::Same(name) if self.spark_type == BINARY => Source::Text(name),
+            ColumnSource::Bytes(name) => ColumnSource::Same(name),
+            ColumnSource::Same(name) if self.spark_type == BINARY => ColumnSource::Text(name),
             _ => return Err(format!("the column {} has no bytes that can be converted to text", self.name)),
         };
         Ok(Self { source, ..self })
@@ -240,34 +240,36 @@ impl Column {
 
     fn kind(&self, table: &Schema) -> DataType {
         match self.source {
-            Source::Same(name) => {
+            ColumnSource::Same(name) => {
                 table.field_with_name(name).map_or(DataType::Null, |field| field.data_type().clone())
             }
-            Source::Bytes(_) => DataType::Binary,
-            Source::Channel | Source::Text(_) => DataType::Utf8,
-            Source::QueueId | Source::Zero => DataType::Int32,
-            Source::Sequence => DataType::Int64,
+            ColumnSource::Bytes(_) => DataType::Binary,
+            ColumnSource::Channel | ColumnSource::Text(_) => DataType::Utf8,
+            ColumnSource::QueueId | ColumnSource::Zero => DataType::Int32,
+            ColumnSource::Sequence => DataType::Int64,
         }
     }
 
     fn needs(&self) -> &[&'static str] {
         match &self.source {
-            Source::Same(name) | Source::Bytes(name) | Source::Text(name) => std::slice::from_ref(name),
-            Source::Channel | Source::QueueId => &["queue"],
-            Source::Sequence => &["note", "position"],
-            Source::Zero => &[],
+            ColumnSource::Same(name) | ColumnSource::Bytes(name) | ColumnSource::Text(name) => {
+                std::slice::from_ref(name)
+            }
+            ColumnSource::Channel | ColumnSource::QueueId => &["queue"],
+            ColumnSource::Sequence => &["note", "position"],
+            ColumnSource::Zero => &[],
         }
     }
 
     fn make(&self, rows: &RecordBatch) -> Result<ArrayRef, ArrowError> {
         Ok(match self.source {
-            Source::Same(name) => Arc::clone(named(rows, name)?),
-            Source::Bytes(name) => Arc::new(BinaryArray::from(text(rows, name)?.clone())),
-            Source::Text(name) => Arc::new(as_text(named(rows, name)?, name)?),
-            Source::Channel => Arc::new(channels(rows)?),
-            Source::QueueId => Arc::new(queue_ids(rows)?),
-            Source::Sequence => Arc::new(sequences(rows)?),
-            Source::Zero => Arc::new(Int32Array::from_value(0, rows.num_rows())),
+            ColumnSource::Same(name) => Arc::clone(named(rows, name)?),
+            ColumnSource::Bytes(name) => Arc::new(BinaryArray::from(text(rows, name)?.clone())),
+            ColumnSource::Text(name) => Arc::new(as_text(named(rows, name)?, name)?),
+            ColumnSource::Channel => Arc::new(channels(rows)?),
+            ColumnSource::QueueId => Arc::new(queue_ids(rows)?),
+            ColumnSource::Sequence => Arc::new(sequences(rows)?),
+            ColumnSource::Zero => Arc::new(Int32Array::from_value(0, rows.num_rows())),
         })
     }
 }

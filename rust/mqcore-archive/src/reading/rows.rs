@@ -50,8 +50,8 @@ pub struct PieceReader {
     journal: String,
     kept_from: u64,
     fail_on_loss: bool,
-    steps: VecDeque<Step>,
-    open: Open,
+    steps: VecDeque<ReadStep>,
+    open: OpenSource,
     /// Rows of the open segment that do not fill a batch yet.
     rows: Rows,
     queue: Memory,
@@ -67,14 +67,14 @@ pub struct PieceReader {
     lost: u64,
 }
 
-enum Step {
+enum ReadStep {
     Segment(u32),
     /// A file, and the notes to read from it.
     File(FileEntry, Vec<Range<u64>>),
 }
 
 /// The source that is being read.
-enum Open {
+enum OpenSource {
     Nothing,
     Segment(Records),
     File(Box<OpenFile>),
@@ -111,7 +111,7 @@ impl PieceReader {
             kept_from: piece.kept_from,
             fail_on_loss,
             steps: VecDeque::new(),
-            open: Open::Nothing,
+            open: OpenSource::Nothing,
             rows,
             queue: Memory::default(),
             unpacked: Vec::new(),
@@ -152,7 +152,7 @@ impl PieceReader {
             self.plan_files(manifest, vec![self.archived.clone()])?;
         }
         if notes.end > reach {
-            self.steps.extend(segments.iter().map(|&segment| Step::Segment(segment)));
+            self.steps.extend(segments.iter().map(|&segment| ReadStep::Segment(segment)));
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl PieceReader {
             let overlaps =
                 notes.iter().any(|range| file.min_note < range.end && range.start <= file.max_note);
             if file.shard == self.shard.number && overlaps && self.request.may_want(file) {
-                self.steps.push_back(Step::File(file.clone(), notes.clone()));
+                self.steps.push_back(ReadStep::File(file.clone(), notes.clone()));
             }
         }
         Ok(())
@@ -187,28 +187,29 @@ impl PieceReader {
     }
 
     fn advance(&mut self) -> Result<(), ReadError> {
-        match mem::replace(&mut self.open, Open::Nothing) {
-            Open::Segment(mut records) => {
+        match mem::replace(&mut self.open, OpenSource::Nothing) {
+            OpenSource::Segment(mut records) => {
                 let more = self.take(|show| records.advance_notes(show))?;
                 if more {
-                    self.open = Open::Segment(records);
+                    self.open = OpenSource::Segment(records);
                     return Ok(());
                 }
                 self.flush()
             }
-            Open::File(mut file) => {
+            OpenSource::File(mut file) => {
                 let Some(batch) = file.reader.next() else { return Ok(()) };
                 let batch = batch.map_err(|error| parquet_failed(&file.path, error.to_string()))?;
                 self.ready.extend(self.wanted(&file, &batch)?);
-                self.open = Open::File(file);
+                self.open = OpenSource::File(file);
                 Ok(())
             }
-            Open::Nothing => match self.steps.pop_front() {
-                Some(Step::Segment(segment)) => {
-                    self.open = self.shard.segments.open(segment)?.map_or(Open::Nothing, Open::Segment);
+            OpenSource::Nothing => match self.steps.pop_front() {
+                Some(ReadStep::Segment(segment)) => {
+                    self.open =
+                        self.shard.segments.open(segment)?.map_or(OpenSource::Nothing, OpenSource::Segment);
                     Ok(())
                 }
-                Some(Step::File(file, notes)) => self.open_file(file, notes),
+                Some(ReadStep::File(file, notes)) => self.open_file(file, notes),
                 None => self.look_again(),
             },
         }
@@ -306,7 +307,7 @@ impl PieceReader {
         let body = if shape.needs("body") { (2 * file.bytes / file.rows.max(1)) as usize } else { 0 };
         let rows = (BATCH_BYTES / (body + 64)).clamp(64, BATCH_ROWS);
         let reader = builder.with_projection(mask).with_batch_size(rows).build().map_err(broken)?;
-        self.open = Open::File(Box::new(OpenFile { reader, path, notes, whole }));
+        self.open = OpenSource::File(Box::new(OpenFile { reader, path, notes, whole }));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use crate::model::time::Timestamp;
 /// [`RecordError::Version`] for a block of a later version, [`RecordError::Malformed`] for malformed
 /// bytes.
 pub fn each_step<'a>(block: &'a [u8], show: &mut dyn FnMut(LifecycleStep<'a>)) -> Result<(), RecordError> {
-    let mut reader = Reader { rest: block };
+    let mut reader = StepReader { rest: block };
     match reader.byte()? {
         VERSION => {}
         version => return Err(RecordError::Version { what: HISTORY, version }),
@@ -76,15 +76,15 @@ pub(crate) fn malformed(why: &'static str) -> RecordError {
 
 /// Reads a number that [`push`](crate::history::format::push) wrote, and returns the bytes after it.
 pub(crate) fn varint(bytes: &[u8]) -> Result<(u64, &[u8]), RecordError> {
-    let mut reader = Reader { rest: bytes };
+    let mut reader = StepReader { rest: bytes };
     Ok((reader.varint()?, reader.rest))
 }
 
-struct Reader<'a> {
+struct StepReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> StepReader<'a> {
     /// Reads the rest of a step; `before` has the kind, the time, and the number of the previous step.
     fn step(
         &mut self,

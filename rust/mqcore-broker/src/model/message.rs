@@ -108,7 +108,7 @@ impl Properties {
 }
 
 #[derive(Debug)]
-struct Head {
+struct MessageHead {
     producer: Option<Arc<Client>>,
     /// When the first queue took it, in Unix milliseconds; 0: none has.
     received: AtomicU64,
@@ -126,7 +126,7 @@ struct Head {
 
 /// A published message. Cloning shares the allocation.
 #[derive(Clone)]
-pub struct Message(ThinArc<Head, u8>);
+pub struct Message(ThinArc<MessageHead, u8>);
 
 /// Maximum size of a message's block in bytes.
 pub const BLOCK_BYTES_MAX: usize = u32::MAX as usize;
@@ -165,7 +165,7 @@ impl Message {
                 && layout.id.end <= block.len(),
             "the parts of a message lie inside its block"
         );
-        let head = Head {
+        let head = MessageHead {
             producer,
             received: AtomicU64::new(0),
             ticket,
@@ -266,7 +266,7 @@ impl Message {
         let properties = Properties { remembered: true, ..head.properties };
         let (producer, ticket) = (head.producer.clone(), head.ticket.clone());
         let received = AtomicU64::new(self.received().0);
-        let head = Head { producer, ticket, properties, received, ..*head };
+        let head = MessageHead { producer, ticket, properties, received, ..*head };
         Self(ThinArc::from_header_and_slice(head, &self.0.slice))
     }
 
@@ -371,18 +371,18 @@ impl Message {
     pub(crate) fn produced_by(&self, producer: Arc<Client>) -> Self {
         let head = &self.0.header.header;
         let received = AtomicU64::new(self.received().0);
-        let head = Head { producer: Some(producer), ticket: head.ticket.clone(), received, ..*head };
+        let head = MessageHead { producer: Some(producer), ticket: head.ticket.clone(), received, ..*head };
         Self(ThinArc::from_header_and_slice(head, &self.0.slice))
     }
 
     /// Memory, in bytes, of a message whose parts have this total length.
     pub fn memory_bytes_of(parts: usize) -> u64 {
-        (size_of::<Head>() + 2 * size_of::<usize>() + parts) as u64
+        (size_of::<MessageHead>() + 2 * size_of::<usize>() + parts) as u64
     }
 
     /// Memory of this message in bytes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<Head>() + 2 * size_of::<usize>() + self.0.slice.len()
+        size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::queue::ready::Taken;
 /// Delayed messages of one queue by time; equal times in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Delayed {
-    waiting: BTreeMap<(Timestamp, u64), Waiting>,
+    waiting: BTreeMap<(Timestamp, u64), DelayedMessage>,
     serial: u64,
     /// How many of them have high priority.
     high: u64,
@@ -32,13 +32,13 @@ pub(crate) enum Awaits {
 /// A delayed message, whose body may be paged out. Bodies are not paged out while they are here: there
 /// are usually so few that searching for them would cost more.
 #[derive(Debug)]
-struct Waiting {
+struct DelayedMessage {
     taken: Taken,
     level: u8,
     awaits: Awaits,
 }
 
-impl Waiting {
+impl DelayedMessage {
     fn is_high(&self) -> bool {
         self.level >= LEVEL_HIGH_MIN
     }
@@ -54,8 +54,8 @@ pub(crate) struct Due {
     pub(crate) position: PutBack,
 }
 
-impl From<Waiting> for Due {
-    fn from(Waiting { taken, level, awaits }: Waiting) -> Self {
+impl From<DelayedMessage> for Due {
+    fn from(DelayedMessage { taken, level, awaits }: DelayedMessage) -> Self {
         let position = match awaits {
             Awaits::Attempt(position) => position,
             Awaits::Consumer => PutBack::Start,
@@ -99,7 +99,7 @@ impl Delayed {
 
     pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, level: u8, awaits: Awaits) {
         self.serial += 1;
-        let waiting = Waiting { taken, level, awaits };
+        let waiting = DelayedMessage { taken, level, awaits };
         self.high += u64::from(waiting.is_high());
         self.refused += u64::from(awaits == Awaits::Consumer);
         self.waiting.insert((until, self.serial), waiting);
@@ -129,7 +129,7 @@ impl Delayed {
         cleared.into_iter().map(|waiting| waiting.taken).collect()
     }
 
-    fn take(&mut self, selects: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
+    fn take(&mut self, selects: impl Fn(&DelayedMessage) -> bool) -> Vec<DelayedMessage> {
         let all = std::mem::take(&mut self.waiting).into_iter();
         let (taken, left) = all.partition(|(_, waiting)| selects(waiting));
         self.waiting = left;
@@ -138,7 +138,7 @@ impl Delayed {
         taken
     }
 
-    fn count_out(&mut self, waiting: &Waiting) {
+    fn count_out(&mut self, waiting: &DelayedMessage) {
         self.high -= u64::from(waiting.is_high());
         self.refused -= u64::from(waiting.awaits == Awaits::Consumer);
     }

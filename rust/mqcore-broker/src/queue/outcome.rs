@@ -26,7 +26,7 @@ pub(crate) enum Settled {
 
 /// How a delivery ended. Borrowed, since nearly all deliveries are settled at once.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Outcome<'a> {
+pub(crate) enum DeliveryOutcome<'a> {
     Acknowledged(&'a Acknowledgement),
     /// It was delivered; the consumer's terms require no acknowledgement.
     AutoAcknowledged,
@@ -34,17 +34,17 @@ pub(crate) enum Outcome<'a> {
     ConsumerLost,
 }
 
-/// An [`Outcome`] that is kept while a handler decides.
+/// A [`DeliveryOutcome`] that is kept while a handler decides.
 #[derive(Debug)]
 pub(crate) enum OwnedOutcome {
     Acknowledged(Box<Acknowledgement>),
-    NotAcknowledged(Outcome<'static>),
+    NotAcknowledged(DeliveryOutcome<'static>),
 }
 
 impl OwnedOutcome {
-    pub(crate) fn outcome(&self) -> Outcome<'_> {
+    pub(crate) fn outcome(&self) -> DeliveryOutcome<'_> {
         match self {
-            Self::Acknowledged(acknowledgement) => Outcome::Acknowledged(acknowledgement),
+            Self::Acknowledged(acknowledgement) => DeliveryOutcome::Acknowledged(acknowledgement),
             Self::NotAcknowledged(outcome) => *outcome,
         }
     }
@@ -64,15 +64,15 @@ impl Settlement {
     }
 }
 
-impl<'a> Outcome<'a> {
+impl<'a> DeliveryOutcome<'a> {
     pub(crate) fn into_owned(self) -> OwnedOutcome {
         match self {
             Self::Acknowledged(acknowledgement) => {
                 OwnedOutcome::Acknowledged(Box::new(acknowledgement.clone()))
             }
-            Self::AutoAcknowledged => OwnedOutcome::NotAcknowledged(Outcome::AutoAcknowledged),
-            Self::TimedOut => OwnedOutcome::NotAcknowledged(Outcome::TimedOut),
-            Self::ConsumerLost => OwnedOutcome::NotAcknowledged(Outcome::ConsumerLost),
+            Self::AutoAcknowledged => OwnedOutcome::NotAcknowledged(DeliveryOutcome::AutoAcknowledged),
+            Self::TimedOut => OwnedOutcome::NotAcknowledged(DeliveryOutcome::TimedOut),
+            Self::ConsumerLost => OwnedOutcome::NotAcknowledged(DeliveryOutcome::ConsumerLost),
         }
     }
 

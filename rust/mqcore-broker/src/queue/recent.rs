@@ -25,7 +25,7 @@ pub(crate) const IDS_MAX: usize = 1_000_000;
 
 /// Whether an id is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
+enum IdStatus {
     No,
     /// The queue has not yet admitted the first message with this id.
     Undecided,
@@ -51,11 +51,11 @@ pub(crate) struct RecentIds {
 }
 
 impl RecentIds {
-    fn look(&self, id: &[u8]) -> Known {
+    fn look(&self, id: &[u8]) -> IdStatus {
         match self.ids.get(id) {
-            None => Known::No,
-            Some(RecentId { until: None, .. }) => Known::Undecided,
-            Some(_) => Known::Yes,
+            None => IdStatus::No,
+            Some(RecentId { until: None, .. }) => IdStatus::Undecided,
+            Some(_) => IdStatus::Yes,
         }
     }
 
@@ -64,7 +64,7 @@ impl RecentIds {
     }
 
     fn reject(&mut self, id: &[u8]) {
-        if self.look(id) == Known::Undecided {
+        if self.look(id) == IdStatus::Undecided {
             self.ids.remove(id);
         }
     }
@@ -125,9 +125,9 @@ impl Queue {
     pub(crate) fn is_duplicate(&mut self, id: &[u8], context: &mut Context<'_>) -> Result<bool, Rejection> {
         self.forget_old_ids(context);
         match self.recent.get_or_insert_default().look(id) {
-            Known::No => Ok(false),
-            Known::Yes => Ok(true),
-            Known::Undecided => {
+            IdStatus::No => Ok(false),
+            IdStatus::Yes => Ok(true),
+            IdStatus::Undecided => {
                 let (id, address) = (String::from_utf8_lossy(id), &self.metadata.address);
                 let reason = format!(
                     "queue {address} has not yet decided about another message with the id {id}; publish it again"

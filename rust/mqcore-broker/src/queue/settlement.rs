@@ -18,7 +18,7 @@ use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::delivery::{Delivery, Disposition};
 use crate::queue::members::{Consumer, ConsumerKey};
-use crate::queue::outcome::{Outcome, Settled, Settlement};
+use crate::queue::outcome::{DeliveryOutcome, Settled, Settlement};
 use crate::queue::ready::Taken;
 
 /// The first retry delay of saved messages, unless the queue's options name one.
@@ -92,7 +92,7 @@ impl Queue {
     ) {
         let stats = &mut self.metadata.stats;
         *(if acknowledgement.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
-        self.settle(delivery, Outcome::Acknowledged(acknowledgement), context);
+        self.settle(delivery, DeliveryOutcome::Acknowledged(acknowledgement), context);
     }
 
     /// Settles a delivery to a consumer that does not acknowledge, in a queue that wants
@@ -100,7 +100,7 @@ impl Queue {
     pub(crate) fn auto_acknowledged(&mut self, key: usize, context: &mut Context<'_>) {
         self.metadata.stats.acks += 1;
         let delivery = self.deliveries.take(key);
-        self.settle(delivery, Outcome::AutoAcknowledged, context);
+        self.settle(delivery, DeliveryOutcome::AutoAcknowledged, context);
     }
 
     /// Settles deliveries whose deadline has passed.
@@ -108,7 +108,7 @@ impl Queue {
         while let Some(key) = self.deliveries.due(context.now) {
             self.metadata.stats.negative_acks += 1;
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Outcome::TimedOut, context);
+            self.settle(delivery, DeliveryOutcome::TimedOut, context);
         }
     }
 
@@ -122,12 +122,12 @@ impl Queue {
     ) {
         for key in self.deliveries.of(consumer, tag).into_iter().rev() {
             let delivery = self.deliveries.take(key);
-            self.settle(delivery, Outcome::ConsumerLost, context);
+            self.settle(delivery, DeliveryOutcome::ConsumerLost, context);
         }
     }
 
     /// Settles a delivery that was removed from the table.
-    fn settle(&mut self, delivery: Delivery, outcome: Outcome<'_>, context: &mut Context<'_>) {
+    fn settle(&mut self, delivery: Delivery, outcome: DeliveryOutcome<'_>, context: &mut Context<'_>) {
         let held = delivery.outstanding;
         let entry = &self.deliveries.get(held).entry;
         context.record_event(&self.metadata.address, entry, outcome.lifecycle_event(&delivery.consumer));
@@ -186,11 +186,13 @@ impl Queue {
                 let entry = &mut self.deliveries.get_mut(*held).entry;
                 let outcome = outcome.outcome();
                 let acknowledgement = match outcome {
-                    Outcome::Acknowledged(acknowledgement) => Some(Box::new(AcknowledgementView {
+                    DeliveryOutcome::Acknowledged(acknowledgement) => Some(Box::new(AcknowledgementView {
                         message_id: acknowledgement.message_id.clone(),
                         negative: acknowledgement.negative().map(Into::into),
                     })),
-                    Outcome::AutoAcknowledged | Outcome::TimedOut | Outcome::ConsumerLost => None,
+                    DeliveryOutcome::AutoAcknowledged
+                    | DeliveryOutcome::TimedOut
+                    | DeliveryOutcome::ConsumerLost => None,
                 };
                 let positive = outcome.is_positive();
                 let step_request = StepRequest {
@@ -220,16 +222,18 @@ impl Queue {
         &mut self,
         held: usize,
         consumer: &Consumer,
-        outcome: Outcome<'_>,
+        outcome: DeliveryOutcome<'_>,
         step_decision: StepDecision,
         context: &mut Context<'_>,
     ) {
         if step_decision.decision.acknowledge != crate::model::decision::Acknowledge::None {
             let relayed = match outcome {
-                Outcome::Acknowledged(acknowledgement) => {
+                DeliveryOutcome::Acknowledged(acknowledgement) => {
                     Some((acknowledgement.clone(), consumer.client.id.clone()))
                 }
-                Outcome::AutoAcknowledged | Outcome::TimedOut | Outcome::ConsumerLost => None,
+                DeliveryOutcome::AutoAcknowledged
+                | DeliveryOutcome::TimedOut
+                | DeliveryOutcome::ConsumerLost => None,
             };
             let mut entry = self.deliveries.get(held).entry.clone();
             self.acknowledge(&mut entry, step_decision, relayed, outcome.reason(), context);
@@ -258,11 +262,11 @@ impl Queue {
     /// The earliest time of the next delivery if the message is requeued; `None`: at once. A consumer may
     /// name the time. Otherwise each requeue after a rejection or a timeout doubles the delay. A message
     /// that was lost with its consumer did not fail, so it is delivered again at once.
-    fn next_attempt(&self, held: usize, outcome: Outcome<'_>, now: Timestamp) -> Option<Timestamp> {
+    fn next_attempt(&self, held: usize, outcome: DeliveryOutcome<'_>, now: Timestamp) -> Option<Timestamp> {
         match (outcome, outcome.retry()) {
             (_, Some(Retry::NotBefore(time))) => Some(time),
             (_, Some(Retry::After(delay))) => Some(now.after(delay)),
-            (_, Some(Retry::AsDecided)) | (Outcome::TimedOut, None) => {
+            (_, Some(Retry::AsDecided)) | (DeliveryOutcome::TimedOut, None) => {
                 let delay = self.retry_delay(&self.deliveries.get(held).entry);
                 (!delay.is_zero()).then(|| now.after(delay))
             }

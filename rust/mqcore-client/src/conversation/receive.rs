@@ -6,7 +6,9 @@ use mqcore_wire::tmqp::header::{header_value, key};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
-use super::{By, Conversation, Expect, FrameEvent, Inbox, Pending, PullAnswer, PullEnd, RequestAnswer};
+use super::{
+    By, Conversation, Expect, FrameEvent, Inbox, PendingRequest, PullAnswer, PullEnd, RequestAnswer,
+};
 use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageId;
@@ -146,14 +148,18 @@ impl<W> Conversation<W> {
         self.settle(pending, Ok(RequestAnswer::Pulled(PullAnswer { messages, end })))
     }
 
-    fn take_pending(&mut self, id: &[u8]) -> Option<Pending<W>> {
+    fn take_pending(&mut self, id: &[u8]) -> Option<PendingRequest<W>> {
         let pending = self.pending.remove(id)?;
         self.pulls -= usize::from(pending.expect.is_pull());
         Some(pending)
     }
 
     /// Updates the intent of an answer, and returns the answer with its waiter.
-    fn settle(&mut self, pending: Pending<W>, result: Result<RequestAnswer, ClientError>) -> FrameEvent<W> {
+    fn settle(
+        &mut self,
+        pending: PendingRequest<W>,
+        result: Result<RequestAnswer, ClientError>,
+    ) -> FrameEvent<W> {
         if let Expect::Leave(queue) = pending.expect {
             return FrameEvent::Left(queue);
         }
@@ -203,7 +209,7 @@ const fn status_of_applications() -> u16 {
 /// Maximum bytes of a reason in an error.
 const REASON_BYTES_MAX: usize = 1024;
 
-fn refusal<W>(pending: &Pending<W>, frame: &Frame<'_>) -> Refusal {
+fn refusal<W>(pending: &PendingRequest<W>, frame: &Frame<'_>) -> Refusal {
     // mqcore gives the reason in a header. Older versions of it give the reason in the body.
     let reason = header_value(frame.headers, key::REASON)
         .or_else(|| header_value(frame.headers, key::ERROR))

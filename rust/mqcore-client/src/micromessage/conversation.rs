@@ -41,7 +41,7 @@ const MESSAGE: &[u8] = b"message-";
 const ACKNOWLEDGEMENT_BYTES: usize = 5;
 
 #[derive(Debug)]
-struct Pending<W> {
+struct PendingRequest<W> {
     about: Target,
     waiter: W,
 }
@@ -62,7 +62,7 @@ pub(crate) struct Conversation<W> {
     window: Option<ReceiveWindow>,
     /// Position of an acknowledgement at the end of the output, which the next one replaces.
     acknowledgement_at: Option<usize>,
-    pending: HashMap<MessageId, Pending<W>, RandomState>,
+    pending: HashMap<MessageId, PendingRequest<W>, RandomState>,
     subscribed: Register<W>,
     /// Number of subscriptions so far, over all connections.
     subscriptions: u64,
@@ -218,7 +218,8 @@ impl<W> Conversation<W> {
             &mut self.output,
         );
         if let Some(waiter) = waiter {
-            self.pending.insert(id.clone(), Pending { about: Target::plain(publication.queue), waiter });
+            self.pending
+                .insert(id.clone(), PendingRequest { about: Target::plain(publication.queue), waiter });
         }
         Ok(id)
     }

@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{default_extensions, is_vendors};
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
+use crate::dial::{Greeted, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// Maximum bytes of a list or an ERROR frame during the handshake.
@@ -43,7 +43,7 @@ pub(crate) async fn greet(
     stream: Stream,
     config: &ClientConfig,
     address: &Arc<str>,
-) -> Result<Link, ClientError> {
+) -> Result<OpenConnection, ClientError> {
     let offer = offer(config)?;
     let identity = identity(config)?;
     let mut greeting = Greeting { stream, input: BytesMut::with_capacity(4096), address, identity };
@@ -57,7 +57,12 @@ pub(crate) async fn greet(
         greeting.make_sure(&agreement).await?;
     }
     let Greeting { stream, input, .. } = greeting;
-    Ok(Link { stream, input, greeted: Greeted::Micromessage(Box::new(agreement)), address: address.clone() })
+    Ok(OpenConnection {
+        stream,
+        input,
+        greeted: Greeted::Micromessage(Box::new(agreement)),
+        address: address.clone(),
+    })
 }
 
 /// The offered extensions, with the token if there is one.

@@ -41,7 +41,7 @@ pub(crate) const RETRY: &str = "Retry";
 
 /// A request of MQKS.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Question<'a> {
+pub(crate) struct MqksRequest<'a> {
     /// The operation for error texts.
     pub(crate) operation: &'static str,
     /// The target for error texts.
@@ -55,7 +55,7 @@ pub(crate) struct Question<'a> {
 }
 
 #[derive(Debug)]
-struct Pending<W> {
+struct PendingRequest<W> {
     /// Whether the answer is a confirmation without data.
     confirms: bool,
     operation: &'static str,
@@ -72,7 +72,7 @@ pub(crate) struct Conversation<W> {
     /// Whether the broker may know prefetch: it has not answered with an error.
     limits_deliveries: bool,
     lines: Lines,
-    pending: HashMap<MessageId, Pending<W>, RandomState>,
+    pending: HashMap<MessageId, PendingRequest<W>, RandomState>,
     consumed: Register<W>,
     /// Bindings of each queue in the broker's last update.
     bound: HashMap<QueueAddress, Vec<Box<[u8]>>, RandomState>,
@@ -166,21 +166,26 @@ impl<W> Conversation<W> {
         encode_request(&id, "publish", waiter.is_some(), &data, &mut self.output);
         if let Some(waiter) = waiter {
             let about = Target::plain(publication.queue);
-            let pending = Pending { confirms: true, operation: "publish to", about, waiter };
+            let pending = PendingRequest { confirms: true, operation: "publish to", about, waiter };
             self.pending.insert(id.clone(), pending);
         }
         Ok(id)
     }
 
     /// Sends a request with one answer.
-    pub(crate) fn question(&mut self, question: &Question<'_>, waiter: W) -> Result<MessageId, ClientError> {
+    pub(crate) fn question(
+        &mut self,
+        question: &MqksRequest<'_>,
+        waiter: W,
+    ) -> Result<MessageId, ClientError> {
         if question.data.iter().any(|byte| matches!(byte, b'\n' | b'\t')) {
             return Err(ClientError::invalid("request", "MQKS cannot transmit line ends and tabs"));
         }
         let id = self.ids.next();
         encode_request(&id, question.action, question.confirm, &[question.data], &mut self.output);
         let about = Target::Name(question.about.into());
-        let pending = Pending { confirms: question.confirm, operation: question.operation, about, waiter };
+        let pending =
+            PendingRequest { confirms: question.confirm, operation: question.operation, about, waiter };
         self.pending.insert(id.clone(), pending);
         Ok(id)
     }

@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Greeted, Link, Stream, broken, closed_at_once, spoke_otherwise};
+use crate::dial::{Greeted, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// The id of the first line.
@@ -28,7 +28,7 @@ pub(crate) async fn greet(
     mut stream: Stream,
     config: &ClientConfig,
     address: &Arc<str>,
-) -> Result<Link, ClientError> {
+) -> Result<OpenConnection, ClientError> {
     stream.write_all(&first_line(config)?).await.map_err(|error| broken(address, &error))?;
     stream.flush().await.map_err(|error| broken(address, &error))?;
     let mut input = BytesMut::with_capacity(4096);
@@ -40,7 +40,12 @@ pub(crate) async fn greet(
             Ok(Some((line, size))) => {
                 check(line, config.token.is_some(), address)?;
                 input.advance(size);
-                return Ok(Link { stream, input, greeted: Greeted::Mqks, address: address.clone() });
+                return Ok(OpenConnection {
+                    stream,
+                    input,
+                    greeted: Greeted::Mqks,
+                    address: address.clone(),
+                });
             }
             Ok(None) if !end => {}
             _ if input.is_empty() => return Err(closed_at_once(address)),

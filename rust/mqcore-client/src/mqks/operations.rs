@@ -5,7 +5,7 @@ use std::time::Duration;
 use mqcore_wire::mqks::arguments::Rebind;
 use tokio::time::Instant;
 
-use super::conversation::{Question, bytes};
+use super::conversation::{MqksRequest, bytes};
 use crate::address::QueueAddress;
 use crate::client::Client;
 use crate::conversation::RequestAnswer;
@@ -50,14 +50,14 @@ impl Client {
         let mut data = Vec::new();
         rebind.encode(&mut data);
         let question =
-            Question { operation: "rebind", about: &name, action: "rebind", confirm: true, data: &data };
+            MqksRequest { operation: "rebind", about: &name, action: "rebind", confirm: true, data: &data };
         self.asked(&question, None).await.map(drop)
     }
 
     /// Deletes a queue with its messages; its consumers get no more messages. Succeeds if there is none.
     pub(crate) async fn delete_mqks_queue(&self, queue: &QueueAddress) -> Result<(), ClientError> {
         let name = queue.name();
-        let question = Question {
+        let question = MqksRequest {
             operation: "delete queue",
             about: &name,
             action: "delete_queue",
@@ -69,7 +69,7 @@ impl Client {
 
     /// Reads a number with an expression of the original, such as `len(state.queues)`.
     pub async fn statistic(&self, expression: &str) -> Result<u64, ClientError> {
-        let question = Question {
+        let question = MqksRequest {
             operation: "read statistic",
             about: expression,
             action: "_eval",
@@ -87,7 +87,7 @@ impl Client {
 
     async fn asked(
         &self,
-        question: &Question<'_>,
+        question: &MqksRequest<'_>,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, ClientError> {
         let started = Instant::now();

@@ -59,7 +59,7 @@ pub(crate) type Sender = oneshot::Sender<Result<Vec<ThrottrAnswer>, ClientError>
 
 /// A batch of sent requests.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct RequestBatch {
     /// Expected answers.
     pub(crate) expected: VecDeque<Expected>,
     /// Received answers.
@@ -85,7 +85,7 @@ struct Unfolding {
 pub(crate) struct Conversation {
     dialect: Dialect,
     limits: Limits,
-    batches: VecDeque<Batch>,
+    batches: VecDeque<RequestBatch>,
     unfolding: Option<Unfolding>,
     outstanding: usize,
 }
@@ -116,7 +116,7 @@ impl Conversation {
         self.batches.front().map(|batch| batch.deadline)
     }
 
-    pub(crate) fn asked(&mut self, batch: Batch) {
+    pub(crate) fn asked(&mut self, batch: RequestBatch) {
         self.outstanding += batch.expected.len();
         self.batches.push_back(batch);
     }
@@ -287,7 +287,7 @@ mod tests {
         expected: &[Expected],
     ) -> oneshot::Receiver<Result<Vec<ThrottrAnswer>, ClientError>> {
         let (sender, receiver) = oneshot::channel();
-        conversation.asked(Batch {
+        conversation.asked(RequestBatch {
             expected: expected.iter().copied().collect(),
             answered: Vec::new(),
             answers: Some(sender),

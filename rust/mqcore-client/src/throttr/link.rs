@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::conversation::{Batch, Conversation, Sender};
+use super::conversation::{Conversation, RequestBatch, Sender};
 use super::pushes::Pushes;
 use super::{Questions, ThrottrConfig};
 use crate::dial::Stream;
@@ -30,13 +30,13 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// A call.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct ThrottrCall {
     pub(crate) questions: Questions,
     pub(crate) deadline: Instant,
     pub(crate) answers: Option<Sender>,
 }
 
-impl Ask {
+impl ThrottrCall {
     fn fail(self, error: &ClientError) {
         if let Some(answers) = self.answers {
             // The receiver is gone if the caller gave up.
@@ -46,17 +46,17 @@ impl Ask {
 }
 
 /// How a connection ended.
-enum End {
+enum LinkEnd {
     /// The client is closed, and every request is answered.
     Closed,
     Lost(ClientError),
 }
 
-struct Link {
+struct ThrottrLink {
     route: Route,
     dialect: Dialect,
     config: ThrottrConfig,
-    calls: mpsc::Receiver<Ask>,
+    calls: mpsc::Receiver<ThrottrCall>,
     pushes: Arc<Pushes>,
     /// Subscribed channels, restored first on every new connection.
     wanted: BTreeSet<Box<[u8]>>,
@@ -73,18 +73,19 @@ pub(crate) async fn run(
     route: Route,
     dialect: Dialect,
     config: ThrottrConfig,
-    calls: mpsc::Receiver<Ask>,
+    calls: mpsc::Receiver<ThrottrCall>,
     pushes: Arc<Pushes>,
 ) {
     let wanted = BTreeSet::new();
     let again_at = Instant::now();
-    let link = Link { route, dialect, config, calls, pushes, wanted, failures: 0, refusing: None, again_at };
+    let link =
+        ThrottrLink { route, dialect, config, calls, pushes, wanted, failures: 0, refusing: None, again_at };
     let pushes = link.pushes.clone();
     link.run().await;
     pushes.end();
 }
 
-impl Link {
+impl ThrottrLink {
     async fn run(mut self) {
         loop {
             let first = tokio::select! {
@@ -106,7 +107,7 @@ impl Link {
                 Ok(stream) => {
                     self.pushes.connected();
                     self.refusing = None;
-                    if let End::Closed = self.converse(stream, first).await {
+                    if let LinkEnd::Closed = self.converse(stream, first).await {
                         return;
                     }
                     self.again_at = Instant::now() + self.delay();
@@ -120,7 +121,7 @@ impl Link {
     }
 
     /// Fails the waiting calls with the error.
-    fn failed(&mut self, first: Option<Ask>, error: &ClientError) {
+    fn failed(&mut self, first: Option<ThrottrCall>, error: &ClientError) {
         self.failures = self.failures.saturating_add(1);
         let until = Instant::now() + self.delay();
         self.again_at = until;
@@ -142,7 +143,7 @@ impl Link {
         }
     }
 
-    async fn converse(&mut self, stream: Stream, first: Option<Ask>) -> End {
+    async fn converse(&mut self, stream: Stream, first: Option<ThrottrCall>) -> LinkEnd {
         let mut conversation = Conversation::new(self.dialect);
         let mut output = BytesMut::new();
         self.subscribe_again(&mut conversation, &mut output);
@@ -150,7 +151,7 @@ impl Link {
             self.take(call, &mut conversation, &mut output);
         }
         let end = self.exchange(stream, &mut conversation, output).await;
-        if let End::Lost(error) = &end {
+        if let LinkEnd::Lost(error) = &end {
             conversation.fail(error);
         }
         end
@@ -161,7 +162,7 @@ impl Link {
         stream: Stream,
         conversation: &mut Conversation,
         mut output: BytesMut,
-    ) -> End {
+    ) -> LinkEnd {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut input = BytesMut::new();
         let mut open = true;
@@ -170,7 +171,7 @@ impl Link {
             if !open && conversation.outstanding() == 0 && output.is_empty() && !unflushed {
                 // The peer also detects the end of the connection without the shutdown.
                 drop(writer.shutdown().await);
-                return End::Closed;
+                return LinkEnd::Closed;
             }
             input.reserve(READ_BYTES);
             let has_room = conversation.outstanding() < OUTSTANDING_MAX && output.len() < OUTPUT_BYTES_MAX;
@@ -179,10 +180,10 @@ impl Link {
             tokio::select! {
                 biased;
                 read = reader.read_buf(&mut input) => match read {
-                    Ok(0) => return End::Lost(self.ended("the broker closed the connection", conversation)),
-                    Err(error) => return End::Lost(lost(&error.to_string())),
+                    Ok(0) => return LinkEnd::Lost(self.ended("the broker closed the connection", conversation)),
+                    Err(error) => return LinkEnd::Lost(lost(&error.to_string())),
                     Ok(_) => match conversation.receive(&mut input) {
-                        Err(error) => return End::Lost(error.into()),
+                        Err(error) => return LinkEnd::Lost(error.into()),
                         Ok(received) => {
                             self.failures = 0;
                             if received.has_values {
@@ -195,7 +196,7 @@ impl Link {
                 },
                 written = advance(&mut writer, &mut output), if !output.is_empty() || unflushed => match written {
                     Ok(more) => unflushed = more,
-                    Err(error) => return End::Lost(lost(&error.to_string())),
+                    Err(error) => return LinkEnd::Lost(lost(&error.to_string())),
                 },
                 call = self.calls.recv(), if open && has_room => match call {
                     None => open = false,
@@ -209,7 +210,7 @@ impl Link {
                     }
                 },
                 () = tokio::time::sleep_until(due), if deadline.is_some() => {
-                    return End::Lost(self.ended("an answer timed out", conversation));
+                    return LinkEnd::Lost(self.ended("an answer timed out", conversation));
                 }
             }
         }
@@ -228,15 +229,15 @@ impl Link {
         ))
     }
 
-    fn take(&mut self, call: Ask, conversation: &mut Conversation, output: &mut BytesMut) {
-        let Ask { questions, deadline, answers } = call;
+    fn take(&mut self, call: ThrottrCall, conversation: &mut Conversation, output: &mut BytesMut) {
+        let ThrottrCall { questions, deadline, answers } = call;
         for channel in &questions.unsubscribes {
             self.wanted.remove(channel);
         }
         output.extend_from_slice(&questions.bytes);
         let answered = Vec::with_capacity(questions.expected.len());
         let (expected, subscribes) = (questions.expected, questions.subscribes);
-        conversation.asked(Batch { expected, answered, answers, deadline, subscribes });
+        conversation.asked(RequestBatch { expected, answered, answers, deadline, subscribes });
     }
 
     fn subscribe_again(&self, conversation: &mut Conversation, output: &mut BytesMut) {
@@ -250,7 +251,7 @@ impl Link {
             return;
         }
         output.extend_from_slice(&bytes);
-        conversation.asked(Batch {
+        conversation.asked(RequestBatch {
             expected,
             answered: Vec::new(),
             answers: None,

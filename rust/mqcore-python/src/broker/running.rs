@@ -30,14 +30,14 @@ pub(super) struct Running {
 }
 
 /// A registered handler, from which each start creates a dispatcher.
-pub(super) struct Definition {
+pub(super) struct HandlerDefinition {
     pub(super) spec: HandlerSpec,
     pub(super) name: String,
     pub(super) methods: Vec<(String, Py<PyAny>)>,
     pub(super) submit: Py<PyAny>,
 }
 
-impl Definition {
+impl HandlerDefinition {
     pub(super) fn dispatcher(&self, py: Python<'_>, inspector: Inspector) -> PyResult<Dispatcher> {
         let methods =
             self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();

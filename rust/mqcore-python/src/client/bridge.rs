@@ -23,20 +23,20 @@ const BURST_MAX: usize = 1024;
 type Make = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 
 /// A finished task.
-struct Ended {
+struct FinishedTask {
     ticket: u64,
     make: Make,
 }
 
 /// A waiting asyncio future and its loop.
-struct Waiting {
+struct WaitingFuture {
     future: Py<PyAny>,
     event_loop: Py<PyAny>,
 }
 
 /// The delivering thread.
 struct Courier {
-    ended: Sender<Ended>,
+    ended: Sender<FinishedTask>,
     thread: JoinHandle<()>,
 }
 
@@ -45,7 +45,7 @@ struct Bridge {
     courier: Option<Courier>,
     tickets: u64,
     /// Python objects stay here until they are delivered or cancelled, so that no other thread drops them.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, WaitingFuture>,
     closed: bool,
 }
 
@@ -65,13 +65,13 @@ where
 {
     let event_loop = running_loop(py)?;
     let future = event_loop.call_method0(pyo3::intern!(py, "create_future"))?;
-    let waiting = Waiting { future: future.clone().unbind(), event_loop: event_loop.unbind() };
+    let waiting = WaitingFuture { future: future.clone().unbind(), event_loop: event_loop.unbind() };
     let (ticket, ended) = take_ticket(waiting)?;
     let run = async move {
         let result = task.await;
         let make: Make = Box::new(move |py| result?.into_py_any(py));
         // The receiver is gone only when the interpreter ends, and then no future waits.
-        drop(ended.send(Ended { ticket, make }));
+        drop(ended.send(FinishedTask { ticket, make }));
     };
     let abort = pyo3_asyncio::tokio::get_runtime().spawn(run).abort_handle();
     let watch = Py::new(py, Watch { ticket, abort })?;
@@ -84,7 +84,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     GET.import(py, "asyncio", "get_running_loop")?.call0()
 }
 
-fn take_ticket(waiting: Waiting) -> PyResult<(u64, Sender<Ended>)> {
+fn take_ticket(waiting: WaitingFuture) -> PyResult<(u64, Sender<FinishedTask>)> {
     let mut guard = lock();
     let bridge = guard.get_or_insert_with(Bridge::default);
     if bridge.closed {
@@ -114,7 +114,7 @@ fn start() -> PyResult<Courier> {
 }
 
 /// Delivers until the channel closes.
-fn deliver_all(py: Python<'_>, arrivals: &Receiver<Ended>) {
+fn deliver_all(py: Python<'_>, arrivals: &Receiver<FinishedTask>) {
     while let Ok(first) = py.detach(|| arrivals.recv()) {
         let mut burst = vec![first];
         burst.extend(arrivals.try_iter().take(BURST_MAX - 1));
@@ -128,12 +128,12 @@ fn deliver_all(py: Python<'_>, arrivals: &Receiver<Ended>) {
 /// The ticket that ends the courier.
 const END: u64 = 0;
 
-fn deliver(py: Python<'_>, burst: Vec<Ended>) {
+fn deliver(py: Python<'_>, burst: Vec<FinishedTask>) {
     let mut by_loop: Vec<(Py<PyAny>, Bound<'_, PyList>)> = Vec::new();
-    for Ended { ticket, make } in burst {
+    for FinishedTask { ticket, make } in burst {
         let waiting = lock().as_mut().and_then(|bridge| bridge.waiting.remove(&ticket));
         // Cancelled in the meantime.
-        let Some(Waiting { future, event_loop }) = waiting else { continue };
+        let Some(WaitingFuture { future, event_loop }) = waiting else { continue };
         let outcome = match make(py) {
             Ok(value) => (future, value, true),
             Err(error) => (future, error.into_value(py).into_any(), false),
@@ -222,7 +222,7 @@ pub(crate) fn end_delivering(py: Python<'_>) {
     drop(waiting);
     let Some(Courier { ended, thread }) = courier else { return };
     let none: Make = Box::new(|py| Ok(py.None()));
-    drop(ended.send(Ended { ticket: END, make: none }));
+    drop(ended.send(FinishedTask { ticket: END, make: none }));
     // It may be waiting for the interpreter to deliver a last batch. A panic in it is ignored.
     py.detach(|| drop(thread.join()));
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::By;
 use mqcore_client::error::ClientError;
-use mqcore_client::publish::{CarbonCopy, CopyOutcome, CopyReceipt, Outgoing, Receipt};
+use mqcore_client::publish::{BatchMessage, CarbonCopy, CopyOutcome, CopyReceipt, Receipt};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyList;
@@ -64,7 +64,7 @@ fn py_copy(copy: CopyReceipt) -> PyCopy {
 }
 
 /// Copies all bodies into one allocation that the messages share.
-pub(super) fn outgoing(bodies: &[PyBackedBytes]) -> Vec<Outgoing> {
+pub(super) fn outgoing(bodies: &[PyBackedBytes]) -> Vec<BatchMessage> {
     let mut all = Vec::with_capacity(bodies.iter().map(|body| body.len()).sum());
     for body in bodies {
         all.extend_from_slice(body);
@@ -74,7 +74,7 @@ pub(super) fn outgoing(bodies: &[PyBackedBytes]) -> Vec<Outgoing> {
     let of_body = |body: &PyBackedBytes| {
         let range = at..at + body.len();
         at = range.end;
-        Outgoing { body: all.slice(range), ..Outgoing::default() }
+        BatchMessage { body: all.slice(range), ..BatchMessage::default() }
     };
     bodies.iter().map(of_body).collect()
 }

@@ -120,7 +120,7 @@ fn describe(shard: usize, sighting: &Location) -> Value {
 // ---- History -------------------------------------------------------------------------------------------------------
 
 /// A step read from the history.
-struct Step {
+struct HistoryStep {
     key: Key,
     at_us: i64,
     json: Value,
@@ -128,7 +128,7 @@ struct Step {
 
 /// Whether there is a history, and the steps of all messages with an ID, in order. Reads the history twice, because
 /// not every step contains the ID.
-fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryError> {
+fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<HistoryStep>), HistoryError> {
     let kept = history.ends()?.iter().any(|ends| ends.earliest < ends.latest);
     let mut keys = BTreeSet::new();
     each_batch(history, &["shard", "number", "message_id"], &mut |rows| {
@@ -156,7 +156,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<Step>), HistoryErro
         for row in 0..rows.num_rows() {
             let key = (shards.value(row) as u32, numbers.value(row) as u64);
             if rows.column(1).is_valid(row) && keys.contains(&key) && steps.len() < STEPS_MAX {
-                steps.push(Step { key, at_us: times.value(row), json: row_json(rows, row) });
+                steps.push(HistoryStep { key, at_us: times.value(row), json: row_json(rows, row) });
             }
         }
     })?;

@@ -102,7 +102,7 @@ pub(crate) async fn accept(socket: Socket, terms: ListenerTerms, hub: Arc<Hub>, 
 }
 
 /// A source of connections of one transport.
-trait Source {
+trait ConnectionSource {
     /// A connection as the system returns it.
     type Accepted;
 
@@ -114,7 +114,7 @@ trait Source {
     fn take_in(&self, hub: &Arc<Hub>, outbox: Opening, accepted: Self::Accepted);
 }
 
-impl Source for TcpListener {
+impl ConnectionSource for TcpListener {
     type Accepted = (TcpStream, SocketAddr);
 
     async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
@@ -137,7 +137,7 @@ pub(crate) struct TlsSocket {
     pub(crate) endpoint: Arc<TlsEndpoint>,
 }
 
-impl Source for TlsSocket {
+impl ConnectionSource for TlsSocket {
     type Accepted = (TcpStream, SocketAddr, HandshakeSlot);
 
     async fn next(&self, hub: &Hub) -> io::Result<Self::Accepted> {
@@ -163,7 +163,7 @@ impl Source for TlsSocket {
 }
 
 #[cfg(unix)]
-impl Source for UnixSocket {
+impl ConnectionSource for UnixSocket {
     type Accepted = tokio::net::UnixStream;
 
     async fn next(&self, _hub: &Hub) -> io::Result<Self::Accepted> {
@@ -200,7 +200,12 @@ impl Drop for Opening {
 }
 
 /// Accepts until the server stops.
-async fn accept_from<L: Source>(listener: L, terms: ListenerTerms, hub: Arc<Hub>, _alive: TaskGuard) {
+async fn accept_from<L: ConnectionSource>(
+    listener: L,
+    terms: ListenerTerms,
+    hub: Arc<Hub>,
+    _alive: TaskGuard,
+) {
     let protocol = terms.protocol();
     let shutdown = Arc::clone(&hub.shutdown);
     let mut stop = pin!(shutdown.begun());

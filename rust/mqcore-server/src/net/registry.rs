@@ -20,13 +20,13 @@ pub(crate) struct Registry {
     connections_max: usize,
     half_open_max: usize,
     marks: Marks,
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
     /// Notified when the last connection has closed.
     emptied: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryState {
     open: HashMap<ConnectionId, Arc<Outbox>, foldhash::fast::RandomState>,
     /// Those of `open` whose peers have not logged in. IDs ascend, so the first is the oldest.
     half_open: BTreeSet<ConnectionId>,
@@ -48,7 +48,7 @@ impl Registry {
         Self { connections_max, half_open_max, marks, state: Mutex::default(), emptied: Notify::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

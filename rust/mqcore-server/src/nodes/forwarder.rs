@@ -33,7 +33,7 @@ const HOUSEKEEPING_BYTES: usize = 4 << 20;
 pub(crate) type Frames = Vec<(u64, Bytes)>;
 
 /// A request to the thread.
-enum Ask {
+enum ForwarderRequest {
     /// Accept these frames; the answer comes once they are safe.
     Take(ForwardBatch, oneshot::Sender<()>),
     /// The frames for an upstream broker after a number, up to about this many bytes.
@@ -63,13 +63,13 @@ pub(crate) const DROP_REASONS: [&str; 3] = ["node-away", "node-full", "node-old"
 /// A handle to the thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Forwarder {
-    asks: Sender<Ask>,
-    pub(crate) shared: Arc<Shared>,
+    asks: Sender<ForwarderRequest>,
+    pub(crate) shared: Arc<ForwarderState>,
 }
 
 /// State that the thread publishes.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ForwarderState {
     /// By upstream broker.
     pub(crate) backlogs: Vec<Backlog>,
     /// Notified when there is something new for an upstream broker.
@@ -92,7 +92,7 @@ impl Forwarder {
     /// Starts the thread. `alive` is dropped at its end.
     pub(crate) fn start<T: Send + 'static>(beginning: ForwarderStart, alive: T) -> std::io::Result<Self> {
         let (asks, receiver) = channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ForwarderState {
             backlogs: (0..beginning.upstreams).map(|_| Backlog::default()).collect(),
             news: (0..beginning.upstreams).map(|_| Notify::new()).collect(),
             save_failures: AtomicU64::new(0),
@@ -126,32 +126,32 @@ impl Forwarder {
     /// repeat them.
     pub(crate) fn take(&self, noted: ForwardBatch) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
-        self.ask(Ask::Take(noted, sender));
+        self.ask(ForwarderRequest::Take(noted, sender));
         receiver
     }
 
     /// The frames for an upstream broker after the number `after`.
     pub(crate) fn next(&self, upstream: usize, after: u64, bytes: usize) -> oneshot::Receiver<Frames> {
         let (answer, receiver) = oneshot::channel();
-        self.ask(Ask::Next { upstream, after, bytes, answer });
+        self.ask(ForwarderRequest::Next { upstream, after, bytes, answer });
         receiver
     }
 
     pub(crate) fn confirm(&self, upstream: usize, through: u64) {
-        self.ask(Ask::Confirm { upstream, through });
+        self.ask(ForwarderRequest::Confirm { upstream, through });
     }
 
     /// The thread writes what is left and ends. Later requests get no answer.
     pub(crate) fn end(&self) {
-        self.ask(Ask::End);
+        self.ask(ForwarderRequest::End);
     }
 
     pub(crate) fn here(&self, upstream: usize, here: bool) {
-        self.ask(Ask::Here { upstream, here });
+        self.ask(ForwarderRequest::Here { upstream, here });
     }
 
     /// Without effect once the thread has ended: no caller waits then.
-    fn ask(&self, ask: Ask) {
+    fn ask(&self, ask: ForwarderRequest) {
         let _ = self.asks.send(ask);
     }
 }
@@ -179,11 +179,11 @@ struct ForwarderThread {
     settled: Vec<u64>,
     clock: Clock,
     housekept: Instant,
-    shared: Arc<Shared>,
+    shared: Arc<ForwarderState>,
 }
 
 impl ForwarderThread {
-    fn run(mut self, asks: &Receiver<Ask>) {
+    fn run(mut self, asks: &Receiver<ForwarderRequest>) {
         loop {
             let first = match asks.recv_timeout(IDLE) {
                 Ok(first) => Some(first),
@@ -193,7 +193,7 @@ impl ForwarderThread {
             let idle = first.is_none();
             let mut ended = false;
             for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
-                ended |= matches!(ask, Ask::End);
+                ended |= matches!(ask, ForwarderRequest::End);
                 self.handle(ask);
             }
             self.take_held();
@@ -217,23 +217,23 @@ impl ForwarderThread {
         }
     }
 
-    fn handle(&mut self, ask: Ask) {
+    fn handle(&mut self, ask: ForwarderRequest) {
         match ask {
-            Ask::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
-            Ask::Next { upstream, after, bytes, answer } => {
+            ForwarderRequest::Take(noted, answer) => self.held.push_back(Offer { noted, taken: 0, answer }),
+            ForwarderRequest::Next { upstream, after, bytes, answer } => {
                 let frames = self.next(upstream, after, bytes);
                 // If the link has disconnected, it asks again after it reconnects.
                 let _ = answer.send(frames);
             }
-            Ask::Confirm { upstream, through } => {
+            ForwarderRequest::Confirm { upstream, through } => {
                 let before = self.log.backlog(upstream).0;
                 let done = self.log.confirm(upstream, through);
                 self.settled.extend(done);
                 let confirmed = before - self.log.backlog(upstream).0;
                 self.shared.backlogs[upstream].confirmed.fetch_add(confirmed, Ordering::Relaxed);
             }
-            Ask::Here { upstream, here } => self.log.set_here(upstream, here),
-            Ask::End => {}
+            ForwarderRequest::Here { upstream, here } => self.log.set_here(upstream, here),
+            ForwarderRequest::End => {}
         }
     }
 

@@ -24,10 +24,10 @@ pub const MANUAL_START_MS: u64 = 1_800_000_000_000;
 
 /// The time in Unix milliseconds. Never runs backwards, even if the system clock is set back.
 #[derive(Debug)]
-pub(crate) struct Clock(Source);
+pub(crate) struct Clock(ClockSource);
 
 #[derive(Debug)]
-enum Source {
+enum ClockSource {
     System { unix_ms_at_start: u64, started: Instant },
     Manual { unix_ms: AtomicU64 },
 }
@@ -37,27 +37,27 @@ impl Clock {
         Self(match config {
             ClockConfig::System => {
                 let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                Source::System { unix_ms_at_start: millis(since_epoch), started: Instant::now() }
+                ClockSource::System { unix_ms_at_start: millis(since_epoch), started: Instant::now() }
             }
-            ClockConfig::Manual => Source::Manual { unix_ms: AtomicU64::new(MANUAL_START_MS) },
+            ClockConfig::Manual => ClockSource::Manual { unix_ms: AtomicU64::new(MANUAL_START_MS) },
         })
     }
 
     pub(crate) fn now(&self) -> Timestamp {
         Timestamp(match &self.0 {
-            Source::System { unix_ms_at_start, started } => unix_ms_at_start + millis(started.elapsed()),
-            Source::Manual { unix_ms } => unix_ms.load(Ordering::SeqCst),
+            ClockSource::System { unix_ms_at_start, started } => unix_ms_at_start + millis(started.elapsed()),
+            ClockSource::Manual { unix_ms } => unix_ms.load(Ordering::SeqCst),
         })
     }
 
     /// The time in Unix nanoseconds. Never runs backwards either.
     pub(crate) fn nanos(&self) -> u64 {
         match &self.0 {
-            Source::System { unix_ms_at_start, started } => {
+            ClockSource::System { unix_ms_at_start, started } => {
                 let elapsed = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
                 unix_ms_at_start.saturating_mul(1_000_000).saturating_add(elapsed)
             }
-            Source::Manual { unix_ms } => unix_ms.load(Ordering::SeqCst).saturating_mul(1_000_000),
+            ClockSource::Manual { unix_ms } => unix_ms.load(Ordering::SeqCst).saturating_mul(1_000_000),
         }
     }
 
@@ -65,8 +65,10 @@ impl Clock {
     /// start. For schedules, which follow wall-clock time, and for expiry. A manual clock is never set.
     pub(crate) fn system_ms(&self) -> u64 {
         match &self.0 {
-            Source::System { .. } => millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
-            Source::Manual { .. } => self.now().0,
+            ClockSource::System { .. } => {
+                millis(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+            }
+            ClockSource::Manual { .. } => self.now().0,
         }
     }
 
@@ -80,8 +82,8 @@ impl Clock {
     /// Advances a manual clock; `false` if this is the system clock.
     pub(crate) fn advance(&self, by: Duration) -> bool {
         match &self.0 {
-            Source::System { .. } => false,
-            Source::Manual { unix_ms } => {
+            ClockSource::System { .. } => false,
+            ClockSource::Manual { unix_ms } => {
                 unix_ms.fetch_add(millis(by), Ordering::SeqCst);
                 true
             }
@@ -89,7 +91,7 @@ impl Clock {
     }
 
     fn is_manual(&self) -> bool {
-        matches!(self.0, Source::Manual { .. })
+        matches!(self.0, ClockSource::Manual { .. })
     }
 }
 

@@ -21,7 +21,7 @@ use mqcore_session::schedules::{Run, ScheduleEnd, ScheduleRequest};
 
 use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
 use super::queues::{ScheduleQueues, default_queue, named_queue, parts};
-use super::store::{Kept, RunRecord, Store};
+use super::store::{Kept, RunRecord, ScheduleJournal};
 use super::view::{ScheduleList, ScheduleView};
 
 /// Maximum schedules.
@@ -56,7 +56,7 @@ impl ScheduleData {
 
 /// A run in flight to its queue.
 #[derive(Debug)]
-struct Outgoing {
+struct InFlightRun {
     to: QueueAddress,
     shard: usize,
     id: EntryId,
@@ -166,7 +166,7 @@ pub(crate) struct Keeper<S: Storage> {
     /// The queues of all schedules, shared with sessions.
     queues: Arc<ScheduleQueues>,
     /// The journal; `None`: schedules are only in memory.
-    store: Option<Store<S>>,
+    store: Option<ScheduleJournal<S>>,
     shards: usize,
     node: Arc<str>,
     epoch: u64,
@@ -175,7 +175,7 @@ pub(crate) struct Keeper<S: Storage> {
     /// Due, and not saved yet.
     due: VecDeque<Firing<ScheduleData>>,
     /// Saved, and not confirmed by their queues.
-    outgoing: BTreeMap<u64, Outgoing>,
+    outgoing: BTreeMap<u64, InFlightRun>,
     /// Those of `outgoing` that have not been sent since they were saved.
     unsent: VecDeque<u64>,
     /// Shards that could not accept a run: the number from which to send again, and when.
@@ -217,7 +217,7 @@ impl<S: Storage> Keeper<S> {
         let now_ms = options.now_ms;
         let mut keeper = Self::in_memory(shards, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
-        let (store, kept) = Store::open(storage, options, &mut find, found)?;
+        let (store, kept) = ScheduleJournal::open(storage, options, &mut find, found)?;
         let Kept { schedules, runs, ended, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
@@ -458,7 +458,7 @@ impl<S: Storage> Keeper<S> {
         let to = if run.fallen_back { default_queue() } else { named_queue(&run.run) };
         let shard = to.channel.shard(self.shards);
         let RunRecord { id, due_ms, fence, run, .. } = run;
-        self.outgoing.insert(number, Outgoing { to, shard, id, due_ms, fence, run });
+        self.outgoing.insert(number, InFlightRun { to, shard, id, due_ms, fence, run });
         self.unsent.push_back(number);
     }
 
@@ -498,8 +498,8 @@ impl<S: Storage> Keeper<S> {
         commands
     }
 
-    fn command(&self, number: u64, outgoing: &Outgoing) -> Option<(usize, Command)> {
-        let Outgoing { to, shard, id, due_ms, fence, run } = outgoing;
+    fn command(&self, number: u64, outgoing: &InFlightRun) -> Option<(usize, Command)> {
+        let InFlightRun { to, shard, id, due_ms, fence, run } = outgoing;
         let (queue, headers, job) = parts(run)?;
         let ticket = Ticket { node: Arc::clone(&self.node), epoch: self.epoch, number };
         let run = Run { queue, headers, job, schedule: &id.0, due_ms: *due_ms, fence: *fence };
@@ -540,12 +540,12 @@ impl<S: Storage> Keeper<S> {
 
     /// The identity of the journal, if there is one.
     pub(crate) fn identity(&self) -> Option<u64> {
-        self.store.as_ref().map(Store::identity)
+        self.store.as_ref().map(ScheduleJournal::identity)
     }
 
     /// The saved state as files, which stay unchanged until the next housekeeping. `None`: there is no journal.
     pub(crate) fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
-        self.store.as_mut().map(Store::snapshot)
+        self.store.as_mut().map(ScheduleJournal::snapshot)
     }
 
     /// Reclaims space. `pinned`: no file may be removed now.
@@ -555,7 +555,7 @@ impl<S: Storage> Keeper<S> {
 
     /// Closes the journal properly.
     pub(crate) fn close(self) -> Result<(), JournalError> {
-        self.store.map_or(Ok(()), Store::close)
+        self.store.map_or(Ok(()), ScheduleJournal::close)
     }
 }
 

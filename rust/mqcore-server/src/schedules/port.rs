@@ -50,7 +50,7 @@ pub(crate) struct Numbers {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct PortState {
     pub(super) numbers: Numbers,
     crons: Crons,
     queues: Arc<ScheduleQueues>,
@@ -64,14 +64,14 @@ pub(super) struct Shared {
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulePort {
     asks: Sender<Ask>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PortState>,
 }
 
 impl SchedulePort {
     /// Requests wait until the thread is started.
     pub(crate) fn new() -> Self {
         let (asks, receiver) = channel();
-        let shared = Shared {
+        let shared = PortState {
             numbers: Numbers::default(),
             crons: Crons::default(),
             queues: Arc::default(),

@@ -71,14 +71,14 @@ pub(crate) struct Kept {
 }
 
 /// The journal.
-pub(crate) struct Store<S: Storage> {
+pub(crate) struct ScheduleJournal<S: Storage> {
     journal: Journal<S>,
     scratch: Vec<u8>,
     /// A change that must be durable is not synced yet.
     unsynced: bool,
 }
 
-impl<S: Storage> Store<S> {
+impl<S: Storage> ScheduleJournal<S> {
     /// Opens or creates the journal.
     pub(crate) fn open(
         storage: S,

@@ -18,7 +18,7 @@ use mqcore_session::schedules::ScheduleEnd;
 use tokio::sync::oneshot;
 
 use super::keeper::Keeper;
-use super::port::{Ask, SchedulePort, Shared};
+use super::port::{Ask, PortState, SchedulePort};
 use super::queues::default_queue;
 use super::view::EndScheduleError;
 use crate::hub::Hub;
@@ -69,7 +69,7 @@ pub(crate) fn start(
 struct ScheduleThread {
     keeper: Keeper<FileStorage>,
     hub: Arc<Hub>,
-    shared: Arc<Shared>,
+    shared: Arc<PortState>,
     /// Queues looked up in this round, and whether they exist.
     known: HashMap<QueueAddress, bool>,
     /// Schedules ended in this round, and how to answer their requests.

@@ -24,7 +24,7 @@ use crate::runtime::shutdown::TaskGuard;
 use crate::schedules::publisher;
 use crate::shard::declarations::{self, Declarations};
 use crate::shard::handlers::Handlers;
-use crate::shard::inbox::{Batch, Input, ShardInbox, SharedRoom, Urgent};
+use crate::shard::inbox::{CommandBatch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shard::journal::ShardJournal;
 use crate::shard::peers::PeerShards;
 use crate::shard::staging::Staging;
@@ -177,7 +177,7 @@ impl Engine {
         true
     }
 
-    fn take_batch(&mut self, mut batch: Batch, commands: &mut usize, now: Timestamp) {
+    fn take_batch(&mut self, mut batch: CommandBatch, commands: &mut usize, now: Timestamp) {
         self.staging.meet(&batch.outbox);
         let mut room = None;
         let mut forwards = self.broker.forwards();

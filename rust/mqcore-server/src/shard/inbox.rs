@@ -29,7 +29,7 @@ const PERMIT_BYTES: usize = 1024;
 
 /// Commands of one connection, decoded together.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct CommandBatch {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) client: Arc<Client>,
     pub(crate) commands: Vec<Command>,
@@ -44,7 +44,7 @@ pub(crate) type SharedRoom = Arc<OwnedSemaphorePermit>;
 #[derive(Debug)]
 pub(crate) enum Input {
     /// Commands of a client.
-    Batch(Batch),
+    Batch(CommandBatch),
     /// A connection ended. Sent after all its commands.
     Closed(ConnectionId),
     /// A congested connection accepts more again.

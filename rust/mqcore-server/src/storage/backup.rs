@@ -78,7 +78,7 @@ pub struct Backup {
     /// The number of saved messages; unknown for a stopped broker.
     pub(crate) live: Option<u64>,
     pub(crate) created_ms: u64,
-    _held: Held,
+    _held: BackupLock,
 }
 
 /// A file to copy.
@@ -95,7 +95,7 @@ pub(crate) struct BackupFile {
 
 /// Locks that last as long as the backup.
 #[derive(Debug)]
-enum Held {
+enum BackupLock {
     /// Prevents removals, and another broker on the directory if this one stops.
     Running { _pin: Arc<Pin>, _directory: Arc<DataDir> },
     /// Prevents any broker on the directory.
@@ -125,7 +125,7 @@ impl Backup {
         }
         files.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         let format = directory.manifest_of(&journals_of(&files));
-        let held = Held::Stopped { _directory: directory };
+        let held = BackupLock::Stopped { _directory: directory };
         Ok(Self { files, format, shards, live: None, created_ms: now_ms(), _held: held })
     }
 
@@ -308,7 +308,7 @@ impl BackupDesk {
             }));
         }
         let format = directory.manifest_of(&journals_of(&files));
-        let held = Held::Running { _pin: pin, _directory: directory };
+        let held = BackupLock::Running { _pin: pin, _directory: directory };
         Ok(Backup { files, format, shards, live, created_ms: now_ms(), _held: held })
     }
 }

@@ -340,18 +340,18 @@ impl Work {
             return false;
         }
         let outcome =
-            if running.kept { Outcome::of(body, running.wishes.timeout > 0) } else { Outcome::Done };
+            if running.kept { JobOutcome::of(body, running.wishes.timeout > 0) } else { JobOutcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         match outcome {
-            Outcome::Failed(Some(after)) => {
+            JobOutcome::Failed(Some(after)) => {
                 self.retry(&id, "failed", now.after(after), commands);
                 return true;
             }
-            Outcome::Failed(None) if tries_left => {
+            JobOutcome::Failed(None) if tries_left => {
                 self.retry(&id, "failed", now.after(running.backoff()), commands);
                 return true;
             }
-            Outcome::Failed(None) | Outcome::Done => {}
+            JobOutcome::Failed(None) | JobOutcome::Done => {}
         }
         if self.keep_result(&id, body, me, commands) {
             return true;
@@ -394,7 +394,7 @@ impl Work {
         let Some(Running { results: Results::Sent, wishes, .. }) = self.running.get(&id) else {
             return false;
         };
-        let outcome = Outcome::of(message.body(), wishes.timeout > 0);
+        let outcome = JobOutcome::of(message.body(), wishes.timeout > 0);
         self.finish(id, message.body(), outcome, now, commands);
         true
     }
@@ -404,11 +404,11 @@ impl Work {
         &mut self,
         id: MessageId,
         body: &[u8],
-        outcome: Outcome,
+        outcome: JobOutcome,
         now: Timestamp,
         commands: &mut Vec<Command>,
     ) {
-        let failed = outcome != Outcome::Done;
+        let failed = outcome != JobOutcome::Done;
         let Some(running) = self.remove(&id) else { return };
         if let Some(client) = &running.client {
             let message = Message::from_parts(&id, b"", body, Properties::default(), None);
@@ -544,13 +544,13 @@ fn settlement(
 
 /// The outcome in a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum JobOutcome {
     Done,
     /// With the delay before the next attempt, if the worker asks for one.
     Failed(Option<Duration>),
 }
 
-impl Outcome {
+impl JobOutcome {
     /// The original's workers report only timeouts. Others send `error`, and may send `retry_after`, in seconds.
     fn of(body: &[u8], timed: bool) -> Self {
         let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };

@@ -15,13 +15,13 @@ const BYTES_MAX: usize = 256 * 1024;
 /// Requests that wait for the broker, and the answers held back behind them.
 #[derive(Debug, Default)]
 pub(super) struct Held {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<HeldRequest>,
     bytes: usize,
     last: u32,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct HeldRequest {
     request: RequestId,
     then: Then,
     status: Option<bool>,
@@ -51,7 +51,7 @@ impl Held {
     pub(super) fn ask(&mut self, then: Then) -> RequestId {
         self.last = self.last.wrapping_add(1);
         let request = RequestId(self.last);
-        self.waiting.push_back(Waiting {
+        self.waiting.push_back(HeldRequest {
             request,
             then,
             status: None,
@@ -128,7 +128,7 @@ impl Held {
             Then::Subscribed(topic) | Then::Joined(topic) if yes.is_none() => Some(topic.clone()),
             _ => None,
         };
-        while let Some(Waiting { status: Some(yes), then, .. }) = self.waiting.front() {
+        while let Some(HeldRequest { status: Some(yes), then, .. }) = self.waiting.front() {
             if !matches!(then, Then::Joined(_)) {
                 answer::status(*yes, output);
             }

@@ -16,13 +16,13 @@ const REASON_BYTES_MAX: usize = 1024;
 
 /// The parts of a frame that its answer repeats.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked<'a> {
+pub(super) struct RepeatedParts<'a> {
     pub(super) id: &'a [u8],
     pub(super) first_acquirer: bool,
     pub(super) high_priority: bool,
 }
 
-impl<'a> Asked<'a> {
+impl<'a> RepeatedParts<'a> {
     pub(super) fn by_frame(frame: &Frame<'a>) -> Self {
         Self { id: frame.id, first_acquirer: frame.first_acquirer, high_priority: frame.high_priority }
     }
@@ -41,7 +41,7 @@ pub(super) fn name(bytes: &[u8]) -> &[u8] {
 }
 
 /// A response to what was asked, without headers and body.
-fn response_frame<'a>(asked: &Asked<'a>, target: &'a [u8], code: u16) -> Frame<'a> {
+fn response_frame<'a>(asked: &RepeatedParts<'a>, target: &'a [u8], code: u16) -> Frame<'a> {
     Frame {
         first_acquirer: asked.first_acquirer,
         high_priority: asked.high_priority,
@@ -53,13 +53,24 @@ fn response_frame<'a>(asked: &Asked<'a>, target: &'a [u8], code: u16) -> Frame<'
 }
 
 /// Writes a response.
-pub(super) fn response(asked: &Asked<'_>, target: &[u8], code: u16, body: &[u8], output: &mut Vec<u8>) {
+pub(super) fn response(
+    asked: &RepeatedParts<'_>,
+    target: &[u8],
+    code: u16,
+    body: &[u8],
+    output: &mut Vec<u8>,
+) {
     let frame = Frame { payload: body, ..response_frame(asked, target, code) };
     tmqp::encode(&frame, output);
 }
 
 /// Writes the response to a join by queues: the terms as the broker applies them.
-pub(super) fn joined_queues(asked: &Asked<'_>, target: &[u8], joined: &JoinedQueues, output: &mut Vec<u8>) {
+pub(super) fn joined_queues(
+    asked: &RepeatedParts<'_>,
+    target: &[u8],
+    joined: &JoinedQueues,
+    output: &mut Vec<u8>,
+) {
     let timeout = |timeout: &Option<Duration>| timeout.map_or(0, |timeout| timeout.as_millis());
     let mut headers = Vec::new();
     for (name, value) in [
@@ -88,7 +99,7 @@ fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
 
 /// Writes a response that rejects the request. It has no body, because the original's clients parse every body as the
 /// requested model; a header has the reason.
-pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
+pub(super) fn refusal(asked: &RepeatedParts<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
     let mut headers = Vec::new();
     push_reason(&mut headers, key::REASON, &rejection.reason);
     if rejection.kind == RejectionKind::QueueStopped {
@@ -103,7 +114,7 @@ pub(super) fn refusal(asked: &Asked<'_>, target: &[u8], rejection: &Rejection, o
 
 /// Like [`refusal`], with a status that does not depend on the reason.
 pub(super) fn refusal_with_code(
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     target: &[u8],
     code: u16,
     reason: &str,
@@ -117,7 +128,7 @@ pub(super) fn refusal_with_code(
 
 /// Writes the broker's own acknowledgement of a message for `target`; negative if there is a reason.
 pub(super) fn acknowledgement(
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     target: &[u8],
     content_type: u16,
     negative: Option<&str>,
@@ -142,7 +153,7 @@ pub(super) fn acknowledgement(
 /// Notifies a producer that its message was rejected: with a response, as the original does, and with an
 /// acknowledgement if the producer waits for one, because its client accepts no other answer then.
 pub(super) fn publish_refused(
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     pending_acknowledge: bool,
     channel: &[u8],
     queue: u16,
@@ -155,7 +166,7 @@ pub(super) fn publish_refused(
     refusal(asked, channel, rejection, output);
     if pending_acknowledge {
         // High priority would make it the acknowledgement of a direct message.
-        let asked = Asked { high_priority: false, ..*asked };
+        let asked = RepeatedParts { high_priority: false, ..*asked };
         acknowledgement(&asked, channel, queue, Some(&rejection.reason), output);
     }
 }
@@ -168,7 +179,7 @@ pub(super) fn settled(
     negative: Option<&str>,
     output: &mut Vec<u8>,
 ) {
-    let asked = Asked { id: message.id(), first_acquirer: true, high_priority: false };
+    let asked = RepeatedParts { id: message.id(), first_acquirer: true, high_priority: false };
     acknowledgement(&asked, channel, queue, negative, output);
 }
 

@@ -7,7 +7,7 @@ use mqcore_wire::tmqp::header::{self, key, no_content};
 use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{self, Frame, HEADER_BYTES_MAX, HOPS_MAX, Kind, NAME_BYTES_MAX};
 
-use super::answer::{self, Asked, name};
+use super::answer::{self, RepeatedParts, name};
 use super::pending::PendingPull;
 use super::topic;
 
@@ -172,7 +172,7 @@ fn behind(own: &[u8], lines: &[u8]) -> Vec<u8> {
 
 /// Ends a pull, or rejects it with a reason.
 pub(super) fn no_content(
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     channel: &[u8],
     queue: u16,
     why: &'static str,

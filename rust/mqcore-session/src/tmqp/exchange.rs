@@ -16,7 +16,7 @@ use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::{Operation, status};
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
-use super::answer::{self, Asked};
+use super::answer::{self, RepeatedParts};
 use super::frame::{addressee, pattern_text, properties};
 use super::passing::{self, Greeting, Names, Passing};
 use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
@@ -237,7 +237,7 @@ impl Exchange {
             if !frame.id.is_empty() {
                 let reason = "the target of a direct message is a client id, @name:NAME or @type:TYPE";
                 let rejection = Rejection::new(RejectionKind::BadRequest, reason);
-                answer::refusal(&Asked::by_frame(frame), client.id.as_bytes(), &rejection, output);
+                answer::refusal(&RepeatedParts::by_frame(frame), client.id.as_bytes(), &rejection, output);
             }
             return;
         };
@@ -275,7 +275,7 @@ impl Exchange {
                 let waits = (frame.pending_acknowledge, frame.pending_response);
                 let to = (frame.target, frame.content_type);
                 let id = client.id.as_bytes();
-                routers::answered(&Asked::by_frame(frame), waits, to, id, Some(&refusal), output);
+                routers::answered(&RepeatedParts::by_frame(frame), waits, to, id, Some(&refusal), output);
             }
         }
     }
@@ -289,9 +289,13 @@ impl Exchange {
     ) {
         match pull::read(frame, &mut self.channels, &mut self.pending) {
             Ok(pull) => commands.push(Command::Pull(Box::new(pull))),
-            Err(why) => {
-                delivery::no_content(&Asked::by_frame(frame), frame.target, frame.content_type, why, output)
-            }
+            Err(why) => delivery::no_content(
+                &RepeatedParts::by_frame(frame),
+                frame.target,
+                frame.content_type,
+                why,
+                output,
+            ),
         }
     }
 
@@ -302,7 +306,7 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
-        let asked = Asked::by_frame(frame);
+        let asked = RepeatedParts::by_frame(frame);
         let form = answer_form(frame);
         let request = match Operation::from_code(frame.content_type) {
             Some(Operation::ExtendDelivery) => {
@@ -337,7 +341,7 @@ impl Exchange {
         } else {
             frame.id
         };
-        let asked = Asked { id, ..Asked::by_frame(frame) };
+        let asked = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
         let request = subscription::read(frame).map(Request::Subscribe);
         self.ask(client, &asked, Some(Form::YesOrNo), request, commands, output);
     }
@@ -346,7 +350,7 @@ impl Exchange {
     fn ask(
         &mut self,
         client: &Arc<Client>,
-        asked: &Asked<'_>,
+        asked: &RepeatedParts<'_>,
         form: Option<Form>,
         request: Result<Request, Rejection>,
         commands: &mut Vec<Command>,
@@ -398,7 +402,8 @@ impl Exchange {
                 }
             }
             Event::PublishRefused { queue, message, rejection } => {
-                let (asked, waits) = (Asked::by_message(&message), message.properties().pending_acknowledge);
+                let (asked, waits) =
+                    (RepeatedParts::by_message(&message), message.properties().pending_acknowledge);
                 let channel = queue.channel.as_str().as_bytes();
                 answer::publish_refused(&asked, waits, channel, queue.id, &rejection, output);
             }
@@ -450,7 +455,7 @@ impl Exchange {
                 let properties = message.properties();
                 let waits = (properties.pending_acknowledge, properties.pending_response);
                 let to = (router.as_str().as_bytes(), properties.content_type);
-                let (asked, id) = (Asked::by_message(&message), client.id.as_bytes());
+                let (asked, id) = (RepeatedParts::by_message(&message), client.id.as_bytes());
                 routers::answered(&asked, waits, to, id, refusal.as_ref(), output);
             }
             Event::DirectAcknowledged(message) => {
@@ -492,7 +497,7 @@ fn answer_form(frame: &Frame<'_>) -> Option<Form> {
 
 fn answer_request(
     client: &Client,
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     form: &Form,
     answer: Result<Reply, Rejection>,
     output: &mut Vec<u8>,
@@ -511,7 +516,7 @@ fn answer_request(
             answer::refusal_with_code(asked, to, status::FAILED, &rejection.reason, output);
         }
         (Form::Receipt { target, content_type }, answer) => {
-            let asked = Asked { high_priority: false, ..*asked };
+            let asked = RepeatedParts { high_priority: false, ..*asked };
             let reason = match &answer {
                 Ok(Reply::Published(0)) => Some(nack_reason::NO_CONSUMERS),
                 Ok(_) => None,
@@ -520,7 +525,7 @@ fn answer_request(
             answer::acknowledgement(&asked, target, *content_type, reason, output);
         }
         (Form::Acknowledgement { target, content_type }, answer) => {
-            let asked = Asked { high_priority: false, ..*asked };
+            let asked = RepeatedParts { high_priority: false, ..*asked };
             let reason = answer.as_ref().err().map(|rejection| rejection.reason.as_ref());
             answer::acknowledgement(&asked, target, *content_type, reason, output);
         }
@@ -539,13 +544,13 @@ fn direct_refused(
     if message.id().is_empty() {
         return;
     }
-    let (asked, properties) = (Asked::by_message(message), message.properties());
+    let (asked, properties) = (RepeatedParts::by_message(message), message.properties());
     if properties.pending_response || matches!(to, ClientPattern::Id(_)) {
         answer::refusal(&asked, client.id.as_bytes(), rejection, output);
     }
     if properties.pending_acknowledge {
         // High priority marks the acknowledgement of a direct message.
-        let asked = Asked { high_priority: true, ..asked };
+        let asked = RepeatedParts { high_priority: true, ..asked };
         let reason = header::nack_reason::NO_CONSUMERS;
         answer::acknowledgement(&asked, client.id.as_bytes(), properties.content_type, Some(reason), output);
     }

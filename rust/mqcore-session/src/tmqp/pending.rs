@@ -7,7 +7,7 @@ use mqcore_broker::model::rejection::Rejection;
 use mqcore_wire::tmqp::Frame;
 use slab::Slab;
 
-use super::answer::Asked;
+use super::answer::RepeatedParts;
 
 /// At this many unanswered requests further ones are rejected.
 pub(super) const OPEN_MAX: usize = 65_536;
@@ -63,13 +63,13 @@ pub(super) struct PendingPull {
 }
 
 impl PendingPull {
-    pub(super) fn asked(&self) -> Asked<'_> {
-        Asked { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
+    pub(super) fn asked(&self) -> RepeatedParts<'_> {
+        RepeatedParts { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 }
 
 impl PendingAnswer {
-    pub(super) fn new(asked: &Asked<'_>, form: Form) -> Self {
+    pub(super) fn new(asked: &RepeatedParts<'_>, form: Form) -> Self {
         Self {
             id: MessageId::from_slice(asked.id),
             first_acquirer: asked.first_acquirer,
@@ -80,8 +80,8 @@ impl PendingAnswer {
         }
     }
 
-    pub(super) fn asked(&self) -> Asked<'_> {
-        Asked { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
+    pub(super) fn asked(&self) -> RepeatedParts<'_> {
+        RepeatedParts { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 
     /// Takes one part of the answer. Returns the whole answer after the last part.
@@ -137,7 +137,7 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
 }
 
 #[derive(Debug)]
-enum Open {
+enum PendingRequest {
     Answer(PendingAnswer),
     Pull(PendingPull),
 }
@@ -145,7 +145,7 @@ enum Open {
 /// All unanswered requests, by request id.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    open: Slab<Open>,
+    open: Slab<PendingRequest>,
 }
 
 impl Pending {
@@ -157,15 +157,15 @@ impl Pending {
     /// Adds a request that `parts` shards answer.
     pub(super) fn expect_answer(&mut self, mut answer: PendingAnswer, parts: usize) -> RequestId {
         answer.parts_left = parts.max(1);
-        self.insert(Open::Answer(answer))
+        self.insert(PendingRequest::Answer(answer))
     }
 
     /// Adds a pull.
     pub(super) fn expect_pulled(&mut self, pull: PendingPull) -> RequestId {
-        self.insert(Open::Pull(pull))
+        self.insert(PendingRequest::Pull(pull))
     }
 
-    fn insert(&mut self, open: Open) -> RequestId {
+    fn insert(&mut self, open: PendingRequest) -> RequestId {
         RequestId(u32::try_from(self.open.insert(open)).unwrap_or(UNANSWERED.0))
     }
 
@@ -175,19 +175,21 @@ impl Pending {
         request: RequestId,
         part: Result<Reply, Rejection>,
     ) -> Option<(PendingAnswer, Result<Reply, Rejection>)> {
-        let Some(Open::Answer(pending)) = self.open.get_mut(request.0 as usize) else { return None };
+        let Some(PendingRequest::Answer(pending)) = self.open.get_mut(request.0 as usize) else {
+            return None;
+        };
         let answer = pending.take(part)?;
         match self.remove(request)? {
-            Open::Answer(pending) => Some((pending, answer)),
-            Open::Pull(_) => None,
+            PendingRequest::Answer(pending) => Some((pending, answer)),
+            PendingRequest::Pull(_) => None,
         }
     }
 
     /// The pull of this number.
     pub(super) fn pull(&self, request: RequestId) -> Option<&PendingPull> {
         match self.open.get(request.0 as usize)? {
-            Open::Pull(pull) => Some(pull),
-            Open::Answer(_) => None,
+            PendingRequest::Pull(pull) => Some(pull),
+            PendingRequest::Answer(_) => None,
         }
     }
 
@@ -195,12 +197,12 @@ impl Pending {
     pub(super) fn pull_ended(&mut self, request: RequestId) -> Option<PendingPull> {
         self.pull(request)?;
         match self.remove(request)? {
-            Open::Pull(pull) => Some(pull),
-            Open::Answer(_) => None,
+            PendingRequest::Pull(pull) => Some(pull),
+            PendingRequest::Answer(_) => None,
         }
     }
 
-    fn remove(&mut self, request: RequestId) -> Option<Open> {
+    fn remove(&mut self, request: RequestId) -> Option<PendingRequest> {
         let removed = self.open.try_remove(request.0 as usize);
         if self.open.is_empty() && self.open.capacity() > KEPT_ENTRIES {
             self.open = Slab::new();

@@ -10,7 +10,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH};
 
-use super::answer::{self, Asked};
+use super::answer::{self, RepeatedParts};
 use super::frame::properties;
 use crate::message_id::MessageIds;
 
@@ -186,7 +186,7 @@ impl<'a> CopyRequest<'a> {
 }
 
 pub(super) fn refuse(frame: &Frame<'_>, rejection: &Rejection, output: &mut Vec<u8>) {
-    let asked = Asked::by_frame(frame);
+    let asked = RepeatedParts::by_frame(frame);
     let (target, queue) = (frame.target, frame.content_type);
     answer::publish_refused(&asked, frame.pending_acknowledge, target, queue, rejection, output);
 }
@@ -198,7 +198,7 @@ fn refuse_copy(frame: &Frame<'_>, value: &[u8], rejection: &Rejection, output: &
         [] => frame.id,
         given => answer::name(given),
     };
-    let asked = Asked { id, ..Asked::by_frame(frame) };
+    let asked = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
     answer::publish_refused(&asked, false, wanted.channel, frame.content_type, rejection, output);
 }
 
@@ -219,7 +219,7 @@ fn refuse_rest<'a>(frame: &Frame<'_>, values: impl Iterator<Item = &'a [u8]>, ou
         }
     }
     if some_without_id {
-        let asked = Asked::by_frame(frame);
+        let asked = RepeatedParts::by_frame(frame);
         answer::publish_refused(&asked, false, frame.target, frame.content_type, &rejection, output);
     }
 }

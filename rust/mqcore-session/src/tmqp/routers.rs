@@ -13,7 +13,7 @@ use mqcore_wire::tmqp::header::{self, key, nack_reason};
 use mqcore_wire::tmqp::operation::status;
 use serde::Deserialize;
 
-use super::answer::{self, Asked};
+use super::answer::{self, RepeatedParts};
 use super::frame::properties;
 use super::publish::channel_name;
 use super::topic;
@@ -59,7 +59,7 @@ pub(super) fn router_name(bytes: &[u8]) -> Result<RouterName, Rejection> {
 
 /// The answer of a router in its own name: an acknowledgement, a response, or both, as its producer asked.
 pub(super) fn answered(
-    asked: &Asked<'_>,
+    asked: &RepeatedParts<'_>,
     (waits_for_acknowledgement, waits_for_response): (bool, bool),
     (router, content_type): (&[u8], u16),
     client_id: &[u8],
@@ -71,7 +71,7 @@ pub(super) fn answered(
     }
     if waits_for_acknowledgement {
         // High priority would make it the acknowledgement of a direct message.
-        let asked = Asked { high_priority: false, ..*asked };
+        let asked = RepeatedParts { high_priority: false, ..*asked };
         let reason = refusal.map(|refusal| match refusal.kind {
             RejectionKind::NotFound => nack_reason::NO_CONSUMERS,
             _ => &*refusal.reason,

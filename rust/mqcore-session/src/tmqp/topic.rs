@@ -9,7 +9,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::tmqp::Frame;
 
-use super::answer::Asked;
+use super::answer::RepeatedParts;
 use super::pending::{Form, Pending, PendingAnswer};
 use super::publish::{refuse, stored};
 
@@ -22,10 +22,10 @@ const NAMES: usize = 4;
 /// The most recent topics in this session's frames, so that a message to a known one allocates no name. Boxed, because
 /// most sessions use none.
 #[derive(Debug, Default)]
-pub(super) struct TopicNames(Option<Box<Known>>);
+pub(super) struct TopicNames(Option<Box<RecentTopics>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct RecentTopics {
     known: [Option<TopicName>; NAMES],
     /// Index that the next unknown name overwrites.
     oldest: usize,
@@ -33,7 +33,7 @@ struct Known {
 
 impl TopicNames {
     pub(super) fn name(&mut self, bytes: &[u8]) -> Result<TopicName, Rejection> {
-        let Known { known, oldest } = &mut **self.0.get_or_insert_default();
+        let RecentTopics { known, oldest } = &mut **self.0.get_or_insert_default();
         if let Some(name) = known.iter().flatten().find(|name| name.as_bytes() == bytes) {
             return Ok(name.clone());
         }
@@ -80,7 +80,7 @@ pub(super) fn publish(
         Err(rejection) => return refuse(frame, &rejection, output),
     };
     let answer = waits.then(|| {
-        let asked = Asked { first_acquirer: true, ..Asked::by_frame(frame) };
+        let asked = RepeatedParts { first_acquirer: true, ..RepeatedParts::by_frame(frame) };
         pending.expect_answer(PendingAnswer::new(&asked, Form::receipt(frame)), 1)
     });
     commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });

@@ -28,7 +28,7 @@ pub struct WeightedQueue {
 /// - [`EmqpError::NameTooLong`]: a queue name exceeds [`NAME_BYTES_MAX`] bytes.
 pub fn parse(text: &[u8]) -> Result<Vec<WeightedQueue>, EmqpError> {
     let text = std::str::from_utf8(text).map_err(|_| EmqpError::Queues("it is not valid UTF-8"))?;
-    let mut reader = Reader { rest: text.trim() };
+    let mut reader = JsonReader { rest: text.trim() };
     let mut queues = Vec::new();
     if !reader.is_empty() {
         let listed = reader.begins_list();
@@ -72,11 +72,11 @@ pub fn encode_text(text: &str, output: &mut String) {
     output.push('"');
 }
 
-struct Reader<'a> {
+struct JsonReader<'a> {
     rest: &'a str,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     fn is_empty(&mut self) -> bool {
         self.rest = self.rest.trim_start();
         self.rest.is_empty()

@@ -90,7 +90,7 @@ fn arguments_that_would_break_a_line_are_rejected_before_sending() {
 fn an_error_names_the_request_and_its_error_number() {
     let mut conversation = open();
     let question =
-        Question { operation: "rebind", about: "q1", action: "rebind", confirm: true, data: b"q1 e1" };
+        MqksRequest { operation: "rebind", about: "q1", action: "rebind", confirm: true, data: b"q1 e1" };
     let id = conversation.question(&question, "me").unwrap();
     let id = String::from_utf8(id.to_vec()).unwrap();
     assert_eq!(written(&mut conversation), format!("{id} rebind --confirm q1 e1\n"));

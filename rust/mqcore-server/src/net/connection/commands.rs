@@ -12,7 +12,7 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError};
 
 use crate::hub::Hub;
 use crate::net::outbox::Outbox;
-use crate::shard::inbox::{Batch, Input, permits_for};
+use crate::shard::inbox::{CommandBatch, Input, permits_for};
 
 /// The shard that knows all clients.
 const HOME: usize = 0;
@@ -32,7 +32,7 @@ pub(super) struct CommandQueue {
 struct Unsent {
     shard: usize,
     permits: u32,
-    batch: Batch,
+    batch: CommandBatch,
 }
 
 impl CommandQueue {
@@ -113,7 +113,8 @@ impl CommandQueue {
         (outbox, client): (&Arc<Outbox>, &Arc<Client>),
     ) {
         self.known_to_shards = true;
-        let batch = Batch { outbox: Arc::clone(outbox), client: Arc::clone(client), commands, room: None };
+        let batch =
+            CommandBatch { outbox: Arc::clone(outbox), client: Arc::clone(client), commands, room: None };
         self.unsent.push_back(Unsent { shard, permits: permits_for(bytes), batch });
     }
 
