@@ -28,11 +28,13 @@ from worker_peer import WorkerPeer
 GROUPS = {
     "spark programs": (
         "spark/test_cluster.py",
-        "spark/test_connect.py",
+        "spark/test_connect.py::test_connect_reads_follows_and_writes",
         "spark/test_jvm.py",
         "spark/test_kills.py",
-        "spark/test_program.py",
+        "spark/test_program.py::test_the_program_runs",
     ),
+    # These need no session.
+    "spark ledger": ("spark/test_ledger.py", "spark/test_origin.py", "spark/test_reports.py"),
     "spark": ("spark/",),
     "eventmq original": (
         "jobs/test_original_router.py",

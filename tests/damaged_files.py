@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import mqcore
+import programs
 from mqcore import QueueOptions, QueueStatus
 from served import clean_environment, serving
 
@@ -20,7 +21,7 @@ MESSAGES = 20
 def mq_journal(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run `mqcore journal`."""
     command = [sys.executable, "-m", "mqcore", "journal", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+    return programs.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
 
 
 def verify(directory: Path) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 
 ROOT = Path(__file__).resolve().parent.parent
 """Root directory of the project."""
@@ -96,7 +97,7 @@ def started(
     command: Sequence[str], environment: dict[str, str], cwd: Path | None, limit: float = START_LIMIT
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any], list[str]]]:
     """Run a program of mqcore's until the block ends: its process, the ready line, and what it writes to stderr."""
-    process = subprocess.Popen(
+    process = programs.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

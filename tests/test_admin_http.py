@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from authority import Authority
 from mqcore import admin, errors
 from mqcore._http import AdminClient
@@ -67,7 +68,7 @@ def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> I
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", *arguments],
         capture_output=True,
         text=True,

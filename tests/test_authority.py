@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mqcore
+import programs
 from mqcore import errors
 from mqcore._core import AuthorityStore, hash_password
 from mqcore.authority import Action, Authority, Hello, Identity
@@ -36,7 +37,7 @@ from tmqp_peer import ACCEPTED, PREAMBLE, QUEUE, RawFrame, TmqpPeer
 
 def cli(*arguments: str, given: str = "", code: int = 0) -> str:
     """Run the program; what it printed on stdout."""
-    ran = subprocess.run(
+    ran = programs.run(
         [sys.executable, "-m", "mqcore", *arguments],
         input=given,
         capture_output=True,

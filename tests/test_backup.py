@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from depth import by_depth, choices
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from mqcore.backup import backup, restore
@@ -38,7 +39,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `mqcore` and return how it ended."""
-    return subprocess.run(
+    return programs.run(
         command(*arguments), capture_output=True, text=True, timeout=60, check=False, env=clean_environment()
     )
 
@@ -187,7 +188,7 @@ def test_killed_backups_leave_no_backup_and_let_the_files_go(tmp_path: Path) -> 
             if killed == ROUNDS:
                 break
             target = tmp_path / f"backup-{number}{('', '.tar', '.tar.zst')[number % 3]}"
-            process = subprocess.Popen(
+            process = programs.Popen(
                 command("backup", "--url", broker.admin_url, "--to", target),
                 stderr=subprocess.DEVNULL,
                 env=clean_environment(),

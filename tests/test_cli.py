@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from served import ServedBroker, clean_environment, serving, wait_until
 from tmqp_peer import TmqpPeer
 
@@ -23,7 +24,7 @@ def mqcore(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `mqcore` and return how it ended."""
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", *arguments],
         input=given or b"",
         capture_output=True,
@@ -578,7 +579,7 @@ def test_publishing_to_a_missing_queue_is_exit_code_3() -> None:
 def test_events_are_printed_as_they_happen_and_nothing_is_consumed(served: ServedBroker) -> None:
     mqcore("queue", "create", "orders/1", url=served.url)
     arguments = ["tail", "--events", "--queue", "orders/1", "--count", "5", "--json", "--url", served.url]
-    process = subprocess.Popen(
+    process = programs.Popen(
         [sys.executable, "-m", "mqcore", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -8,12 +8,13 @@ import sys
 import pytest
 
 import mqcore
+import programs
 from served import clean_environment
 
 
 def run(broker: mqcore.Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mqcore", "--url", broker.listeners[0], *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, env=clean_environment())
+    return programs.run(command, capture_output=True, text=True, timeout=30, env=clean_environment())
 
 
 def test_queues_of_a_channel_are_limited_and_inherit_its_defaults() -> None:

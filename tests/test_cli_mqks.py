@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import programs
 from mqks_peer import MqksPeer
 from served import ServedBroker, clean_environment, serving, wait_until
 from test_cli import complaint, lines, mqcore, one
@@ -27,7 +28,7 @@ def url(served: ServedBroker) -> str:
 
 def consuming(url: str, *arguments: str) -> subprocess.Popen[bytes]:
     """`mqcore consume` in the background."""
-    return subprocess.Popen(
+    return programs.Popen(
         [sys.executable, "-m", "mqcore", "consume", *arguments, "--url", url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

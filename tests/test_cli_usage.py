@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from mqcore import errors
 from served import ServedBroker, clean_environment, serving
 
 
 def run(*arguments: str, url: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", *arguments],
         capture_output=True,
         text=True,
@@ -129,7 +130,7 @@ def test_publish_sets_an_id_and_copies_and_pull_clears(served: ServedBroker) -> 
 def test_receive_prints_and_answers_direct_messages(served: ServedBroker) -> None:
     command = [sys.executable, "-m", "mqcore", "receive", "--name", "desk", "--reply", "pong", "--count", "3", "--json"]
     environment = clean_environment() | {"MQCORE_URL": served.url}
-    with subprocess.Popen(
+    with programs.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as receiving:
         guard = threading.Timer(30, receiving.kill)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from awaited import next_of, reaches, until
 from mqcore import Binding, Broker, BrokerConfig, QueueOptions, errors
 from mqcore.client import Client
@@ -157,7 +158,7 @@ def command(*arguments: str, url: str) -> list[str]:
 
 
 def run(*arguments: str, url: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return programs.run(
         command(*arguments, url=url), capture_output=True, text=True, timeout=30, env=clean_environment()
     )
 
@@ -168,7 +169,7 @@ def test_commands_publish_to_and_consume_from_topics(protocol: str) -> None:
     with Broker(BrokerConfig(listen=listen)) as broker:
         url = broker.listeners[-1]
         arguments = command("consume", "@topic:news", "--count", "2", "--json", url=url)
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
+        with programs.Popen(arguments, stdout=subprocess.PIPE, text=True, env=clean_environment()) as process:
             wait_until(lambda: any(topic.subscribers for topic in broker.stats().topics))
             broker.sync.publish("@topic:news", b"first")
             published = run("publish", "@topic:news", "second", url=url)

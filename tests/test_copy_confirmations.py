@@ -14,6 +14,7 @@ import pytest
 
 import mqcore
 import mqcore.sync
+import programs
 from awaited import until
 from mqcore import QueueOptions, errors
 from mqcore.client import Client, CopyReceipt, Receipt
@@ -198,7 +199,7 @@ async def test_lost_connection_leaves_copies_unconfirmed(broker: mqcore.Broker, 
 def run(served: ServedBroker, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = clean_environment() | {"MQCORE_URL": served.url}
     command = [sys.executable, "-m", "mqcore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    return programs.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
 
 
 def test_command_line_reports_rejected_copies_and_exits_with_1() -> None:

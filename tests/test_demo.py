@@ -12,7 +12,7 @@ from depth import FULL, choices
 from served import ROOT, clean_environment
 
 
-def run_demo(*arguments: str, limit: float = 55) -> subprocess.CompletedProcess[str]:
+def run_demo(*arguments: str, limit: float = 110) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "mqcore.demo", *arguments],
         capture_output=True,
@@ -53,6 +53,7 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
     assert all(report.is_file() for report in reports)
 
 
+@pytest.mark.timeout(120)
 def test_the_demonstration_also_holds_for_a_few_files() -> None:
     assert run_demo("--files", "12", "--no-pipelines").returncode == 0
 
@@ -66,7 +67,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
         "    seen.append(body)\n"
         "    return 'f' * 64 if body == seen[0] else honest(body)\n"
         "part.digest = damaged\n"
-        "part._LIMIT = 5.0\n"
+        "part._LIMIT = 15.0\n"
         "demo.PARTS = (('damaged', part.run),)\n"
         "sys.argv = ['demo', '--files', '20', '--no-pipelines']\n"
         "sys.exit(demo.main())\n"
@@ -75,7 +76,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=110,
         check=False,
         cwd=ROOT,
         env=clean_environment(),
@@ -85,6 +86,7 @@ def run_damaged(part: str) -> subprocess.CompletedProcess[str]:
 PARTS = ["tmqp", "mqks", "micromessage", "jobs", "durable", "limits"]
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("part", PARTS if FULL else sorted(choices(__name__).sample(PARTS, 2)))
 def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     result = run_damaged(part)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from served import clean_environment, serving
 
@@ -23,7 +24,7 @@ SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, deliver
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `mqcore journal` and return how it ended."""
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", "journal", *map(str, arguments)],
         capture_output=True,
         text=True,

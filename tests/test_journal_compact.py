@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from depth import by_depth, choices
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from served import DISK_MIB, ServedBroker, clean_environment, serving, wait_until
@@ -37,7 +38,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `mqcore journal compact` and return how it ended."""
     environment = clean_environment()
     called = command(directory, *arguments)
-    return subprocess.run(called, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return programs.run(called, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 def content(directory: Path) -> Content:
@@ -122,7 +123,7 @@ def test_compaction_killed_at_any_time_loses_nothing_and_can_be_repeated(pristin
         shutil.copytree(pristine, directory)
         for _ in range(2):
             names = set(os.listdir(directory / "shard-0"))
-            process = subprocess.Popen(command(directory), stderr=subprocess.DEVNULL, env=clean_environment())
+            process = programs.Popen(command(directory), stderr=subprocess.DEVNULL, env=clean_environment())
             # Opening begins a segment: from then on it works.
             wait_until(
                 lambda: process.poll() is not None or set(os.listdir(directory / "shard-0")) != names,  # noqa: B023

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from mqcore import QueueOptions, QueueStatus, errors, journal
 from served import ServedBroker, clean_environment, serving, wait_until
 
@@ -30,7 +31,7 @@ def command(*arguments: str | Path) -> list[str]:
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run `mqcore journal replay` and return how it ended."""
     environment = clean_environment()
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return programs.run(command(*arguments), capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +164,7 @@ def test_killed_and_resumed_nothing_is_lost_and_what_comes_twice_has_the_same_id
     arguments = (source, "--to", "again/1", "--from-queue", "orders/1", "--url", target.url, "--resume", kept)
     kills = 0
     for wanted in (40, 150, 300):
-        process = subprocess.Popen(
+        process = programs.Popen(
             command(*arguments, "--rate", "400/s"), stderr=subprocess.DEVNULL, env=clean_environment()
         )
         wait_until(lambda: kept.exists() and json.loads(kept.read_text())["position"] >= wanted, what="the position")  # noqa: B023
@@ -220,7 +221,7 @@ def test_replay_reports_a_lost_broker_and_resumes_on_another(source: Path, tmp_p
     arguments = (source, "--to", "again/1", "--from-queue", "orders/1", "--resume", kept, "--timeout", "2s")
     with serving("--data-dir", directory) as broker:
         declare(broker)
-        process = subprocess.Popen(
+        process = programs.Popen(
             command(*arguments, "--url", broker.url, "--rate", "400/s"),
             stderr=subprocess.PIPE,
             text=True,

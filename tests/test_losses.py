@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 from damaged_files import (
     MESSAGES,
     ONE_SHARD,
@@ -96,7 +96,7 @@ def places(directory: Path) -> dict[str, int]:
 def refused_start(directory: Path, environment: dict[str, str]) -> str:
     """The error of a broker that must not start."""
     command = [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--data-dir", str(directory)]
-    refused = subprocess.run(
+    refused = programs.run(
         command, capture_output=True, text=True, timeout=30, check=False, env=clean_environment() | environment
     )
     assert refused.returncode == 2, refused.stderr

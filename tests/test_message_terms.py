@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 from awaited import next_of, until
 from mqcore import Broker, QueueOptions, errors
 from mqcore.testing import TestBroker
@@ -30,6 +30,7 @@ async def test_a_delayed_message_waits_for_its_time_and_others_pass_it() -> None
             await broker.publish("orders/1", "later", delay="10s")
             await broker.publish("orders/1", "now")
             assert (await next_of(messages)).body == "now"
+            await broker.settle()
             stats = broker.stats().queue("orders/1")
             assert (stats.normal, stats.delayed) == (1, 1)
             await broker.clock.advance(9.999)
@@ -89,7 +90,7 @@ def test_the_command_line_publishes_with_terms() -> None:
         terms = ("--delay", "1h", "--expires-in", "2h", "--priority", "200")
         for options, code in ((terms, 0), (("--priority", "3"), 0), (("--priority", "256"), 2)):
             command = [sys.executable, "-m", "mqcore", "--url", broker.url, "publish", "orders/1", "x", *options]
-            assert subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == code
+            assert programs.run(command, capture_output=True, timeout=30, check=False).returncode == code
         information = client.queue_information("orders/1")
         assert (information.messages, information.priority_messages, information.delayed_messages) == (1, 1, 1)
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from authority import Authority
 from awaited import next_of
 from depth import choices, rounds
@@ -166,7 +166,7 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
                 assert await bodies(top.url, "news/0") == ["a", "c"]
                 command = [sys.executable, "-m", "mqcore", "node", "ls", "--url", top.url, "--json"]
                 listed = await asyncio.to_thread(
-                    subprocess.run, command, capture_output=True, text=True, check=True, env=clean_environment()
+                    programs.run, command, capture_output=True, text=True, check=True, env=clean_environment()
                 )
                 told = json.loads(listed.stdout)
                 assert told["schema"] == "mqcore.node.ls/1"
@@ -211,7 +211,7 @@ def test_a_file_tells_everything_about_nodes(tmp_path: Path) -> None:
 
 
 def test_invalid_master_url_is_rejected_at_start() -> None:
-    ended = subprocess.run(
+    ended = programs.run(
         [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--upstream", "north"],
         capture_output=True, text=True, check=False, timeout=30, env=clean_environment(),
     )  # fmt: skip

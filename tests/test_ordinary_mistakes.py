@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 from mqcore import QueueOptions, QueueStatus
 from mqcore.backup import backup
 from served import clean_environment, serving, wait_until
@@ -25,7 +26,7 @@ SAVING = QueueOptions(status=QueueStatus.PULL, delivery_handler="at-least-once")
 def run(*arguments: object, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run `mqcore` until it ends."""
     command = [*under, sys.executable, "-m", "mqcore", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
+    return programs.run(command, capture_output=True, text=True, timeout=60, check=False, env=clean_environment())
 
 
 def serve(directory: Path, under: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

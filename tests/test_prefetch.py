@@ -14,6 +14,7 @@ import pytest
 
 import mqcore
 import mqcore.sync
+import programs
 from awaited import LIMIT, next_of, until
 from mqcore import errors
 from mqcore._broker_stats import QueueStats
@@ -414,7 +415,7 @@ def consume(broker: mqcore.Broker, *arguments: str) -> subprocess.CompletedProce
     """Run `mqcore consume` and return how it ended."""
     command = [sys.executable, "-m", "mqcore", "consume", *arguments]
     environment = clean_environment() | {"MQCORE_URL": broker.listeners[0]}
-    return subprocess.run(command, capture_output=True, timeout=LIMIT, check=False, env=environment)
+    return programs.run(command, capture_output=True, timeout=LIMIT, check=False, env=environment)
 
 
 async def test_the_command_consumes_its_queue_only(broker: mqcore.Broker, mq: Client) -> None:

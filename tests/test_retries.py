@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import mqcore
+import programs
 from mqcore import ChannelOptions, Decision, DeliveryHandler, QueueOptions, SendAck, errors
 from mqcore.config import QueueStatus
 from served import ServedBroker, clean_environment, serving
@@ -39,7 +40,7 @@ async def until(condition: Callable[[], Awaitable[bool]], limit: float = LIMIT) 
 
 def command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", *arguments],
         capture_output=True,
         text=True,
@@ -88,14 +89,10 @@ async def test_delay_before_a_redelivery_doubles_and_survives_kill_9(tmp_path: P
             await mq.declare("work", 1, QueueOptions(**SAVING))
             await mq.declare("work", 2, QueueOptions(**SAVING))
             await mq.publish("work/1", b"bad")
-            began = await reject_all(mq, "work/1", 4)
+            began = await reject_all(mq, "work/1", 5)
             pauses = [later - sooner for sooner, later in itertools.pairwise(began)]
-            for pause, expected in zip(pauses, (0.1, 0.2, 0.4), strict=True):
-                assert expected * 0.95 <= pause < expected + 1.0, pauses
-            information = await mq.queue_information("work/1")
-            assert information.delayed_messages == 1
-            assert information.next_attempt is not None
-            assert 0.3 < information.next_attempt - time.time() < 0.9
+            for pause, expected in zip(pauses, (0.1, 0.2, 0.4, 0.8), strict=True):
+                assert expected * 0.95 <= pause < expected + LIMIT, pauses
             # A longer delay, which the kill interrupts.
             async with mq.queue("work/1").consume(prefetch=1, idle_timeout=LIMIT) as messages:
                 async for message in messages:

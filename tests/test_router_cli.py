@@ -9,12 +9,13 @@ import sys
 import pytest
 
 import mqcore
+import programs
 from mqcore import errors
 from served import ServedBroker, clean_environment
 
 
 def run(broker: ServedBroker, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", "--url", broker.url, *arguments],
         capture_output=True,
         text=True,

@@ -85,6 +85,15 @@ def wait_for(path: str) -> None:
 
 
 @jobs.task
+def hold(path: str, gate: str) -> str:
+    note(path, f"begin {os.getpid()}")
+    while not Path(gate).exists():
+        time.sleep(0.01)
+    note(path, "end")
+    return "released"
+
+
+@jobs.task
 def sleep(path: str, seconds: float) -> str:
     note(path, f"begin {os.getpid()}")
     time.sleep(seconds)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,14 @@ def test_a_job_that_fails_is_tried_again_after_its_backoff(sample: Any, tmp_path
 
 def test_a_job_waits_for_its_time(sample: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    sample.add.enqueue(1).result(20)
+    much_later = sample.write.using(run_after="1h").enqueue(str(trace), "much later")
+    began = time.monotonic()
     later = sample.write.using(run_after="700ms").enqueue(str(trace), "later")
     sample.write.enqueue(str(trace), "now").result(20)
-    assert not later.is_done
     later.result(20)
-    assert lines_of(trace) == ["now", "later"]
+    assert time.monotonic() - began >= 0.7
+    assert sorted(lines_of(trace)) == ["later", "now"]
+    assert not much_later.is_done
 
 
 def test_job_without_task_is_rejected_before_any_import(sample: Any, tmp_path: Path) -> None:
@@ -164,18 +167,21 @@ def test_an_attempt_whose_process_died_counts(url: str, tasks: Tasks, tmp_path: 
 def test_unique_job_waits_or_runs_once_across_senders(url: str, tasks: Tasks, tmp_path: Path) -> None:
     sample = tasks(url)
     with working(url, "--concurrency", "2") as worker, Jobs(url) as other:
-        once = sample.sleep.using(unique=True)
-        running = once.enqueue(str(tmp_path / "a"), 1)
+        gate = tmp_path / "gate"
+        once = sample.hold.using(unique=True)
+        running = once.enqueue(str(tmp_path / "a"), str(gate))
         until_lines(tmp_path / "a", 1)
         with pytest.raises(errors.JobDuplicate, match="has a message with the unique key"):
-            once.enqueue(str(tmp_path / "a"), 1).result(20)
-        assert once.enqueue(str(tmp_path / "b"), 0).result(20) == "slept", "other arguments are another job"
+            once.enqueue(str(tmp_path / "a"), str(gate)).result(20)
+        other_arguments = once.enqueue(str(tmp_path / "b"), str(tmp_path))
+        assert other_arguments.result(20) == "released", "other arguments are another job"
         by_key = {"queue": "default", "unique": "report, of Monday"}
-        report = other.send("sample_jobs.sleep", [str(tmp_path / "c"), 1], **by_key)
+        report = other.send("sample_jobs.hold", [str(tmp_path / "c"), str(gate)], **by_key)
         until_lines(tmp_path / "c", 1)
         with pytest.raises(errors.JobDuplicate, match="Monday"):
             sample.add.using(unique="report, of Monday").enqueue(1).result(20)
-        assert [running.result(20), report.result(20)] == ["slept", "slept"]
+        gate.touch()
+        assert [running.result(20), report.result(20)] == ["released", "released"]
         assert sample.add.using(unique="report, of Monday").enqueue(1).result(20) == 2
         assert worker.terminate() == 0
 

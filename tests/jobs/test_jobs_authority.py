@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from job_processes import SAMPLES, broker_url, working
 from mqcore import errors
 from mqcore._core import AuthorityStore
@@ -49,9 +50,7 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
 def run(*arguments: str, token: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mqcore", *arguments]
     environment = clean_environment() | ({"MQCORE_TOKEN": token} if token else {})
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=50, check=False, cwd=SAMPLES
-    )
+    return programs.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False, cwd=SAMPLES)
 
 
 def test_clients_with_token_or_password_send_jobs_and_get_results(guarded: Guarded) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import programs
 from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
 from mqcore.jobs import Jobs
 from served import clean_environment, serving, wait_until
@@ -28,7 +29,7 @@ def url() -> Iterator[str]:
 
 def mqcore(*arguments: str, url: str | None = None, cwd: Path = SAMPLES) -> subprocess.CompletedProcess[str]:
     where = ["--broker", url] if url is not None else []
-    return subprocess.run(
+    return programs.run(
         [sys.executable, "-m", "mqcore", *arguments, *where],
         capture_output=True,
         text=True,
@@ -121,7 +122,7 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
     end = tmp_path / "end"
     with working(url, "--pool", "process", "--concurrency", "1"), Jobs(url) as sender:
         command = [sys.executable, "-m", "mqcore", "jobs", "watch", "--broker", url, "--json"]
-        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
+        watching = programs.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment())
         try:
             job = sender.send("sample_jobs.tell_progress_again", [str(end)])
             # A watcher sees reports from its start on.
@@ -144,7 +145,7 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
 def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) -> None:
     end = tmp_path / "end"
     terminal, theirs = pty.openpty()
-    worker = subprocess.Popen(
+    worker = programs.Popen(
         [sys.executable, "-m", "mqcore", "worker", "sample_jobs:jobs", "--broker", url, "--pool", "thread"],
         stdout=subprocess.DEVNULL,
         stderr=theirs,

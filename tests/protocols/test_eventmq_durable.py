@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from eventmq_original import addresses
 from eventmq_peer import GREETING, EventmqPeer, ready
 from mqcore import QueueOptions, QueueStatus, admin, errors
@@ -203,7 +204,7 @@ def test_trace_without_history_shows_only_the_current_state() -> None:
 
 def mqcore_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mqcore", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
+    return programs.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False)
 
 
 def test_the_command_line_traces_as_lines_and_as_json(tmp_path: Path) -> None:

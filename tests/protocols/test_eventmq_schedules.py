@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from depth import choices, rounds
 from eventmq_peer import EventmqPeer
 from mqcore import admin, journal
@@ -109,7 +110,7 @@ def test_schedules_are_listed_by_what_is_due_next(broker: mqcore.Broker) -> None
     assert broker.schedules(limit=1).total == 2
     assert [kept.queue for kept in broker.schedules(limit=1).schedules] == ["soon"]
     command = [sys.executable, "-m", "mqcore", "jobs", "schedules", "--url", broker.admin_url, "--json"]
-    listed = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20, check=True)
+    listed = programs.run(command, env=clean_environment(), capture_output=True, text=True, timeout=20, check=True)
     assert [row["queue"] for row in json.loads(listed.stdout)["schedules"]] == ["soon", "night"]
     with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
         assert b"\nmqcore_schedules 2\n" in answer.read()
@@ -176,7 +177,7 @@ def test_removed_schedule_stays_removed_after_kill_9(tmp_path: Path) -> None:
     def unschedule(*arguments: str, token: str = token) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mqcore", "jobs", "unschedule", *arguments, "--url", broker.admin_url]
         environment = clean_environment() | {"MQCORE_TOKEN": token}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+        return programs.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
     with serve(tmp_path) as broker:
         frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
@@ -295,7 +296,7 @@ def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mqcore", "journal", *arguments, str(tmp_path)]
         environment = clean_environment()
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+        return programs.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
 
     listing = journal.segments(tmp_path)
     assert (listing.schedules, listing.runs, listing.limits, listing.live) == (2, 0, 0, 0)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import mqcore
+import programs
 from mqcore import admin, errors
 from mqks_peer import ERROR, MqksPeer
 from served import clean_environment, serving, wait_until
@@ -345,7 +346,7 @@ def test_a_served_broker_logs_errors_and_the_command_line_lists_them() -> None:
 
         def command(*more: str) -> subprocess.CompletedProcess[str]:
             line = [sys.executable, "-m", "mqcore", "errors", "--url", served.admin_url, *more]
-            return subprocess.run(line, capture_output=True, text=True, env=clean_environment(), check=False)
+            return programs.run(line, capture_output=True, text=True, env=clean_environment(), check=False)
 
         listed = command()
         assert listed.stdout.splitlines()[1].split("\t")[1:3] == [error, "x1"]

@@ -15,11 +15,10 @@ def main(given: dict[str, Any]) -> None:
     rows = spark.read.format("mqcore").options(subscribe="orders").load(given["data_dir"])
     writer = rows.orderBy("shard", "sequence").select("value").write.format("mqcore").mode("append")
     writer.options(**given["sink"]).save()
-    if "stream" in given:
-        source = spark.readStream.format("mqcore").options(startingOffsets="earliest", subscribe="orders")
-        stream = source.load(given["data_dir"]).select("value").writeStream.format("mqcore")
-        stream = stream.option("checkpointLocation", given["checkpoint"]).options(**given["stream"])
-        stream.trigger(availableNow=True).start().awaitTermination()
+    source = spark.readStream.format("mqcore").options(startingOffsets="earliest", subscribe="orders")
+    stream = source.load(given["data_dir"]).select("value").writeStream.format("mqcore")
+    stream = stream.option("checkpointLocation", given["checkpoint"]).options(**given["stream"])
+    stream.trigger(availableNow=True).start().awaitTermination()
     print(json.dumps({"read": rows.count(), "logs": rows.where("channel = 'logs'").count()}), flush=True)
     spark.stop()
 

@@ -1,4 +1,4 @@
-"""Spark Connect: batches, and streams in the full depth, in both directions, with nothing registered manually."""
+"""Spark Connect: batches and streams in both directions, with nothing registered manually."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from depth import FULL
 from mqcore import sync
 from mqcore.spark.jvm import ensure_java
 from served import clean_environment
 from spark.told import LENIENT, Told, drain, java_or_skip
 
-pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform != "linux", reason="ends a group of processes")]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = LENIENT
 
 
+def test_format_is_found_without_registration(spark: SparkSession, told: Told) -> None:
+    other = spark.newSession()  # mqcore.spark.session() registers the format in its own session only
+    assert other.read.format("mqcore").option("subscribe", "logs").load(str(told.data_dir)).count() == 800
+
+
+@pytest.mark.full("starts a server; test_format_is_found_... reads without it, test_sink.py and test_stream.py write")
+@pytest.mark.skipif(sys.platform != "linux", reason="ends a group of processes")
 def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
     java_or_skip()
     pytest.importorskip("grpc")
@@ -32,9 +42,8 @@ def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
         "data_dir": str(living.data_dir),
         "checkpoint": str(tmp_path / "checkpoint"),
         "sink": {**sink, "queue": "target/1", "stagingLocation": str(tmp_path / "staging")},
+        "stream": {**sink, "queue": "target/2"},
     }
-    if FULL:
-        given["stream"] = {**sink, "queue": "target/2"}
     environment = {
         **clean_environment(),
         "JAVA_HOME": str(ensure_java().home),
@@ -60,5 +69,4 @@ def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
     # The server writes to the same place.
     assert [json.loads(line) for line in told.splitlines() if line.startswith('{"read"')] == [{"read": 500, "logs": 0}]
     assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
-    if FULL:
-        assert drain(living.served.url, "target/2") == living.bodies["orders/1"]
+    assert drain(living.served.url, "target/2") == living.bodies["orders/1"]

@@ -6,27 +6,41 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from mqcore.cli.program import run
 from served import clean_environment
 from spark.told import LENIENT, Told, java_or_skip
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = LENIENT
 
 
+def arguments(told: Told, out: Path) -> list[str]:
+    """A run of a pipeline that finds no error."""
+    place = ["--journal", str(told.data_dir), "--out", str(out), "--master", "local[2]"]
+    return ["pipeline", "run", "reconcile", *place, "--json"]
+
+
+def check(stdout: str, stderr: str, out: Path) -> None:
+    """Check what the program wrote."""
+    printed: dict[str, Any] = json.loads(stdout)
+    assert (printed["schema"], printed["ok"]) == ("mqcore.pipeline.run/1", True)
+    assert printed["figures"]["difference"] == 0
+    assert f"report: {out / 'reconcile.html'}" in stderr
+    assert "reconcile: lives" in stderr, "progress is shown while it runs"
+    assert Path(printed["report"]).is_file()
+
+
+@pytest.mark.full("starts a Spark of its own; test_the_command_runs_... uses the session of the other tests")
 def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(told: Told, tmp_path: Path) -> None:
     java_or_skip()
-    arguments = (
-        "reconcile",
-        "--journal",
-        str(told.data_dir),
-        "--out",
-        str(tmp_path),
-        "--master",
-        "local[2]",
-        "--json",
-    )
     result = subprocess.run(
-        [sys.executable, "-m", "mqcore", "pipeline", "run", *arguments],
+        [sys.executable, "-m", "mqcore", *arguments(told, tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -34,9 +48,14 @@ def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(told: Told, 
         env=clean_environment(),
     )
     assert result.returncode == 0, result.stderr
-    printed = json.loads(result.stdout)
-    assert (printed["schema"], printed["ok"]) == ("mqcore.pipeline.run/1", True)
-    assert printed["figures"]["difference"] == 0
-    assert f"report: {tmp_path / 'reconcile.html'}" in result.stderr
-    assert "reconcile: lives" in result.stderr, "progress is shown while it runs"
-    assert Path(printed["report"]).is_file()
+    check(result.stdout, result.stderr, tmp_path)
+
+
+def test_the_command_runs_a_pipeline_and_stops_its_session(
+    spark: SparkSession, told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[SparkSession] = []
+    monkeypatch.setattr(type(spark), "stop", stopped.append)
+    assert run(arguments(told, tmp_path)) == 0
+    check(*capsys.readouterr(), tmp_path)
+    assert stopped == [spark]
