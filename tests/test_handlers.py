@@ -526,10 +526,10 @@ def test_a_sleeping_handler_stops_neither_pings_nor_other_handlers_nor_policies(
         sleeping = peer.publish("slow", 1, b"x", confirm=True)
         eventually(asleep.is_set)
         for _ in range(100):
-            peer.ping(timeout=1.0)
+            peer.ping(timeout=5.0)
             for channel in ("quick", "policy"):
                 message = peer.publish(channel, 1, b"", confirm=True)
-                assert peer.next(timeout=1.0).id == message
+                assert peer.next(timeout=5.0).id == message
         assert mq.stats().queue("slow/1").undecided == 1
         release.set()
         assert sleeping not in {None}
@@ -546,9 +546,9 @@ def test_a_raising_handler_stops_neither_pings_nor_other_queues(connect: Any) ->
         for _ in range(100):
             for _ in range(10):
                 peer.publish("raising", 1, b"")
-            peer.ping(timeout=1.0)
+            peer.ping(timeout=5.0)
             message = peer.publish("policy", 1, b"", confirm=True)
-            assert peer.next(timeout=1.0).id == message
+            assert peer.next(timeout=5.0).id == message
         eventually(lambda: mq.stats().queue("raising/1").normal == 1000)
 
 
