@@ -114,6 +114,39 @@ def test_counters_and_buffers_live_their_lives(still_url: str, opened: type[Sync
         assert client.query("k") is None
 
 
+def test_each_unit_has_its_number_and_its_length(still_url: str, opened: type[SyncClient]) -> None:
+    lengths = {
+        Unit.NANOSECONDS: 1,
+        Unit.MICROSECONDS: 1_000,
+        Unit.MILLISECONDS: 1_000_000,
+        Unit.SECONDS: 1_000_000_000,
+        Unit.MINUTES: 60_000_000_000,
+        Unit.HOURS: 3_600_000_000_000,
+    }
+    assert {unit: unit.nanoseconds for unit in Unit} == lengths
+    with opened(still_url) as client:
+        for unit in Unit:
+            hours = 7 * 3_600_000_000_000 // unit.nanoseconds
+            assert client.insert(unit.name, 1, hours, unit=unit)
+            assert client.query(unit.name) == Counter(1, unit, hours - 1)
+
+
+def test_numbers_are_at_least_zero_and_have_at_most_64_bits(url: str, opened: type[SyncClient]) -> None:
+    with opened(url) as client:
+        assert client.insert("k", 0, 60)
+        assert client.increase("k", 0)
+        assert client.increase("k")
+        counter = client.query("k")
+        assert counter is not None
+        assert counter.quota == 1
+        for wrong in (-1, 1 << 64):
+            with pytest.raises(errors.InvalidArgument, match=str(wrong)):
+                client.update("k", wrong)
+            with pytest.raises(errors.InvalidArgument, match=str(wrong)):
+                client.insert("l", 1, 60, unit=wrong)
+        assert client.query("l") is None
+
+
 def test_a_server_tells_about_itself_and_who_is_there(url: str, protocol: str, opened: type[SyncClient]) -> None:
     with opened(url) as client:
         me = client.whoami()
@@ -185,6 +218,8 @@ def test_rules_are_consumed_peeked_refunded_and_tried(url: str, opened: type[Syn
         assert (refused.allowed, refused.remaining) == (False, 1)
         assert 0 < refused.retry_after <= 20
         assert client.consume(rule, Mode.PEEK).allowed
+        tried = client.consume(rule, Mode.DRY_RUN)
+        assert (tried.allowed, tried.remaining) == (False, 1)
         assert client.consume(rule, Mode.REFUND).remaining == 3
         allowed, verdicts = client.consume_all([rule, Rule("s", 1, 60, cost=2)])
         assert not allowed
