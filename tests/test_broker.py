@@ -233,6 +233,17 @@ async def test_serve_forever_ends_when_the_broker_is_stopped() -> None:
         await asyncio.wait_for(serving, 10)
 
 
+def test_broker_stops_after_the_loop_of_a_canceled_serve_forever_has_ended() -> None:
+    async def serve() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(mq.serve_forever(), 0.01)
+
+    with Broker() as mq:
+        asyncio.run(serve())
+        assert mq.is_running
+    assert not mq.is_running
+
+
 def test_wait_ends_when_another_thread_stops_the_broker() -> None:
     mq = Broker()
     assert mq.wait()
@@ -272,6 +283,25 @@ def test_ctrl_c_ends_a_waiting_program(waiting: str) -> None:
         assert "KeyboardInterrupt" in said
         assert process.returncode in {1, 130, -signal.SIGINT}
         assert time.monotonic() - began < 5.0
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists() or not hasattr(os, "fork"), reason="needs fork and /proc")
+def test_forked_child_has_no_more_descriptors_than_its_parent(tmp_path: Path) -> None:
+    result = run(
+        f"""
+        import os, warnings
+        import mqcore
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with mqcore.Broker(data_dir={str(tmp_path)!r}):
+            count = len(os.listdir("/proc/self/fd"))
+            child = os.fork()
+            if child == 0:
+                os._exit(42 if len(os.listdir("/proc/self/fd")) == count else 1)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 42, status
+        """
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -317,6 +347,24 @@ def test_a_program_that_forgets_to_stop_its_broker_still_ends() -> None:
         """
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_program_that_forgets_to_stop_a_broker_with_an_async_handler_still_ends() -> None:
+    result = run(
+        """
+        import mqcore
+        class Patient(mqcore.DeliveryHandler):
+            async def received_from_producer(self, queue, message, producer):
+                return super().received_from_producer(queue, message, producer)
+        mq = mqcore.Broker(auto_create_channels=True, auto_create_queues=True)
+        mq.delivery_handlers["memory"] = Patient()
+        mq.start()
+        with mqcore.sync.connect(mq) as client:
+            client.publish("orders/1", b"x")
+        print("published")
+        """
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "published\n", "")
 
 
 def test_a_broker_that_is_dropped_running_is_stopped_with_a_warning() -> None:
@@ -415,12 +463,13 @@ def test_an_async_handler_that_blocks_its_loop_cannot_keep_a_broker_from_stoppin
     assert "blocks its event loop" in result.stderr
 
 
-def test_a_handler_may_stop_its_own_broker() -> None:
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_a_handler_may_stop_its_own_broker(define: str) -> None:
     result = run(
         """
         import mqcore
         class Last(mqcore.DeliveryHandler):
-            def received_from_producer(self, queue, message, producer):
+            DEFINE received_from_producer(self, queue, message, producer):
                 mq.stop(grace=0)
                 return mqcore.Decision()
         mq = mqcore.Broker(listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True)
@@ -430,9 +479,10 @@ def test_a_handler_may_stop_its_own_broker() -> None:
         peer.publish("orders", 1, b"")
         assert mq.wait("10s")
         peer.close()
-        """
+        """.replace("DEFINE", define)
     )
     assert result.returncode == 0, result.stderr
+    assert "event loop" not in result.stderr
 
 
 # Starts and stops a broker, each time while a peer publishes through a handler and another consumes.

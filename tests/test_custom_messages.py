@@ -85,7 +85,8 @@ async def test_a_custom_message_reaches_all_clients_of_a_name_or_type() -> None:
         assert broker.send_custom("@type:till", "to tills") == 2
         assert broker.send_custom("nobody", "x") == 0
         for received in (first, second):
-            assert [(await next_of(received)).body for _ in range(2)] == ["to shop", "to tills"]
+            messages = [await next_of(received) for _ in range(2)]
+            assert [(message.content_type, message.body) for message in messages] == [(0, "to shop"), (0, "to tills")]
 
 
 async def test_a_custom_message_without_a_handler_is_dropped_and_counted() -> None:

@@ -116,14 +116,14 @@ def test_counters_and_buffers_live_their_lives(still_url: str, opened: type[Sync
 
 def test_each_unit_has_its_number_and_its_length(still_url: str, opened: type[SyncClient]) -> None:
     lengths = {
-        Unit.NANOSECONDS: 1,
-        Unit.MICROSECONDS: 1_000,
-        Unit.MILLISECONDS: 1_000_000,
-        Unit.SECONDS: 1_000_000_000,
-        Unit.MINUTES: 60_000_000_000,
-        Unit.HOURS: 3_600_000_000_000,
+        "NANOSECONDS": 1,
+        "MICROSECONDS": 1_000,
+        "MILLISECONDS": 1_000_000,
+        "SECONDS": 1_000_000_000,
+        "MINUTES": 60_000_000_000,
+        "HOURS": 3_600_000_000_000,
     }
-    assert {unit: unit.nanoseconds for unit in Unit} == lengths
+    assert {unit.name: unit.nanoseconds for unit in Unit} == lengths
     with opened(still_url) as client:
         for unit in Unit:
             hours = 7 * 3_600_000_000_000 // unit.nanoseconds
@@ -139,6 +139,9 @@ def test_numbers_are_at_least_zero_and_have_at_most_64_bits(url: str, opened: ty
         counter = client.query("k")
         assert counter is not None
         assert counter.quota == 1
+        with client.pipeline() as pipe:
+            pipe.increase("k").decrease("k", 0).query("k")
+        assert pipe.results[2].quota == 2
         for wrong in (-1, 1 << 64):
             with pytest.raises(errors.InvalidArgument, match=str(wrong)):
                 client.update("k", wrong)
