@@ -176,12 +176,12 @@ def update(key: Name, quota: int) -> Ask[bool]:
     return Ask((_UPDATE, _name(key), _QUOTA, _PATCH, _number(quota, "quota")), bool)
 
 
-def increase(key: Name, by: int = 1) -> Ask[bool]:
+def increase(key: Name, by: int) -> Ask[bool]:
     """Build INCREASE."""
     return Ask((_UPDATE, _name(key), _QUOTA, _INCREASE, _number(by, "by")), bool)
 
 
-def decrease(key: Name, by: int = 1) -> Ask[bool]:
+def decrease(key: Name, by: int) -> Ask[bool]:
     """Build DECREASE."""
     return Ask((_UPDATE, _name(key), _QUOTA, _DECREASE, _number(by, "by")), bool)
 
