@@ -55,7 +55,7 @@ def test_the_command_runs_a_pipeline_and_stops_its_session(
     spark: SparkSession, told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[SparkSession] = []
-    monkeypatch.setattr(type(spark), "stop", stopped.append)
+    monkeypatch.setattr(type(spark), "stop", lambda session: stopped.append(session))
     assert run(arguments(told, tmp_path)) == 0
     check(*capsys.readouterr(), tmp_path)
     assert stopped == [spark]
