@@ -127,6 +127,9 @@ class BrokerOptions(TypedDict, total=False):
     header_bytes_max: int
     connections_max: int
     half_open_max: int
+    login_bytes_max: int
+    half_open_bytes_max: int
+    unfinished_bytes_max: int
     output_bytes_max: int
     slow_consumer_timeout: Duration
     handshake_timeout: Duration

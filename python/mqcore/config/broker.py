@@ -95,6 +95,15 @@ class BrokerConfig:
     """Maximum number of connections of all listeners together. Default 65,536."""
     half_open_max: int = 16_384
     """Maximum number of connections that have not finished the handshake. Default 16,384."""
+    login_bytes_max: int = 64 * 1024
+    """Maximum bytes of a login: of input before the broker accepts a peer that has to log in. Protocols with a smaller
+    limit for their handshake keep it. Default 64 KiB."""
+    half_open_bytes_max: int = 64 * 1024 * 1024
+    """Maximum bytes of unfinished input of all connections without a login. Beyond it, the broker closes the connection
+    whose input has waited longest. Default 64 MiB."""
+    unfinished_bytes_max: int = 1 << 30
+    """Maximum bytes of unfinished frames of all clients, counting frames from 32 KiB on. Beyond it, the broker
+    disconnects the client whose frame began first. Default 1 GiB."""
     output_bytes_max: int = 8 * 1024 * 1024
     """Maximum bytes waiting to be written to one connection. Default 8 MiB."""
     slow_consumer_timeout: Duration = 30.0

@@ -73,6 +73,15 @@ pub struct Config {
     /// Maximum connections without a completed login; one more closes the oldest of them, so that idle peers cannot
     /// keep clients out. Default 16,384.
     pub half_open_max: usize,
+    /// Maximum bytes of a login: of unfinished input of a peer that has to log in and has not. Protocols with a smaller
+    /// limit for their handshake keep it. Default 64 KiB.
+    pub login_bytes_max: u64,
+    /// Maximum bytes of unfinished input of all connections without a completed login; beyond it, the connection whose
+    /// input has waited longest is closed. Default 64 MiB.
+    pub half_open_bytes_max: usize,
+    /// Maximum bytes of unfinished frames of all clients, counting frames from 32 KiB on; beyond it, the client whose
+    /// frame began first is disconnected. Default 1 GiB.
+    pub unfinished_bytes_max: usize,
     /// Maximum bytes of output that wait for one connection. Above half of it the connection is congested and
     /// receives no deliveries until it is below a quarter. Above the maximum, the connection is closed. Default 8
     /// MiB.
@@ -186,6 +195,9 @@ impl Default for Config {
             limits: Limits::default(),
             connections_max: 65_536,
             half_open_max: 16_384,
+            login_bytes_max: 64 * 1024,
+            half_open_bytes_max: 64 << 20,
+            unfinished_bytes_max: 1 << 30,
             output_bytes_max: 8 * 1024 * 1024,
             slow_consumer_timeout: Duration::from_secs(30),
             handshake_timeout: Duration::from_secs(10),
@@ -247,6 +259,22 @@ impl Config {
         }
         if self.half_open_max == 0 {
             return out_of_range("half_open_max", 0, "at least 1");
+        }
+        if self.login_bytes_max < 1024 {
+            let value = self.login_bytes_max;
+            return Err(ConfigError::OutOfRange {
+                name: "login_bytes_max",
+                value,
+                why: "at least 1024 bytes",
+            });
+        }
+        for (name, value) in [
+            ("half_open_bytes_max", self.half_open_bytes_max),
+            ("unfinished_bytes_max", self.unfinished_bytes_max),
+        ] {
+            if value < 64 * 1024 {
+                return out_of_range(name, value, "at least 65536 bytes");
+            }
         }
         if self.tls_handshakes_max == 0 {
             return out_of_range("tls_handshakes_max", 0, "at least 1");

@@ -17,6 +17,7 @@ use mqcore_wire::codec::Limits;
 use crate::authority::state::Authority;
 use crate::extension::ExtensionPort;
 use crate::net::guard::Guard;
+use crate::net::input_budget::InputBudgets;
 use crate::net::outbox::Outbox;
 use crate::net::registry::Registry;
 use crate::net::tls::Tls;
@@ -37,6 +38,7 @@ pub(crate) struct Hub {
     pub(crate) failures: Failures,
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
+    pub(crate) input: InputBudgets,
     pub(crate) authority: Authority,
     /// `None`: this broker has no links to others.
     pub(crate) nodes: Option<Nodes>,
@@ -68,23 +70,28 @@ pub(crate) struct Hub {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SessionTerms {
     pub(crate) limits: Limits,
+    pub(crate) login_bytes_max: u64,
     pub(crate) handshake_timeout: Duration,
     pub(crate) ping_interval: Duration,
     pub(crate) pong_timeout: Duration,
 }
 
 impl Hub {
-    /// The configuration of a new session.
+    /// The configuration of a new session. `must_log_in`: the peer needs credentials.
     pub(crate) fn session_config(
         &self,
         connection: ConnectionId,
         admin: bool,
         peer: Arc<Peer>,
+        must_log_in: bool,
     ) -> SessionConfig {
+        let limits = self.session.limits;
+        let login_bytes_max = if must_log_in { self.session.login_bytes_max } else { limits.frame_bytes_max };
         SessionConfig {
             connection,
             shards: self.shards.len(),
-            limits: self.session.limits,
+            limits,
+            login_bytes_max: u32::try_from(login_bytes_max).unwrap_or(u32::MAX),
             handshake_timeout: self.session.handshake_timeout,
             ping_interval: self.session.ping_interval,
             pong_timeout: self.session.pong_timeout,

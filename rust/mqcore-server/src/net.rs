@@ -7,6 +7,7 @@
 //! | `outbox` | frames and events that wait to be written to one connection |
 //! | `output` | encoded bytes to be written to one socket |
 //! | `registry` | every open connection of the server |
+//! | `input_budget` | limits on frames of which peers have sent a part |
 //! | `descriptors` | file descriptors that connections leave to the journal |
 //! | [`guard`] | limits on connecting and publishing |
 //! | `tls` | certificates of encrypted listeners |
@@ -19,6 +20,7 @@ pub mod guard;
 pub(crate) mod connection;
 pub(crate) mod descriptors;
 pub(crate) mod handshakes;
+pub(crate) mod input_budget;
 pub(crate) mod listener;
 pub(crate) mod outbox;
 pub(crate) mod output;

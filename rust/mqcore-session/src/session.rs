@@ -32,6 +32,9 @@ pub struct SessionConfig {
     pub shards: usize,
     /// Size limits of frames.
     pub limits: Limits,
+    /// Maximum bytes of the peer's input before the broker accepts it. Protocols with a smaller limit for their handshake
+    /// keep it. Default 64 KiB if the peer has to log in, else `frame_bytes_max`.
+    pub login_bytes_max: u32,
     /// Time for the handshake. Default 10 s.
     pub handshake_timeout: Duration,
     /// Time without input after which the peer is pinged. Default 60 s.
@@ -53,6 +56,9 @@ pub enum SessionError {
     /// The bytes are not of this protocol.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// The peer's login exceeds a limit. Sessions whose decoder reports that return [`SessionError::Wire`] instead.
+    #[error("{0}")]
+    LoginTooLarge(Cow<'static, str>),
     /// The frames are valid, but not allowed in this state of the conversation.
     #[error("{0}")]
     Misbehaved(Cow<'static, str>),

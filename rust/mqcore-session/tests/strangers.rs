@@ -29,6 +29,7 @@ fn config() -> SessionConfig {
         connection: ConnectionId(1),
         shards: 2,
         limits: Limits { frame_bytes_max: 1 << 16, ..Limits::default() },
+        login_bytes_max: 1 << 16,
         handshake_timeout: Duration::from_secs(10),
         ping_interval: Duration::from_secs(60),
         pong_timeout: Duration::from_secs(10),

@@ -41,6 +41,7 @@ use mqcore_limiter::time::Nanos;
 use mqcore_session::any::AnySession;
 use mqcore_session::request_error::RequestError;
 use mqcore_session::session::{Session, SessionError, provisional_client};
+use mqcore_wire::error::WireError;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
@@ -124,7 +125,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             protocol: outbox.protocol.as_str(),
         };
         let gate = Gate::new(&hub.authority, origin, Arc::clone(&peer), inside);
-        let config = hub.session_config(outbox.connection, admin, peer);
+        let config = hub.session_config(outbox.connection, admin, peer, !gate.is_open());
         hub.counters.of(outbox.protocol).accepted.add(1);
         let client = provisional_client(&config, outbox.protocol.as_str(), now);
         let mut connection = Self {
@@ -171,6 +172,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.client = Arc::clone(client);
             self.welcomed = true;
             self.hub.registry.welcomed(self.outbox.connection);
+            self.charge_input();
         }
     }
 
@@ -265,6 +267,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 return false;
             }
             Order::CloseHalfOpen => self.count_closed(CloseReason::HalfOpenLimit),
+            Order::CloseUnfinished => {
+                self.count_closed(CloseReason::InputLimit);
+                tracing::info!(
+                    connection = self.outbox.connection.0,
+                    client = &*self.client.id,
+                    bytes = self.input.unread.len(),
+                    "closed: its unfinished frame is the oldest, and all unfinished frames exceed {}",
+                    if self.welcomed { "unfinished_bytes_max" } else { "half_open_bytes_max" }
+                );
+            }
             Order::Overflow => {
                 self.count_closed(CloseReason::SlowConsumer);
                 tracing::info!(
@@ -385,6 +397,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                     SessionError::HandshakeTimeout(_) => CloseReason::HandshakeTimeout,
                     SessionError::PingTimeout(_) => CloseReason::PingTimeout,
                     SessionError::Refused(_) => CloseReason::Refused,
+                    SessionError::LoginTooLarge(_) => CloseReason::LoginTooLarge,
+                    SessionError::Wire(WireError::TooLarge { .. }) if !self.welcomed => {
+                        CloseReason::LoginTooLarge
+                    }
                     _ => CloseReason::ProtocolError,
                 };
                 self.count_closed(reason);

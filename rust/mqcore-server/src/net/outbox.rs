@@ -69,6 +69,8 @@ pub(crate) enum Order {
     Revoke,
     /// There are too many half-open connections and this is the oldest: end now.
     CloseHalfOpen,
+    /// The unfinished input of all connections exceeds its limit and this one's is the oldest: end now.
+    CloseUnfinished,
     /// The peer does not read, and the output exceeds the limit: end now.
     Overflow,
     /// The time to drain is over: end now.

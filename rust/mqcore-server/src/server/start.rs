@@ -29,6 +29,7 @@ use crate::hub::{Hub, SessionTerms};
 use crate::limits;
 use crate::net::descriptors;
 use crate::net::guard::Guard;
+use crate::net::input_budget::InputBudgets;
 use crate::net::listener;
 use crate::net::registry::Registry;
 use crate::net::tls::Tls;
@@ -200,12 +201,14 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         failures: Failures::default(),
         tls: shared.tls,
         registry: Registry::new(connections_max, half_open_max, config.output_bytes_max),
+        input: InputBudgets::new(config.half_open_bytes_max, config.unfinished_bytes_max),
         authority: shared.authority,
         nodes: shared.nodes,
         shards: shared.shards.into(),
         shutdown: shared.shutdown,
         session: SessionTerms {
             limits: config.limits,
+            login_bytes_max: config.login_bytes_max,
             handshake_timeout: config.handshake_timeout,
             ping_interval: config.ping_interval,
             pong_timeout: config.pong_timeout,

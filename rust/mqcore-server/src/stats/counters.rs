@@ -23,6 +23,10 @@ pub(crate) enum CloseReason {
     PingTimeout,
     /// It was the oldest of too many half-open connections.
     HalfOpenLimit,
+    /// Its login was larger than `login_bytes_max` or the limit of its protocol.
+    LoginTooLarge,
+    /// Its unfinished input was the oldest, and all together exceeded `half_open_bytes_max` or `unfinished_bytes_max`.
+    InputLimit,
     /// The peer read too slowly.
     SlowConsumer,
     /// The broker rejected it.
@@ -34,11 +38,13 @@ pub(crate) enum CloseReason {
 }
 
 impl CloseReason {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::ProtocolError,
         Self::HandshakeTimeout,
         Self::PingTimeout,
         Self::HalfOpenLimit,
+        Self::LoginTooLarge,
+        Self::InputLimit,
         Self::SlowConsumer,
         Self::Refused,
         Self::Revoked,
@@ -51,6 +57,8 @@ impl CloseReason {
             Self::HandshakeTimeout => "handshake-timeout",
             Self::PingTimeout => "ping-timeout",
             Self::HalfOpenLimit => "half-open-limit",
+            Self::LoginTooLarge => "login-too-large",
+            Self::InputLimit => "input-limit",
             Self::SlowConsumer => "slow-consumer",
             Self::Refused => "refused",
             Self::Revoked => "revoked",

@@ -452,6 +452,7 @@ mod tests {
     use crate::hub::SessionTerms;
     use crate::limits;
     use crate::net::guard::Guard;
+    use crate::net::input_budget::InputBudgets;
     use crate::net::registry::Registry;
     use crate::net::tls::Tls;
     use crate::runtime::clock::Clock;
@@ -481,6 +482,7 @@ mod tests {
             counters: Counters::default(),
             failures: Failures::default(),
             tls: Tls::new(1, patience),
+            input: InputBudgets::new(1 << 20, 1 << 20),
             registry: Registry::new(1, 1, 1),
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             nodes: None,
@@ -488,6 +490,7 @@ mod tests {
             shutdown: Shutdown::new(),
             session: SessionTerms {
                 limits: Limits::default(),
+                login_bytes_max: 1 << 16,
                 handshake_timeout: patience,
                 ping_interval: patience,
                 pong_timeout: patience,

@@ -149,8 +149,10 @@ impl MicroMessageSession {
     /// Sends the reason as an ERROR and ends the conversation.
     fn fail(&mut self, failure: &ProtocolFailure, output: &mut Vec<u8>) -> SessionError {
         failure.encode(output);
+        let is_large_login = self.is_shaking_hands() && failure.token == ErrorToken::TooLarge;
         self.stage = Stage::Over;
-        SessionError::Misbehaved(failure.to_string().into())
+        let reason = failure.to_string().into();
+        if is_large_login { SessionError::LoginTooLarge(reason) } else { SessionError::Misbehaved(reason) }
     }
 
     /// Like `fail`, for a reason that is not the peer's fault.

@@ -12,6 +12,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::{QueueSubscription, Remote, Settling, Terms};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::time::Nanos;
+use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
@@ -83,6 +84,18 @@ impl MqksSession {
 
     fn may_read(&self) -> bool {
         matches!(self.stage, Stage::Open | Stage::Finishing) && !self.pending.holds()
+    }
+
+    /// The first line of a peer that has to log in has a limit of its own.
+    fn limits(&self) -> Limits {
+        let Limits { frame_bytes_max, .. } = self.config.limits;
+        match self.stage {
+            Stage::Silent => Limits {
+                frame_bytes_max: frame_bytes_max.min(self.config.login_bytes_max.into()),
+                ..self.config.limits
+            },
+            _ => self.config.limits,
+        }
     }
 
     /// Asks the broker to accept the peer, with the credentials in its first line. The line is read again afterwards.
@@ -446,7 +459,7 @@ impl Session for MqksSession {
     ) -> Result<usize, SessionError> {
         let mut consumed = 0;
         while self.may_read() || self.stage == Stage::Silent {
-            match self.lines.next(&input[consumed..], &self.config.limits) {
+            match self.lines.next(&input[consumed..], &self.limits()) {
                 Ok(Some((line, _))) if self.stage == Stage::Silent => {
                     self.close_http(line)?;
                     self.arrive(line, commands);

@@ -454,6 +454,9 @@ impl Session for ThrottrSession {
     }
 
     fn needed(&self, input: &[u8]) -> usize {
+        if !self.admitted {
+            return input.len();
+        }
         // Bytes that cannot be a request are rejected as soon as everything before them is answered.
         request::needed(input, self.terms.dialect, &self.limits).unwrap_or(1)
     }

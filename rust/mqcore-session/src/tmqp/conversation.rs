@@ -5,7 +5,9 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::Event;
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
+use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::exchange::{Exchange, Next};
@@ -95,9 +97,12 @@ impl TmqpSession {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<Option<usize>, SessionError> {
-        let Some((frame, size)) = handshake::first_frame(input, &self.config.limits)? else {
-            return Ok(None);
-        };
+        let first = handshake::first_frame(input, &self.config);
+        if let Err(SessionError::Wire(error @ WireError::TooLarge { .. })) = &first {
+            let rejection = Rejection::new(RejectionKind::LimitExceeded, error.to_string());
+            handshake::refuse(&self.exchange.fresh_id(), &rejection, output);
+        }
+        let Some((frame, size)) = first? else { return Ok(None) };
         match handshake::introduction(&frame, self.config.node.as_deref(), &self.config.peer) {
             Ok((introduction, greeting)) => {
                 self.greeting = greeting.map(Box::new);
@@ -191,8 +196,10 @@ impl Session for TmqpSession {
     fn needed(&self, input: &[u8]) -> usize {
         let needed = match self.stage {
             Stage::Preamble => Ok(tmqp::PREAMBLE.len()),
-            Stage::Hello => tmqp::needed(input, &handshake::limits(&self.config.limits)),
-            Stage::Introduced | Stage::Open => tmqp::needed(input, &self.config.limits),
+            Stage::Hello => tmqp::needed(input, &handshake::limits(&self.config)),
+            // Frames behind the Hello wait for the broker's answer, and no more of them is read.
+            Stage::Introduced => Ok(input.len()),
+            Stage::Open => tmqp::needed(input, &self.config.limits),
             Stage::Over => Ok(0),
         };
         // A frame that is too large has no size: `receive` reports why.

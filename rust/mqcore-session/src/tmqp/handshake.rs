@@ -11,7 +11,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind, NAME_BYTES_MAX, PREAMBLE, PREAMBLE_V1
 use super::answer;
 use super::passing::Greeting;
 use crate::node::NodeTerms;
-use crate::session::SessionError;
+use crate::session::{SessionConfig, SessionError};
 
 /// Maximum bytes that the server buffers for a peer that has not identified itself.
 pub(super) const HELLO_BYTES_MAX: u64 = 64 * 1024;
@@ -30,14 +30,15 @@ pub(super) fn preamble(input: &[u8]) -> Result<Option<[u8; 8]>, SessionError> {
 }
 
 /// The listener's limits, reduced to those of a first frame.
-pub(super) fn limits(limits: &Limits) -> Limits {
-    Limits { frame_bytes_max: limits.frame_bytes_max.min(HELLO_BYTES_MAX), ..*limits }
+pub(super) fn limits(config: &SessionConfig) -> Limits {
+    let longest = config.limits.frame_bytes_max.min(config.login_bytes_max.into()).min(HELLO_BYTES_MAX);
+    Limits { frame_bytes_max: longest, ..config.limits }
 }
 
 /// The first frame, once it is complete.
 pub(super) fn first_frame<'a>(
     input: &'a [u8],
-    listener: &Limits,
+    config: &SessionConfig,
 ) -> Result<Option<(Frame<'a>, usize)>, SessionError> {
     if let Some(&start) = input.first_chunk::<2>()
         && hello::looks_like_twino4(start)
@@ -46,7 +47,7 @@ pub(super) fn first_frame<'a>(
             "a Twino 4 client: its frames have another layout after the same preamble; use a Twino MQ 3 client",
         ));
     }
-    let Some((frame, size)) = tmqp::decode(input, &limits(listener))? else { return Ok(None) };
+    let Some((frame, size)) = tmqp::decode(input, &limits(config))? else { return Ok(None) };
     if frame.kind != Kind::SERVER || frame.content_type != operation::HELLO || frame.hops == 0 {
         return Err(SessionError::misbehaved("the first frame is not a Hello (type 0x10, content type 101)"));
     }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
-use mqcore_session::session::{Session, SessionError};
+use mqcore_session::session::{Session, SessionConfig, SessionError};
 use mqcore_wire::error::WireError;
 use mqcore_wire::tmqp::{Frame, Kind, PREAMBLE, PREAMBLE_V1};
 
-use super::talk::{Talk, client, encoded, introduction, is_generated, only_frame, vector};
+use super::talk::{Talk, client, config, encoded, introduction, is_generated, only_frame, vector};
 
 fn hello(body: &str) -> Vec<u8> {
     encoded(&Frame { content_type: 101, payload: body.as_bytes(), ..Frame::new(Kind::SERVER) })
@@ -176,8 +176,33 @@ fn unknown_peer_cannot_announce_a_large_frame() {
     // A Hello with a body of 65,536 bytes: its length is enough to reject it.
     let bytes = [0x10, 0x10, 0, 0, 0, 101, 0, 254, 0, 0, 1, 0];
     assert_eq!(talk.session.needed(&bytes[..8]), 0);
-    let error = talk.try_receive(&bytes).unwrap_err();
+    let (mut commands, mut output) = (Vec::new(), Vec::new());
+    let error = talk.session.receive(&bytes, talk.now, &mut commands, &mut output).unwrap_err();
     assert!(matches!(error, SessionError::Wire(WireError::TooLarge { part: "frame", .. })), "{error}");
+    let frame = only_frame(&output);
+    assert_eq!((frame.kind, frame.content_type), (Kind::SERVER, 482));
+    assert!(str::from_utf8(frame.payload).unwrap().contains("the limit of 65536 bytes"));
+}
+
+#[test]
+fn a_smaller_limit_for_logins_applies_to_the_hello_only() {
+    let mut talk = Talk::with(SessionConfig { login_bytes_max: 1024, ..config() });
+    talk.receive(&PREAMBLE);
+    // A Hello with a body of 2,048 bytes.
+    let bytes = [0x10, 0x10, 0, 0, 0, 101, 0, 253, 0, 8];
+    let error = talk.try_receive(&bytes).unwrap_err();
+    assert!(matches!(error, SessionError::Wire(WireError::TooLarge { max: 1024, .. })), "{error}");
+    let mut talk = Talk::open_with(SessionConfig { login_bytes_max: 1024, ..config() });
+    assert!(talk.try_receive(&[0x11, 0x10, 0, 0, 0, 0, 0, 253, 0, 8]).is_ok());
+}
+
+#[test]
+fn frames_behind_a_hello_are_not_read_before_the_answer() {
+    let mut talk = greeted();
+    talk.receive(&vector("V06"));
+    // A frame that announces 16 MiB.
+    let behind = [0x11, 0x10, 0, 0, 0, 0, 0, 254, 0, 0, 0, 1];
+    assert_eq!(talk.session.needed(&behind), behind.len());
 }
 
 #[test]

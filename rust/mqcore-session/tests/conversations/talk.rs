@@ -29,6 +29,7 @@ pub(crate) fn config() -> SessionConfig {
         connection: ConnectionId(1),
         shards: 4,
         limits: Limits::default(),
+        login_bytes_max: 1 << 16,
         handshake_timeout: Duration::from_secs(10),
         ping_interval: Duration::from_secs(60),
         pong_timeout: Duration::from_secs(10),

@@ -68,6 +68,7 @@ impl Play {
             connection: ConnectionId(1),
             shards: 2,
             limits: Limits { frame_bytes_max: 4096, ..Limits::default() },
+            login_bytes_max: 1 << 16,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),

@@ -26,7 +26,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             let patience = if at_stop { Duration::from_secs(3600) } else { LINGER };
             let until = Box::pin(tokio::time::sleep(patience));
             self.stage = Stage::Leaving(Leave { until, shut: false, eof, at_stop });
-            self.input.unread = Vec::new();
+            self.input.clear();
             self.admission.gate.peer_gone();
         }
     }
@@ -34,7 +34,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     pub(super) fn die(&mut self) {
         self.admission.gate.peer_gone();
         self.output.clear();
-        self.input.unread = Vec::new();
+        self.input.clear();
         self.stage = Stage::Dead;
     }
 

@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
 use super::state::{Input, Source, Stage};
 use super::{ANSWERED_BYTES_MAX, Connection};
+use crate::net::input_budget::InputBudget;
 
 /// Maximum bytes per read.
 const SCRATCH_BYTES: usize = 64 * 1024;
@@ -105,7 +106,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             needed => needed,
         };
         let step = needed.saturating_sub(arrived).clamp(1, arrived);
+        let capacity = self.input.unread.capacity();
         self.input.unread.reserve_exact(step);
+        if self.input.unread.capacity() != capacity {
+            self.charge_input();
+        }
         let read = {
             let mut buffer = (&mut self.input.unread).limit(step);
             match pin!(self.stream.read_buf(&mut buffer)).poll(context) {
@@ -162,13 +167,30 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     pub(super) fn keep(&mut self, rest: &[u8]) {
         if rest.is_empty() {
-            self.input.unread = Vec::new();
+            self.input.clear();
         } else {
             self.input.unread.clear();
             self.input.unread.extend_from_slice(rest);
+            self.charge_input();
         }
         let needed = if rest.is_empty() { 0 } else { self.session.needed(rest) };
         self.input.stalled = needed > 0 && needed <= rest.len();
+    }
+
+    /// Counts the input that waits towards its limit: of half-open connections, or of clients with a large frame.
+    pub(super) fn charge_input(&mut self) {
+        let bytes = self.input.unread.capacity();
+        let counts = if self.welcomed { bytes >= LARGE_BYTES } else { bytes > 0 };
+        if !counts {
+            self.input.charge = None;
+            return;
+        }
+        let budgets = &self.hub.input;
+        let budget = if self.welcomed { &budgets.clients } else { &budgets.half_open };
+        match &mut self.input.charge {
+            Some(charge) if charge.is_of(budget) => charge.set(bytes),
+            charge => *charge = Some(InputBudget::charge(budget, &self.outbox, bytes)),
+        }
     }
 
     /// Offers frames again that waited for an event.

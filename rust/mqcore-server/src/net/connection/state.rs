@@ -7,6 +7,7 @@ use tokio::time::Sleep;
 
 use crate::authority::gate::Gate;
 use crate::authority::keys::{Asking, LimitKeys};
+use crate::net::input_budget::InputCharge;
 
 /// The permissions of the peer.
 pub(super) struct Admission {
@@ -31,11 +32,21 @@ impl Admission {
 pub(super) struct Input {
     /// The rest of the input: less than a frame, or frames that wait for an event.
     pub(super) unread: Vec<u8>,
+    /// The share of `unread` in the limits of unfinished input.
+    pub(super) charge: Option<InputCharge>,
     /// Number of commands of the last read, as an estimate for the next one.
     pub(super) usual_commands: usize,
     /// The session has complete frames, and consumes no more of them before the next event.
     pub(super) stalled: bool,
     pub(super) source: Source,
+}
+
+impl Input {
+    /// Drops the input that was not consumed.
+    pub(super) fn clear(&mut self) {
+        self.unread = Vec::new();
+        self.charge = None;
+    }
 }
 
 /// Whether more input is read.

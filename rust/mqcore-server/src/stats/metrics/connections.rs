@@ -20,6 +20,15 @@ pub(super) const METRICS: &[Metric] = &[
             }
         },
     ),
+    gauge(
+        "mqcore_unfinished_input_bytes",
+        "Bytes of unfinished input: all of half-open connections, frames from 32 KiB on of clients.",
+        |source, samples| {
+            let input = &source.hub.input;
+            samples.labeled("state", "client", input.clients.held());
+            samples.labeled("state", "half-open", input.half_open.held());
+        },
+    ),
     counter(
         "mqcore_connections_closed_total",
         "Connections that the broker closed, by reason.",

@@ -22,7 +22,8 @@ impl MicroMessageSession {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) -> Result<usize, ProtocolFailure> {
-        let longest = self.config.limits.header_bytes_max.min(LIST_BYTES_MAX);
+        let longest =
+            self.config.limits.header_bytes_max.min(LIST_BYTES_MAX).min(self.config.login_bytes_max);
         // The other limits apply to an ERROR frame, which can replace the handshake.
         let limits = Limits { header_bytes_max: longest, frame_bytes_max: LIST_BYTES_MAX.into() };
         let Some((opening, size)) = handshake::decode(input, &limits)? else { return Ok(0) };
