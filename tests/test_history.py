@@ -303,6 +303,38 @@ def fill_up(path: Path) -> None:
                     pass
 
 
+def page(broker: ServedBroker, path: str) -> dict[str, Any]:
+    """A page of the admin side."""
+    with urllib.request.urlopen(f"{broker.admin_url}{path}", timeout=5) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+async def test_readiness_and_overview_report_an_archive_that_falls_behind(tmp_path: Path) -> None:
+    directory, archive = tmp_path / "data", tmp_path / "archive"
+    directory.mkdir()
+    # The target does not exist yet, so that nothing can be written there.
+    (directory / "archive").symlink_to(archive)
+    account = Account()
+    with serving("--data-dir", str(directory), "--admin", "http://127.0.0.1:0", environment=HISTORY) as broker:
+        async with mqcore.connect(broker.url, name="tester") as mq:
+            await declare(mq)
+            await account.publish(mq, "work/3", *(f"message {number}" for number in range(10)))
+            await until(lambda: "archive" in page(broker, "/readyz"), "the report")
+            ready = page(broker, "/readyz")
+            assert (ready["status"], ready["archive"]["state"]) == ("ready", "failing")
+            assert page(broker, "/overview")["archive"]["state"] == "failing"
+            first = ready["archive"]["waiting_seconds"]
+            await until(lambda: page(broker, "/readyz")["archive"]["waiting_seconds"] > first, "the time")
+            archive.mkdir()
+            await until(lambda: "archive" not in page(broker, "/readyz"), "the end of the report")
+            await archived(archive, "saved", 10)
+        await until(lambda: page(broker, "/overview")["archive"]["state"] == "up-to-date", "the state")
+        assert broker.terminate() == 0
+    with serving("--data-dir", str(tmp_path / "other"), "--admin", "http://127.0.0.1:0") as broker:
+        assert page(broker, "/overview")["archive"] is None
+
+
 async def test_a_full_disk_stops_only_the_archive_until_there_is_space_again(tmp_path: Path, small_disk: Path) -> None:
     directory, archive, filler = tmp_path / "data", small_disk / "archive", small_disk / "filler"
     # Of its own disk, so that the journal continues while this one is full.

@@ -336,7 +336,9 @@ async def test_queue_waits_for_its_handler_after_a_restart_without_it(tmp_path: 
         assert "s1" in command("--url", broker.url, "queue", "ls").stdout
         assert any("work/1" in line and "not registered" in line for line in broker.stderr_lines)
         ready = json.loads(page(f"{broker.admin_url}/readyz"))
-        assert ready["queues_without_handler"] == [{"queue": "work/1", "missing_handler": "s1"}]
+        waiting = [{"queue": "work/1", "missing_handler": "s1"}]
+        assert (ready["status"], ready["queues_without_handler"]) == ("ready", waiting)
+        assert json.loads(page(f"{broker.admin_url}/overview"))["queues_without_handler"] == waiting
         kill(broker)
     with serving("--app", "shop:handlers", *arguments, cwd=tmp_path) as broker:
         async with mqcore.connect(broker.url) as mq:

@@ -256,15 +256,23 @@ async fn readyz(State(admin): State<Admin>) -> Response {
         return error(StatusCode::SERVICE_UNAVAILABLE, "journal-rejects", &message);
     }
     match tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting_for_handlers(&admin.hub)).await {
-        Ok(Some(waiting)) if waiting.is_empty() => Json(json!({"status": "ready"})).into_response(),
-        // Ready all the same: the other queues work, and clients of this one get an error that names the handler.
         Ok(Some(waiting)) => {
-            let queues: Vec<_> = waiting
-                .into_iter()
-                .take(WAITING_SHOWN_MAX)
-                .map(|(queue, handler)| json!({"queue": queue.to_string(), "missing_handler": handler}))
-                .collect();
-            Json(json!({"status": "ready", "queues_without_handler": queues})).into_response()
+            let mut page = json!({"status": "ready"});
+            // Ready all the same: the other queues work, and clients of this one get an error that names the handler.
+            if !waiting.is_empty() {
+                let queues: Vec<_> = waiting
+                    .into_iter()
+                    .take(WAITING_SHOWN_MAX)
+                    .map(|(queue, handler)| json!({"queue": queue.to_string(), "missing_handler": handler}))
+                    .collect();
+                page["queues_without_handler"] = queues.into();
+            }
+            // So is a broker whose history stays in its journals.
+            let lag = admin.hub.counters.archive.lag(admin.hub.clock.now());
+            if let Some(lag) = lag.filter(|lag| lag.is_lagging) {
+                page["archive"] = overview::describe_archive(&lag);
+            }
+            Json(page).into_response()
         }
         Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
         Err(_) => busy(),

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
+use crate::stats::counters::ArchiveLag;
 use crate::stats::failures::RequestFailure;
 use crate::stats::snapshot::{self, Totals};
 use crate::storage::loss::Loss;
@@ -68,6 +69,14 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
     let certificates: Vec<Value> =
         admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
     let queues: Vec<Value> = snapshot.queues.iter().take(limit).map(describe_queue).collect();
+    let without_handler: Vec<Value> = snapshot
+        .queues
+        .iter()
+        .filter_map(|queue| Some((queue.queue.to_string(), queue.missing_handler.as_ref()?)))
+        .take(limit)
+        .map(|(queue, handler)| json!({"queue": queue, "missing_handler": handler}))
+        .collect();
+    let archive = admin.hub.counters.archive.lag(admin.hub.clock.now());
     snapshot.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
     let routers: Vec<Value> =
         snapshot.routers.iter().take(limit).map(|router| describe_router(router, &snapshot)).collect();
@@ -108,6 +117,8 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "shards": admin.hub.shards.len(),
         "shards_rejecting_messages": admin.hub.counters.journal.refusing_shards(),
         "losses": admin.hub.counters.journal.losses().iter().map(describe_loss).collect::<Vec<_>>(),
+        "queues_without_handler": without_handler,
+        "archive": archive.as_ref().map(describe_archive),
         "listeners": listeners,
         "certificates": certificates,
         "nodes": nodes,
@@ -131,6 +142,19 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "routers": routers,
         "clients": clients,
         "limit": limit,
+    })
+}
+
+pub(super) fn describe_archive(lag: &ArchiveLag) -> Value {
+    let state = match lag {
+        ArchiveLag { is_failing: true, .. } => "failing",
+        ArchiveLag { is_lagging: true, .. } => "lagging",
+        _ => "up-to-date",
+    };
+    json!({
+        "state": state,
+        "pending_notes": lag.pending_notes,
+        "waiting_seconds": lag.waiting_ms as f64 / 1000.0,
     })
 }
 

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::stats::Stats;
 use mqcore_session::any::Protocol;
 
@@ -211,6 +212,19 @@ impl HistoryCounters {
     }
 }
 
+/// How far the archive is behind the journals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ArchiveLag {
+    /// The last attempt failed.
+    pub(crate) is_failing: bool,
+    /// Notes that are not archived.
+    pub(crate) pending_notes: u64,
+    /// How long announced history has waited, in milliseconds.
+    pub(crate) waiting_ms: u64,
+    /// It fails, or history has waited for longer than the archive's interval.
+    pub(crate) is_lagging: bool,
+}
+
 /// Counters of the archive.
 #[derive(Debug, Default)]
 pub(crate) struct ArchiveCounters {
@@ -232,6 +246,42 @@ pub(crate) struct ArchiveCounters {
     pub(crate) files: AtomicU64,
     pub(crate) file_bytes: AtomicU64,
     pub(crate) waiting: [AtomicU64; SHARDS_MAX],
+    /// Maximum age of history before it is announced, in milliseconds; 0: there is no archive.
+    pub(crate) interval_ms: AtomicU64,
+    /// When the history was announced that is not archived yet, by shard, in Unix milliseconds; 0: all is archived.
+    announced: [AtomicU64; SHARDS_MAX],
+}
+
+impl ArchiveCounters {
+    /// History was announced. Earlier history that still waits keeps its time.
+    pub(crate) fn announced(&self, shard: usize, now: Timestamp) {
+        // Only the archive's thread writes it.
+        if self.announced[shard].load(Ordering::Relaxed) == 0 {
+            self.announced[shard].store(now.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The history that was announced first is archived. `next`: when later history was announced, if there is some.
+    pub(crate) fn caught_up(&self, shard: usize, next: Option<Timestamp>) {
+        self.announced[shard].store(next.map_or(0, |at| at.0), Ordering::Relaxed);
+    }
+
+    /// How far the archive is behind; `None`: there is no archive.
+    pub(crate) fn lag(&self, now: Timestamp) -> Option<ArchiveLag> {
+        let interval_ms = self.interval_ms.load(Ordering::Relaxed);
+        if interval_ms == 0 {
+            return None;
+        }
+        let times = self.announced.iter().map(|announced| announced.load(Ordering::Relaxed));
+        let waiting_ms = times.filter(|at| *at > 0).map(|at| now.0.saturating_sub(at)).max().unwrap_or(0);
+        let is_failing = self.failing.load(Ordering::Relaxed) > 0;
+        Some(ArchiveLag {
+            is_failing,
+            pending_notes: self.waiting.iter().map(|shard| shard.load(Ordering::Relaxed)).sum(),
+            waiting_ms,
+            is_lagging: is_failing || waiting_ms > interval_ms,
+        })
+    }
 }
 
 /// All counters.
@@ -248,5 +298,28 @@ pub(crate) struct Counters {
 impl Counters {
     pub(crate) fn of(&self, protocol: Protocol) -> &ProtocolCounters {
         &self.protocols[protocol as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_lags_when_announced_history_waits_longer_than_its_interval() {
+        let counters = ArchiveCounters::default();
+        let lag = |now| counters.lag(Timestamp(now)).map(|lag| (lag.waiting_ms, lag.is_lagging));
+        assert_eq!(lag(5000), None, "there is no archive");
+        counters.interval_ms.store(1000, Ordering::Relaxed);
+        assert_eq!(lag(5000), Some((0, false)));
+        counters.announced(1, Timestamp(5000));
+        counters.announced(1, Timestamp(5900));
+        assert_eq!(lag(6000), Some((1000, false)));
+        assert_eq!(lag(6001), Some((1001, true)));
+        counters.caught_up(1, Some(Timestamp(5900)));
+        assert_eq!(lag(6001), Some((101, false)));
+        counters.caught_up(1, None);
+        counters.failing.store(1, Ordering::Relaxed);
+        assert_eq!(lag(9000), Some((0, true)));
     }
 }

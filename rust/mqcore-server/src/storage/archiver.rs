@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use mqcore_archive::archive::{Archive, ArchiveError, Retention};
 use mqcore_archive::tree::TreeStorage;
+use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::notes::NoteInventory;
 
 use crate::config::ArchiveConfig;
@@ -41,6 +42,7 @@ impl Archiver {
         let (offers, receiver) = channel();
         let archived: Arc<[AtomicU64]> = (0..hub.shards.len()).map(|_| AtomicU64::new(0)).collect();
         let interval_ms = u64::try_from(config.interval.as_millis()).unwrap_or(u64::MAX);
+        hub.counters.archive.interval_ms.store(interval_ms.max(1), Ordering::Relaxed);
         let worker = ArchiveThread {
             config,
             hub: Arc::clone(hub),
@@ -84,6 +86,13 @@ fn yield_to_others() {
     }
 }
 
+/// History of a shard that can be read.
+struct Offer {
+    inventory: NoteInventory,
+    /// When it was announced.
+    at: Timestamp,
+}
+
 struct ArchiveThread {
     config: ArchiveConfig,
     hub: Arc<Hub>,
@@ -91,7 +100,7 @@ struct ArchiveThread {
     archived: Arc<[AtomicU64]>,
     /// `None`: not opened yet, or closed after a failure.
     archive: Option<Archive<TreeStorage>>,
-    offered: BTreeMap<usize, NoteInventory>,
+    offered: BTreeMap<usize, Offer>,
     retained: Option<Instant>,
     /// The time of the last failure, until an attempt succeeds.
     failed: Option<Instant>,
@@ -101,9 +110,7 @@ impl ArchiveThread {
     fn run(mut self, offers: &Receiver<(usize, NoteInventory)>) {
         loop {
             match offers.recv_timeout(RETRY_INTERVAL) {
-                Ok((shard, inventory)) => {
-                    self.offered.insert(shard, inventory);
-                }
+                Ok((shard, inventory)) => self.take_offer(shard, inventory),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -121,13 +128,17 @@ impl ArchiveThread {
         }
     }
 
+    fn take_offer(&mut self, shard: usize, inventory: NoteInventory) {
+        let now = self.hub.clock.now();
+        self.hub.counters.archive.announced(shard, now);
+        self.offered.insert(shard, Offer { inventory, at: now });
+    }
+
     /// Takes further offers. False at the end.
     fn take_offers(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> bool {
         loop {
             match offers.try_recv() {
-                Ok((shard, inventory)) => {
-                    self.offered.insert(shard, inventory);
-                }
+                Ok((shard, inventory)) => self.take_offer(shard, inventory),
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }
@@ -136,50 +147,67 @@ impl ArchiveThread {
 
     /// Archives everything offered, and removes files that are too old. False at the end.
     fn work(&mut self, offers: &Receiver<(usize, NoteInventory)>) -> Result<bool, ArchiveError> {
-        let hub = Arc::clone(&self.hub);
-        let counters = &hub.counters.archive;
-        while let Some((shard, inventory)) = self.offered.pop_first() {
-            let journal = open(&self.directory.shard_path(shard))?;
-            loop {
-                let archive = self.open()?;
-                let round = archive.round(shard as u32, &journal, &inventory, hub.clock.now().0);
-                let round = match round {
-                    Err(ArchiveError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                        // Housekeeping has removed the segment. The inventory without it has arrived, or will.
-                        self.archive = None;
-                        break;
-                    }
-                    Err(error) => {
-                        self.offered.insert(shard, inventory);
-                        return Err(error);
-                    }
-                    Ok(round) => round,
-                };
-                self.archived[shard].store(round.archived, Ordering::Release);
-                let waiting = inventory.next.saturating_sub(round.archived);
-                counters.waiting[shard].store(waiting, Ordering::Relaxed);
-                if round.missing > 0 {
-                    tracing::error!(
-                        shard,
-                        missing = round.missing,
-                        "history was removed or unreadable before it was archived"
-                    );
-                }
-                counters.missing.add(round.missing);
-                counters.rounds.add(u64::from(round.files > 0));
-                counters.rows.add(round.rows);
-                counters.bytes.add(round.bytes);
-                self.measure(counters);
-                if !self.take_offers(offers) {
-                    return Ok(false);
-                }
-                if !round.more || self.offered.contains_key(&shard) {
-                    break;
+        while let Some((shard, offer)) = self.offered.pop_first() {
+            match self.archive_offer(shard, &offer, offers) {
+                Ok(true) => {}
+                Ok(false) => return Ok(false),
+                Err(error) => {
+                    // For the next attempt, unless a later offer contains it.
+                    self.offered.entry(shard).or_insert(offer);
+                    return Err(error);
                 }
             }
         }
-        self.retain(counters)?;
+        self.retain()?;
         Ok(true)
+    }
+
+    /// Archives an offer, or as much of it as a later one of the same shard does not repeat. False at the end.
+    fn archive_offer(
+        &mut self,
+        shard: usize,
+        offer: &Offer,
+        offers: &Receiver<(usize, NoteInventory)>,
+    ) -> Result<bool, ArchiveError> {
+        let hub = Arc::clone(&self.hub);
+        let counters = &hub.counters.archive;
+        let journal = open(&self.directory.shard_path(shard))?;
+        let inventory = &offer.inventory;
+        loop {
+            let archive = self.open()?;
+            let round = match archive.round(shard as u32, &journal, inventory, hub.clock.now().0) {
+                Err(ArchiveError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    // Housekeeping has removed the segment. The inventory without it has arrived, or will.
+                    self.archive = None;
+                    return Ok(true);
+                }
+                round => round?,
+            };
+            self.archived[shard].store(round.archived, Ordering::Release);
+            let waiting = inventory.next.saturating_sub(round.archived);
+            counters.waiting[shard].store(waiting, Ordering::Relaxed);
+            if round.missing > 0 {
+                tracing::error!(
+                    shard,
+                    missing = round.missing,
+                    "history was removed or unreadable before it was archived"
+                );
+            }
+            counters.missing.add(round.missing);
+            counters.rounds.add(u64::from(round.files > 0));
+            counters.rows.add(round.rows);
+            counters.bytes.add(round.bytes);
+            self.measure(counters);
+            if !self.take_offers(offers) {
+                return Ok(false);
+            }
+            let next = self.offered.get(&shard).map(|offer| offer.at);
+            if !round.more || next.is_some() {
+                // What is left of this offer is part of the next one.
+                counters.caught_up(shard, if round.more { Some(offer.at) } else { next });
+                return Ok(true);
+            }
+        }
     }
 
     fn open(&mut self) -> Result<&mut Archive<TreeStorage>, ArchiveError> {
@@ -190,7 +218,7 @@ impl ArchiveThread {
         Ok(self.archive.insert(archive))
     }
 
-    fn retain(&mut self, counters: &ArchiveCounters) -> Result<(), ArchiveError> {
+    fn retain(&mut self) -> Result<(), ArchiveError> {
         if self.retained.is_some_and(|retained| retained.elapsed() < RETENTION) {
             return Ok(());
         }
@@ -199,6 +227,7 @@ impl ArchiveThread {
         let now_ms = self.hub.clock.now().0;
         let removed = self.open()?.retain(retention, now_ms)?;
         self.retained = Some(Instant::now());
+        let counters = &self.hub.counters.archive;
         counters.removed_files.add(removed.files);
         counters.removed_bytes.add(removed.bytes);
         self.measure(counters);
