@@ -141,6 +141,17 @@ def test_compaction_killed_at_any_time_loses_nothing_and_can_be_repeated(pristin
     assert content(directory) == before
 
 
+@pytest.mark.parametrize("copy", ["format", "format.copy"])
+def test_one_copy_of_the_manifest_is_enough_for_compaction(data_dir: Path, copy: str) -> None:
+    before = content(data_dir)
+    text = (data_dir / copy).read_bytes()
+    (data_dir / copy).unlink()
+    assert run(data_dir).returncode == 0
+    assert content(data_dir) == before
+    # Opening has written it again, with the next generation.
+    assert (data_dir / copy).stat().st_size == len(text)
+
+
 def test_a_running_broker_is_refused_and_a_directory_that_is_none_is_not_made(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with serving("--data-dir", str(directory)) as broker:

@@ -218,6 +218,26 @@ async def test_a_deleted_journal_of_limits_is_named_until_it_is_accepted(tmp_pat
         assert alarms(broker) == set()
 
 
+async def test_losses_of_messages_for_upstream_brokers_are_accepted(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    # Nothing listens there, so that all messages wait in the journal of nodes.
+    node = ("--upstream", "tmqp://127.0.0.1:1", "--keep-messages", "--auto-create", "--data-dir", str(directory))
+    with serving(*node, *ADMIN) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            for number in range(20):
+                await mq.publish("a/1", f"message {number}", confirm=True)
+        broker.process.kill()
+        broker.process.wait()
+    (segment,) = (directory / "nodes").glob("*.segment")
+    # In the middle of the records, with whole ones behind it.
+    text = segment.read_bytes()
+    overwrite(segment, text.index(b"message 9"), b"damaged!!")
+    accepted = accept_loss(directory)
+    assert "nodes" in accepted
+    with serving(*node, *ADMIN) as broker:
+        assert alarms(broker) == set()
+
+
 async def test_the_shard_of_another_broker_is_named(tmp_path: Path) -> None:
     mine, other = tmp_path / "mine", tmp_path / "other"
     for directory in (mine, other):

@@ -7,6 +7,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use mqcore_journal::storage::Storage;
+use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::{create_private_directory, private_options};
 
 /// Real files below one directory.
@@ -124,7 +125,7 @@ impl Storage for TreeStorage {
         changed.insert(PathBuf::new());
         for directory in changed.iter() {
             let path = self.root.join(directory);
-            match sync(&path) {
+            match sync_directory(&path) {
                 // The directory was removed since then, which changed its parent.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 other => other?,
@@ -133,15 +134,4 @@ impl Storage for TreeStorage {
         changed.clear();
         Ok(())
     }
-}
-
-#[cfg(unix)]
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
-/// Directories cannot be synced on this system; names are durable together with their file.
-#[cfg(not(unix))]
-fn sync(_directory: &Path) -> io::Result<()> {
-    Ok(())
 }

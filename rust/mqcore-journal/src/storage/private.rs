@@ -1,8 +1,10 @@
 //! Files and directories that only their owner can access.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::Path;
+
+use crate::storage::directory::sync_directory;
 
 /// Options that create files with mode 0600 on Unix, less the umask. The mode of an existing file does not change.
 pub fn private_options() -> OpenOptions {
@@ -57,11 +59,9 @@ fn make(directory: &Path) -> io::Result<()> {
 }
 
 /// Makes the name of a directory durable in its parent. A parent that this process must not read is left to the system.
-#[cfg(unix)]
 fn sync_parent(directory: &Path) -> io::Result<()> {
     let Some(parent) = directory.parent() else { return Ok(()) };
-    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-    match File::open(parent).and_then(|parent| parent.sync_all()) {
+    match sync_directory(parent) {
         Err(error)
             if matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput) =>
         {
@@ -69,10 +69,4 @@ fn sync_parent(directory: &Path) -> io::Result<()> {
         }
         outcome => outcome,
     }
-}
-
-/// Directories cannot be synced on this system; the file system journals names itself.
-#[cfg(not(unix))]
-fn sync_parent(_directory: &Path) -> io::Result<()> {
-    Ok(())
 }

@@ -10,6 +10,7 @@ pub use mqcore_authority::record::AuthorityRecordError;
 use mqcore_authority::record::{Records, Restrictions, Token, User};
 use mqcore_authority::rule::PermissionRule;
 use mqcore_authority::token::{self, NewToken};
+use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::create_private_directory;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -249,12 +250,7 @@ impl Store {
         file.write_all(&bytes)?;
         file.sync_all()?;
         fs::rename(&new, &self.path)?;
-        #[cfg(unix)]
-        if let Some(directory) = self.path.parent() {
-            let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
-            File::open(directory)?.sync_all()?;
-        }
-        Ok(())
+        self.path.parent().map_or(Ok(()), sync_directory)
     }
 
     fn beside(&self, extension: &str) -> PathBuf {

@@ -12,10 +12,8 @@ use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 
 use crate::nodes::config::UpstreamConfig;
-use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX};
+use crate::storage::data_dir::{DataDirError, NODES_SHARD, RECORD_BYTES_MAX};
 
-/// The shard number of this journal; no real shard has it.
-const SHARD: u32 = u32::MAX;
 /// Bytes before the frame: its upstream brokers, and when it was accepted.
 const HEAD_BYTES: usize = 12;
 
@@ -66,8 +64,12 @@ impl Store {
         let directory = path.to_path_buf();
         let storage =
             FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
-        let options =
-            Options { shard: SHARD, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
+        let options = Options {
+            shard: NODES_SHARD,
+            now_ms,
+            max_record_bytes: RECORD_BYTES_MAX as u32,
+            ..Options::default()
+        };
         let (mut journal, recovered) =
             Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, found)
                 .map_err(failed)?;

@@ -10,14 +10,51 @@ use mqcore_journal::storage::ReadOnlyStorage;
 
 pub use crate::storage::loss::{Loss, LossCause};
 
-use crate::storage::data_dir::{DataDir, DataDirError, NODES, SideJournal, shard_name};
-use crate::storage::manifest::{Manifest, ManifestError};
+use crate::storage::data_dir::{
+    DataDir, DataDirError, JournalError, NODES, NODES_SHARD, SideJournal, shard_name,
+};
 
 /// A data directory locked against brokers and inspections until this is dropped.
 #[derive(Debug)]
 pub struct LossAcceptance {
     path: PathBuf,
     directory: DataDir,
+}
+
+/// A journal of the data directory.
+enum Part {
+    Shard(usize),
+    Side(SideJournal),
+    /// Messages for upstream brokers.
+    Nodes,
+}
+
+impl Part {
+    /// Its directory.
+    fn name(&self) -> String {
+        match self {
+            Self::Shard(shard) => shard_name(*shard),
+            Self::Side(side) => side.as_str().to_owned(),
+            Self::Nodes => NODES.to_owned(),
+        }
+    }
+
+    /// The shard number in its segments.
+    fn number(&self) -> u32 {
+        match self {
+            Self::Shard(shard) => *shard as u32,
+            Self::Side(side) => side.shard(),
+            Self::Nodes => NODES_SHARD,
+        }
+    }
+
+    fn failed(&self, source: JournalError) -> DataDirError {
+        match self {
+            Self::Shard(shard) => DataDirError::Journal { shard: *shard, source },
+            Self::Side(side) => side.failed(source),
+            Self::Nodes => DataDirError::Nodes { source },
+        }
+    }
 }
 
 impl LossAcceptance {
@@ -27,17 +64,7 @@ impl LossAcceptance {
     /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], [`DataDirError::Version`],
     /// [`DataDirError::Inconsistent`] and [`DataDirError::Io`].
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        if !path.is_dir() {
-            return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
-        }
-        if let Err(error @ ManifestError::Missing) = Manifest::read(path) {
-            return Err(error.at(path));
-        }
-        let directory = DataDir::open(path, 1).map_err(|error| match error {
-            DataDirError::Locked { path } => DataDirError::Running { path },
-            other => other,
-        })?;
-        Ok(Self { path: path.to_path_buf(), directory })
+        Ok(Self { path: path.to_path_buf(), directory: DataDir::open_stopped(path)? })
     }
 
     /// The number of shards of the directory.
@@ -45,22 +72,28 @@ impl LossAcceptance {
         self.directory.shards()
     }
 
+    /// All journals that a data directory can have.
+    fn parts(&self) -> Vec<Part> {
+        let sides = SideJournal::ALL.into_iter().map(Part::Side);
+        (0..self.shards()).map(Part::Shard).chain(sides).chain([Part::Nodes]).collect()
+    }
+
     /// Accepts the losses of one shard, or those of all journals, and returns them. Losses that no start has found yet are
     /// included. `progress` receives the number of the journal, the bytes done and the total of that journal; if it returns
     /// false, nothing is accepted.
     ///
     /// # Errors
-    /// [`DataDirError::Journal`] for a journal of a later version, and [`DataDirError::Io`].
+    /// [`DataDirError::Journal`], [`DataDirError::Limits`], [`DataDirError::Schedules`] and [`DataDirError::Nodes`] for a
+    /// journal of a later version, and [`DataDirError::Io`].
     pub fn accept(
         &self,
         shard: Option<usize>,
         progress: &mut dyn FnMut(usize, u64, u64) -> bool,
     ) -> Result<Vec<Loss>, DataDirError> {
-        let shards = (0..self.shards()).map(|shard| (shard_name(shard), shard as u32));
-        let sides = SideJournal::ALL.into_iter().map(|side| (side.as_str().to_owned(), side.shard()));
         let mut identities = BTreeMap::new();
         let mut is_stopped = false;
-        for (place, (name, number)) in shards.chain(sides).enumerate() {
+        for (place, part) in self.parts().into_iter().enumerate() {
+            let name = part.name();
             if shard.is_some_and(|shard| name != shard_name(shard)) {
                 continue;
             }
@@ -73,19 +106,13 @@ impl LossAcceptance {
             if let JournalIdentity::Known(identity) = identify(&storage).map_err(io)? {
                 identities.insert(name.clone(), identity);
             }
-            let options = Options { shard: number, ..Options::default() };
+            let options = Options { shard: part.number(), ..Options::default() };
             let mut report = |done, total| is_stopped |= !progress(place, done, total);
-            let inspection = Inspection::new(storage, options, &mut report)
-                .map_err(|source| DataDirError::Journal { shard: place, source })?;
+            let inspection =
+                Inspection::new(storage, options, &mut report).map_err(|source| part.failed(source))?;
             self.directory
                 .found(&name, &inspection.recovered().report)
-                .map_err(|source| DataDirError::Journal { shard: place, source })?;
-        }
-        let nodes = self.directory.nodes();
-        if let Ok(Ok(JournalIdentity::Known(identity))) =
-            ReadOnlyStorage::open(&nodes).map(|storage| identify(&storage))
-        {
-            identities.insert(NODES.to_owned(), identity);
+                .map_err(|source| part.failed(source))?;
         }
         if is_stopped {
             return Ok(Vec::new());

@@ -45,18 +45,10 @@ impl Compaction {
     /// Opens an existing data directory that no process uses.
     ///
     /// # Errors
-    /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], and [`DataDirError::Io`].
+    /// [`DataDirError::Missing`], [`DataDirError::Running`], [`DataDirError::Format`], [`DataDirError::Version`],
+    /// [`DataDirError::Inconsistent`] and [`DataDirError::Io`].
     pub fn open(path: &Path) -> Result<Self, DataDirError> {
-        for needed in [path.to_path_buf(), path.join("format")] {
-            if !needed.exists() {
-                return Err(DataDirError::Missing { path: path.to_path_buf(), missing: needed });
-            }
-        }
-        let directory = DataDir::open(path, 1).map_err(|error| match error {
-            DataDirError::Locked { path } => DataDirError::Running { path },
-            other => other,
-        })?;
-        Ok(Self { path: path.to_path_buf(), directory })
+        Ok(Self { path: path.to_path_buf(), directory: DataDir::open_stopped(path)? })
     }
 
     /// The number of shards of the directory.

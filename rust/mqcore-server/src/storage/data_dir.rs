@@ -46,6 +46,9 @@ pub const ARCHIVE: &str = "archive";
 /// The directory of the journal of messages for upstream brokers.
 pub(crate) const NODES: &str = "nodes";
 
+/// The shard number in its segments.
+pub(crate) const NODES_SHARD: u32 = u32::MAX;
+
 /// A journal other than those of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SideJournal {
@@ -228,6 +231,22 @@ impl DataDir {
             shards: manifest.shards,
             manifest: Mutex::new(manifest),
             _lock: lock,
+        })
+    }
+
+    /// Opens an existing directory that no process uses, to change it while the broker is stopped. One copy of the
+    /// manifest is enough.
+    pub(crate) fn open_stopped(path: &Path) -> Result<Self, DataDirError> {
+        if !path.is_dir() {
+            return Err(DataDirError::Missing { path: path.to_path_buf(), missing: path.to_path_buf() });
+        }
+        // Opening would create it.
+        if let Err(error @ ManifestError::Missing) = Manifest::read(path) {
+            return Err(error.at(path));
+        }
+        Self::open(path, 1).map_err(|error| match error {
+            DataDirError::Locked { path } => DataDirError::Running { path },
+            other => other,
         })
     }
 

@@ -4,10 +4,11 @@
 //! not accepted yet. Each file is replaced as a whole, and its last line is a checksum. `docs/storage.md` describes the text.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::private_options;
 
 use crate::shard::count::SHARDS_MAX;
@@ -175,7 +176,7 @@ impl Manifest {
         for name in COPIES {
             replace(directory, name, &text).map_err(|error| ManifestError::Io(name, error))?;
         }
-        sync(directory).map_err(|error| ManifestError::Io(COPIES[0], error))
+        sync_directory(directory).map_err(|error| ManifestError::Io(COPIES[0], error))
     }
 
     fn parse(bytes: &[u8]) -> CopyReading {
@@ -264,17 +265,6 @@ fn replace(directory: &Path, name: &str, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&temporary, directory.join(name))
-}
-
-#[cfg(unix)]
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
-/// Directories cannot be synced on this system; the file system journals names itself.
-#[cfg(not(unix))]
-fn sync(_directory: &Path) -> io::Result<()> {
-    Ok(())
 }
 
 #[cfg(test)]
