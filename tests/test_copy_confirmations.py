@@ -156,7 +156,7 @@ async def test_copies_beyond_the_size_limit_are_rejected_and_the_message_is_conf
 async def test_publish_without_confirmation_reports_no_copies(mq: Client) -> None:
     await declare(mq, a=PULL)
     receipt = await mq.publish("a/1", b"x", confirm=False, cc=["stopped/1"])
-    assert (receipt.by, receipt.copies) == ("nobody", ())
+    assert (receipt.by, receipt.copies) == (None, ())
 
 
 def test_blocking_client_reports_copies(broker: mqcore.Broker) -> None:

@@ -98,7 +98,7 @@ def publish(
                     cc=copies,
                     **terms,
                 )
-            confirmed_by |= {receipt.by for receipt in receipts}
+            confirmed_by |= {receipt.by for receipt in receipts if receipt.by}
             failed.update(
                 (copy.queue, f"{copy.status}: {copy.reason}")
                 for receipt in receipts
@@ -109,7 +109,7 @@ def publish(
             size += sum(map(len, batch))
             advance(len(batch))
     seconds = time.perf_counter() - began
-    by = "/".join(sorted(confirmed_by)) if confirmed_by and not no_confirm else None
+    by = "/".join(sorted(confirmed_by)) or None
     if as_json:
         result = {
             "queue": address,

@@ -120,8 +120,8 @@ def receipt(confirmation: Confirmation) -> Receipt:
     """Return a confirmation as a receipt."""
     by, latency, copies = confirmation
     if copies is None:
-        return Receipt(by or "nobody", latency)
-    return Receipt(by or "nobody", latency, tuple(CopyReceipt(*copy) for copy in copies))
+        return Receipt(by, latency)
+    return Receipt(by, latency, tuple(CopyReceipt(*copy) for copy in copies))
 
 
 def consume_options(options: ConsumeOptions) -> dict[str, Any]:

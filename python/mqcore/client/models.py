@@ -31,8 +31,8 @@ __all__ = [
 class Receipt:
     """A publisher confirmation."""
 
-    by: Literal["server", "consumer", "nobody"]
-    """The peer that confirmed: the broker, a consumer, or ``nobody`` with ``confirm=False``."""
+    by: Literal["server", "consumer"] | None
+    """The peer that confirmed: the broker or a consumer; ``None`` with ``confirm=False``."""
     latency: float
     """Seconds from the call to the last confirmation, of the message or of a copy."""
     copies: tuple[CopyReceipt, ...] = ()
