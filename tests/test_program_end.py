@@ -1,13 +1,20 @@
-"""A program that uses a client may end at any moment, and ends cleanly."""
+"""A program that uses a client or embeds a broker may end at any moment, and ends cleanly."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import pytest
+
+from damaged_files import SAVING, verify
 from depth import by_depth
-from served import ServedBroker, clean_environment
+from mqcore.sync import connect
+from served import ServedBroker, clean_environment, serving
 
 # The last thing it does is to await an answer: the thread that brought it may still be on its way back.
 PROGRAM = """
@@ -40,3 +47,68 @@ def test_a_program_may_end_without_closing_its_client(served: ServedBroker) -> N
     program = PROGRAM.replace("                return", "                sys.exit(7)")
     done = subprocess.run([sys.executable, "-c", program, served.url], env=clean_environment(), timeout=30, check=False)
     assert done.returncode == 7
+
+
+BROKER = """
+import asyncio, sys, time
+import mqcore
+
+options = {"listen": "tmqp://127.0.0.1:0", "data_dir": sys.argv[1]}
+
+def ready(broker):
+    print(broker.listeners[0], flush=True)
+
+"""
+
+WAITING = {
+    "await serve_forever": """
+        async def main():
+            async with mqcore.Broker(**options) as broker:
+                ready(broker)
+                await broker.serve_forever()
+        asyncio.run(main())
+        """,
+    "serve_forever without await, in a coroutine": """
+        async def main():
+            async with mqcore.Broker(**options) as broker:
+                broker.serve_forever()
+                ready(broker)
+                await asyncio.sleep(3600)
+        asyncio.run(main())
+        """,
+    "serve_forever without await, in a plain program": """
+        with mqcore.Broker(**options) as broker:
+            broker.serve_forever()
+            ready(broker)
+            time.sleep(3600)
+        """,
+    "wait": """
+        with mqcore.Broker(**options) as broker:
+            ready(broker)
+            broker.wait()
+        """,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are sent the way of POSIX")
+@pytest.mark.parametrize("waiting", WAITING)
+def test_ctrl_c_stops_a_broker_with_a_clean_journal(waiting: str, tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    command = [sys.executable, "-c", BROKER + textwrap.dedent(WAITING[waiting]), str(directory)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=clean_environment()) as process:
+        assert process.stdout is not None
+        with connect(process.stdout.readline().strip()) as client:
+            client.declare("orders", 1, SAVING)
+            for number in range(20):
+                client.publish("orders/1", f"body {number}")
+            # While the client is connected: the broker says goodbye to it.
+            process.send_signal(signal.SIGINT)
+            _, text = process.communicate(timeout=15)
+    assert "KeyboardInterrupt" in text
+    assert ("'Broker.serve_forever' was never awaited" in text) == ("without await" in waiting)
+    code, findings = verify(directory)
+    assert code == 0, findings
+    with serving("--data-dir", str(directory)) as broker, connect(broker.url) as client:
+        messages = client.queue("orders/1").pull(20)
+        assert [message.body for message in messages] == [f"body {number}".encode() for number in range(20)]

@@ -459,7 +459,11 @@ class Broker(BrokerCalls):
         return self._core.wait(None if timeout is None else seconds(timeout))
 
     async def serve_forever(self) -> None:
-        """Wait until the broker is stopped, as for `wait`, or until this call is cancelled, by Ctrl-C for example."""
+        """Wait until the broker is stopped, as for `wait`, or until this call is cancelled, by Ctrl-C for example.
+
+        Without ``await`` it does nothing, and Python warns that it was never awaited. A program without an event loop
+        calls `wait` instead.
+        """
         if not self._core.is_running:
             raise errors.NotRunning("the broker is not running; enter it with 'async with' first")
         waiter = asyncio.get_running_loop().create_future()
