@@ -62,7 +62,8 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "mqcore-server": [
         # Modules without imports, and configuration.
-        {"runtime", "shard/count", "stats/counter", "stats/failures", "config/error", "config/address"},
+        {"runtime", "shard/count", "stats/counter", "stats/failures"}
+        | {"config/error", "config/address", "config/history"},
         {
             "storage/loss",
             "storage/manifest",
@@ -75,7 +76,8 @@ LAYERS: dict[str, list[set[str]]] = {
         },
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
-        {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/tls", "shard/inbox", "authority/state"}
+        {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/input_budget", "net/tls", "shard/inbox"}
+        | {"authority/state"}
         | {"shard/declarations", "schedules/ended", "schedules/view", "schedules/publisher", "schedules/store"}
         | {"schedules/keeper", "schedules/port", "schedules/queues"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},

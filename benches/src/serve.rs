@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
-use mqcore_server::config::{Config, HistoryConfig};
+use mqcore_server::config::Config;
+use mqcore_server::config::history::HistoryConfig;
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::Server;
 use serde_json::json;

@@ -11,9 +11,9 @@ use mqcore_broker::model::options::{
     ChannelChanges, ChannelOptions, DeadLetter, Durability, QueueChanges, Status,
 };
 use mqcore_broker::model::router::RouterDefinition;
+use mqcore_server::config::history::{ArchiveConfig, HistoryConfig};
 use mqcore_server::config::{
-    ArchiveConfig, ClientCertificates, ClockConfig, Config, Encryption, HistoryConfig, ListenerConfig,
-    ListenerTls,
+    ClientCertificates, ClockConfig, Config, Encryption, ListenerConfig, ListenerTls,
 };
 use mqcore_server::net::guard::Limit;
 use mqcore_server::nodes::config::{

@@ -2,13 +2,13 @@
 
 pub mod address;
 pub(crate) mod error;
+pub mod history;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::policy;
@@ -27,6 +27,7 @@ pub use crate::shard::count::SHARDS_MAX;
 
 use crate::authority::config::AuthorityConfig;
 use crate::config::address::{ListenAddress, ListenerUrl};
+use crate::config::history::HistoryConfig;
 use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
 use crate::storage::data_dir::FRAME_BYTES_MAX;
@@ -132,47 +133,6 @@ pub struct Config {
     pub node: Option<NodeConfig>,
     /// Whether and how the broker records what happens to each message. Needs a data directory. Default no.
     pub history: Option<HistoryConfig>,
-}
-
-/// History of messages.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HistoryConfig {
-    /// Which events are recorded.
-    pub options: HistoryOptions,
-    /// How long the journal stores history that is not archived. `None`: forever. Default forever.
-    pub max_age: Option<Duration>,
-    /// Maximum bytes of history in the journals of all shards together; the oldest is removed first. Default 2 GiB.
-    pub max_bytes: u64,
-    /// Whether and how history is archived to Parquet files. Default yes.
-    pub archive: Option<ArchiveConfig>,
-}
-
-impl Default for HistoryConfig {
-    fn default() -> Self {
-        Self {
-            options: HistoryOptions::default(),
-            max_age: None,
-            max_bytes: 2 << 30,
-            archive: Some(ArchiveConfig::default()),
-        }
-    }
-}
-
-/// How history is archived, in the directory `archive` of the data directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ArchiveConfig {
-    /// Maximum age of history before it is archived, even if there is little of it. Default 5 minutes.
-    pub interval: Duration,
-    /// How long the archive stores a file. `None`: forever. Default forever.
-    pub max_age: Option<Duration>,
-    /// Maximum bytes of all files; the oldest are removed first. `None`: no limit. Default none.
-    pub max_bytes: Option<u64>,
-}
-
-impl Default for ArchiveConfig {
-    fn default() -> Self {
-        Self { interval: Duration::from_secs(300), max_age: None, max_bytes: None }
-    }
 }
 
 impl Default for Config {

@@ -16,7 +16,7 @@ use mqcore_archive::tree::TreeStorage;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::notes::NoteInventory;
 
-use crate::config::ArchiveConfig;
+use crate::config::history::ArchiveConfig;
 use crate::hub::Hub;
 use crate::stats::counters::ArchiveCounters;
 use crate::storage::data_dir::DataDir;
@@ -203,7 +203,7 @@ impl ArchiveThread {
             }
             let next = self.offered.get(&shard).map(|offer| offer.at);
             if !round.more || next.is_some() {
-                // What is left of this offer is part of the next one.
+                // The next offer contains the rest of this one.
                 counters.caught_up(shard, if round.more { Some(offer.at) } else { next });
                 return Ok(true);
             }

@@ -4,7 +4,7 @@ use mqcore_broker::history::Block;
 use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::record::Record;
 
-use crate::config::HistoryConfig;
+use crate::config::history::HistoryConfig;
 use crate::storage::archiver::Archiver;
 use crate::storage::body_reader::ReadRequest;
 
