@@ -351,6 +351,46 @@ fn answer(w: &mut World, client: &Arc<Client>, request: Request) -> Result<Reply
 }
 
 #[test]
+fn answer_about_an_unsaved_definition_waits_for_the_commit_of_another_client() {
+    let (mut w, mut disk) = durable();
+    let (p, q) = (w.client("p"), w.client("q"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
+    let channel = || queue("new/1").channel;
+    let router = || RouterName::new("r").expect("a short name");
+    let topic = || TopicPattern::Exact(TopicName::new(b"news").expect("a short name"));
+    let requests: [&dyn Fn() -> Request; 8] = [
+        &|| Request::CreateChannel { channel: channel(), changes: Default::default() },
+        &|| Request::CreateQueue { queue: queue("ch/2"), changes: Default::default() },
+        &|| Request::CreateRouter { router: router(), method: RouterMethod::Distribute },
+        &|| Request::BindTopic { pattern: topic(), queue: queue("ch/1") },
+        &|| Request::UnbindTopic { pattern: topic(), queue: queue("ch/1") },
+        &|| Request::RemoveRouter { router: router() },
+        &|| Request::RemoveQueue { queue: queue("ch/2") },
+        &|| Request::RemoveChannel { channel: channel() },
+    ];
+    for request in requests {
+        let shown = format!("{:?}", request());
+        for client in [&p, &q] {
+            w.command(client, Command::Request(RequestId(9), Box::new(request())));
+            assert!(w.notifications(client.connection).is_empty(), "{shown}: its record is not committed");
+        }
+        disk.commit(&mut w);
+        for client in [&p, &q] {
+            let answers = w.notifications(client.connection);
+            let is_answer = |event: &Event| matches!(event, Event::Answered(RequestId(9), _));
+            assert!(answers.iter().any(is_answer), "{shown}: {answers:?}");
+        }
+        let again =
+            answer(&mut w, &q, Request::CreateQueue { queue: queue("ch/1"), changes: Default::default() });
+        assert_eq!(
+            again.expect_err("it exists").kind,
+            RejectionKind::AlreadyExists,
+            "{shown}: all is committed"
+        );
+    }
+}
+
+#[test]
 fn failed_journal_rejects_changes_of_definitions_and_leaves_them_as_they_were() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");

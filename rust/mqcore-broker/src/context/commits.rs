@@ -43,8 +43,12 @@ pub(crate) struct Commits {
     synced: VecDeque<(Sequence, Awaiting)>,
     /// Definitions that are not synced yet, by ascending sequence, with their keys in the journal.
     definitions: VecDeque<(Sequence, Vec<u8>)>,
+    /// The latest record that changes a definition: of a channel, queue, router or topic binding.
+    changed: Sequence,
     /// The latest record that is committed, written or synced.
     committed: Sequence,
+    /// The latest record that is synced.
+    durable: Sequence,
     /// Ranges, first and last, of records that the journal may have refused although a later record is committed.
     doubtful: Vec<(Sequence, Sequence)>,
 }
@@ -57,7 +61,9 @@ impl Default for Commits {
             written: VecDeque::new(),
             synced: VecDeque::new(),
             definitions: VecDeque::new(),
+            changed: Sequence(0),
             committed: Sequence(0),
+            durable: Sequence(0),
             doubtful: Vec::new(),
         }
     }
@@ -68,6 +74,7 @@ impl Commits {
     pub(crate) fn committed(&mut self, level: Durability, sequence: Sequence) -> Vec<Awaiting> {
         self.committed = self.committed.max(sequence);
         if level == Durability::Fsync {
+            self.durable = self.durable.max(sequence);
             let saved = self.definitions.partition_point(|(recorded, _)| *recorded <= sequence);
             self.definitions.drain(..saved);
         }
@@ -110,6 +117,22 @@ impl Commits {
         debug_assert_ne!(durability, Durability::None, "this level promises no commit");
         let list = if durability == Durability::Fsync { &mut self.synced } else { &mut self.written };
         list.push_back((self.sequence, awaiting));
+    }
+
+    /// Notes that the latest record changes a definition.
+    pub(crate) fn definition_changed(&mut self) {
+        self.changed = self.sequence;
+    }
+
+    /// Whether a change of a definition is not synced yet.
+    pub(crate) fn has_unsynced_changes(&self) -> bool {
+        self.changed > self.durable
+    }
+
+    /// Waits until all changes of definitions are synced. The journal syncs within 200 ms, also if nothing else waits.
+    pub(crate) fn wait_for_changes(&mut self, awaiting: Awaiting) {
+        let at = self.synced.partition_point(|(waits_for, _)| *waits_for <= self.changed);
+        self.synced.insert(at, (self.changed, awaiting));
     }
 
     /// Notes the key of the definition that the latest record contains.

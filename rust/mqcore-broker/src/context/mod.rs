@@ -46,6 +46,9 @@ impl Context<'_> {
         }
         self.state.commits.sequence.0 += 1;
         let sequence = self.state.commits.sequence;
+        if record.changes_definitions() {
+            self.state.commits.definition_changed();
+        }
         match &record {
             Record::DefineChannel(name, _) => self.state.commits.defined(channel_key(name)),
             Record::DefineQueue(queue, _) => self.state.commits.defined(queue_key(queue)),

@@ -517,6 +517,27 @@ impl Command {
 }
 
 impl Request {
+    /// Whether its answer states which channels, queues, routers or topic bindings exist from now on, or their options.
+    pub(crate) fn changes_definitions(&self) -> bool {
+        matches!(
+            self,
+            Self::CreateChannel { .. }
+                | Self::UpdateChannel { .. }
+                | Self::RemoveChannel { .. }
+                | Self::CreateQueue { .. }
+                | Self::UpdateQueue { .. }
+                | Self::RemoveQueue { .. }
+                | Self::DropQueue { .. }
+                | Self::BindTopic { .. }
+                | Self::UnbindTopic { .. }
+                | Self::CreateRouter { .. }
+                | Self::RemoveRouter { .. }
+                | Self::EnableRouter { .. }
+                | Self::AddBinding { .. }
+                | Self::RemoveBinding { .. }
+        )
+    }
+
     /// The destination of this request in a broker with `shards` shards.
     pub fn destination(&self, shards: usize) -> Destination {
         let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));

@@ -62,6 +62,23 @@ pub enum Record {
     Numbers(MessageNumber),
 }
 
+impl Record {
+    /// Whether it changes which channels, queues, routers or topic bindings exist, or their options.
+    pub(crate) fn changes_definitions(&self) -> bool {
+        matches!(
+            self,
+            Self::DefineChannel(..)
+                | Self::DefineQueue(..)
+                | Self::RemoveChannel(_)
+                | Self::RemoveQueue(_)
+                | Self::DefineRouter(_)
+                | Self::RemoveRouter(_)
+                | Self::BindTopic(..)
+                | Self::UnbindTopic(..)
+        )
+    }
+}
+
 /// The progress of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeliveryProgress {

@@ -45,8 +45,9 @@ impl Entities {
         context: &mut Context<'_>,
     ) {
         let before = context.state.commits.sequence;
+        let defines = request.changes_definitions();
         let result = self.request(client, request, context);
-        self.answer_once_committed(client, id, before, result, context);
+        self.answer_once_committed(client, id, before, defines, result, context);
     }
 
     /// Carries out a declaration of the program and answers it like a request.
@@ -59,15 +60,17 @@ impl Entities {
     ) {
         let before = context.state.commits.sequence;
         let result = self.declare(declaration, OnConflict::Reject, context).map(Reply::Declared);
-        self.answer_once_committed(client, id, before, result, context);
+        self.answer_once_committed(client, id, before, true, result, context);
     }
 
-    /// Answers a request that began when `before` was the last sequence.
+    /// Answers a request that began when `before` was the last sequence. `defines`: the answer states which definitions
+    /// exist from now on.
     fn answer_once_committed(
         &mut self,
         client: &Arc<Client>,
         id: RequestId,
         before: Sequence,
+        defines: bool,
         result: Result<Reply, Rejection>,
         context: &mut Context<'_>,
     ) {
@@ -75,13 +78,17 @@ impl Entities {
             context.state.counters.refused += 1;
         }
         let event = Event::Answered(id, result);
+        let commits = &mut context.state.commits;
+        let has_journal = commits.storage == Storage::Ready;
         if let Some(ticket) = self.ticket.take() {
             // Bindings do not survive restarts, so there is no commit to wait for.
             self.bindings.wait(ticket, client.connection, event);
-        } else if context.state.commits.sequence > before && context.state.commits.storage == Storage::Ready {
+        } else if has_journal && commits.sequence > before {
             // The request changed what must survive, so the answer waits for the commit.
-            let awaiting = Awaiting::Answer(client.connection, event);
-            context.state.commits.wait(Durability::Fsync, awaiting);
+            commits.wait(Durability::Fsync, Awaiting::Answer(client.connection, event));
+        } else if has_journal && defines && commits.has_unsynced_changes() {
+            // Another request made the change that this one relies on, and a crash can still undo it.
+            commits.wait_for_changes(Awaiting::Answer(client.connection, event));
         } else {
             context.effects.push(Effect::Notify(client.connection, event));
         }
