@@ -48,7 +48,9 @@ class Served:
         return [line for line in self.broker.stderr_lines if "schedule" in line]
 
     def denials(self, directory: Path) -> list[dict[str, str]]:
-        lines = [json.loads(line) for line in (directory / "audit.jsonl").read_text().splitlines()]
+        audit = directory / "audit.jsonl"
+        # The broker creates it with its first line.
+        lines = [json.loads(line) for line in audit.read_text().splitlines()] if audit.exists() else []
         return [line for line in lines if line.get("verdict") == "denied"]
 
 

@@ -128,7 +128,8 @@ class World:
     def mistakes(self) -> int:
         """Messages that meant nothing or could not be done, and connections that were cut for what came from them."""
         page = self.page()
-        cut = self.number('mqcore_connections_closed_total{protocol="emqp",reason="protocol-error"}', page)
+        closed = 'mqcore_connections_closed_total{protocol="emqp",reason="%s"}'
+        cut = sum(self.number(closed % reason, page) for reason in ("protocol-error", "login-too-large"))
         failed = self.number('mqcore_requests_failed_total{protocol="emqp"}', page)
         return cut + failed + self.number("mqcore_eventmq_ignored_total", page)
 

@@ -162,8 +162,9 @@ def test_a_hello_that_announces_too_much_closes_its_connection_at_once(
     liar = open_socket(broker)
     liar.socket.sendall(PREAMBLE + bytes((0x90, 0x10, 0, 0, 0)) + struct.pack("<H", HELLO) + length)
     assert liar.read(8) == PREAMBLE
+    assert liar.receive().content_type == 482
     assert liar.is_closed_within(5)
-    assert closed_for(broker, "protocol-error") == 1
+    assert closed_for(broker, "login-too-large") == 1
 
 
 def test_a_frame_as_large_as_the_limit_is_delivered_and_one_larger_is_not(
