@@ -68,8 +68,18 @@ def alarms(broker: ServedBroker) -> set[str]:
     return {loss["journal"] for loss in losses}
 
 
+def use_old_placement(directory: Path, shards: str) -> None:
+    """Make a data directory that spreads names as older versions did."""
+    directory.mkdir()
+    (directory / "format").write_text(f"mqcore data 1, shards {shards}\n")
+
+
 async def fill(directory: Path, environment: dict[str, str]) -> dict[str, int]:
-    """Save messages in queues of all shards, and kill the broker. Returns the shard of each channel."""
+    """Save messages in queues of all shards, and kill the broker. Returns the shard of each channel.
+
+    The directory spreads names as older versions did, so that the tests know that all shards have some.
+    """
+    use_old_placement(directory, environment["MQCORE_SHARDS"])
     with serving("--data-dir", str(directory), environment=environment) as broker:
         async with mqcore.connect(broker.url) as mq:
             for name in QUEUES:

@@ -13,6 +13,7 @@ use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Effect, PullOutcome, Report};
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, Status};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::rejection::RejectionKind;
 use world::{ALLOW, World, acknowledged, changes, handler, queue};
@@ -342,7 +343,13 @@ fn channel_limit_is_that_of_all_shards_together() {
     let names = Arc::<BrokerNames>::default();
     let shard = |shard: usize| {
         let names = Arc::clone(&names);
-        World::with(BrokerConfig { shard, shards: 2, channel_limit: 3, names, ..BrokerConfig::default() })
+        World::with(BrokerConfig {
+            shard,
+            placement: Placement::unkeyed(2),
+            channel_limit: 3,
+            names,
+            ..BrokerConfig::default()
+        })
     };
     let (mut one, mut two) = (shard(0), shard(1));
     let (p, q) = (one.client("p"), two.client("q"));

@@ -12,6 +12,7 @@ use mqcore_broker::model::effect::{Answer, Effect, Event, HandlerFailure, Questi
 use mqcore_broker::model::id::RouterName;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::router::{Binding, Interaction, RouterMethod, Target};
@@ -352,7 +353,7 @@ fn with_handler(count: usize) -> Shards {
 }
 
 fn home(shards: &Shards) -> usize {
-    router("r").shard(shards.brokers.len())
+    router("r").shard(Placement::unkeyed(shards.brokers.len()))
 }
 
 /// Publishes a message; returns the question for the handler.

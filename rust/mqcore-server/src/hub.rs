@@ -7,6 +7,7 @@ use std::time::Duration;
 use mqcore_broker::model::client::{Client, Peer};
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::placement::Placement;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, SharedState};
@@ -43,6 +44,8 @@ pub(crate) struct Hub {
     /// `None`: this broker has no links to others.
     pub(crate) nodes: Option<Nodes>,
     pub(crate) shards: Box<[ShardHandle]>,
+    /// Which of them owns a name.
+    pub(crate) placement: Placement,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) session: SessionTerms,
     pub(crate) spare_commands: SpareCommands,

@@ -196,7 +196,7 @@ impl Server {
     /// server has stopped.
     pub async fn declare(&self, declaration: Declaration) -> Option<Result<bool, Rejection>> {
         let hub = &self.inner.hub;
-        let shard = declaration.shard(hub.shards.len());
+        let shard = declaration.shard(hub.placement);
         let (reply, answer) = oneshot::channel();
         hub.shards[shard].send_urgent(Urgent::Declare(declaration, reply));
         hub.moved();
@@ -206,7 +206,7 @@ impl Server {
 
     fn notify_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {
         let hub = &self.inner.hub;
-        let shard = name.shard(hub.shards.len());
+        let shard = name.shard(hub.placement);
         hub.shards[shard].send_urgent(Urgent::Router(name, router));
         hub.moved();
     }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::decision::{Decision, Step, Steps};
 use mqcore_broker::model::effect::{Answer, Question};
-use mqcore_broker::model::id::ChannelName;
 use mqcore_broker::model::options::{ChannelOptions, DeadLetter, QueueOptions, Status};
 use mqcore_broker::model::policy;
 use mqcore_server::config::{ClockConfig, Config, Protocol};
@@ -250,9 +249,10 @@ async fn dead_letter(shards: usize, failing: &str, dead: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_letter_reaches_its_queue_on_the_same_shard_and_on_another() {
     dead_letter(1, "failing", "dead").await;
-    let shard = |name: &str| ChannelName::new(name).expect("a good name").shard(2);
-    let far = (0..).map(|number| format!("dead{number}")).find(|name| shard(name) != shard("failing"));
-    dead_letter(2, "failing", &far.expect("names spread over shards")).await;
+    // The placement has a random key: all four on the shard of "failing" is as good as impossible.
+    for dead in ["dead0", "dead1", "dead2", "dead3"] {
+        dead_letter(16, "failing", dead).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -14,6 +14,7 @@ use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::{Effect, Event, Forwarded, Reply};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
@@ -51,7 +52,14 @@ type Texts = Vec<String>;
 
 impl World {
     fn new(shards: usize) -> Self {
-        let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
+        let shard = |shard| {
+            Broker::new(BrokerConfig {
+                shard,
+                placement: Placement::unkeyed(shards),
+                seed: 7,
+                ..BrokerConfig::default()
+            })
+        };
         Self {
             shards: (0..shards).map(shard).collect(),
             exchange: Arc::new(EventmqShared::new(7, Some("ack-on-send".into()))),
@@ -175,7 +183,7 @@ impl World {
         effects: &mut VecDeque<(usize, Effect)>,
     ) {
         for command in commands {
-            let to = match command.destination(self.shards.len()) {
+            let to = match command.destination(Placement::unkeyed(self.shards.len())) {
                 Destination::Shard(shard) => vec![shard],
                 Destination::Home => vec![0],
                 Destination::Every => (0..self.shards.len()).collect(),
@@ -243,7 +251,7 @@ impl World {
                 effects.extend(out.into_iter().map(|effect| (shard, effect)));
             }
             Effect::Transfer(transfer) => {
-                let shard = transfer.to.channel.shard(self.shards.len());
+                let shard = transfer.to.channel.shard(Placement::unkeyed(self.shards.len()));
                 let mut out = Vec::new();
                 self.shards[shard].transfer(transfer, self.now, &mut out);
                 effects.extend(out.into_iter().map(|effect| (shard, effect)));

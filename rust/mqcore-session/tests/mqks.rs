@@ -11,6 +11,7 @@ use mqcore_broker::model::command::{Command, Destination};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::{Effect, Event, Forwarded};
 use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
@@ -41,7 +42,14 @@ struct World {
 
 impl World {
     fn new(shards: usize) -> Self {
-        let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
+        let shard = |shard| {
+            Broker::new(BrokerConfig {
+                shard,
+                placement: Placement::unkeyed(shards),
+                seed: 7,
+                ..BrokerConfig::default()
+            })
+        };
         let now = Timestamp(1_795_216_278_000);
         Self { shards: (0..shards).map(shard).collect(), peers: BTreeMap::new(), now, next: 0 }
     }
@@ -101,7 +109,7 @@ impl World {
         }
         let mut effects = VecDeque::new();
         for command in commands {
-            let to = match command.destination(self.shards.len()) {
+            let to = match command.destination(Placement::unkeyed(self.shards.len())) {
                 Destination::Shard(shard) => vec![shard],
                 Destination::Home => vec![0],
                 Destination::Every => (0..self.shards.len()).collect(),

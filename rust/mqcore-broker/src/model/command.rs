@@ -12,6 +12,7 @@ use crate::model::id::{ChannelName, QueueAddress, RequestId, RouterName, Tag, To
 use crate::model::intake::Ticket;
 use crate::model::message::Message;
 use crate::model::options::{ChannelChanges, QueueChanges};
+use crate::model::placement::Placement;
 use crate::model::router::{Binding, RouterMethod};
 use crate::model::subscription::{QueueJoin, QueueSubscription, Remote};
 use crate::model::time::Timestamp;
@@ -27,11 +28,13 @@ pub type MessageId = SmallVec<[u8; 36]>;
 /// use mqcore_broker::model::command::{Command, Destination};
 /// use mqcore_broker::model::id::QueueAddress;
 /// use mqcore_broker::model::message::{Message, Properties};
+/// use mqcore_broker::model::placement::Placement;
 ///
 /// let queue = QueueAddress::parse("orders/1")?;
 /// let message = Message::from_parts(b"m-1", b"", b"hello", Properties::default(), None);
 /// let publish = Command::Publish { queue: queue.clone(), message };
-/// assert_eq!(publish.destination(4), Destination::Shard(queue.channel.shard(4)));
+/// let placement = Placement::unkeyed(4);
+/// assert_eq!(publish.destination(placement), Destination::Shard(queue.channel.shard(placement)));
 /// # Ok::<(), mqcore_broker::model::id::NameError>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -493,13 +496,13 @@ impl Command {
         queues.is_some_and(|(mine, its)| mine.channel.is_same(&its.channel))
     }
 
-    /// The destination of this command in a broker with `shards` shards.
-    pub fn destination(&self, shards: usize) -> Destination {
-        let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
+    /// The destination of this command in a broker with this placement.
+    pub fn destination(&self, placement: Placement) -> Destination {
+        let of = |channel: &ChannelName| Destination::Shard(channel.shard(placement));
         match self {
             Self::Publish { queue, .. } => of(&queue.channel),
-            Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(shards)),
-            Self::Route { router, .. } => Destination::Shard(router.shard(shards)),
+            Self::PublishTopic { topic, .. } => Destination::Shard(topic.shard(placement)),
+            Self::Route { router, .. } => Destination::Shard(router.shard(placement)),
             Self::Acknowledge(acknowledgement) => of(&acknowledgement.queue.channel),
             Self::AcknowledgeAll { queue, .. } | Self::Extend { queue, .. } | Self::RoomFor { queue } => {
                 of(&queue.channel)
@@ -510,8 +513,8 @@ impl Command {
             | Self::AcknowledgeDirect { .. }
             | Self::Respond { .. }
             | Self::Custom(_) => Destination::Home,
-            Self::PassedOn(passed_on) => passed_on.command.destination(shards),
-            Self::Request(_, request) => request.destination(shards),
+            Self::PassedOn(passed_on) => passed_on.command.destination(placement),
+            Self::Request(_, request) => request.destination(placement),
         }
     }
 }
@@ -538,9 +541,18 @@ impl Request {
         )
     }
 
-    /// The destination of this request in a broker with `shards` shards.
-    pub fn destination(&self, shards: usize) -> Destination {
-        let of = |channel: &ChannelName| Destination::Shard(channel.shard(shards));
+    /// The number of answers in a broker with `shards` shards: every shard that the request is sent to answers with its part.
+    #[must_use]
+    pub fn answers(&self, shards: usize) -> usize {
+        match self.destination(Placement::unkeyed(1)) {
+            Destination::Every => shards,
+            Destination::Shard(_) | Destination::Home => 1,
+        }
+    }
+
+    /// The destination of this request in a broker with this placement.
+    pub fn destination(&self, placement: Placement) -> Destination {
+        let of = |channel: &ChannelName| Destination::Shard(channel.shard(placement));
         match self {
             Self::Join { channel }
             | Self::Leave { channel }
@@ -579,7 +591,7 @@ impl Request {
             | Self::UnsubscribeTopic { pattern }
             | Self::BindTopic { pattern, .. }
             | Self::UnbindTopic { pattern, .. } => match pattern {
-                TopicPattern::Exact(topic) => Destination::Shard(topic.shard(shards)),
+                TopicPattern::Exact(topic) => Destination::Shard(topic.shard(placement)),
                 TopicPattern::Mask(_) | TopicPattern::Prefix(_) => Destination::Every,
             },
             Self::ListTopicBindings { .. } | Self::ListTopics | Self::ListRouters { .. } => {
@@ -591,8 +603,8 @@ impl Request {
             | Self::ListBindings { router }
             | Self::AddBinding { router, .. }
             | Self::RemoveBinding { router, .. }
-            | Self::TestRoute { router, .. } => Destination::Shard(router.shard(shards)),
-            Self::ListSubscribers { topic } => Destination::Shard(topic.shard(shards)),
+            | Self::TestRoute { router, .. } => Destination::Shard(router.shard(placement)),
+            Self::ListSubscribers { topic } => Destination::Shard(topic.shard(placement)),
         }
     }
 }

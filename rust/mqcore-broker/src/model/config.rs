@@ -7,15 +7,16 @@ use crate::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use crate::model::id::{DEAD_LETTERS, QueueAddress};
 use crate::model::names::BrokerNames;
 use crate::model::options::ChannelOptions;
+use crate::model::placement::Placement;
 use crate::model::policy::Policy;
 
 /// Configuration of one shard.
 #[derive(Debug, Clone)]
 pub struct BrokerConfig {
-    /// Number of this shard, below `shards`. Shard 0 is the home shard of all clients.
+    /// Number of this shard, below the number of shards. Shard 0 is the home shard of all clients.
     pub shard: usize,
-    /// Number of shards.
-    pub shards: usize,
+    /// The number of shards, and the shard of each name; the same for all shards of a broker. Default: one shard.
+    pub placement: Placement,
     /// Default options of channels, and through them of queues.
     pub channel: ChannelOptions,
     /// Whether publishing to, or joining, a missing channel creates it. Default: false.
@@ -63,7 +64,7 @@ impl Default for BrokerConfig {
     fn default() -> Self {
         Self {
             shard: 0,
-            shards: 1,
+            placement: Placement::unkeyed(1),
             channel: ChannelOptions::default(),
             auto_create_channels: false,
             auto_create_queues: false,

@@ -2,6 +2,7 @@
 
 use crate::model::id::{ChannelName, QueueAddress};
 use crate::model::options::{ChannelChanges, QueueChanges};
+use crate::model::placement::Placement;
 use crate::model::router::RouterDefinition;
 
 /// A channel, queue or router that must exist with these options. Options that it does not set may have any value.
@@ -36,13 +37,13 @@ pub enum Declared {
 }
 
 impl Declaration {
-    /// The shard that it belongs to, in a broker with `shards` shards.
+    /// The shard that it belongs to.
     #[must_use]
-    pub fn shard(&self, shards: usize) -> usize {
+    pub fn shard(&self, placement: Placement) -> usize {
         match self {
-            Self::Channel(name, _) => name.shard(shards),
-            Self::Queue(queue, _) => queue.channel.shard(shards),
-            Self::Router(router) => router.name.shard(shards),
+            Self::Channel(name, _) => name.shard(placement),
+            Self::Queue(queue, _) => queue.channel.shard(placement),
+            Self::Router(router) => router.name.shard(placement),
         }
     }
 

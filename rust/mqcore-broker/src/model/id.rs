@@ -4,6 +4,8 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::model::placement::Placement;
+
 /// One socket or in-memory transport. The server assigns it and never reuses it within a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
@@ -85,11 +87,9 @@ impl ChannelName {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The shard, of `shards`, that owns this channel. Ignores case, as the lookup of channels does.
-    pub fn shard(&self, shards: usize) -> usize {
-        debug_assert!(shards > 0);
-        let hash = fnv(self.0.bytes().map(|byte| byte.to_ascii_lowercase()));
-        ((hash >> 32) as usize) % shards
+    /// The shard that owns this channel. Ignores case, as the lookup of channels does.
+    pub fn shard(&self, placement: Placement) -> usize {
+        placement.of_caseless(&self.0)
     }
 }
 
@@ -128,9 +128,9 @@ impl RouterName {
         &self.0
     }
 
-    /// The shard, of `shards`, that owns this router.
-    pub fn shard(&self, shards: usize) -> usize {
-        self.0.shard(shards)
+    /// The shard that owns this router.
+    pub fn shard(&self, placement: Placement) -> usize {
+        self.0.shard(placement)
     }
 }
 
@@ -168,10 +168,9 @@ impl TopicName {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The shard, of `shards`, that owns this topic.
-    pub fn shard(&self, shards: usize) -> usize {
-        debug_assert!(shards > 0);
-        ((fnv(self.0.iter().copied()) >> 32) as usize) % shards
+    /// The shard that owns this topic.
+    pub fn shard(&self, placement: Placement) -> usize {
+        placement.of(&self.0)
     }
 }
 
@@ -186,12 +185,6 @@ impl fmt::Display for TopicName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&String::from_utf8_lossy(&self.0))
     }
-}
-
-/// FNV-1a: stable across runs and versions, because journals are kept per shard.
-fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// A queue's address: channel and 16-bit id, written `orders/1001`.

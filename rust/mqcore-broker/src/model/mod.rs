@@ -21,6 +21,7 @@ pub mod names;
 pub mod node;
 pub mod observation;
 pub mod options;
+pub mod placement;
 pub mod policy;
 pub mod rate;
 pub mod record;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::model::id::{ConnectionId, RequestId, RouterName};
 use crate::model::message::Message;
+use crate::model::placement::Placement;
 use crate::model::rejection::Rejection;
 use crate::model::router::{Binding, RouterMethod, Target};
 
@@ -21,8 +22,14 @@ pub(crate) struct RoutePlan {
 
 impl RoutePlan {
     /// The plan for `bindings` of a router on shard `home`.
-    pub(crate) fn new(method: RouterMethod, bindings: Vec<Binding>, home: usize, shards: usize) -> Arc<Self> {
-        let places: Vec<_> = bindings.iter().map(|binding| shard_of(&binding.target, home, shards)).collect();
+    pub(crate) fn new(
+        method: RouterMethod,
+        bindings: Vec<Binding>,
+        home: usize,
+        placement: Placement,
+    ) -> Arc<Self> {
+        let places: Vec<_> =
+            bindings.iter().map(|binding| shard_of(&binding.target, home, placement)).collect();
         let mut visits: Vec<_> = (0..bindings.len()).collect();
         visits.sort_by_key(|index| {
             let asks = matches!(bindings[*index].target, Target::Handler(_));
@@ -32,12 +39,12 @@ impl RoutePlan {
     }
 }
 
-fn shard_of(target: &Target, home: usize, shards: usize) -> usize {
+fn shard_of(target: &Target, home: usize, placement: Placement) -> usize {
     match target {
-        Target::Queue(queue) => queue.channel.shard(shards),
+        Target::Queue(queue) => queue.channel.shard(placement),
         // The first shard knows all clients.
         Target::Client(_) => 0,
-        Target::Topic(topic) => topic.shard(shards),
+        Target::Topic(topic) => topic.shard(placement),
         Target::Handler(_) => home,
     }
 }

@@ -98,13 +98,13 @@ impl Bindings {
         new: &BTreeSet<TopicName>,
         context: &mut Context<'_>,
     ) -> Option<u64> {
-        let (shards, from) = (context.state.config.shards, context.state.config.shard);
+        let (placement, from) = (context.state.config.placement, context.state.config.shard);
         let mut parts: BTreeMap<usize, (Vec<TopicName>, Vec<TopicName>)> = BTreeMap::new();
         for topic in new.difference(old) {
-            parts.entry(topic.shard(shards)).or_default().0.push(topic.clone());
+            parts.entry(topic.shard(placement)).or_default().0.push(topic.clone());
         }
         for topic in old.difference(new) {
-            parts.entry(topic.shard(shards)).or_default().1.push(topic.clone());
+            parts.entry(topic.shard(placement)).or_default().1.push(topic.clone());
         }
         if parts.is_empty() {
             return None;

@@ -21,6 +21,7 @@ use crate::model::effect::{Event, Question, Reply};
 use crate::model::id::{HandlerId, QuestionId, QueueAddress, RouterName};
 use crate::model::message::{HOPS_FRESH, Message, Properties};
 use crate::model::options::Status;
+use crate::model::placement::Placement;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::route::{Route, RoutePlan, RouteProgress, RouteTest, RouteTrace};
 use crate::model::router::{Binding, Interaction, ROUTERS_MAX, RouterDefinition, RouterMethod, Target};
@@ -34,8 +35,8 @@ impl Route {
     }
 
     /// Inserts the targets that a handler named before the rest of the route.
-    pub(crate) fn detour(&mut self, targets: Vec<Binding>, shards: usize) {
-        let plan = RoutePlan::new(RouterMethod::Distribute, targets, self.home, shards);
+    pub(crate) fn detour(&mut self, targets: Vec<Binding>, placement: Placement) {
+        let plan = RoutePlan::new(RouterMethod::Distribute, targets, self.home, placement);
         let outer = std::mem::replace(&mut self.progress, RouteProgress::new(plan, 0));
         self.outer = Some(Box::new(outer));
     }
@@ -282,9 +283,9 @@ impl Routers {
         definition: RouterDefinition,
         saved: bool,
         home: usize,
-        shards: usize,
+        placement: Placement,
     ) -> Result<(), Rejection> {
-        let plan = RoutePlan::new(definition.method, definition.bindings.clone(), home, shards);
+        let plan = RoutePlan::new(definition.method, definition.bindings.clone(), home, placement);
         let address = Arc::new(QueueAddress { channel: definition.name.as_channel().clone(), id: 0 });
         if let Some(key) = self.names.get(&definition.name) {
             let next_binding = self.entries[*key].next_binding;

@@ -206,9 +206,9 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> u32 {
         let published = self.topics.publish(topic, message, to_producer, context);
-        let (shard, shards) = (context.state.config.shard, context.state.config.shards);
+        let (shard, placement) = (context.state.config.shard, context.state.config.placement);
         let (receivers, copies) = (published.receivers, published.queues.len());
-        let is_here = |queue: &QueueAddress| queue.channel.shard(shards) == shard;
+        let is_here = |queue: &QueueAddress| queue.channel.shard(placement) == shard;
         let mut copy = Cow::Borrowed(message);
         let origin = match answer {
             None => {
@@ -236,7 +236,7 @@ impl Entities {
             }
         };
         for queue in &*published.queues {
-            let of_queue = queue.channel.shard(shards);
+            let of_queue = queue.channel.shard(placement);
             let message = Message::clone(&copy);
             if of_queue == shard {
                 self.copy_to_queue(queue, message, origin, context);

@@ -237,7 +237,7 @@ impl Entities {
         match answer {
             RouteAnswer::Targets(targets) if !targets.is_empty() => {
                 route.trace_step(binding, true, format!("the handler names {} targets", targets.len()));
-                route.detour(targets, context.state.config.shards);
+                route.detour(targets, context.state.config.placement);
                 return self.advance_route(route, context);
             }
             RouteAnswer::Took => {
@@ -310,15 +310,15 @@ impl Entities {
         router: RouterDefinition,
         state: &ShardState,
     ) -> Result<(), Rejection> {
-        let (shard, shards) = (state.config.shard, state.config.shards);
-        self.routers.define(router, false, shard, shards)
+        let (shard, placement) = (state.config.shard, state.config.placement);
+        self.routers.define(router, false, shard, placement)
     }
 
     /// Restores a router from the journal.
     pub(crate) fn restore_router(&mut self, router: RouterDefinition, state: &ShardState) {
-        let (shard, shards) = (state.config.shard, state.config.shards);
+        let (shard, placement) = (state.config.shard, state.config.placement);
         // Only the limit can prevent this, and then the maximum is reached anyway.
-        let _ = self.routers.define(router, true, shard, shards);
+        let _ = self.routers.define(router, true, shard, placement);
     }
 
     /// Replaces a router and records it.
@@ -328,8 +328,8 @@ impl Entities {
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         context.check_definitions()?;
-        let (shard, shards) = (context.state.config.shard, context.state.config.shards);
-        self.routers.define(router.clone(), true, shard, shards)?;
+        let (shard, placement) = (context.state.config.shard, context.state.config.placement);
+        self.routers.define(router.clone(), true, shard, placement)?;
         context.record(Record::DefineRouter(Box::new(router)));
         Ok(Reply::Done)
     }
@@ -372,7 +372,7 @@ impl Entities {
         if router.saved {
             context.record(Record::RemoveRouter(name.clone()));
         }
-        for shard in 0..context.state.config.shards {
+        for shard in 0..context.state.config.placement.shards() {
             context.forward(shard, Forwarded::ForgetRouter(name.clone(), None));
         }
     }
@@ -415,7 +415,7 @@ impl Entities {
             return Ok(Reply::Done);
         }
         let done = self.redefine(definition, context)?;
-        for shard in 0..context.state.config.shards {
+        for shard in 0..context.state.config.placement.shards() {
             context.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
         }
         Ok(done)

@@ -11,6 +11,7 @@ use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::{Effect, Event, Reply};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::stats::{DropReason, ShardStats, TopicStats};
 use mqcore_broker::model::time::Timestamp;
@@ -34,9 +35,10 @@ impl Shards {
     }
 
     pub fn with(shards: usize, clients: usize, change: impl Fn(&mut BrokerConfig)) -> Self {
+        let placement = Placement::unkeyed(shards);
         let brokers = (0..shards).map(|shard| {
             let mut config =
-                BrokerConfig { shard, shards, seed: 7 + shard as u64, ..BrokerConfig::default() };
+                BrokerConfig { shard, placement, seed: 7 + shard as u64, ..BrokerConfig::default() };
             change(&mut config);
             Broker::new(config)
         });
@@ -93,7 +95,7 @@ impl Shards {
     pub fn command(&mut self, who: usize, command: Command) -> Vec<Effect> {
         let client = self.clients[who].clone();
         let shards = self.brokers.len();
-        let to = match command.destination(shards) {
+        let to = match command.destination(Placement::unkeyed(shards)) {
             Destination::Home => vec![0],
             Destination::Shard(shard) => vec![shard],
             Destination::Every => (0..shards).collect(),

@@ -5,9 +5,7 @@
 use mqcore_authority::action::Action;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::bindings::QueueBinding;
-use mqcore_broker::model::command::{
-    ClientPattern, Command, Destination, EventScope, EventSubscription, Request,
-};
+use mqcore_broker::model::command::{ClientPattern, Command, EventScope, EventSubscription, Request};
 use mqcore_broker::model::effect::{Event, PullOutcome};
 use mqcore_broker::model::id::{ChannelName, QueueAddress, TopicName};
 use mqcore_broker::model::options::{DeadLetter, QueueChanges};
@@ -235,11 +233,7 @@ pub(crate) fn refuse(command: Command, rejection: Rejection, shards: usize, emit
             emit(Event::TopicRefused { message, rejection })
         }
         Command::Request(id, request) => {
-            let parts = match request.destination(shards) {
-                Destination::Every => shards,
-                Destination::Shard(_) | Destination::Home => 1,
-            };
-            for _ in 0..parts {
+            for _ in 0..request.answers(shards) {
                 emit(Event::Answered(id, Err(rejection.clone())));
             }
         }

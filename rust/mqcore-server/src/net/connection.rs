@@ -481,7 +481,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     fn queue(&mut self, commands: Vec<Command>, bytes: usize) {
-        self.commands.add(commands, bytes, (&self.outbox, &self.client), self.hub.shards.len());
+        self.commands.add(commands, bytes, (&self.outbox, &self.client), self.hub.placement);
     }
 
     /// Continues with commands about which the program's filters have decided.

@@ -16,6 +16,7 @@ use mqcore_broker::model::effect::{Effect, Event};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Sequence};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::record::{Record, decode_address, decode_put, decode_put_head, encode_put};
 use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
 use mqcore_broker::model::time::Timestamp;
@@ -29,6 +30,7 @@ use mqcore_testkit::Random;
 use super::keeper::{Crons, Keeper, parse_request};
 
 const SHARDS: usize = 2;
+const PLACEMENT: Placement = Placement::unkeyed(SHARDS);
 const START: u64 = 1_800_000_000_000;
 const INTERVAL_MS: u64 = 100;
 /// Queues on different shards, and one that does not exist.
@@ -90,7 +92,7 @@ impl Shard {
         }
         let config = BrokerConfig {
             shard,
-            shards: SHARDS,
+            placement: PLACEMENT,
             delivery_handler: "at-least-once".into(),
             ..BrokerConfig::default()
         };
@@ -196,7 +198,8 @@ impl World {
     fn new(seed: u64) -> Self {
         let disks: Vec<_> = (0..=SHARDS as u64).map(|disk| MemoryStorage::new(seed * 31 + disk)).collect();
         let crons = Crons::default();
-        let keeper = Keeper::open(disks[SHARDS].clone(), options(9, START), SHARDS, &crons, &mut |_| Ok(()));
+        let keeper =
+            Keeper::open(disks[SHARDS].clone(), options(9, START), PLACEMENT, &crons, &mut |_| Ok(()));
         let (keeper, _) = keeper.expect("it opens");
         let shards = (0..SHARDS).map(|shard| Shard::open(shard, &disks[shard], START)).collect();
         let client = super::publisher::client();
@@ -205,7 +208,7 @@ impl World {
         for name in [QUEUES[0], QUEUES[1], "default"] {
             let changes = QueueChanges { status: Some(Status::RoundRobin), ..QueueChanges::default() };
             let queue = queue(name);
-            let shard = &mut world.shards[queue.channel.shard(SHARDS)];
+            let shard = &mut world.shards[queue.channel.shard(PLACEMENT)];
             let request = Request::CreateQueue { queue, changes };
             shard.inbox.push_back(Command::Request(RequestId(0), Box::new(request)));
             shard.turn(&world.client, 1, START);
@@ -236,7 +239,7 @@ impl World {
     fn keep(&mut self) {
         self.keeper.take_due(self.now);
         let shards = &self.shards;
-        let known = |queue: &QueueAddress| shards[queue.channel.shard(SHARDS)].broker.takes(queue);
+        let known = |queue: &QueueAddress| shards[queue.channel.shard(PLACEMENT)].broker.takes(queue);
         self.keeper.write_due(known).expect("the disk is large enough");
         self.keeper.commit().expect("it writes");
         for (shard, command) in self.keeper.take_commands(self.now) {
@@ -258,7 +261,7 @@ impl World {
     fn consume(&mut self, clear: bool) {
         for name in [QUEUES[0], QUEUES[1], "default"] {
             let queue = queue(name);
-            let at = queue.channel.shard(SHARDS);
+            let at = queue.channel.shard(PLACEMENT);
             let shard = &mut self.shards[at];
             for waiting in shard.broker.waiting(&queue, usize::MAX).expect("it is there") {
                 let payload = shard.journal.read(waiting.sequence.0).expect("it is saved");
@@ -295,10 +298,13 @@ impl World {
         }
         self.events.clear();
         self.shards = (0..SHARDS).map(|shard| Shard::open(shard, &self.disks[shard], self.now)).collect();
-        let keeper =
-            Keeper::open(self.disks[SHARDS].clone(), options(9, self.now), SHARDS, &self.crons, &mut |_| {
-                Ok(())
-            });
+        let keeper = Keeper::open(
+            self.disks[SHARDS].clone(),
+            options(9, self.now),
+            PLACEMENT,
+            &self.crons,
+            &mut |_| Ok(()),
+        );
         let (keeper, unreadable) = keeper.expect("it opens");
         assert_eq!(unreadable, 0);
         self.keeper = keeper;

@@ -9,6 +9,7 @@ use jiff::tz::TimeZoneDatabase;
 use mqcore_broker::model::command::{Command, PassedOn};
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::intake::{SCHEDULES, Ticket};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::options::Options;
@@ -167,7 +168,7 @@ pub(crate) struct Keeper<S: Storage> {
     queues: Arc<ScheduleQueues>,
     /// The journal; `None`: schedules are only in memory.
     store: Option<ScheduleJournal<S>>,
-    shards: usize,
+    placement: Placement,
     node: Arc<str>,
     epoch: u64,
     next: u64,
@@ -187,12 +188,12 @@ pub(crate) struct Keeper<S: Storage> {
 
 impl<S: Storage> Keeper<S> {
     /// Creates a keeper without a journal.
-    pub(crate) fn in_memory(shards: usize, now_ms: u64) -> Self {
+    pub(crate) fn in_memory(placement: Placement, now_ms: u64) -> Self {
         Self {
             scheduler: Scheduler::default(),
             queues: Arc::default(),
             store: None,
-            shards,
+            placement,
             node: SCHEDULES.into(),
             epoch: now_ms,
             next: 1,
@@ -210,12 +211,12 @@ impl<S: Storage> Keeper<S> {
     pub(crate) fn open(
         storage: S,
         options: Options,
-        shards: usize,
+        placement: Placement,
         crons: &Crons,
         found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, u64), JournalError> {
         let now_ms = options.now_ms;
-        let mut keeper = Self::in_memory(shards, now_ms);
+        let mut keeper = Self::in_memory(placement, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
         let (store, kept) = ScheduleJournal::open(storage, options, &mut find, found)?;
         let Kept { schedules, runs, ended, unreadable, epoch, next } = kept;
@@ -456,7 +457,7 @@ impl<S: Storage> Keeper<S> {
 
     fn send(&mut self, number: u64, run: RunRecord) {
         let to = if run.fallen_back { default_queue() } else { named_queue(&run.run) };
-        let shard = to.channel.shard(self.shards);
+        let shard = to.channel.shard(self.placement);
         let RunRecord { id, due_ms, fence, run, .. } = run;
         self.outgoing.insert(number, InFlightRun { to, shard, id, due_ms, fence, run });
         self.unsent.push_back(number);

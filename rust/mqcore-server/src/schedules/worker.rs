@@ -238,10 +238,10 @@ impl ScheduleThread {
         if !queues.contains(&default) {
             queues.push(default.clone());
         }
-        let shards = self.hub.shards.len();
-        let mut asked: Vec<Vec<QueueAddress>> = vec![Vec::new(); shards];
+        let placement = self.hub.placement;
+        let mut asked: Vec<Vec<QueueAddress>> = vec![Vec::new(); placement.shards()];
         for queue in queues {
-            asked[queue.channel.shard(shards)].push(queue);
+            asked[queue.channel.shard(placement)].push(queue);
         }
         self.known.clear();
         let asked = asked.into_iter().enumerate().filter(|(_, queues)| !queues.is_empty());
@@ -260,7 +260,7 @@ impl ScheduleThread {
         if needs_default && !self.known.get(&default).copied().unwrap_or_default() {
             let changes = self.hub.job_queues.clone();
             let request = Request::CreateQueue { queue: default.clone(), changes };
-            let shard = default.channel.shard(shards);
+            let shard = default.channel.shard(placement);
             self.send_to_shards(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
         }
         true

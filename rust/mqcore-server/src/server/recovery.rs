@@ -17,6 +17,7 @@ use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
 use crate::server::error::StartError;
 use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal, shard_name};
+use mqcore_broker::model::placement::Placement;
 
 /// The recovered contents of a data directory.
 pub(super) struct Recovery {
@@ -103,7 +104,7 @@ pub(super) async fn recover_schedules(
     config: &Config,
     recovered: Option<&Recovery>,
     port: &SchedulePort,
-    shards: usize,
+    placement: Placement,
     now_ms: u64,
 ) -> Result<Keeper<FileStorage>, StartError> {
     let asked_for = config.listeners.iter().any(|listener| listener.protocol().has_schedules());
@@ -111,7 +112,7 @@ pub(super) async fn recover_schedules(
     let Some(directory) =
         directory.filter(|directory| asked_for || directory.side(SideJournal::Schedules).exists())
     else {
-        let mut keeper = Keeper::in_memory(shards, now_ms);
+        let mut keeper = Keeper::in_memory(placement, now_ms);
         keeper.share_queues(port.queues());
         return Ok(keeper);
     };
@@ -122,7 +123,7 @@ pub(super) async fn recover_schedules(
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = Options { now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
         let mut found = |report: &RecoveryReport| directory.found(name, report);
-        let opened = Keeper::open(storage, options, shards, port.crons(), &mut found)
+        let opened = Keeper::open(storage, options, placement, port.crons(), &mut found)
             .map_err(|source| DataDirError::Schedules { source })?;
         if let Some(identity) = opened.0.identity() {
             directory.register(&[(name.to_owned(), identity)])?;

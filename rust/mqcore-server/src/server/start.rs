@@ -10,6 +10,7 @@ use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::DeadLetter;
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::policy;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
@@ -22,8 +23,8 @@ use tokio::sync::Notify;
 use crate::admin::{self, Admin};
 use crate::authority::reload;
 use crate::authority::state::Authority;
-use crate::config::Config;
 use crate::config::error::ConfigError;
+use crate::config::{ClockConfig, Config};
 use crate::handler::HandlerPort;
 use crate::hub::{Hub, SessionTerms};
 use crate::limits;
@@ -47,6 +48,7 @@ use crate::server::error::StartError;
 use crate::server::recovery::{KeptLimits, Recovery, open_nodes, recover, recover_limits, recover_schedules};
 use crate::server::stopping::supervise;
 use crate::server::{Inner, handler_id};
+use crate::shard::count::random_key;
 use crate::shard::engine::Engine;
 use crate::shard::inbox::{self, ShardHandle, ShardInbox};
 use crate::stats::counters::Counters;
@@ -74,7 +76,7 @@ pub(super) struct Parts {
     limits: Option<KeptLimits>,
     schedule_port: SchedulePort,
     keeper: Keeper<FileStorage>,
-    shards: usize,
+    placement: Placement,
 }
 
 impl Parts {
@@ -89,13 +91,15 @@ impl Parts {
         let bound = bind_all(&config, &tls, config.allow_remote || !authority.is_open()).await?;
         let mut recovered = recover(&config, clock.now().0).await?;
         let nodes = open_nodes(&config, recovered.as_mut(), clock.now().0)?;
-        let shards =
-            recovered.as_ref().map_or(config.shard_count(), |recovered| recovered.directory.shards());
+        let placement = match &recovered {
+            Some(recovered) => recovered.directory.placement(),
+            None => fresh_placement(&config),
+        };
         let limiter = limits::store(&config);
         let limits = recover_limits(&config, recovered.as_ref(), &limiter, &clock).await?;
         let schedule_port = SchedulePort::new();
         let keeper =
-            recover_schedules(&config, recovered.as_ref(), &schedule_port, shards, clock.now().0).await?;
+            recover_schedules(&config, recovered.as_ref(), &schedule_port, placement, clock.now().0).await?;
         let (directory, opened) = match recovered {
             Some(Recovery { directory, shards, .. }) => (Some(directory), shards),
             None => (None, Vec::new()),
@@ -114,7 +118,7 @@ impl Parts {
             limits,
             schedule_port,
             keeper,
-            shards,
+            placement,
         })
     }
 
@@ -122,7 +126,8 @@ impl Parts {
     pub(super) fn start(self, handlers: Vec<HandlerSpec>) -> Result<Inner, StartError> {
         let backups = self.backup_desk();
         let Self { config, port, bound, directory, opened, limits, keeper, .. } = self;
-        let (shards, inboxes): (Vec<_>, Vec<_>) = (0..self.shards).map(|_| inbox::channel()).unzip();
+        let (shards, inboxes): (Vec<_>, Vec<_>) =
+            (0..self.placement.shards()).map(|_| inbox::channel()).unzip();
         let shutdown = Shutdown::new();
         let (nodes, links) = start_nodes(self.nodes, &shutdown, directory.clone(), &port)?.unzip();
         let shared = Shared {
@@ -131,6 +136,7 @@ impl Parts {
             tls: self.tls,
             nodes,
             shards,
+            placement: self.placement,
             shutdown,
             backups,
             limiter: self.limiter,
@@ -161,7 +167,7 @@ impl Parts {
             .is_kept()
             .then(|| (SideJournal::Schedules, Wake::Schedules(self.schedule_port.clone())));
         let beside = limits.into_iter().chain(schedules).collect();
-        BackupDesk::new(self.shards, beside, self.directory.as_ref())
+        BackupDesk::new(self.placement.shards(), beside, self.directory.as_ref())
     }
 }
 
@@ -172,6 +178,7 @@ struct Shared {
     tls: Tls,
     nodes: Option<Nodes>,
     shards: Vec<ShardHandle>,
+    placement: Placement,
     shutdown: Arc<Shutdown>,
     backups: BackupDesk,
     limiter: Arc<Limiter>,
@@ -205,6 +212,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         authority: shared.authority,
         nodes: shared.nodes,
         shards: shared.shards.into(),
+        placement: shared.placement,
         shutdown: shared.shutdown,
         session: SessionTerms {
             limits: config.limits,
@@ -293,7 +301,7 @@ fn start_shards(
     let mut engines = Vec::new();
     let names = Arc::default();
     for shard in 0..hub.shards.len() {
-        let terms = broker_config(config, shard, hub.shards.len(), &names, &seeds);
+        let terms = broker_config(config, shard, hub.placement, &names, &seeds);
         let mut engine = Engine::new(terms, handlers, hub, Arc::clone(port));
         if let Some((opened, directory)) = opened.next().zip(directory) {
             let Opened { journal, had, .. } = opened;
@@ -302,20 +310,20 @@ fn start_shards(
             engine.restore(had, writer);
         }
         for router in &config.routers {
-            if router.name.shard(hub.shards.len()) == shard {
+            if router.name.shard(hub.placement) == shard {
                 engine.define_router(router.clone());
             }
         }
         engines.push(engine);
     }
-    declare_all(&config.declarations, &mut engines)?;
+    declare_all(&config.declarations, &mut engines, hub.placement)?;
     for (shard, engine) in engines.iter_mut().enumerate() {
         if let Some(why) = refusal(hub, shard) {
             engine.refuse(why);
         }
     }
     // Checked now, because the queue may have been restored.
-    let terms = broker_config(config, 0, hub.shards.len(), &names, &seeds);
+    let terms = broker_config(config, 0, hub.placement, &names, &seeds);
     if let Some(DeadLetter::Queue(queue)) = &config.channel.queue.dead_letter
         && !terms.is_destination(queue)
     {
@@ -341,13 +349,17 @@ fn refusal(hub: &Hub, shard: usize) -> Option<Box<str>> {
 
 /// Creates what the configuration declares. A queue may name a dead-letter queue that is declared after it, so what is
 /// rejected is tried again as long as others succeed.
-fn declare_all(declarations: &[Declaration], engines: &mut [Engine]) -> Result<(), ConfigError> {
+fn declare_all(
+    declarations: &[Declaration],
+    engines: &mut [Engine],
+    placement: Placement,
+) -> Result<(), ConfigError> {
     let mut pending: Vec<_> = declarations.iter().collect();
     while !pending.is_empty() {
         let mut rejected = Vec::new();
         let mut reason = None;
         for declaration in &pending {
-            let shard = declaration.shard(engines.len());
+            let shard = declaration.shard(placement);
             match engines[shard].declare(declaration) {
                 Ok(Declared::Created | Declared::Unchanged) => {}
                 Ok(Declared::Replaced(conflicts)) => {
@@ -432,10 +444,19 @@ fn job_policy(config: &Config) -> Option<Box<str>> {
     (config.delivery_handler == policy::MEMORY.key).then(|| policy.key.into())
 }
 
+/// The placement of a broker without a data directory. With a clock that tests set, it is the same in every run.
+fn fresh_placement(config: &Config) -> Placement {
+    let shards = config.shard_count();
+    match config.clock {
+        ClockConfig::System => Placement::keyed(shards, random_key()),
+        ClockConfig::Manual => Placement::unkeyed(shards),
+    }
+}
+
 fn broker_config(
     config: &Config,
     shard: usize,
-    shards: usize,
+    placement: Placement,
     names: &Arc<BrokerNames>,
     seeds: &RandomState,
 ) -> BrokerConfig {
@@ -444,7 +465,7 @@ fn broker_config(
     seed.write_usize(shard);
     BrokerConfig {
         shard,
-        shards,
+        placement,
         channel: config.channel.clone(),
         auto_create_channels: config.auto_create_channels,
         auto_create_queues: config.auto_create_queues,
@@ -455,7 +476,7 @@ fn broker_config(
         event_handler: config.event_handler.as_deref().map(Box::from),
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
-        memory_watermark: config.memory_watermark / shards as u64,
+        memory_watermark: config.memory_watermark / placement.shards() as u64,
         history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }

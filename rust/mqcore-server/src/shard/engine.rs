@@ -73,7 +73,7 @@ impl Engine {
         let shard = config.shard;
         let mut engine = Self {
             shard,
-            peers: PeerShards::new(shard, config.shards),
+            peers: PeerShards::new(shard, config.placement),
             broker: Broker::new(config),
             handlers: Handlers::new(port, Arc::new(hub.shards[shard].clone())),
             staging: Staging::new(shard),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Transfer};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 
@@ -20,21 +21,24 @@ pub(crate) struct PeerShards {
     forwards: Vec<Vec<Forwarded>>,
     /// Room in the inbox taken by the batches that `forwards` come from.
     rooms: Vec<SharedRoom>,
+    placement: Placement,
 }
 
 impl PeerShards {
-    pub(crate) fn new(shard: usize, shards: usize) -> Self {
+    pub(crate) fn new(shard: usize, placement: Placement) -> Self {
+        let shards = placement.shards();
         Self {
             shard,
             transfers: vec![Vec::new(); shards],
             transferred: vec![Vec::new(); shards],
             forwards: vec![Vec::new(); shards],
             rooms: Vec::new(),
+            placement,
         }
     }
 
     pub(crate) fn transfer(&mut self, transfer: Transfer) {
-        let shard = transfer.to.channel.shard(self.transfers.len());
+        let shard = transfer.to.channel.shard(self.placement);
         self.transfers[shard].push(transfer);
     }
 

@@ -31,7 +31,7 @@ pub(crate) async fn take(hub: &Hub) -> ShardStats {
 
 /// The state of a queue. `None`: the queue does not exist, or its shard has stopped.
 pub(crate) async fn queue(hub: &Hub, queue: QueueAddress) -> Option<QueueInformation> {
-    let shard = queue.channel.shard(hub.shards.len());
+    let shard = queue.channel.shard(hub.placement);
     let (reply, answer) = oneshot::channel();
     hub.shards[shard].send_urgent(Urgent::Queue(queue, reply));
     answer.await.ok().flatten().map(|information| *information)
@@ -47,7 +47,7 @@ pub(crate) async fn clients(hub: &Hub, to: ClientPattern, message: Option<Messag
 
 /// Waiting messages of a queue. `None`: the queue does not exist, or its shard has stopped.
 pub(crate) async fn waiting(hub: &Hub, queue: QueueAddress, max: usize) -> Option<Vec<WaitingMessage>> {
-    let shard = queue.channel.shard(hub.shards.len());
+    let shard = queue.channel.shard(hub.placement);
     let (reply, answer) = oneshot::channel();
     hub.shards[shard].send_urgent(Urgent::WaitingMessage(queue, max, reply));
     answer.await.ok().flatten()

@@ -21,6 +21,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mqcore_broker::model::definition::{Definition, decode_definition};
 use mqcore_broker::model::id::{QueueAddress, Sequence};
 use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::record::{
     DeliveryProgress, PutMessage, PutTerms, RecordError, decode_address, decode_put, decode_put_head,
 };
@@ -131,7 +132,7 @@ pub enum DataDirError {
     },
     /// Not a data directory.
     #[error(
-        "{path} is not a data directory of this version: expected \"mqcore data 2\" with a valid checksum, found {found:?}; \
+        "{path} is not a data directory of this version: expected \"mqcore data\", a version and a valid checksum, found {found:?}; \
          restore this file or its copy format.copy from a backup"
     )]
     Format {
@@ -142,7 +143,7 @@ pub enum DataDirError {
     },
     /// A later version wrote the directory.
     #[error(
-        "{path} has format version {found}, but this version of mqcore reads up to 2; use a newer mqcore"
+        "{path} has format version {found}, but this version of mqcore reads up to 3; use a newer mqcore"
     )]
     Version {
         /// The file.
@@ -315,6 +316,11 @@ impl DataDir {
     /// The number of shards of the directory.
     pub(crate) fn shards(&self) -> usize {
         self.shards
+    }
+
+    /// The shard of each name.
+    pub(crate) fn placement(&self) -> Placement {
+        self.manifest().placement()
     }
 
     /// Writes the URL of the admin side, for programs that know only the directory.

@@ -440,6 +440,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use mqcore_broker::model::options::QueueChanges;
+    use mqcore_broker::model::placement::Placement;
     use mqcore_limiter::time::Nanos;
     use mqcore_session::any::SharedState;
     use mqcore_session::protocol::ServerParts;
@@ -487,6 +488,7 @@ mod tests {
             authority: Authority::open(&AuthorityConfig::default(), None, None).unwrap(),
             nodes: None,
             shards: [handle].into(),
+            placement: Placement::unkeyed(1),
             shutdown: Shutdown::new(),
             session: SessionTerms {
                 limits: Limits::default(),

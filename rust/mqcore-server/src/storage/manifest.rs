@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
+use mqcore_broker::model::placement::{Placement, PlacementKey};
 use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::private_options;
 
@@ -16,8 +17,10 @@ use crate::storage::loss::Loss;
 
 /// Names of the two copies. Either one is enough.
 pub(crate) const COPIES: [&str; 2] = ["format", "format.copy"];
-/// Version that is written, and the newest that is read.
-const VERSION: u32 = 2;
+/// The newest version that is read. Manifests with a placement key have it; others have version 2, which is the same without
+/// that line.
+const VERSION: u32 = 3;
+const VERSION_WITHOUT_KEY: u32 = 2;
 /// The files are padded with line feeds to a multiple of this many bytes, so that no file system stores both in one sector.
 const BLOCK_BYTES: usize = 4096;
 /// A longer file is damaged.
@@ -29,6 +32,8 @@ pub(crate) struct Manifest {
     /// Increases with every change. Of two copies, the one with the larger number counts.
     pub(crate) generation: u64,
     pub(crate) shards: usize,
+    /// Spreads names over the shards. `None`: the directory is older than such keys.
+    pub(crate) placement_key: Option<PlacementKey>,
     /// Identities of the journals, by directory. A journal that is not listed was not created yet.
     pub(crate) journals: BTreeMap<String, u64>,
     pub(crate) losses: Vec<Loss>,
@@ -71,6 +76,14 @@ enum CopyReading {
 impl Manifest {
     pub(crate) fn new(shards: usize) -> Self {
         Self { shards, ..Self::default() }
+    }
+
+    /// The shard of each name.
+    pub(crate) fn placement(&self) -> Placement {
+        match self.placement_key {
+            Some(key) => Placement::keyed(self.shards, key),
+            None => Placement::unkeyed(self.shards),
+        }
     }
 
     /// Adds the losses that opening a journal found, and forgets accepted ones that it no longer finds.
@@ -117,8 +130,12 @@ impl Manifest {
 
     /// The text of a file.
     pub(crate) fn encode(&self) -> String {
+        let version = if self.placement_key.is_some() { VERSION } else { VERSION_WITHOUT_KEY };
         let mut text =
-            format!("mqcore data {VERSION}\ngeneration {}\nshards {}\n", self.generation, self.shards);
+            format!("mqcore data {version}\ngeneration {}\nshards {}\n", self.generation, self.shards);
+        if let Some(PlacementKey([first, second])) = self.placement_key {
+            text.push_str(&format!("placement {first:016x} {second:016x}\n"));
+        }
         for (name, identity) in &self.journals {
             text.push_str(&format!("journal {name} {identity:016x}\n"));
         }
@@ -220,6 +237,11 @@ impl Manifest {
             match word {
                 "generation" => manifest.generation = rest.parse().ok()?,
                 "shards" => manifest.shards = rest.parse().ok()?,
+                "placement" => {
+                    let (first, second) = rest.split_once(' ')?;
+                    let [first, second] = [first, second].map(|half| u64::from_str_radix(half, 16).ok());
+                    manifest.placement_key = Some(PlacementKey([first?, second?]));
+                }
                 "journal" => {
                     let (name, identity) = rest.split_once(' ')?;
                     manifest.journals.insert(name.to_owned(), u64::from_str_radix(identity, 16).ok()?);
@@ -287,7 +309,8 @@ mod tests {
             text: "segment 3: checksum mismatch".to_owned(),
         };
         let missing = Loss::missing("schedules", "its directory is missing");
-        Manifest { generation: 4, shards: 1, journals, losses: vec![loss, missing] }
+        let placement_key = Some(PlacementKey([3, u64::MAX]));
+        Manifest { generation: 4, shards: 1, placement_key, journals, losses: vec![loss, missing] }
     }
 
     #[test]
@@ -304,6 +327,16 @@ mod tests {
         for length in 0..whole.len() {
             assert!(matches!(Manifest::parse(&whole[..length]), CopyReading::Bad(_)), "{length} bytes");
         }
+    }
+
+    #[test]
+    fn a_manifest_without_a_placement_key_has_the_version_before_such_keys() {
+        let keyed = sample();
+        assert!(keyed.encode().starts_with("mqcore data 3\n"));
+        let unkeyed = Manifest { placement_key: None, ..keyed };
+        let text = unkeyed.encode();
+        assert!(text.starts_with("mqcore data 2\n") && !text.contains("placement"));
+        assert!(matches!(Manifest::parse(text.as_bytes()), CopyReading::Good(found) if found == unkeyed));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use mqcore_journal::inspection::Inspection;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::ReadOnlyStorage;
 
-use crate::shard::count::SHARDS_MAX;
+use crate::shard::count::{SHARDS_MAX, random_key};
 use crate::storage::data_dir::{DataDirError, shard_name};
 use crate::storage::loss::{Loss, LossCause};
 use crate::storage::manifest::{COPIES, Manifest, ManifestError, ManifestReading};
@@ -21,7 +21,8 @@ pub(crate) fn open(path: &Path, shards: usize) -> Result<Manifest, DataDirError>
         Ok(reading) => reading,
         Err(ManifestError::Missing) => {
             check_absent(path)?;
-            let manifest = Manifest { generation: 1, ..Manifest::new(shards) };
+            let placement_key = Some(random_key());
+            let manifest = Manifest { generation: 1, placement_key, ..Manifest::new(shards) };
             manifest.write(path).map_err(|error| error.at(path))?;
             return Ok(manifest);
         }

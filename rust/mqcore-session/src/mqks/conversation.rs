@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mqcore_broker::model::bindings::{QueueBinding, QueueBindings, UnusedPolicy};
 use mqcore_broker::model::client::{Client, Introduction};
-use mqcore_broker::model::command::{Acknowledgement, Command, Destination, MessageId, Nack, Request};
+use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, Request};
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::options::{QueueChanges, Status};
@@ -341,10 +341,7 @@ impl MqksSession {
 
     /// Sends a request to the broker. Errors are always answered, success only if the peer asked for it.
     fn ask(&mut self, mut asked: Asked, request: Request, commands: &mut Vec<Command>) {
-        asked.parts = match request.destination(self.config.shards.max(1)) {
-            Destination::Every => self.config.shards.max(1),
-            Destination::Shard(_) | Destination::Home => 1,
-        };
+        asked.parts = request.answers(self.config.shards.max(1));
         let number = self.pending.expect(asked);
         commands.push(Command::Request(number, Box::new(request)));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{
-    Acknowledgement, ClientPattern, Command, Destination, MessageId, Nack, Request, Retry,
+    Acknowledgement, ClientPattern, Command, MessageId, Nack, Request, Retry,
 };
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{QueueAddress, Tag};
@@ -364,10 +364,7 @@ impl Exchange {
         };
         match (request, form) {
             (Ok(request), Some(form)) => {
-                let parts = match request.destination(self.shards) {
-                    Destination::Every => self.shards,
-                    Destination::Shard(_) | Destination::Home => 1,
-                };
+                let parts = request.answers(self.shards);
                 let number = self.pending.expect_answer(PendingAnswer::new(asked, form), parts);
                 commands.push(Command::Request(number, Box::new(request)));
             }

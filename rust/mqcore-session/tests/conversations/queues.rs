@@ -6,6 +6,7 @@ use mqcore_broker::model::command::{Acknowledgement, Command, MessageId};
 use mqcore_broker::model::effect::{Deliver, Event, Recipients};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_session::session::Session;
 use mqcore_session::session::SessionConfig;
@@ -207,7 +208,7 @@ fn invalid_channel_name_is_rejected_without_closing() {
             "nothing to answer to without an id"
         );
         assert!(
-            talk.command(&vector("V20")).destination(1)
+            talk.command(&vector("V20")).destination(Placement::unkeyed(1))
                 == mqcore_broker::model::command::Destination::Shard(0)
         );
     }

@@ -9,6 +9,7 @@ use mqcore_broker::model::command::{Command, Destination, Request};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::{Effect, Event, Forwarded, Publication};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_session::extension::ExtensionFailure;
@@ -101,7 +102,14 @@ impl World {
     }
 
     pub(crate) fn with_terms(shards: usize, terms: MicroMessageTerms) -> Self {
-        let shard = |shard| Broker::new(BrokerConfig { shard, shards, seed: 7, ..BrokerConfig::default() });
+        let shard = |shard| {
+            Broker::new(BrokerConfig {
+                shard,
+                placement: Placement::unkeyed(shards),
+                seed: 7,
+                ..BrokerConfig::default()
+            })
+        };
         Self {
             shards: (0..shards).map(shard).collect(),
             peers: BTreeMap::new(),
@@ -213,7 +221,7 @@ impl World {
     fn ask(&mut self, client: &Arc<Client>, commands: Vec<Command>) {
         let mut effects = VecDeque::new();
         for command in commands {
-            let to = match command.destination(self.shards.len()) {
+            let to = match command.destination(Placement::unkeyed(self.shards.len())) {
                 Destination::Shard(shard) => vec![shard],
                 Destination::Home => vec![0],
                 Destination::Every => (0..self.shards.len()).collect(),
@@ -337,7 +345,10 @@ impl World {
     /// Number of messages in a queue that were not delivered.
     pub(crate) fn waiting(&self, name: &str) -> usize {
         let queue = QueueAddress::parse(name).unwrap();
-        self.shards[queue.channel.shard(self.shards.len())].waiting(&queue, 1000).unwrap().len()
+        self.shards[queue.channel.shard(Placement::unkeyed(self.shards.len()))]
+            .waiting(&queue, 1000)
+            .unwrap()
+            .len()
     }
 
     /// Bytes that were written to a peer since the last call.

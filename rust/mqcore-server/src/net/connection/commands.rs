@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Command, Destination};
+use mqcore_broker::model::placement::Placement;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, TryAcquireError};
 
 use crate::hub::Hub;
@@ -58,7 +59,7 @@ impl CommandQueue {
         }
         if !farewells.is_empty() {
             self.unsent.clear();
-            self.add(farewells, 0, (outbox, client), hub.shards.len());
+            self.add(farewells, 0, (outbox, client), hub.placement);
             for Unsent { shard, batch, .. } in self.unsent.drain(..) {
                 hub.shards[shard].send(Input::Batch(batch));
             }
@@ -75,23 +76,23 @@ impl CommandQueue {
         commands: Vec<Command>,
         bytes: usize,
         (outbox, client): (&Arc<Outbox>, &Arc<Client>),
-        shards: usize,
+        placement: Placement,
     ) {
         let Some(first) = commands.first() else { return };
-        let destination = first.destination(shards);
-        let alone = shards == 1
+        let destination = first.destination(placement);
+        let alone = placement.shards() == 1
             || (destination != Destination::Every
-                && commands
-                    .iter()
-                    .all(|command| command.goes_with(first) || command.destination(shards) == destination));
+                && commands.iter().all(|command| {
+                    command.goes_with(first) || command.destination(placement) == destination
+                }));
         if alone {
             let shard = if let Destination::Shard(shard) = destination { shard } else { HOME };
             return self.enqueue(shard, commands, bytes, (outbox, client));
         }
         let bytes_each = bytes / commands.len();
-        let mut by_shard: Vec<Vec<Command>> = vec![Vec::new(); shards];
+        let mut by_shard: Vec<Vec<Command>> = vec![Vec::new(); placement.shards()];
         for command in commands {
-            match command.destination(shards) {
+            match command.destination(placement) {
                 Destination::Shard(shard) => by_shard[shard].push(command),
                 Destination::Home => by_shard[HOME].push(command),
                 Destination::Every => by_shard.iter_mut().for_each(|batch| batch.push(command.clone())),
