@@ -468,6 +468,14 @@ def test_counters_that_contradict_the_history_are_found() -> None:
     assert rules_found(SHARED, *WORKED, event("counter", 9, outcome="received", count=1)) == []
 
 
+def test_message_that_its_client_may_have_published_again_may_be_counted_twice() -> None:
+    """Seed 765761810: a queue that recognizes no duplicates."""
+    counted = event("counter", 9, outcome="received", count=2)
+    again = published("a", 1, retried=True)
+    assert rules_found(SHARED, again, *WORKED[1:], event("cut", 1), counted) == []
+    assert rules_found(SHARED, again, *WORKED[1:], counted) == ["counter"]
+
+
 # --- jobs ----------------------------------------------------------------------------------------------------------
 
 
