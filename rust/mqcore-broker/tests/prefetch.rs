@@ -11,6 +11,7 @@ use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Effect, PullOutcome, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId, Tag};
+use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::QueueJoin;
@@ -452,5 +453,33 @@ fn the_answer_names_the_terms_of_each_queue() {
             assert_eq!(joined.acknowledge_timeouts, [None, Some(TIMEOUT)]);
         }
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn returned_message_is_the_latest_of_those_with_its_id() {
+    for count in 2..12_u8 {
+        let (mut world, producer, one, two) = siblings(Status::RoundRobin);
+        world.join_queues(&one, &[1], 20).unwrap();
+        for number in 0..count {
+            let properties = Properties { pending_acknowledge: true, ..Properties::default() };
+            let message =
+                Message::from_parts(b"same", b"", &[number], properties, Some(Arc::clone(&producer)));
+            world.command(&producer, Command::Publish { queue: queue("orders/1"), message });
+        }
+        assert_eq!(world.delivered().len(), usize::from(count));
+        world.leave_queues(&one, &[1]).unwrap();
+        // Its program has started the first one only.
+        for _ in 1..count {
+            world.give_back(&one, "orders/1", "same");
+        }
+        world.ack(&one, "orders/1", "same");
+        world.delivered();
+        world.join_queues(&two, &[1], 20).unwrap();
+        let deliveries = world.effects.iter().filter_map(|effect| match effect {
+            Effect::Deliver(deliver) => Some(deliver.message.body()[0]),
+            _ => None,
+        });
+        assert_eq!(deliveries.collect::<Vec<_>>(), (1..count).collect::<Vec<_>>());
     }
 }

@@ -265,6 +265,18 @@ impl Deliveries {
         Some(self.unlisted(key))
     }
 
+    /// Removes the latest delivery of a message `id` to `consumer`, if it exists, for one that its program has not
+    /// started: of several messages with one id, programs start the earlier ones first.
+    pub(crate) fn take_newest_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
+        let newest = {
+            let Self { by_message, outstanding, deliveries, hasher, .. } = &*self;
+            let found = by_message.iter_hash(hasher.hash_one(id)).copied();
+            let wanted = found.filter(is_of(id, consumer, deliveries, outstanding));
+            wanted.max_by_key(|key| deliveries[*key].serial)?
+        };
+        Some(self.take(newest))
+    }
+
     /// Removes a delivery. The caller takes over its hold on the message.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
         let id = self.outstanding[self.deliveries[key].outstanding].entry.message.id();

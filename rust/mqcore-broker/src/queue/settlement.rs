@@ -34,11 +34,13 @@ impl Queue {
         context: &mut Context<'_>,
     ) -> bool {
         let key = (consumer, acknowledgement.tag);
-        let Some(delivery) = self.deliveries.take_of(&acknowledgement.message_id, key) else { return false };
         if acknowledgement.refusal.as_deref().is_some_and(|nack| nack.retry == Retry::Unstarted) {
+            let newest = self.deliveries.take_newest_of(&acknowledgement.message_id, key);
+            let Some(delivery) = newest else { return false };
             self.returned(&delivery, context);
             return true;
         }
+        let Some(delivery) = self.deliveries.take_of(&acknowledgement.message_id, key) else { return false };
         self.settle_by(delivery, acknowledgement, context);
         true
     }
