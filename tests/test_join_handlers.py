@@ -153,3 +153,22 @@ def test_blocking_client_joins_with_handlers(broker: mqcore.Broker) -> None:
         assert received == {"bad", "good", "other"}
         with client.join("shop"):
             pass
+
+
+async def test_messages_of_a_queue_are_handled_one_at_a_time_unless_concurrency_is_given(mq: Client) -> None:
+    running, most, done = 0, 0, asyncio.Event()
+
+    async def handle(message: Delivered[str]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running -= 1
+        if message.body == "last":
+            done.set()
+
+    await mq.publish_many("shop/1", [*map(str, range(99)), "last"])
+    async with mq.join("shop", {1: handle}, str):
+        await asyncio.wait_for(done.wait(), LIMIT)
+    assert most == 1

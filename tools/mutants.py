@@ -35,9 +35,15 @@ PACKAGE: Final = ROOT / "python" / "mqcore"
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "client": (
         ("client/*.py", "bodies.py"),
-        ("test_client*.py", "test_mqks_client.py", "test_mm2_client.py", "protocols/test_tmqp_client.py"),
+        (
+            *("test_client*.py", "test_serve.py", "test_join_handlers.py", "test_mqks_client.py", "test_mm2_client.py"),
+            "protocols/test_tmqp_client.py",
+        ),
     ),
-    "broker": (("broker.py", "_answering.py", "handlers.py"), ("test_broker.py", "test_handlers.py", "test_guards.py")),
+    "broker": (
+        ("broker.py", "_answering.py", "handlers.py"),
+        ("test_broker.py", "test_handlers.py", "test_guards.py", "test_custom_messages.py"),
+    ),
     "config": (("config/*.py",), ("test_broker.py", "test_options.py", "test_public_api.py")),
     "routing": (("routing.py",), ("test_router_cli.py", "protocols/test_tmqp_python_routers.py")),
     "throttr": (("throttr/client.py", "throttr/models.py", "throttr/requests.py"), ("test_throttr_client.py",)),
