@@ -13,7 +13,16 @@ import mqcore
 from awaited import next_of
 from mqcore import errors
 from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS
-from mqcore.client import ChannelInformation, Client, ClientOptions, QueueInformation
+from mqcore.client import (
+    ChannelInformation,
+    Client,
+    ClientInformation,
+    ClientOptions,
+    Event,
+    NodeInformation,
+    QueueInformation,
+    RouterInformation,
+)
 from mqcore.client.options import Clear, target_and_options
 from served import ROOT
 
@@ -54,6 +63,24 @@ def test_defaults_of_client_options_are_those_in_the_documentation() -> None:
     }
     assert len(defaults) == 12
     assert {name: documented[name] for name in defaults} == defaults
+
+
+def test_what_a_server_does_not_report_is_zero_false_or_missing() -> None:
+    """Servers of the original have fewer members."""
+    allowed = {"allow_multiple_queues", "use_message_id"}
+    for model in (ChannelInformation, QueueInformation, ClientInformation, NodeInformation, RouterInformation, Event):
+        given = {field.name: field.default for field in dataclasses.fields(model)}
+        defaults = {name: default for name, default in given.items() if default is not dataclasses.MISSING}
+        assert {name for name, default in defaults.items() if default} <= allowed
+        assert all(defaults[name] is True for name in allowed & set(defaults))
+
+
+async def test_queue_publishes_like_its_client(mq: Client) -> None:
+    queue = mq.queue("orders/1")
+    await mq.create_queue("orders/1", PULL)
+    receipts = [await queue.publish(b"a", id="first"), *await queue.publish_many([b"b", b"c"])]
+    assert [receipt.by for receipt in receipts] == ["server"] * 3
+    assert [message.raw for message in await queue.pull(9)] == [b"a", b"b", b"c"]
 
 
 def test_credentials_are_in_no_text_of_the_options() -> None:
