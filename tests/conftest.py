@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 import mqcore
-from depth import DEPTH, FULL, SEED
+from depth import DEPTH, FULL, SEED, by_depth
 from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
@@ -49,7 +49,7 @@ def pytest_configure() -> None:
     """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT. Measure no time of
     single examples: a busy machine makes one slow.
     """
-    hypothesis.settings.register_profile("mqcore", deadline=None)
+    hypothesis.settings.register_profile("mqcore", deadline=None, max_examples=by_depth(25, 100))
     hypothesis.settings.load_profile("mqcore")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

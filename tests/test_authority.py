@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 import mqcore
 import programs
+from depth import by_depth
 from mqcore import errors
 from mqcore._core import AuthorityStore, hash_password
 from mqcore.authority import Action, Authority, Hello, Identity
@@ -495,7 +496,7 @@ FRAMES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=by_depth(40, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=st.sampled_from([PREAMBLE, PREAMBLE, PREAMBLE, b"", PREAMBLE[:5]]), frames=st.lists(FRAMES, max_size=6))
 def test_no_handshake_without_good_credentials_ever_gets_in(
     closed: tuple[mqcore.Broker, str], start: bytes, frames: list[bytes]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import eventmq_peer as zmtp
 import mm2_peer as mm2
 import mqcore
+from depth import by_depth
 from mm2_peer import Handshake
 from mqcore._core import AuthorityStore
 from mqks_peer import ERROR
@@ -30,7 +31,9 @@ from throttr_peer import ThrottrPeer
 from tmqp_peer import ACKNOWLEDGE, DIRECT, EVENT, PREAMBLE, PULL, QUEUE, RESPONSE, SERVER, RawFrame, TmqpPeer
 
 ROUTER = 0x17
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EXAMPLES = settings(
+    max_examples=by_depth(30, 120), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 @dataclass

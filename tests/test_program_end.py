@@ -40,7 +40,7 @@ def test_a_program_may_end_upon_its_last_answer(served: ServedBroker) -> None:
         ).returncode
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(end, range(by_depth(quick=12, full=60)))) == {0}
+        assert set(pool.map(end, range(by_depth(quick=6, full=60)))) == {0}
 
 
 def test_a_program_may_end_without_closing_its_client(served: ServedBroker) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,14 @@ def messages_told(data_dir: Path) -> int:
     request = Plan.request_of("messages", ["sequence"])
     pieces = origin.pieces(request, stretches, 1 << 30)
     return sum(rows.num_rows for piece in pieces for rows in origin.read(request, piece, fail=True))
+
+
+def kinds_told(data_dir: Path) -> Counter[str]:
+    """How many steps of each kind the history has by now."""
+    origin, request = Directory(str(data_dir)), Plan.request_of("steps", ["kind"])
+    pieces = origin.pieces(request, [(end.shard, 0, end.latest) for end in origin.ends()], 1 << 30)
+    rows = [rows for piece in pieces for rows in origin.read(request, piece, fail=True)]
+    return Counter(kind for batch in rows for kind in batch.column("kind").to_pylist())
 
 
 def _order(number: int) -> bytes:

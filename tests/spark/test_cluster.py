@@ -19,11 +19,10 @@ import pytest
 from mqcore import sync
 from mqcore.spark import pipelines
 from mqcore.spark.bundle import bundle
-from mqcore.spark.origin import Directory
-from mqcore.spark.plan import Plan
 from ports import free_port
 from served import clean_environment, wait_until
 from spark.bundled import executors_python
+from spark.lived import kinds_told
 from spark.told import LENIENT, Told, drain, java_or_skip
 
 if TYPE_CHECKING:
@@ -95,14 +94,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         running.kill(process)
 
 
-def kinds(living: Told) -> Counter[str]:
-    """How many steps of each kind the history has by now."""
-    origin, request = Directory(str(living.data_dir)), Plan.request_of("steps", ["kind"])
-    pieces = origin.pieces(request, [(end.shard, 0, end.latest) for end in origin.ends()], 1 << 30)
-    rows = [rows for piece in pieces for rows in origin.read(request, piece, fail=True)]
-    return Counter(kind for batch in rows for kind in batch.column("kind").to_pylist())
-
-
 def told_by(job: subprocess.Popen[str], errors: list[str]) -> Iterator[dict[str, Any]]:
     """The output of the job, line by line."""
     assert job.stdout is not None
@@ -129,7 +120,7 @@ def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine
             living.publish(mq, "orders/1", 400)
         for message in mq.queue("orders/1").pull(1000):
             message.ack()
-    wait_until(lambda: kinds(living)["acked"] == 1000, limit=LIMIT, what="the history")
+    wait_until(lambda: kinds_told(living.data_dir)["acked"] == 1000, limit=LIMIT, what="the history")
     alone = pipelines.run("lifecycle", spark, living.data_dir, tmp_path / "alone", interval=1)
     config = bundle(tmp_path / "bundle.tar.gz")
     python, links = executors_python(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from mqcore import QueueOptions, QueueStatus, errors, sync
 from mqcore.spark import pipelines
 from served import wait_until
-from spark.lived import Lived
+from spark.lived import Lived, kinds_told
 from spark.made import START, archive_of
 from spark.made import step as made
 from spark.test_pipelines import quantile, rows_of, self_contained
@@ -62,7 +62,7 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, living: Told, tmp
         assert mq.queue("shop/1").information().messages == 0
 
         def written() -> bool:
-            return sum(step["kind"] == "arrived" for step in living_steps(spark, living)) == 3
+            return kinds_told(living.data_dir)["arrived"] == 3
 
         wait_until(written, limit=60, what="the history")
         first = pipelines.run("deadletters", spark, living.data_dir, tmp_path)
@@ -79,10 +79,6 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, living: Told, tmp
         assert all(message.headers["Kept"] == "yes" for message in back)
         assert not any(name.lower().startswith("dead-letter") for name in back[0].headers)
         assert mq.queue("grave/1").information().messages == 3, "reading does not consume"
-
-
-def living_steps(spark: SparkSession, living: Told) -> list[Any]:
-    return list(spark.read.format("mqcore").option("view", "steps").load(str(living.data_dir)).collect())
 
 
 def test_a_re_drive_names_its_letters_and_itself(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:

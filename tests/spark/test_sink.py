@@ -73,6 +73,7 @@ def test_a_write_with_a_version_is_written_once(spark: SparkSession, living: Tol
     assert len(drain(living.served.url, "target/1")) == 110
 
 
+@pytest.mark.full("10 s; test_ledger.py repeats batches that were cut into other tasks")
 def test_a_task_that_fails_once_doubles_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
     from pyspark import TaskContext
     from pyspark.sql.functions import udf
@@ -105,6 +106,7 @@ def test_a_stream_is_written_once_and_a_restart_writes_nothing_again(
     assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
 
 
+@pytest.mark.full("10 s; test_two_publishers_of_one_sink_do_not_publish_side_by_side")
 def test_two_queries_with_one_checkpoint_double_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
     def start() -> Any:
         source = spark.readStream.format("mqcore").option("subscribe", "orders").option("startingOffsets", "earliest")

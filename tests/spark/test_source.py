@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mqcore.spark
+from depth import by_depth
 from mqcore import sync
 from served import serving, wait_until
 from spark.told import HISTORY, LENIENT, QUEUES, Told, archived, declare
@@ -277,7 +278,7 @@ def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
 
 def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSession, living: Told) -> None:
     with sync.connect(living.served.url) as mq:
-        for _ in range(6):
+        for _ in range(by_depth(3, 6)):
             for queue in QUEUES:
                 living.publish(mq, queue, 200)
             assert bodies(read(spark, living)) == expected(living), "each round, wherever the archiver is"

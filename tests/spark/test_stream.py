@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from depth import by_depth
 from mqcore import sync
 from spark.told import LENIENT, QUEUES, Told, eventually
 
@@ -71,7 +72,7 @@ def test_available_rows_arrive_in_batches_of_the_requested_size(told: Told, foll
 def test_query_resumes_at_its_checkpoint_without_duplicates(living: Told, follow: Any) -> None:
     sink = Sink()
     with sync.connect(living.served.url) as mq:
-        for round_ in range(3):
+        for round_ in range(by_depth(2, 3)):
             for queue in QUEUES:
                 living.publish(mq, queue, 50 * (round_ + 1))
             query = follow(living, sink, NOW, startingOffsets="earliest")
