@@ -160,14 +160,14 @@ async def test_a_function_that_sleeps_is_waited_for_no_longer_than_its_time_and_
         return frame.message.body != b"slow" or leave.wait(20)
 
     try:
-        async with pair(send=NodeFilter(decide=decide, timeout=0.3, fallback=True)) as nodes:
+        async with pair(send=NodeFilter(decide=decide, timeout=2.0, fallback=True)) as nodes:
             began = time.monotonic()
             slow = asyncio.create_task(nodes.down.publish("news", "slow"))
             # A client of the upstream is not a producer here.
             await nodes.up.publish("elsewhere", "x")
             assert not slow.done()
             await slow
-            assert 0.3 <= time.monotonic() - began < 10
+            assert 2.0 <= time.monotonic() - began < 15
             assert await nodes.bodies("news", 1) == ["slow"]
             leave.set()
             await nodes.down.publish("news", "quick")
