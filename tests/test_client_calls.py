@@ -75,6 +75,17 @@ def test_what_a_server_does_not_report_is_zero_false_or_missing() -> None:
         assert all(defaults[name] is True for name in allowed & set(defaults))
 
 
+async def test_leaving_a_stream_ends_its_reader_in_another_task(mq: Client) -> None:
+    async def read() -> object:
+        return await anext(requests, None)
+
+    async with mq.requests() as requests:
+        reading = asyncio.create_task(read())
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert await asyncio.wait_for(reading, SOON) is None
+
+
 async def test_queue_publishes_like_its_client(mq: Client) -> None:
     queue = mq.queue("orders/1")
     await mq.create_queue("orders/1", PULL)
