@@ -434,3 +434,20 @@ async def test_the_command_names_a_missing_queue() -> None:
         ended = await asyncio.to_thread(consume, strict, "t/7", "--idle", "1s")
     assert ended.returncode != 0
     assert b"t/7" in ended.stderr
+
+
+async def test_returned_message_is_not_another_one_with_its_id() -> None:
+    async with mqcore.Broker() as broker, broker.client() as client:
+        await broker.declare(
+            "orders/1", mqcore.QueueOptions(status=mqcore.QueueStatus.ROUND_ROBIN, request_acknowledge=True)
+        )
+        for body in ("started", "waiting"):
+            await client.publish("orders/1", body, id="same")
+        async with client.queue("orders/1").consume(str, prefetch=2) as messages:
+            started = await next_of(messages)
+            await until(lambda: broker.stats().queue("orders/1").in_flight == 2)
+        # Only now: the client has returned what the program did not start.
+        await until(lambda: broker.stats().queue("orders/1").in_flight == 1)
+        assert await started.ack()
+        async with client.queue("orders/1").consume(str, prefetch=2) as messages:
+            assert (started.body, (await next_of(messages)).body) == ("started", "waiting")
