@@ -309,6 +309,18 @@ async def test_close_lets_calls_in_progress_finish_and_rejects_new_ones(broker: 
     assert leaving.state.status == "closed"
 
 
+async def test_call_right_behind_a_close_is_rejected(broker: mqcore.Broker, mq: Client) -> None:
+    await mq.declare("orders", 1, PULL)
+    for _ in range(50):
+        leaving = await mqcore.connect(broker.listeners[0])
+        closing = asyncio.ensure_future(leaving.close())
+        await asyncio.sleep(0)
+        with pytest.raises(errors.Draining):
+            await leaving.publish("orders/1", b"late")
+        await asyncio.wait_for(closing, SOON)
+    assert (await mq.queue_information("orders/1")).messages == 0
+
+
 @pytest.mark.parametrize("option", [True, False], ids=["drain_timeout of the client", "drain of the call"])
 async def test_close_waits_no_longer_than_its_drain(broker: mqcore.Broker, mq: Client, option: bool) -> None:
     await mq.declare("orders", 1, dataclasses.replace(PULL, delivery_handler="ack-on-consume"))

@@ -153,11 +153,16 @@ impl Client {
         self.shared.begin_closing(Duration::ZERO);
     }
 
+    /// Begins what [`Client::close`] waits for: from now on, the client accepts no new calls.
+    pub fn begin_closing(&self, drain: Option<Duration>) {
+        self.shared.begin_closing(drain.unwrap_or(self.shared.config.drain_timeout));
+    }
+
     /// Closes the client. It accepts no new calls and gives in-flight work up to `drain` (default: the config's drain
     /// timeout). Consumers get the messages that already arrived. Returns when the connection is closed; a second call
     /// is harmless.
     pub async fn close(&self, drain: Option<Duration>) {
-        self.shared.begin_closing(drain.unwrap_or(self.shared.config.drain_timeout));
+        self.begin_closing(drain);
         let mut states = self.states();
         // This handle keeps `shared`, and so the sender.
         drop(states.wait_for(|state| matches!(state, ClientState::Closed { .. })).await);

@@ -134,6 +134,9 @@ impl Client {
     #[pyo3(signature = (drain=None))]
     fn close<'py>(&self, py: Python<'py>, drain: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
         let drain = optional_seconds(drain, "drain")?;
+        // Now, and not when the runtime comes to it: the program's next call is rejected.
+        let core = self.core.get()?;
+        py.detach(|| core.begin_closing(drain));
         self.run(py, |core| async move {
             core.close(drain).await;
             Ok(())
