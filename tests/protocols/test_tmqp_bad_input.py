@@ -455,6 +455,7 @@ def test_a_thousand_copies_are_not_made(bystander: Client, connect: Connect) -> 
 # --- peers that are slow, or never end -------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(180)
 def test_ten_thousand_half_open_connections_keep_no_client_out_and_cost_little_each(
     start_process: Callable[..., ServedProcess],
 ) -> None:
