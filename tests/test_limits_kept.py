@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-import urllib.request
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 import mqcore
+from metrics import metric
 from mqcore.backup import backup, restore
 from mqcore.errors import ConfigError
 from mqcore.throttr import Algorithm, Rule, SyncClient
@@ -25,12 +25,6 @@ BEHIND = 3.0
 
 def url(broker: ServedBroker) -> str:
     return f"throttr://{broker.ready['listeners']['throttr']}?value=uint32"
-
-
-def metric(broker: ServedBroker, name: str) -> int:
-    with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
-        (line,) = (line for line in answer.read().decode().splitlines() if line.startswith(f"{name} "))
-    return int(line.rpartition(" ")[2])
 
 
 def serve(directory: Path) -> AbstractContextManager[ServedBroker]:

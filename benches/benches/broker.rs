@@ -9,10 +9,11 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Acknowledgement, Command, Request};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::Effect;
-use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
+use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::topic::TopicPattern;
 use mqcore_broker::shard::Broker;
 
 const BATCH: usize = 400;
@@ -36,6 +37,7 @@ fn client(number: u64) -> Arc<Client> {
         kind: None,
         protocol: "tmqp",
         admin: true,
+        user: None,
         connected_at: NOW,
         data: None,
     })
@@ -140,5 +142,38 @@ fn broker(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, broker);
+/// Publishes to topics that the broker has not seen lately, while others have subscribed to masks that do not match.
+fn topics(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("topics");
+    group.throughput(Throughput::Elements(BATCH as u64));
+    for masks in [0, 1_000, 40_000] {
+        let (producer, mut effects) = (client(1), Vec::new());
+        let mut broker = Broker::new(BrokerConfig::default());
+        for number in 0..masks {
+            let mask = format!("plant{number}.*.sensor.*");
+            let pattern = TopicPattern::Mask(TopicName::new(mask.as_bytes()).expect("a good name"));
+            let command = Command::Request(RequestId(0), Box::new(Request::SubscribeTopic { pattern }));
+            broker.command(&client(2 + number / 1_000), command, NOW, &mut effects);
+        }
+        effects.clear();
+        let mut next = 0_u64;
+        group.bench_function(format!("new topics, {masks} masks of others"), |bencher| {
+            bencher.iter(|| {
+                for _ in 0..BATCH {
+                    next += 1;
+                    let topic = format!("site.line{next}.sensor.heat");
+                    let topic = TopicName::new(topic.as_bytes()).expect("a good name");
+                    let message =
+                        Message::from_parts(b"id", b"", b"21", Properties::default(), Some(producer.clone()));
+                    let command = Command::PublishTopic { topic, message, to_producer: false, answer: None };
+                    broker.command(&producer, command, NOW, &mut effects);
+                }
+                effects.clear();
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, broker, topics);
 criterion_main!(benches);

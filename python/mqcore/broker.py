@@ -10,9 +10,8 @@
 Without arguments it keeps everything in memory and opens no socket: clients of the same program reach it
 through `Broker.client`. It works without an event loop too: ``with Broker() as broker: ...``.
 
-All of its work is done by threads of its own that need no Python, so a busy interpreter stops neither its
-clients nor its timers. It does not survive ``os.fork()``: using it in the child raises
-`mqcore.errors.Forked`.
+All of its work is done by threads of its own that need no Python, so a busy interpreter stops neither its clients nor
+its timers. It does not survive ``os.fork()``: using it in the child raises `mqcore.errors.Forked`.
 """
 
 from __future__ import annotations
@@ -136,6 +135,9 @@ class BrokerOptions(TypedDict, total=False):
     ping_interval: Duration
     pong_timeout: Duration
     undecided_max: int
+    topic_subscriptions_max: int
+    topic_patterns_max: int
+    topic_patterns_per_user_max: int
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]

@@ -70,6 +70,12 @@ _PROGRAM_VARIABLES = frozenset(
     metavar="BYTES",
     help="Maximum bytes of saved messages in memory; the broker reads others from disk. [default: 256 MiB]",
 )
+@click.option(
+    "--topic-patterns-max",
+    type=click.IntRange(min=1),
+    metavar="COUNT",
+    help="Maximum patterns of topics that one connection subscribes to. [default: 1024]",
+)
 @click.option("--node-name", metavar="NAME", help="Name of this broker among its nodes.")
 @click.option(
     "--upstream",
@@ -117,6 +123,7 @@ def serve(
     tls_client_cert: str | None,
     data_dir: str | None,
     memory_watermark: int | None,
+    topic_patterns_max: int | None,
     history: bool,
     node_name: str | None,
     upstreams: tuple[str, ...],
@@ -141,6 +148,7 @@ def serve(
         "tls": {name: value for name, value in tls.items() if value is not None} or None,
         "data_dir": data_dir,
         "memory_watermark": memory_watermark,
+        "topic_patterns_max": topic_patterns_max,
         "history": history or None,
         "auto_create_channels": auto_create or None,
         "auto_create_queues": auto_create or None,

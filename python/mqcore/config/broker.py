@@ -116,6 +116,12 @@ class BrokerConfig:
     """Longest wait for anything after a ping. Then the broker disconnects the peer. Default 10 s."""
     undecided_max: int = 100_000
     """Maximum number of messages of one queue that wait for a handler's decision. Default 100,000."""
+    topic_subscriptions_max: int = 16_384
+    """Maximum number of topics that one connection subscribes to by name, on each shard. Default 16,384."""
+    topic_patterns_max: int = 1_024
+    """Maximum number of patterns of topics that one connection subscribes to. Default 1,024."""
+    topic_patterns_per_user_max: int = 65_536
+    """Maximum number of patterns of topics that all connections of one user or token subscribe to. Default 65,536."""
     publish_limit: str | None = None
     """Publish rate of one client, ``"1000/s"`` or ``"6000/1m"``. The broker rejects what exceeds it and tells the
     client when to retry. Default no limit."""

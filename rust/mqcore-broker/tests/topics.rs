@@ -10,7 +10,7 @@ use mqcore_broker::model::id::{RequestId, TopicName};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{QueueChanges, Status};
 use mqcore_broker::model::rejection::RejectionKind;
-use mqcore_broker::model::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
+use mqcore_broker::model::topic::{PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicLimits, TopicPattern};
 use mqcore_testkit::Random;
 use shards::{Shards, queue};
 
@@ -204,6 +204,48 @@ fn connection_has_a_maximum_of_topics_and_patterns() {
     assert_eq!(refused.unwrap_err().kind, RejectionKind::LimitExceeded);
     subscribe(&mut shards, 0, exact("t0"));
     shards.request(1, one_more).expect("the limit is each connection's own");
+}
+
+#[test]
+fn topic_limits_are_those_of_the_configuration() {
+    let limits = TopicLimits { subscriptions_max: 2, patterns_max: 3, patterns_per_user_max: 10 };
+    let mut shards = Shards::with(1, 2, |config| config.topic_limits = limits);
+    for name in ["a", "b", "a.*", "b.*", "c.*"] {
+        subscribe(&mut shards, 1, mask(name));
+    }
+    for (name, limit) in [("c", "limit of 2 topics"), ("d.*", "limit of 3 patterns of a connection")] {
+        let refused = shards.request(1, Request::SubscribeTopic { pattern: mask(name) }).unwrap_err();
+        assert_eq!(refused.kind, RejectionKind::LimitExceeded);
+        assert!(refused.to_string().contains(limit), "{refused}");
+    }
+    subscribe(&mut shards, 1, mask("a.*"));
+    assert_eq!(shards.brokers[0].stats(shards.now).topics_rejected, 2);
+    for name in ["c", "d.*"] {
+        assert_eq!(publish(&mut shards, 0, name, true).0, [""; 0], "{name}");
+    }
+    shards.request(1, Request::UnsubscribeTopic { pattern: mask("b.*") }).expect("it had subscribed");
+    subscribe(&mut shards, 1, mask("d.*"));
+    assert_eq!(publish(&mut shards, 0, "d.x", true).0, ["c1"]);
+}
+
+#[test]
+fn masks_made_to_be_expensive_still_find_their_topics() {
+    let mut shards = Shards::new(1, 11);
+    let mut random = Random::new(3);
+    for who in 1..11 {
+        for _ in 0..1_000 {
+            let stars = (0..20).map(|_| if random.below(2) == 0 { "*a" } else { "*b" });
+            let pattern = mask(&(stars.collect::<String>() + ".x"));
+            subscribe(&mut shards, who, pattern);
+        }
+    }
+    let start = shards.brokers[0].stats(shards.now).pattern_steps;
+    let letters = "ab".repeat(100);
+    assert_eq!(publish(&mut shards, 0, &format!("{letters}.y"), true).0, [""; 0]);
+    assert_eq!(publish(&mut shards, 0, &format!("{letters}.x"), true).0.len(), 10);
+    let steps = shards.brokers[0].stats(shards.now).pattern_steps - start;
+    // Two publishes, and the statistics of two topics. Following all masks would take 30 million steps for each.
+    assert!(steps < 200 * 10_000, "{steps}");
 }
 
 #[test]

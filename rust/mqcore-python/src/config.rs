@@ -11,6 +11,7 @@ use mqcore_broker::model::options::{
     ChannelChanges, ChannelOptions, DeadLetter, Durability, QueueChanges, Status,
 };
 use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::topic::TopicLimits;
 use mqcore_server::config::history::{ArchiveConfig, HistoryConfig};
 use mqcore_server::config::{
     ClientCertificates, ClockConfig, Config, Encryption, ListenerConfig, ListenerTls,
@@ -59,6 +60,11 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         pong_timeout: duration(config, "pong_timeout")?,
         clock: if manual_clock { ClockConfig::Manual } else { ClockConfig::System },
         undecided_max: field(config, "undecided_max")?,
+        topic_limits: TopicLimits {
+            subscriptions_max: field(config, "topic_subscriptions_max")?,
+            patterns_max: field(config, "topic_patterns_max")?,
+            patterns_per_user_max: field(config, "topic_patterns_per_user_max")?,
+        },
         publish_limit: rate_limit(config, "publish_limit")?,
         connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,

@@ -13,6 +13,7 @@ use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
+use mqcore_broker::model::topic::TopicLimits;
 use mqcore_limiter::limiter;
 use mqcore_session::any::ListenerTerms;
 use mqcore_session::protocol::LimitUse;
@@ -100,6 +101,8 @@ pub struct Config {
     /// Maximum messages of one queue that wait for a handler's decision; further ones are rejected as busy. Default
     /// 100,000.
     pub undecided_max: usize,
+    /// Maximum subscriptions to topics of connections and users.
+    pub topic_limits: TopicLimits,
     /// Maximum bytes of saved messages in memory; each shard has an equal share. Above it, the bodies farthest from
     /// delivery leave memory, and are read back before they are needed. Bodies about to be delivered stay: up to 1
     /// MiB for each queue that is being consumed comes on top. Default 256 MiB.
@@ -165,6 +168,7 @@ impl Default for Config {
             pong_timeout: Duration::from_secs(10),
             clock: ClockConfig::System,
             undecided_max: 100_000,
+            topic_limits: TopicLimits::default(),
             memory_watermark: 256 << 20,
             data_dir: None,
             publish_limit: None,
@@ -238,6 +242,16 @@ impl Config {
         }
         if self.tls_handshakes_max == 0 {
             return out_of_range("tls_handshakes_max", 0, "at least 1");
+        }
+        let TopicLimits { subscriptions_max, patterns_max, patterns_per_user_max } = self.topic_limits;
+        for (name, value) in [
+            ("topic_subscriptions_max", subscriptions_max),
+            ("topic_patterns_max", patterns_max),
+            ("topic_patterns_per_user_max", patterns_per_user_max),
+        ] {
+            if value == 0 {
+                return out_of_range(name, 0, "at least 1");
+            }
         }
         if self.output_bytes_max < 4096 {
             return out_of_range("output_bytes_max", self.output_bytes_max, "at least 4096 bytes");

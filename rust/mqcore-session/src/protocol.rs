@@ -148,6 +148,8 @@ pub struct ServerParts {
     pub job_policy: Option<Box<str>>,
     /// Keeps schedules.
     pub schedules: Arc<dyn Schedules>,
+    /// Maximum patterns of topics that a connection may subscribe to.
+    pub patterns_max: usize,
 }
 
 /// A metric with all its samples.

@@ -249,6 +249,7 @@ pub fn provisional_client(config: &SessionConfig, protocol: &'static str, now: T
         kind: None,
         protocol,
         admin: config.admin,
+        user: None,
         connected_at: now,
         data: None,
     })

@@ -46,6 +46,9 @@ pub struct Client {
     pub kind: Option<Box<str>>,
     /// Protocol, as listeners spell it; for the history and for people.
     pub protocol: &'static str,
+    /// The user or token whose permissions it has; `None` if clients need not log in, or the client is part of the
+    /// program.
+    pub user: Option<Arc<str>>,
     /// Whether the client may use administrators' requests.
     pub admin: bool,
     /// When the handshake finished.

@@ -9,6 +9,7 @@ use crate::model::names::BrokerNames;
 use crate::model::options::ChannelOptions;
 use crate::model::placement::Placement;
 use crate::model::policy::Policy;
+use crate::model::topic::TopicLimits;
 
 /// Configuration of one shard.
 #[derive(Debug, Clone)]
@@ -43,6 +44,8 @@ pub struct BrokerConfig {
     /// bodies that will be delivered last leave memory; they are loaded again before they are needed.
     /// Default: 256 MiB.
     pub memory_watermark: u64,
+    /// How many subscriptions to topics the broker accepts.
+    pub topic_limits: TopicLimits,
     /// Whether and how the lifecycle of messages is recorded, for
     /// [`Broker::take_history`](crate::shard::Broker::take_history). Default: not recorded.
     pub history: Option<HistoryOptions>,
@@ -76,6 +79,7 @@ impl Default for BrokerConfig {
             slow_consumer_timeout: Duration::from_secs(30),
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
+            topic_limits: TopicLimits::default(),
             history: None,
             seed: 0,
         }

@@ -209,6 +209,18 @@ pub struct QueueAddress {
 pub const DEAD_LETTERS: u16 = u16::MAX;
 
 impl QueueAddress {
+    /// The address by which queues are compared, because the lookup of channels ignores case.
+    pub(crate) fn in_lower_case(&self) -> Self {
+        let name = self.channel.as_str();
+        if !name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            return self.clone();
+        }
+        match ChannelName::new(&name.to_ascii_lowercase()) {
+            Ok(channel) => Self { channel, id: self.id },
+            Err(_) => self.clone(),
+        }
+    }
+
     /// The dead-letter queue of this queue's channel.
     #[must_use]
     pub fn dead_letters(&self) -> Self {

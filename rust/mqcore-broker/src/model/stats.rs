@@ -364,6 +364,10 @@ pub struct ShardStats {
     pub topics: Vec<TopicInformation>,
     /// Counters of forgotten topics.
     pub retired_topics: TopicStats,
+    /// Subscriptions and bindings to topics that were rejected because of a limit.
+    pub topics_rejected: u64,
+    /// Places that searches for patterns which match a topic have looked at.
+    pub pattern_steps: u64,
     /// Its routers.
     pub routers: Vec<RouterDefinition>,
     /// Counters of routers, including those of other shards.

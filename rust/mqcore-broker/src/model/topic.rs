@@ -2,12 +2,14 @@
 
 use crate::model::id::TopicName;
 
-/// Maximum number of topics by name for one connection, on each shard.
+/// Default of [`TopicLimits::subscriptions_max`].
 pub const SUBSCRIPTIONS_MAX: usize = 16_384;
 
-/// Maximum number of patterns for one connection. Each pattern is checked whenever a new topic is
-/// published to.
+/// Default of [`TopicLimits::patterns_max`].
 pub const PATTERNS_MAX: usize = 1_024;
+
+/// Default of [`TopicLimits::patterns_per_user_max`].
+pub const PATTERNS_PER_USER_MAX: usize = 65_536;
 
 /// Maximum number of topics and patterns that one queue is bound to, on each shard.
 pub const BINDINGS_MAX: usize = 16_384;
@@ -15,6 +17,27 @@ pub const BINDINGS_MAX: usize = 16_384;
 /// Maximum number of topics without subscriber and queue that a shard remembers, so that publishing to
 /// them again is fast.
 pub const PASSING_MAX: usize = 4_096;
+
+/// How many subscriptions to topics the broker accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TopicLimits {
+    /// Maximum number of topics by name for one connection, on each shard. Default 16,384.
+    pub subscriptions_max: usize,
+    /// Maximum number of patterns for one connection. Default 1,024.
+    pub patterns_max: usize,
+    /// Maximum number of subscriptions by pattern for all connections of one user or token. Default 65,536.
+    pub patterns_per_user_max: usize,
+}
+
+impl Default for TopicLimits {
+    fn default() -> Self {
+        Self {
+            subscriptions_max: SUBSCRIPTIONS_MAX,
+            patterns_max: PATTERNS_MAX,
+            patterns_per_user_max: PATTERNS_PER_USER_MAX,
+        }
+    }
+}
 
 /// Which topics a subscription or a binding is about.
 ///

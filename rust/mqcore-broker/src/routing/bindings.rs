@@ -15,7 +15,8 @@ use crate::model::effect::{Event, Forwarded};
 use crate::model::id::{ConnectionId, QueueAddress, TopicName};
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::time::Timestamp;
-use crate::model::topic::BINDINGS_MAX;
+use crate::model::topic::{BINDINGS_MAX, PATTERNS_MAX, TopicPattern};
+use crate::routing::pattern_index::PatternIndex;
 
 #[derive(Debug)]
 struct BoundTopics {
@@ -73,8 +74,10 @@ impl Bindings {
         for topic in &binding.remove {
             topics.remove(topic);
         }
-        topics
-            .retain(|topic| !binding.remove_matching.iter().any(|pattern| pattern.matches(topic.as_bytes())));
+        if !binding.remove_matching.is_empty() {
+            let masks = index(&binding.remove_matching)?;
+            topics.retain(|topic| !masks.matches(topic.as_bytes()));
+        }
         topics.extend(binding.add);
         if topics.len() > BINDINGS_MAX {
             let reason = format!(
@@ -238,5 +241,35 @@ impl<P: Copy + PartialEq> SubscriptionNames<P> {
     /// Candidates for subscriptions with this name.
     pub(crate) fn get(&self, name: &[u8]) -> Vec<P> {
         self.places.get(name).cloned().unwrap_or_default()
+    }
+}
+
+/// The index of the patterns of one request.
+fn index(patterns: &[TopicPattern]) -> Result<RequestPatterns<'_>, Rejection> {
+    if patterns.len() > PATTERNS_MAX {
+        let reason = format!(
+            "the request has {} masks (limit: {PATTERNS_MAX}); remove the topics in several requests",
+            patterns.len()
+        );
+        return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
+    }
+    let mut index = PatternIndex::default();
+    for (number, pattern) in patterns.iter().enumerate() {
+        index.insert(pattern, number);
+    }
+    Ok(RequestPatterns { index, patterns })
+}
+
+struct RequestPatterns<'a> {
+    index: PatternIndex,
+    patterns: &'a [TopicPattern],
+}
+
+impl RequestPatterns<'_> {
+    fn matches(&self, topic: &[u8]) -> bool {
+        match self.index.matching(topic, &mut 0) {
+            Some(found) => !found.is_empty(),
+            None => self.patterns.iter().any(|pattern| pattern.matches(topic)),
+        }
     }
 }

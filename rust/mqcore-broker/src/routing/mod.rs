@@ -7,6 +7,7 @@
 //! published.
 
 pub(crate) mod bindings;
+pub(crate) mod pattern_index;
 pub(crate) mod topics;
 
 use std::collections::VecDeque;

@@ -4,6 +4,8 @@
 //! A topic is on the shard given by the hash of its name. Every shard knows all subscriptions and
 //! bindings by pattern, because a pattern may match topics of any shard.
 
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashSet};
@@ -18,7 +20,8 @@ use crate::model::message::Message;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::{SubscriberInformation, TopicInformation, TopicStats};
 use crate::model::time::Timestamp;
-use crate::model::topic::{BINDINGS_MAX, PASSING_MAX, PATTERNS_MAX, SUBSCRIPTIONS_MAX, TopicPattern};
+use crate::model::topic::{BINDINGS_MAX, PASSING_MAX, TopicLimits, TopicPattern};
+use crate::routing::pattern_index::PatternIndex;
 
 /// A subscriber.
 #[derive(Debug, Clone)]
@@ -81,7 +84,10 @@ struct PatternEntry {
 #[derive(Debug, Default)]
 struct ConnectionSubscriptions {
     topics: SmallVec<[usize; 2]>,
-    patterns: usize,
+    /// Numbers of patterns, in the order in which it subscribed.
+    patterns: SmallVec<[usize; 2]>,
+    /// The user or token that the subscriptions by pattern count for.
+    user: Option<Arc<str>>,
 }
 
 /// All topics of a shard.
@@ -92,9 +98,20 @@ pub(crate) struct Topics {
     passing: usize,
     /// The topic that was published to last, compared by pointer.
     last: Option<(TopicName, usize)>,
-    patterns: Vec<PatternEntry>,
+    /// Patterns by their numbers.
+    patterns: BTreeMap<usize, PatternEntry>,
+    /// Finds the patterns that match a topic.
+    index: PatternIndex,
+    /// The number of the next pattern.
+    next_pattern: usize,
     held: HashMap<ConnectionId, ConnectionSubscriptions>,
+    /// The number of subscriptions by pattern of each user.
+    of_users: HashMap<Arc<str>, usize>,
     bound: HashMap<QueueAddress, usize>,
+    /// Subscriptions and bindings that were rejected because of a limit.
+    rejected: u64,
+    /// Work of searches for patterns, as the index counts it.
+    pattern_steps: Cell<u64>,
     /// Bindings in the journal.
     saved: HashSet<(TopicPattern, QueueAddress)>,
     /// Grows with every change of a pattern's subscribers or queues, which invalidates earlier fanouts.
@@ -117,6 +134,7 @@ impl Topics {
         client: &Arc<Client>,
         pattern: TopicPattern,
         now: Timestamp,
+        limits: &TopicLimits,
     ) -> Result<(), Rejection> {
         let connection = client.connection;
         let subscriber = Subscriber { client: client.clone(), since: now, before: TopicStats::default() };
@@ -126,8 +144,9 @@ impl Topics {
             if held.topics.contains(&key) {
                 return Ok(());
             }
-            if held.topics.len() >= SUBSCRIPTIONS_MAX {
-                return Err(too_many("topics", SUBSCRIPTIONS_MAX));
+            if held.topics.len() >= limits.subscriptions_max {
+                self.rejected += 1;
+                return Err(too_many("topics of a connection", limits.subscriptions_max));
             }
             held.topics.push(key);
             self.settled(key, |topic| {
@@ -136,31 +155,40 @@ impl Topics {
             });
             return Ok(());
         }
+        let known = self.index.get(&pattern);
         let held = self.held.entry(connection).or_default();
-        let entry = self.patterns.iter().find(|entry| entry.pattern == pattern);
-        if entry.is_some_and(|entry| is_subscribed(&entry.subscribers, connection)) {
+        if known.is_some_and(|number| held.patterns.contains(&number)) {
             return Ok(());
         }
-        if held.patterns >= PATTERNS_MAX {
-            return Err(too_many("patterns", PATTERNS_MAX));
+        if held.patterns.len() >= limits.patterns_max {
+            self.rejected += 1;
+            return Err(too_many("patterns of a connection", limits.patterns_max));
         }
-        held.patterns += 1;
-        self.pattern(pattern).subscribers.push(subscriber);
+        if let Some(user) = &client.user {
+            let count = self.of_users.entry(Arc::clone(user)).or_default();
+            if *count >= limits.patterns_per_user_max {
+                self.rejected += 1;
+                return Err(too_many("patterns of a user", limits.patterns_per_user_max));
+            }
+            *count += 1;
+            held.user = Some(Arc::clone(user));
+        }
+        let number = self.pattern(pattern);
+        self.change_pattern(number, |entry| entry.subscribers.push(subscriber));
+        self.held.entry(connection).or_default().patterns.push(number);
         Ok(())
     }
 
     /// `false` if it had not subscribed.
     pub(crate) fn unsubscribe(&mut self, connection: ConnectionId, pattern: &TopicPattern) -> bool {
         let TopicPattern::Exact(name) = pattern else {
-            let Some(at) = self.patterns.iter().position(|entry| entry.pattern == *pattern) else {
-                return false;
-            };
-            let gone = remove(&mut self.patterns[at].subscribers, connection);
-            if gone && let Some(held) = self.held.get_mut(&connection) {
-                held.patterns -= 1;
-            }
-            self.drop_empty_patterns();
-            return gone;
+            let Some(number) = self.index.get(pattern) else { return false };
+            let Some(held) = self.held.get_mut(&connection) else { return false };
+            let Some(at) = held.patterns.iter().position(|other| *other == number) else { return false };
+            held.patterns.swap_remove(at);
+            let user = held.user.clone();
+            self.leave_pattern(number, connection, user.as_ref());
+            return true;
         };
         let Some(&key) = self.names.get(name) else { return false };
         if !self.settled(key, |topic| remove(&mut topic.subscribers, connection)) {
@@ -178,28 +206,42 @@ impl Topics {
         for key in held.topics {
             self.settled(key, |topic| remove(&mut topic.subscribers, connection));
         }
-        if held.patterns > 0 {
-            for entry in &mut self.patterns {
-                remove(&mut entry.subscribers, connection);
-            }
-            self.drop_empty_patterns();
+        for number in held.patterns {
+            self.leave_pattern(number, connection, held.user.as_ref());
         }
+    }
+
+    /// Ends a connection's subscription to a pattern.
+    fn leave_pattern(&mut self, number: usize, connection: ConnectionId, user: Option<&Arc<str>>) {
+        if let Some(count) = user.and_then(|user| self.of_users.get_mut(user)) {
+            *count -= 1;
+            if *count == 0
+                && let Some(user) = user
+            {
+                self.of_users.remove(user);
+            }
+        }
+        self.change_pattern(number, |entry| remove(&mut entry.subscribers, connection));
     }
 
     /// Binds a queue, which need not exist yet. Binding twice has no effect.
     pub(crate) fn bind(&mut self, pattern: TopicPattern, queue: &QueueAddress) -> Result<(), Rejection> {
-        let queue = folded(queue);
+        let queue = queue.in_lower_case();
         let bound = self.bound.get(&queue).copied().unwrap_or(0);
         let known = match &pattern {
             TopicPattern::Exact(name) => {
                 self.names.get(name).is_some_and(|key| self.entries[*key].queues.contains(&queue))
             }
-            _ => self.patterns.iter().any(|entry| entry.pattern == pattern && entry.queues.contains(&queue)),
+            _ => {
+                let number = self.index.get(&pattern);
+                number.is_some_and(|number| self.patterns[&number].queues.contains(&queue))
+            }
         };
         if known {
             return Ok(());
         }
         if bound >= BINDINGS_MAX {
+            self.rejected += 1;
             return Err(too_many("bindings of a queue to topics", BINDINGS_MAX));
         }
         self.bound.insert(queue.clone(), bound + 1);
@@ -207,7 +249,8 @@ impl Topics {
             let key = self.entry(&name);
             self.settled(key, |topic| topic.queues.push(queue));
         } else {
-            self.pattern(pattern).queues.push(queue);
+            let number = self.pattern(pattern);
+            self.change_pattern(number, |entry| entry.queues.push(queue));
         }
         Ok(())
     }
@@ -219,17 +262,17 @@ impl Topics {
         queue: &QueueAddress,
     ) -> Result<bool, Rejection> {
         self.bind(pattern.clone(), queue)?;
-        Ok(self.saved.insert((pattern, folded(queue))))
+        Ok(self.saved.insert((pattern, queue.in_lower_case())))
     }
 
     /// Whether a saved binding exists.
     pub(crate) fn is_saved(&self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
-        self.saved.contains(&(pattern.clone(), folded(queue)))
+        self.saved.contains(&(pattern.clone(), queue.in_lower_case()))
     }
 
     /// Marks a binding as no longer saved. `true` if it was saved.
     pub(crate) fn forget_saved(&mut self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
-        !self.saved.is_empty() && self.saved.remove(&(pattern.clone(), folded(queue)))
+        !self.saved.is_empty() && self.saved.remove(&(pattern.clone(), queue.in_lower_case()))
     }
 
     /// All saved bindings.
@@ -239,18 +282,16 @@ impl Topics {
 
     /// `false` if it was not bound.
     pub(crate) fn unbind(&mut self, pattern: &TopicPattern, queue: &QueueAddress) -> bool {
-        let queue = folded(queue);
+        let queue = queue.in_lower_case();
         let gone = match pattern {
             TopicPattern::Exact(name) => match self.names.get(name) {
                 Some(&key) => self.settled(key, |topic| take(&mut topic.queues, &queue)),
                 None => false,
             },
-            _ => {
-                let entry = self.patterns.iter_mut().find(|entry| entry.pattern == *pattern);
-                let gone = entry.is_some_and(|entry| take(&mut entry.queues, &queue));
-                self.drop_empty_patterns();
-                gone
-            }
+            _ => match self.index.get(pattern) {
+                Some(number) => self.change_pattern(number, |entry| take(&mut entry.queues, &queue)),
+                None => false,
+            },
         };
         if gone && let Some(count) = self.bound.get_mut(&queue) {
             *count -= 1;
@@ -263,12 +304,12 @@ impl Topics {
 
     /// The topics of this shard and the patterns that a queue is bound to.
     pub(crate) fn bindings(&self, queue: &QueueAddress) -> Vec<TopicPattern> {
-        let queue = folded(queue);
+        let queue = queue.in_lower_case();
         if !self.bound.contains_key(&queue) {
             return Vec::new();
         }
         let topics = self.entries.iter().filter(|(_, topic)| topic.queues.contains(&queue));
-        let patterns = self.patterns.iter().filter(|entry| entry.queues.contains(&queue));
+        let patterns = self.patterns.values().filter(|entry| entry.queues.contains(&queue));
         topics
             .map(|(_, topic)| TopicPattern::Exact(topic.name.clone()))
             .chain(patterns.map(|entry| entry.pattern.clone()))
@@ -323,13 +364,14 @@ impl Topics {
     fn subscribed_producer(&self, key: usize, message: &Message) -> Option<ConnectionId> {
         let connection = message.producer()?.connection;
         let held = self.held.get(&connection)?;
-        (held.patterns > 0 || held.topics.contains(&key)).then_some(connection)
+        (!held.patterns.is_empty() || held.topics.contains(&key)).then_some(connection)
     }
 
     /// Computes the receivers of a message.
     fn fanout(&self, key: usize, wanted: FanoutKey, context: &Context<'_>) -> Fanout {
         let topic = &self.entries[key];
-        let everyone = self.subscribers(topic);
+        let patterns = self.matching(topic.name.as_bytes());
+        let everyone = Self::subscribers(topic, &patterns);
         let (mut receivers, mut slow) = (Vec::new(), 0);
         for subscriber in everyone {
             let connection = subscriber.client.connection;
@@ -347,15 +389,15 @@ impl Topics {
             [only] => Some(Recipients::One(only)),
             _ => Some(Recipients::Many(receivers.into())),
         };
-        Fanout { key: wanted, subscribers, slow, queues: self.queues(topic).into() }
+        Fanout { key: wanted, subscribers, slow, queues: Self::queues(topic, &patterns).into() }
     }
 
     /// Each connection once, however many of its subscriptions match: first by name, then by patterns
     /// in their order.
-    fn subscribers<'a>(&'a self, topic: &'a Topic) -> Vec<&'a Subscriber> {
+    fn subscribers<'a>(topic: &'a Topic, patterns: &[&'a PatternEntry]) -> Vec<&'a Subscriber> {
         let mut seen: HashSet<ConnectionId> = HashSet::default();
         let mut all: Vec<&Subscriber> = Vec::new();
-        let by_pattern = self.matching(topic).flat_map(|entry| &entry.subscribers);
+        let by_pattern = patterns.iter().flat_map(|entry| &entry.subscribers);
         for subscriber in topic.subscribers.iter().chain(by_pattern) {
             if seen.insert(subscriber.client.connection) {
                 all.push(subscriber);
@@ -364,29 +406,43 @@ impl Topics {
         all
     }
 
-    fn queues(&self, topic: &Topic) -> Vec<QueueAddress> {
+    fn queues(topic: &Topic, patterns: &[&PatternEntry]) -> Vec<QueueAddress> {
         let mut all = topic.queues.clone();
-        for queue in self.matching(topic).flat_map(|entry| &entry.queues) {
-            if !all.contains(queue) {
+        let mut seen: HashSet<&QueueAddress> = topic.queues.iter().collect();
+        for queue in patterns.iter().flat_map(|entry| &entry.queues) {
+            if seen.insert(queue) {
                 all.push(queue.clone());
             }
         }
         all
     }
 
-    fn matching<'a>(&'a self, topic: &'a Topic) -> impl Iterator<Item = &'a PatternEntry> {
-        self.patterns.iter().filter(|entry| entry.pattern.matches(topic.name.as_bytes()))
+    /// The patterns that match a topic, in the order in which they were added.
+    fn matching(&self, topic: &[u8]) -> Vec<&PatternEntry> {
+        let mut steps = self.pattern_steps.get();
+        let found = match self.index.matching(topic, &mut steps) {
+            Some(numbers) => numbers.iter().map(|number| &self.patterns[number]).collect(),
+            None => {
+                steps += self.patterns.len() as u64;
+                self.patterns.values().filter(|entry| entry.pattern.matches(topic)).collect()
+            }
+        };
+        self.pattern_steps.set(steps);
+        found
     }
 
     /// All topics that this shard remembers.
     pub(crate) fn information(&self) -> Vec<TopicInformation> {
         self.entries
             .iter()
-            .map(|(_, topic)| TopicInformation {
-                topic: topic.name.clone(),
-                subscribers: self.subscribers(topic).len() as u32,
-                queues: self.queues(topic).len() as u32,
-                stats: topic.stats,
+            .map(|(_, topic)| {
+                let (subscribers, queues) = self.reach_of(topic);
+                TopicInformation {
+                    topic: topic.name.clone(),
+                    subscribers: subscribers as u32,
+                    queues: queues as u32,
+                    stats: topic.stats,
+                }
             })
             .collect()
     }
@@ -401,7 +457,12 @@ impl Topics {
                 &unknown
             }
         };
-        (self.subscribers(topic).len(), self.queues(topic).len())
+        self.reach_of(topic)
+    }
+
+    fn reach_of(&self, topic: &Topic) -> (usize, usize) {
+        let patterns = self.matching(topic.name.as_bytes());
+        (Self::subscribers(topic, &patterns).len(), Self::queues(topic, &patterns).len())
     }
 
     /// Counters of forgotten topics.
@@ -413,7 +474,7 @@ impl Topics {
     pub(crate) fn subscribers_of(&self, name: &TopicName) -> Vec<SubscriberInformation> {
         let Some(key) = self.names.get(name) else { return Vec::new() };
         let topic = &self.entries[*key];
-        self.subscribers(topic)
+        Self::subscribers(topic, &self.matching(topic.name.as_bytes()))
             .into_iter()
             .map(|subscriber| SubscriberInformation {
                 client: subscriber.client.clone(),
@@ -475,23 +536,43 @@ impl Topics {
         }
     }
 
-    fn pattern(&mut self, pattern: TopicPattern) -> &mut PatternEntry {
-        self.changes += 1;
-        let at = self.patterns.iter().position(|entry| entry.pattern == pattern).unwrap_or_else(|| {
-            self.patterns.push(PatternEntry { pattern, subscribers: Vec::new(), queues: Vec::new() });
-            self.patterns.len() - 1
-        });
-        &mut self.patterns[at]
+    /// The number of a pattern, added if it is new.
+    fn pattern(&mut self, pattern: TopicPattern) -> usize {
+        if let Some(number) = self.index.get(&pattern) {
+            return number;
+        }
+        let number = self.next_pattern;
+        self.next_pattern += 1;
+        self.index.insert(&pattern, number);
+        self.patterns.insert(number, PatternEntry { pattern, subscribers: Vec::new(), queues: Vec::new() });
+        number
     }
 
-    fn drop_empty_patterns(&mut self) {
+    /// Changes the subscribers or queues of a pattern, and forgets it if it has none.
+    fn change_pattern<T: Default>(
+        &mut self,
+        number: usize,
+        change: impl FnOnce(&mut PatternEntry) -> T,
+    ) -> T {
         self.changes += 1;
-        self.patterns.retain(|entry| !entry.subscribers.is_empty() || !entry.queues.is_empty());
+        let Some(entry) = self.patterns.get_mut(&number) else { return T::default() };
+        let result = change(entry);
+        if entry.subscribers.is_empty() && entry.queues.is_empty() {
+            self.index.remove(&entry.pattern);
+            self.patterns.remove(&number);
+        }
+        result
     }
-}
 
-fn is_subscribed(subscribers: &[Subscriber], connection: ConnectionId) -> bool {
-    subscribers.iter().any(|subscriber| subscriber.client.connection == connection)
+    /// Number of subscriptions and bindings that were rejected because of a limit.
+    pub(crate) fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
+    /// Work of searches for patterns that match a topic.
+    pub(crate) fn pattern_steps(&self) -> u64 {
+        self.pattern_steps.get()
+    }
 }
 
 fn remove(subscribers: &mut Vec<Subscriber>, connection: ConnectionId) -> bool {
@@ -504,18 +585,6 @@ fn take(queues: &mut Vec<QueueAddress>, queue: &QueueAddress) -> bool {
     let before = queues.len();
     queues.retain(|bound| bound != queue);
     queues.len() < before
-}
-
-/// The lookup of channels ignores case, so the same queue must not be bound twice.
-fn folded(queue: &QueueAddress) -> QueueAddress {
-    let name = queue.channel.as_str();
-    if !name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return queue.clone();
-    }
-    match crate::model::id::ChannelName::new(&name.to_ascii_lowercase()) {
-        Ok(channel) => QueueAddress { channel, id: queue.id },
-        Err(_) => queue.clone(),
-    }
 }
 
 fn too_many(what: &str, limit: usize) -> Rejection {

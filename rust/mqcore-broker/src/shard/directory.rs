@@ -86,6 +86,7 @@ impl ClientDirectory {
             kind,
             protocol: provisional.protocol,
             admin: provisional.admin,
+            user: provisional.user.clone(),
             connected_at: context.now,
             data: ConnectionData {
                 path: introduction.path,
@@ -135,6 +136,7 @@ impl ClientDirectory {
             authenticated: provisional.authenticated,
             name,
             kind,
+            user: None,
             admin: false,
             connected_at,
             protocol,

@@ -64,6 +64,7 @@ use crate::shard::entities::Entities;
 ///     protocol: "tmqp",
 ///     authenticated: false,
 ///     admin: false,
+///     user: None,
 ///     connected_at: Timestamp(0),
 ///     data: None,
 /// });

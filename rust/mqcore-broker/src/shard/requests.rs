@@ -129,7 +129,10 @@ impl Entities {
                 self.drop_queue(&queue, context);
                 Ok(Reply::Done)
             }
-            Request::SubscribeTopic { pattern } => done(self.topics.subscribe(client, pattern, context.now)),
+            Request::SubscribeTopic { pattern } => {
+                let limits = context.state.config.topic_limits;
+                done(self.topics.subscribe(client, pattern, context.now, &limits))
+            }
             Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
             Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),
             Request::UnbindTopic { pattern, queue } => self.unbind_bound_topic(&pattern, &queue, context),

@@ -26,6 +26,8 @@ impl Entities {
             bodies: BodyStats { memory_bytes: state.paging.memory.get(), ..state.paging.bodies },
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
+            topics_rejected: self.topics.rejected(),
+            pattern_steps: self.topics.pattern_steps(),
             routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
             router_counts: self.routers.counts.all(),
         }

@@ -61,6 +61,7 @@ impl Shards {
             kind: None,
             protocol: "test",
             admin: true,
+            user: None,
             connected_at: self.now,
             data: None,
         };

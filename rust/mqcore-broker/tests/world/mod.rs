@@ -115,6 +115,7 @@ impl World {
             kind: None,
             protocol: "test",
             admin,
+            user: None,
             connected_at: self.now,
             data: None,
         });

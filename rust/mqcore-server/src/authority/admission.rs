@@ -143,6 +143,7 @@ impl Authority {
             name: Some(identity.name.clone()),
             kind: None,
             admin: true,
+            user: None,
             connected_at: Timestamp(0),
             data: None,
         });

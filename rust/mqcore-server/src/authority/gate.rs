@@ -176,6 +176,7 @@ impl Gate {
                 steps.push(Step::Become(Arc::new(Client {
                     admin: is_admin(&identity, client),
                     authenticated: is_authenticated(&identity),
+                    user: user_of(&identity),
                     ..client.clone()
                 })));
                 self.held.push_front((VecDeque::from([Command::Introduce(Box::new(introduction))]), 0));
@@ -293,6 +294,14 @@ fn is_authenticated(identity: &Identity) -> bool {
     match identity.holder {
         IdentitySource::User(_) | IdentitySource::Token(_) | IdentitySource::Authenticator => true,
         IdentitySource::Open | IdentitySource::Local | IdentitySource::Anonymous(_) => false,
+    }
+}
+
+/// The name under which limits for users count the peer; `None`: it has no credentials, and they do not apply.
+fn user_of(identity: &Identity) -> Option<Arc<str>> {
+    match identity.holder {
+        IdentitySource::Open | IdentitySource::Local => None,
+        _ => Some(identity.name.as_ref().into()),
     }
 }
 

@@ -390,6 +390,7 @@ mod tests {
             kind: None,
             protocol: "tmqp",
             admin: false,
+            user: None,
             connected_at: Timestamp(0),
             data: None,
         };

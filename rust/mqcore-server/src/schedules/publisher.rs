@@ -19,6 +19,7 @@ pub(crate) fn client() -> Arc<Client> {
         kind: None,
         protocol: "emqp",
         admin: true,
+        user: None,
         connected_at: Timestamp(0),
         data: None,
     })

@@ -194,6 +194,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         extension_names: extensions.iter().flat_map(|port| port.names()).collect(),
         job_policy: job_policy.clone(),
         schedules: Arc::new(shared.schedules.clone()),
+        patterns_max: config.topic_limits.patterns_max,
     });
     let connections_max = descriptors::connections_allowed(config.connections_max);
     // With fewer connections than planned, silent peers must still not keep clients out.
@@ -477,6 +478,7 @@ fn broker_config(
         slow_consumer_timeout: config.slow_consumer_timeout,
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / placement.shards() as u64,
+        topic_limits: config.topic_limits,
         history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }

@@ -59,6 +59,7 @@ fn program() -> Arc<Client> {
         kind: None,
         protocol: "tmqp",
         admin: true,
+        user: None,
         connected_at: Timestamp(0),
         data: None,
     })

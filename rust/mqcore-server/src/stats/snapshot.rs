@@ -98,6 +98,8 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         bodies,
         topics,
         retired_topics,
+        topics_rejected,
+        pattern_steps,
         routers,
         router_counts,
     } = snapshot;
@@ -117,6 +119,8 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     joined.bodies.unreadable += unreadable;
     joined.topics.extend(topics);
     joined.retired_topics.add(&retired_topics);
+    joined.topics_rejected += topics_rejected;
+    joined.pattern_steps += pattern_steps;
     joined.routers.extend(routers);
     for (name, counts) in router_counts {
         match joined.router_counts.iter_mut().find(|(known, _)| *known == name) {

@@ -475,6 +475,7 @@ mod tests {
             extension_names: Arc::default(),
             job_policy: None,
             schedules: Arc::new(schedules.clone()),
+            patterns_max: 1,
         });
         let (handle, inbox) = inbox::channel();
         let patience = Duration::from_secs(1);

@@ -39,7 +39,7 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
 pub const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Maximum bytes of the command that ends the handshake.
 pub const READY_BYTES_MAX: u32 = 512;
-/// Maximum topics of a subscriber; further ones are rejected.
+/// Default of the topics of a subscriber; further ones are rejected.
 pub const TOPICS_MAX: usize = mqcore_broker::model::topic::PATTERNS_MAX;
 
 /// The stage of the conversation.

@@ -86,7 +86,8 @@ impl ProtocolFactory for EventmqProtocol {
     }
 
     fn share(server: &ServerParts) -> Arc<EventmqShared> {
-        let shared = EventmqShared::new(RandomState::new().hash_one(0), server.job_policy.clone());
+        let mut shared = EventmqShared::new(RandomState::new().hash_one(0), server.job_policy.clone());
+        shared.topics_max = server.patterns_max;
         shared.keep_schedules(Arc::clone(&server.schedules));
         Arc::new(shared)
     }

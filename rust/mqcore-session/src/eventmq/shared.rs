@@ -14,6 +14,7 @@ use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
 
+use super::conversation::TOPICS_MAX;
 use super::schedules::Schedules;
 
 /// Maximum queues with statistics of their own; the others are counted together and not listed.
@@ -50,6 +51,8 @@ pub struct EventmqShared {
     /// The policy or handler of queues that workers make; `None`: the broker's default.
     policy: Option<Box<str>>,
     pub(super) seed: u64,
+    /// Maximum topics that a subscriber may subscribe to. Default 1,024.
+    pub topics_max: usize,
     /// Order of the workers' last deliveries.
     clock: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -170,6 +173,7 @@ impl EventmqShared {
         Self {
             policy,
             seed,
+            topics_max: TOPICS_MAX,
             clock: Arc::default(),
             state: Mutex::default(),
             schedules: OnceLock::new(),

@@ -106,6 +106,7 @@ impl ThrottrSession {
             kind: None,
             protocol: "throttr",
             admin: config.admin,
+            user: None,
             connected_at: now,
             data: None,
         };

@@ -131,6 +131,7 @@ pub(crate) fn client(id: &str) -> Arc<Client> {
         kind: Some("ty".into()),
         protocol: "tmqp",
         admin: true,
+        user: None,
         connected_at: START,
         data: None,
     })

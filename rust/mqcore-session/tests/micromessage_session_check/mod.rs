@@ -84,6 +84,7 @@ impl Play {
             kind: None,
             protocol: "mm2",
             admin: false,
+            user: None,
             connected_at: now,
             data: None,
         };

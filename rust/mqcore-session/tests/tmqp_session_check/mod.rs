@@ -422,6 +422,7 @@ fn client(id: &str, now: Timestamp) -> Arc<Client> {
         kind: None,
         protocol: "tmqp",
         admin: true,
+        user: None,
         connected_at: now,
         data: None,
     })

@@ -105,6 +105,16 @@ pub(super) const METRICS: &[Metric] = &[
         samples.value(source.snapshot.topics.len())
     }),
     counter(
+        "mqcore_topic_subscriptions_rejected_total",
+        "Subscriptions and bindings to topics that a limit did not admit, counted by each shard that rejected them.",
+        |source, samples| samples.value(source.snapshot.topics_rejected),
+    ),
+    counter(
+        "mqcore_topic_pattern_steps_total",
+        "Places in the index of patterns that publishes to topics have looked at.",
+        |source, samples| samples.value(source.snapshot.pattern_steps),
+    ),
+    counter(
         "mqcore_topic_messages_total",
         "Messages of topics; out counts deliveries, copied counts copies for bound queues.",
         |source, samples| {

@@ -5,7 +5,7 @@ use mqcore_broker::model::id::TopicName;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::topic::TopicPattern;
 
-use super::{EventmqSession, TOPICS_MAX};
+use super::EventmqSession;
 use crate::eventmq::listener::Role;
 use crate::eventmq::pending::Asked;
 
@@ -30,9 +30,14 @@ impl EventmqSession {
     pub(super) fn subscribe(&mut self, topic: &[u8], commands: &mut Vec<Command>) {
         // No topic has a name this long.
         let Ok(prefix) = TopicName::new(topic) else { return self.ignore() };
-        if self.role != Role::Subscribe
-            || (self.topics.len() >= TOPICS_MAX && !self.topics.contains_key(topic))
-        {
+        if self.role != Role::Subscribe {
+            return self.ignore();
+        }
+        let limit = self.exchange.topics_max;
+        if self.topics.len() >= limit && !self.topics.contains_key(topic) {
+            let reason =
+                format!("the connection has reached the limit of {limit} topics; unsubscribe from one first");
+            self.fail(b"", reason, self.heard_at);
             return self.ignore();
         }
         let wanted = self.topics.entry(topic.into()).or_default();
