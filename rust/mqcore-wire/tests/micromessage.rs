@@ -8,7 +8,7 @@ use std::path::Path;
 use micromessage_check::AGREED;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::micromessage::filter::{Filter, FilterError};
+use mqcore_wire::micromessage::filter::{Filter, FilterError, FilteredMessage, OverBudget, STEPS_MAX};
 use mqcore_wire::micromessage::handshake::{self, HandshakeInput};
 use mqcore_wire::micromessage::properties::{self, Number, Typing, Value, parse_value};
 use mqcore_wire::micromessage::{
@@ -247,8 +247,27 @@ fn filters_compare_as_their_table_says() {
         ("price!=Tten", true),
     ] {
         let read = Filter::parse(filter.as_bytes()).unwrap_or_else(|error| panic!("{filter}: {error}"));
-        assert_eq!(read.matches(&properties, Typing::Typed), passes, "{filter}");
+        let mut message = FilteredMessage::new(&properties, Typing::Typed, STEPS_MAX);
+        assert_eq!(read.matches(&mut message), Ok(passes), "{filter}");
     }
+}
+
+#[test]
+fn filters_of_a_message_share_its_parsed_properties_and_its_steps() {
+    let text = ["T".to_owned(), "a".repeat(6_400)].concat();
+    let properties = [("text", text.as_bytes()), ("other", b"N1".as_slice())];
+    let filter = Filter::parse(b"text<Taa;text>Taa").unwrap();
+    let mut message = FilteredMessage::new(&properties, Typing::Typed, 1_000);
+    assert_eq!(filter.matches(&mut message), Ok(true));
+    assert_eq!(message.steps_left(), 1_000 - 101 - 2, "it is parsed once, and each term is a step");
+    assert_eq!(filter.matches(&mut message), Ok(true));
+    assert_eq!(message.steps_left(), 1_000 - 101 - 4);
+    let search = Filter::parse(b"text&Tb").unwrap();
+    assert_eq!(search.matches(&mut message), Ok(false));
+    assert_eq!(message.steps_left(), 1_000 - 101 - 4 - 101);
+    let mut message = FilteredMessage::new(&properties, Typing::Typed, 150);
+    assert_eq!(search.matches(&mut message), Err(OverBudget));
+    assert_eq!(Filter::parse(b"other=N1").unwrap().matches(&mut message), Err(OverBudget));
 }
 
 #[test]

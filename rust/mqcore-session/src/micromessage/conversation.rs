@@ -4,6 +4,7 @@ mod commands;
 mod handshake;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
@@ -20,12 +21,14 @@ use mqcore_wire::micromessage::negotiation::{Capabilities, Lists};
 use mqcore_wire::micromessage::{Assembled, Assembly, Frame, MessageFrame, command, decode, encode, needed};
 use slab::Slab;
 
+use super::budget::FilterBudget;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
 use super::outgoing::{Outgoing, Owed, Parcel};
 use super::subscriptions;
 use super::subscriptions::{Key, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
+use crate::request_error::RequestError;
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Maximum subscriptions of one connection; further ones are rejected.
@@ -92,6 +95,7 @@ pub struct MicroMessageSession {
     vendor_frames_open: usize,
     /// The peer has closed its side.
     last: bool,
+    filter_budget: FilterBudget,
 }
 
 impl MicroMessageSession {
@@ -120,10 +124,16 @@ impl MicroMessageSession {
             vendor_frames: Vec::new(),
             vendor_frames_open: 0,
             last: false,
+            filter_budget: FilterBudget::new(config.connection),
             config,
             terms,
             vendors,
         }
+    }
+
+    /// Counts messages that exceed the budget of filters together with those of other sessions.
+    pub(super) fn share_budget(&mut self, filters_over_budget: &Arc<AtomicU64>) {
+        self.filter_budget.share(filters_over_budget);
     }
 
     /// The extensions in force; none before unexpected command after the handshake.
@@ -318,9 +328,13 @@ impl MicroMessageSession {
 
     fn published(&mut self, topic: &TopicName, message: Message, output: &mut Vec<u8>) {
         let content = Content::read(message.headers());
-        let wanted = self.subscriptions.wanted(topic, &content.properties, self.terms.typing);
-        if let Some(destination) = wanted.cloned() {
-            self.outgoing.send(Parcel { message, destination, owed: None }, output);
+        match self.subscriptions.wanted(topic, &content.properties, self.terms.typing) {
+            Ok(None) => {}
+            Ok(Some(destination)) => {
+                let destination = Arc::clone(destination);
+                self.outgoing.send(Parcel { message, destination, owed: None }, output);
+            }
+            Err(over) => self.filter_budget.exceeded(topic, over, self.heard_at),
         }
     }
 
@@ -495,6 +509,10 @@ impl Session for MicroMessageSession {
     fn events_done(&mut self, output: &mut Vec<u8>) {
         self.incoming.acknowledge(output);
         self.finish();
+    }
+
+    fn take_request_errors(&mut self) -> Vec<RequestError> {
+        self.filter_budget.take_reports()
     }
 
     fn take_vendor_frames(&mut self) -> Vec<VendorFrame> {

@@ -8,12 +8,14 @@
 //! | `destination` | queues and topics by name |
 //! | `incoming` | messages that the peer publishes, and their acknowledgements |
 //! | `outgoing` | messages for the peer, within the window that it acknowledges |
+//! | `budget` | messages whose filters need too much work |
 //! | `subscriptions` | the peer's subscriptions and their filters |
 //!
 //! The rules that both sides of a connection follow (agreeing on extensions, counting acknowledgements, properties of a
 //! payload) are in `mqcore_wire::micromessage`.
 
-pub mod conversation;
+pub mod budget;
+mod conversation;
 mod destination;
 mod incoming;
 pub mod listener;
@@ -21,16 +23,19 @@ mod outgoing;
 mod subscriptions;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 
+pub use self::budget::MicroMessageShared;
 pub use self::conversation::{
     LIST_BYTES_MAX, MicroMessageSession, OPEN_COMMANDS_MAX, OPEN_FRAMES_MAX, SUBSCRIPTIONS_MAX,
 };
 use self::listener::MicroMessageTerms;
 use crate::listener::{BadOption, ListenerOptions};
 use crate::protocol::{
-    EncodeDelivery, EncodePublication, Encoding, Moment, Overload, ProtocolFactory, ServerParts,
+    EncodeDelivery, EncodePublication, Encoding, MetricFamily, Moment, Overload, ProtocolFactory, ServerParts,
 };
 use crate::session::SessionConfig;
 
@@ -47,8 +52,7 @@ impl ProtocolFactory for MicroMessageProtocol {
     const PUBLICATIONS: Encoding<EncodePublication> = Encoding::BySession;
 
     type Terms = Arc<MicroMessageTerms>;
-    /// Names of the vendor extensions that the program handles.
-    type Shared = Arc<[Box<str>]>;
+    type Shared = MicroMessageShared;
     type Session = Box<MicroMessageSession>;
 
     fn terms(options: &mut ListenerOptions) -> Result<Self::Terms, BadOption> {
@@ -56,19 +60,30 @@ impl ProtocolFactory for MicroMessageProtocol {
     }
 
     fn share(server: &ServerParts) -> Self::Shared {
-        Arc::clone(&server.extension_names)
+        MicroMessageShared { vendors: Arc::clone(&server.extension_names), ..MicroMessageShared::default() }
     }
 
     fn open(
         terms: &Self::Terms,
-        vendors: &Self::Shared,
+        shared: &Self::Shared,
         config: SessionConfig,
         now: Moment,
     ) -> Box<MicroMessageSession> {
-        Box::new(MicroMessageSession::new(config, Arc::clone(terms), Arc::clone(vendors), now.now))
+        let vendors = Arc::clone(&shared.vendors);
+        let mut session = MicroMessageSession::new(config, Arc::clone(terms), vendors, now.now);
+        session.share_budget(&shared.filters_over_budget);
+        Box::new(session)
     }
 
     fn alone(config: SessionConfig, now: Timestamp) -> Box<MicroMessageSession> {
         Box::new(MicroMessageSession::new(config, Arc::default(), Arc::default(), now))
+    }
+    fn metrics(shared: &MicroMessageShared, _now: Nanos) -> Vec<MetricFamily> {
+        vec![MetricFamily::single(
+            "mqcore_micromessage_filters_over_budget_total",
+            "counter",
+            "Messages of topics that no filter of a connection passed within the budget of steps.",
+            shared.filters_over_budget.load(Ordering::Relaxed),
+        )]
     }
 }

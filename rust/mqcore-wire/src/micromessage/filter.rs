@@ -11,12 +11,85 @@
 //! If the property is missing or has another type, `!=` and `~` are true and all other operators are false.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use super::field::is_key;
 use super::properties::{Typing, Value, parse_value};
 
 /// Maximum number of terms in one filter.
 pub const TERMS_MAX: usize = 32;
+
+/// Maximum steps that the filters of one connection may take for one message: about a millisecond.
+///
+/// A term is a step, and so are each 64 bytes that it compares or searches. With short values, as many filters as a
+/// connection can have take about half of it.
+pub const STEPS_MAX: u64 = 65_536;
+/// Bytes of text that cost a step.
+const STEP_BYTES: usize = 64;
+
+/// The properties of one message, each parsed at most once, and the steps that filters may still take.
+#[derive(Debug)]
+pub struct FilteredMessage<'a> {
+    typing: Typing,
+    /// The last one of properties with the same key counts.
+    properties: HashMap<&'a str, Property<'a>>,
+    steps_left: u64,
+}
+
+#[derive(Debug)]
+enum Property<'a> {
+    Text(&'a [u8]),
+    Parsed(Value<'a>),
+}
+
+/// Filters may not take more steps for this message, so this one was not evaluated to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the filters of the connection need more than {STEPS_MAX} steps for a message")]
+pub struct OverBudget;
+
+impl<'a> FilteredMessage<'a> {
+    /// A message with these properties, for which filters may take so many steps in total.
+    pub fn new(properties: &[(&'a str, &'a [u8])], typing: Typing, steps: u64) -> Self {
+        let properties = properties.iter().map(|(key, value)| (*key, Property::Text(value))).collect();
+        Self { typing, properties, steps_left: steps }
+    }
+
+    /// The steps that filters may still take.
+    pub fn steps_left(&self) -> u64 {
+        self.steps_left
+    }
+
+    fn spend(&mut self, bytes: usize) -> Result<(), OverBudget> {
+        let steps = 1 + (bytes / STEP_BYTES) as u64;
+        match self.steps_left.checked_sub(steps) {
+            Some(left) => self.steps_left = left,
+            None => {
+                self.steps_left = 0;
+                return Err(OverBudget);
+            }
+        }
+        Ok(())
+    }
+
+    /// Parses a property. Its value is then found by [`FilteredMessage::value`].
+    fn parse(&mut self, key: &str) -> Result<(), OverBudget> {
+        let Some(Property::Text(text)) = self.properties.get(key) else { return Ok(()) };
+        let text = *text;
+        self.spend(text.len())?;
+        let value = parse_value(text, self.typing);
+        if let Some(property) = self.properties.get_mut(key) {
+            *property = Property::Parsed(value);
+        }
+        Ok(())
+    }
+
+    fn value(&self, key: &str) -> Option<&Value<'a>> {
+        match self.properties.get(key)? {
+            Property::Parsed(value) => Some(value),
+            Property::Text(_) => None,
+        }
+    }
+}
 
 /// A parsed filter.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,12 +167,19 @@ impl Filter {
         Ok(Self { terms })
     }
 
-    /// Whether a message with these properties matches.
-    pub fn matches(&self, properties: &[(&str, &[u8])], typing: Typing) -> bool {
-        self.terms.iter().all(|term| {
-            let value = properties.iter().rev().find(|(key, _)| *key == &*term.key);
-            term.holds(value.map(|(_, value)| parse_value(value, typing)).as_ref())
-        })
+    /// Whether a message matches.
+    ///
+    /// # Errors
+    /// [`OverBudget`] if that would take more steps than the filters of this message have left.
+    pub fn matches(&self, message: &mut FilteredMessage<'_>) -> Result<bool, OverBudget> {
+        for term in &self.terms {
+            message.parse(&term.key)?;
+            message.spend(term.bytes_compared(message.value(&term.key)))?;
+            if !term.holds(message.value(&term.key)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the filter matches every message.
@@ -122,6 +202,18 @@ impl Term {
             return Err(FilterError::NotComparable { operator: shown(sign), kind });
         }
         Ok(Self { key: key.into(), operator: *operator, value })
+    }
+
+    /// The bytes that [`Term::holds`] looks at, at most.
+    fn bytes_compared(&self, found: Option<&Value<'_>>) -> usize {
+        match (found, &self.value) {
+            (Some(Value::Text(found)), Value::Text(wanted)) => match self.operator {
+                Operator::Contains | Operator::ContainsNot => found.len() + wanted.len(),
+                Operator::Equal | Operator::NotEqual if found.len() != wanted.len() => 0,
+                _ => found.len().min(wanted.len()),
+            },
+            _ => 0,
+        }
     }
 
     fn holds(&self, found: Option<&Value<'_>>) -> bool {

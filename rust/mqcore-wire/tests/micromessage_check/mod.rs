@@ -5,7 +5,7 @@
 
 use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
-use mqcore_wire::micromessage::filter::Filter;
+use mqcore_wire::micromessage::filter::{Filter, FilteredMessage, STEPS_MAX};
 use mqcore_wire::micromessage::handshake::{self, Handshake, HandshakeInput};
 use mqcore_wire::micromessage::negotiation::{self, Capabilities, Lists};
 use mqcore_wire::micromessage::properties::{self, Typing, parse_value};
@@ -132,10 +132,10 @@ fn check_texts(input: &[u8]) {
         }
         let (front, _) = input.split_at(input.len() / 2);
         if let Ok(filter) = Filter::parse(front) {
-            filter.matches(&found, Typing::Typed);
+            let _ = filter.matches(&mut FilteredMessage::new(&found, Typing::Typed, STEPS_MAX));
         }
     }
     if let Ok(filter) = Filter::parse(input) {
-        filter.matches(&[], Typing::Typed);
+        let _ = filter.matches(&mut FilteredMessage::new(&[], Typing::Typed, STEPS_MAX));
     }
 }
