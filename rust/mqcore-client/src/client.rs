@@ -11,7 +11,7 @@ use crate::config::{ClientConfig, Transport};
 use crate::connection;
 use crate::error::ClientError;
 use crate::mailbox::lock;
-use crate::shared::Shared;
+use crate::shared::SharedClient;
 pub use crate::state::ClientState;
 
 /// Counters of a client since its creation. Every dropped message is in one of them.
@@ -40,13 +40,13 @@ pub struct ClientStats {
 /// A client. Cloning shares it; the connection is closed when the last clone and the last consumer are gone.
 #[derive(Debug, Clone)]
 pub struct Client {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedClient>,
     _life: Arc<Life>,
 }
 
 /// Observes the output of a client without keeping the client open.
 #[derive(Debug, Clone)]
-pub struct OutputWatch(Weak<Shared>);
+pub struct OutputWatch(Weak<SharedClient>);
 
 impl OutputWatch {
     /// Waits until all output so far is written to the connection, or lost with it.
@@ -65,7 +65,7 @@ impl OutputWatch {
 
 /// Closes the client when its last handle is dropped.
 #[derive(Debug)]
-struct Life(Arc<Shared>);
+struct Life(Arc<SharedClient>);
 
 impl Drop for Life {
     fn drop(&mut self) {
@@ -82,7 +82,7 @@ impl Client {
     ///
     /// The error of the last attempt, after every address was tried and the config's `patience` has passed.
     pub async fn connect(config: ClientConfig, transport: Transport) -> Result<Self, ClientError> {
-        let shared = Shared::new(config, transport.protocol()?);
+        let shared = SharedClient::new(config, transport.protocol()?);
         let client = Self { shared: shared.clone(), _life: Arc::new(Life(shared.clone())) };
         connection::start(shared, transport).await?;
         Ok(client)

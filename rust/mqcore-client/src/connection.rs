@@ -24,7 +24,7 @@ use crate::post::Post;
 use crate::random::{jittered, random_u64};
 use crate::received::Received;
 use crate::route::{Route, Routes};
-use crate::shared::{Core, Shared};
+use crate::shared::{Core, SharedClient};
 use crate::state::ClientState;
 use crate::waiter::Waiter;
 
@@ -45,7 +45,7 @@ enum ConnectionEnd {
 }
 
 /// Starts the connection task. Returns when the first connection is established, or the error if there is none.
-pub(crate) async fn start(shared: Arc<Shared>, transport: Transport) -> Result<(), ClientError> {
+pub(crate) async fn start(shared: Arc<SharedClient>, transport: Transport) -> Result<(), ClientError> {
     let routes =
         Routes::prepare(&transport, &shared.config).inspect_err(|error| shared.ended(&error.to_string()))?;
     let (first, answer) = oneshot::channel();
@@ -53,7 +53,7 @@ pub(crate) async fn start(shared: Arc<Shared>, transport: Transport) -> Result<(
     answer.await.unwrap_or(Err(ClientError::Closed))
 }
 
-async fn run(shared: Arc<Shared>, routes: Routes, first: oneshot::Sender<Result<(), ClientError>>) {
+async fn run(shared: Arc<SharedClient>, routes: Routes, first: oneshot::Sender<Result<(), ClientError>>) {
     let link = tokio::select! {
         link = first_link(&shared, &routes) => link,
         () = closed_or_abandoned(&shared, &first) => Err(ClientError::Closed),
@@ -74,7 +74,7 @@ async fn run(shared: Arc<Shared>, routes: Routes, first: oneshot::Sender<Result<
 }
 
 /// Returns when the client closes, or the caller stops waiting for the first connection.
-async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(), ClientError>>) {
+async fn closed_or_abandoned(shared: &SharedClient, first: &oneshot::Sender<Result<(), ClientError>>) {
     tokio::select! {
         () = shared.closing() => {}
         () = async { while !first.is_closed() { tokio::time::sleep(Duration::from_millis(50)).await } } => {}
@@ -82,7 +82,7 @@ async fn closed_or_abandoned(shared: &Shared, first: &oneshot::Sender<Result<(),
 }
 
 /// Tries every address, and repeats that until the config's `patience` has passed.
-async fn first_link(shared: &Shared, routes: &Routes) -> Result<OpenConnection, ClientError> {
+async fn first_link(shared: &SharedClient, routes: &Routes) -> Result<OpenConnection, ClientError> {
     let deadline = Instant::now() + shared.config.patience;
     let mut attempt = 1;
     loop {
@@ -101,7 +101,7 @@ async fn first_link(shared: &Shared, routes: &Routes) -> Result<OpenConnection, 
 }
 
 /// Tries each address once, starting with a random one.
-async fn dial_all(shared: &Shared, routes: &Routes) -> Result<OpenConnection, ClientError> {
+async fn dial_all(shared: &SharedClient, routes: &Routes) -> Result<OpenConnection, ClientError> {
     let config = &shared.config;
     match routes {
         Routes::Local(factory) => dial(Endpoint::Local(factory), config).await,
@@ -133,7 +133,7 @@ fn of_all(error: ClientError, routes: &[Route]) -> ClientError {
 /// Runs connections, and reconnects after every loss until the client closes or the attempts are used up. Returns the
 /// reason.
 async fn keep_connected(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedClient>,
     routes: &Routes,
     mut link: OpenConnection,
     mut stood_since: Instant,
@@ -201,7 +201,7 @@ impl Timers {
     }
 
     /// The next deadline. Without `reading`, silence of the broker has no meaning.
-    fn next(&self, shared: &Shared, reading: bool, closing: Option<Instant>) -> Instant {
+    fn next(&self, shared: &SharedClient, reading: bool, closing: Option<Instant>) -> Instant {
         let since = if reading { self.heard.min(self.spoke) } else { self.spoke };
         let ping = since + shared.config.ping_interval;
         let pong = if reading { self.pong_until } else { None };
@@ -215,7 +215,7 @@ impl Timers {
     }
 }
 
-async fn converse(shared: &Arc<Shared>, link: OpenConnection) -> ConnectionEnd {
+async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> ConnectionEnd {
     let OpenConnection { stream, mut input, .. } = link;
     let encrypted = matches!(stream, Stream::Tls(_));
     let (mut reader, mut writer) = tokio::io::split::<Stream>(stream);
@@ -293,7 +293,7 @@ enum Outlook {
     },
 }
 
-impl Shared {
+impl SharedClient {
     pub(crate) fn set_state(&self, state: ClientState) {
         self.state.send_replace(state);
     }
@@ -561,7 +561,7 @@ fn make_room(input: &mut BytesMut, needed: usize) {
     input.reserve(missing.clamp(READ_BYTES, READ_BYTES.max(input.len())));
 }
 
-impl Shared {
+impl SharedClient {
     /// Starts closing: in-flight work may finish until the drain timeout.
     pub(crate) fn begin_closing(&self, drain: Duration) {
         let mut core = lock(&self.core);

@@ -19,7 +19,7 @@ use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::Intent;
-use crate::shared::Shared;
+use crate::shared::SharedClient;
 
 /// Default prefetch in messages.
 pub const PREFETCH_DEFAULT: usize = 100;
@@ -221,7 +221,7 @@ struct Deadline {
 /// A delivered message, which can be settled once.
 pub struct Delivered {
     message: Received,
-    shared: Arc<Shared>,
+    shared: Arc<SharedClient>,
     epoch: u32,
     settled: AtomicBool,
     held: Option<DeliveryHold>,
@@ -230,12 +230,12 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    pub(crate) fn new(shared: Arc<Shared>, letter: QueuedMessage, held: Option<DeliveryHold>) -> Self {
+    pub(crate) fn new(shared: Arc<SharedClient>, letter: QueuedMessage, held: Option<DeliveryHold>) -> Self {
         Self::with_deadline(shared, letter, held, None)
     }
 
     fn with_deadline(
-        shared: Arc<Shared>,
+        shared: Arc<SharedClient>,
         letter: QueuedMessage,
         held: Option<DeliveryHold>,
         deadline: Option<Deadline>,

@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use crate::dialogue::Part;
-use crate::shared::{Core, Shared};
+use crate::shared::{Core, SharedClient};
 
 /// A user of a joined channel, a consumed queue or an event subscription. Dropping the last one in this client ends it.
 #[derive(Debug)]
 pub struct Membership {
-    shared: Arc<Shared>,
+    shared: Arc<SharedClient>,
     /// `None`: already ended.
     part: Option<Part>,
 }
 
 impl Membership {
     /// Wraps a subscription that already counts this user.
-    pub(crate) fn new(shared: Arc<Shared>, part: Part) -> Self {
+    pub(crate) fn new(shared: Arc<SharedClient>, part: Part) -> Self {
         Self { shared, part: Some(part) }
     }
 

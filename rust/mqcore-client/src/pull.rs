@@ -18,7 +18,7 @@ use crate::mailbox::{QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Clear, Intent, PullRequest, Request};
-use crate::shared::{Shared, Waited};
+use crate::shared::{SharedClient, Waited};
 
 /// Options of a pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,7 +157,7 @@ impl Client {
 
 /// Messages of earlier pulls, which arrived late. Dropping them keeps them for the next pull.
 struct LateMessages<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedClient,
     messages: Vec<Received>,
 }
 

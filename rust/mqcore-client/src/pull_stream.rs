@@ -15,7 +15,7 @@ use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::pull::{PullOptions, accepted, counts};
 use crate::request::{PullRequest, Request};
-use crate::shared::Shared;
+use crate::shared::SharedClient;
 use crate::waiter::{Outcome, Waiter};
 
 impl Client {
@@ -79,7 +79,7 @@ impl Client {
 /// removed the others, so the next pull of their queue in this client returns them.
 #[derive(Debug)]
 pub struct PullStream {
-    shared: Arc<Shared>,
+    shared: Arc<SharedClient>,
     queue: QueueAddress,
     mailbox: Arc<Mailbox>,
     membership: Arc<Membership>,

@@ -60,7 +60,7 @@ pub(crate) struct Core {
 const UNCLAIMED_REMEMBERED_MAX: usize = 1024;
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedClient {
     pub(crate) config: ClientConfig,
     pub(crate) core: Mutex<Core>,
     pub(crate) gauge: Arc<Gauge>,
@@ -79,7 +79,7 @@ enum Act<R> {
     Never(ClientError),
 }
 
-impl Shared {
+impl SharedClient {
     pub(crate) fn new(config: ClientConfig, protocol: Protocol) -> Arc<Self> {
         let core = Core {
             conversation: Dialogue::new(protocol, config.limits),
@@ -215,7 +215,7 @@ impl Shared {
         }
     }
 
-    /// Like [`Shared::ask`], for callers that build the request and handle the timeout themselves.
+    /// Like [`SharedClient::ask`], for callers that build the request and handle the timeout themselves.
     pub(crate) async fn answer(
         &self,
         deadline: Instant,
@@ -308,7 +308,7 @@ pub(crate) enum Waited {
 
 /// Pending requests. Dropping it, for example when the caller is cancelled, forgets them.
 pub(crate) struct PendingCall<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a SharedClient,
     pub(crate) ids: Vec<MessageId>,
 }
 

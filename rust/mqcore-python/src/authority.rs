@@ -13,7 +13,7 @@ use mqcore_server::authority::port::{
     About, AnswerSender, AuthorityAnswer, AuthorityPort, AuthorityQuestion, Identity as ServerIdentity,
     LoginView,
 };
-use mqcore_server::authority::store::{Change, Store, StoreError};
+use mqcore_server::authority::store::{Change, StoreError, UserStore};
 use mqcore_server::authority::{AuthorityConfig, settings};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -32,20 +32,20 @@ const BURST_MAX: usize = 256;
 /// The file of users and tokens of a broker. A running broker reloads it after changes.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct AuthorityStore {
-    store: Store,
+    store: UserStore,
 }
 
 #[pymethods]
 impl AuthorityStore {
     #[new]
     fn new(path: std::path::PathBuf) -> Self {
-        Self { store: Store::at(path) }
+        Self { store: UserStore::at(path) }
     }
 
     /// Opens the store of a data directory.
     #[staticmethod]
     fn of_data_dir(directory: std::path::PathBuf) -> Self {
-        Self { store: Store::of_data_dir(&directory) }
+        Self { store: UserStore::of_data_dir(&directory) }
     }
 
     #[getter]

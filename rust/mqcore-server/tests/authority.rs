@@ -16,7 +16,7 @@ use mqcore_broker::model::effect::Question;
 use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::authority::audit::AuditTarget;
 use mqcore_server::authority::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
-use mqcore_server::authority::store::{Store, random};
+use mqcore_server::authority::store::{UserStore, random};
 use mqcore_server::config::{Config, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
 use mqcore_server::server::{Server, StartError};
@@ -36,8 +36,8 @@ impl Scratch {
         Self(Directory::new())
     }
 
-    fn store(&self) -> Store {
-        Store::of_data_dir(&self.0)
+    fn store(&self) -> UserStore {
+        UserStore::of_data_dir(&self.0)
     }
 
     fn audit(&self) -> PathBuf {

@@ -35,7 +35,7 @@ const CHUNK: usize = 256 * 1024;
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
-enum Question {
+enum HistoryQuery {
     /// How far each shard's history reaches. With `settled`, after all events so far are written.
     Ends {
         #[serde(default)]
@@ -63,14 +63,14 @@ pub(crate) async fn answer(
         return error(StatusCode::CONFLICT, "nothing-kept", message);
     };
     let words = headers.get(REQUEST_HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let question: Question = match serde_json::from_str(words) {
+    let question: HistoryQuery = match serde_json::from_str(words) {
         Ok(question) => question,
         Err(wrong) => {
             let message = format!("the header Mqcore-Request is not a valid request in JSON: {wrong}");
             return error(StatusCode::BAD_REQUEST, "bad-request", &message);
         }
     };
-    if let Question::Ends { settled: true } = question
+    if let HistoryQuery::Ends { settled: true } = question
         && let Err(response) = settle(&admin).await
     {
         return response;
@@ -107,20 +107,20 @@ enum Found {
     Rows(Box<Batches>),
 }
 
-fn consult(history: &HistoryDir, question: Question) -> Result<Found, HistoryError> {
+fn consult(history: &HistoryDir, question: HistoryQuery) -> Result<Found, HistoryError> {
     Ok(match question {
-        Question::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
-        Question::Pieces { request, stretches, target_bytes } => {
+        HistoryQuery::Ends { .. } => Found::Json(json!({"ends": history.ends()?})),
+        HistoryQuery::Pieces { request, stretches, target_bytes } => {
             let pieces =
                 history.pieces(&HistoryRequest::parse(&request)?, &ranges(&stretches)?, target_bytes)?;
             Found::Json(json!({"pieces": pieces}))
         }
-        Question::Advance { request, stretches, rows, fail_on_loss } => {
+        HistoryQuery::Advance { request, stretches, rows, fail_on_loss } => {
             let request = Arc::new(HistoryRequest::parse(&request)?);
             let ends = history.advance(&request, &ranges(&stretches)?, rows, fail_on_loss)?;
             Found::Json(json!({"ends": ends}))
         }
-        Question::Rows { request, piece, fail_on_loss } => {
+        HistoryQuery::Rows { request, piece, fail_on_loss } => {
             let request = Arc::new(HistoryRequest::parse(&request)?);
             Found::Rows(Box::new(Batches(history.read(&request, &piece, fail_on_loss)?)))
         }

@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use super::audit::{Audit, AuditTarget};
 use super::config::AuthorityConfig;
 use super::port::AuthorityPort;
-use super::store::{Stamp, Store, StoreError};
+use super::store::{Stamp, StoreError, UserStore};
 use crate::stats::counter::Counter;
 
 /// Interval between checks for a changed store and for expired tokens.
@@ -43,7 +43,7 @@ pub(crate) struct AuthorityCounters {
 pub(crate) struct Authority {
     /// Records of the configuration; those of the store are added.
     pub(super) configured: Records,
-    pub(super) store: Option<Store>,
+    pub(super) store: Option<UserStore>,
     pub(super) records: RwLock<Arc<Records>>,
     pub(super) stamp: Mutex<Stamp>,
     /// Whether clients need no login. Once a user exists this never becomes true again: removing the last user must not open
@@ -87,11 +87,11 @@ impl Authority {
         port: Option<Arc<dyn AuthorityPort>>,
     ) -> Result<Self, StoreError> {
         let store = match (&config.store, data_dir) {
-            (Some(path), _) => Some(Store::at(path)),
-            (None, Some(directory)) => Some(Store::of_data_dir(directory)),
+            (Some(path), _) => Some(UserStore::at(path)),
+            (None, Some(directory)) => Some(UserStore::of_data_dir(directory)),
             (None, None) => None,
         };
-        let stamp = store.as_ref().map(Store::stamp).unwrap_or_default();
+        let stamp = store.as_ref().map(UserStore::stamp).unwrap_or_default();
         let records = joined(&config.records, store.as_ref())?;
         if let Some(store) = store.as_ref().filter(|store| store.is_exposed()) {
             tracing::warn!(path = %store.path().display(), "other users of this machine can read this file of users and tokens; run chmod 600 on it");
@@ -141,7 +141,7 @@ impl Authority {
     }
 
     /// The file to which the command line adds users and tokens.
-    pub(crate) fn store(&self) -> Option<&Store> {
+    pub(crate) fn store(&self) -> Option<&UserStore> {
         self.store.as_ref()
     }
 
@@ -265,8 +265,8 @@ impl Authority {
     }
 }
 
-fn joined(configured: &Records, store: Option<&Store>) -> Result<Records, StoreError> {
-    let kept = store.map(Store::read).transpose()?.unwrap_or_default();
+fn joined(configured: &Records, store: Option<&UserStore>) -> Result<Records, StoreError> {
+    let kept = store.map(UserStore::read).transpose()?.unwrap_or_default();
     Ok(configured.clone().joined(kept)?)
 }
 

@@ -66,7 +66,7 @@ struct Contents {
 
 /// A file of users and tokens. It need not exist yet.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct UserStore {
     path: PathBuf,
 }
 
@@ -115,7 +115,7 @@ struct TokenRequest {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Stamp(Option<(SystemTime, u64)>);
 
-impl Store {
+impl UserStore {
     /// The file at `path`.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
@@ -212,7 +212,7 @@ impl Store {
     /// All records without hashes, as JSON.
     ///
     /// # Errors
-    /// As for [`Store::read`].
+    /// As for [`UserStore::read`].
     pub fn show(&self) -> Result<String, StoreError> {
         let records = self.read()?;
         let users: Vec<_> = records
@@ -353,7 +353,7 @@ mod tests {
     #[test]
     fn what_is_kept_comes_back_and_only_its_owner_may_read_it() {
         let directory = place("kept");
-        let store = Store::of_data_dir(&directory);
+        let store = UserStore::of_data_dir(&directory);
         assert_eq!(store.read().unwrap(), Records::default());
         store.change(|records| Ok(records.add_user(user("ann"))?)).unwrap();
         let before = store.stamp();
@@ -367,7 +367,7 @@ mod tests {
     #[test]
     fn a_change_that_is_refused_changes_nothing() {
         let directory = place("refused");
-        let store = Store::of_data_dir(&directory);
+        let store = UserStore::of_data_dir(&directory);
         store.change(|records| Ok(records.add_user(user("ann"))?)).unwrap();
         let before = (fs::read(store.path()).unwrap(), store.stamp());
         assert!(store.change(|records| Ok(records.add_user(user("ann"))?)).is_err());
@@ -379,7 +379,7 @@ mod tests {
     fn a_file_of_something_else_is_refused_without_being_quoted() {
         let directory = place("other");
         fs::create_dir_all(&directory).unwrap();
-        let store = Store::of_data_dir(&directory);
+        let store = UserStore::of_data_dir(&directory);
         for text in [r#"{"version":1,"users":[{"name":"hunter2"}]}"#, r#"{"version":2}"#, "hunter2", "[]"] {
             fs::write(store.path(), text).unwrap();
             let error = store.read().unwrap_err();

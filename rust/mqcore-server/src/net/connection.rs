@@ -47,13 +47,13 @@ use tokio::sync::mpsc;
 
 use self::commands::CommandQueue;
 use self::forwarding::Forwarding;
-use self::state::{Admission, Input, Source, Stage};
+use self::state::{Admission, ConnectionStage, Input, InputState};
 use self::transmission::Transmission;
 use crate::authority::gate::Gate;
 use crate::authority::state::Origin;
 use crate::extension::OpenFrames;
 use crate::hub::Hub;
-use crate::net::outbox::{Order, Outbox, Outgoing, event_bytes};
+use crate::net::outbox::{Order, Outbox, OutboxItem, event_bytes};
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox;
@@ -83,12 +83,12 @@ pub(crate) struct Connection<S> {
     forwarding: Forwarding,
     commands: CommandQueue,
     /// Scratch for what comes out of the outbox; empty between rounds.
-    taken: Vec<Outgoing>,
+    taken: Vec<OutboxItem>,
     output: Transmission,
     /// Frames for the program; `None` until there is one.
     vendor_frames: Option<Box<OpenFrames>>,
     alarm: Alarm,
-    stage: Stage,
+    stage: ConnectionStage,
     /// The server is about to stop, and the peer's results are still accepted.
     is_draining: bool,
     probe: Option<mpsc::Sender<()>>,
@@ -142,7 +142,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             output: Transmission::default(),
             vendor_frames: None,
             alarm: Alarm::new(),
-            stage: Stage::Open,
+            stage: ConnectionStage::Open,
             is_draining: false,
             probe: None,
             outbox,
@@ -217,13 +217,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         moved |= self.pass_filters(context, now);
         moved |= self.write(context);
         moved |= self.send_commands(context);
-        if matches!(self.stage, Stage::Open) {
+        if matches!(self.stage, ConnectionStage::Open) {
             moved |= self.look_at_clock(context, now);
         }
-        if matches!(self.stage, Stage::Open) {
+        if matches!(self.stage, ConnectionStage::Open) {
             moved |= self.pump(now);
         }
-        if matches!(self.stage, Stage::Open) && self.read(context, now) {
+        if matches!(self.stage, ConnectionStage::Open) && self.read(context, now) {
             moved = true;
             // Output that can be written at once is written before anything else is checked.
             self.write(context);
@@ -242,16 +242,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn handle_order(&mut self, order: Order) -> bool {
         match order {
             Order::PauseReads => {
-                let is_open = matches!(self.stage, Stage::Open);
+                let is_open = matches!(self.stage, ConnectionStage::Open);
                 let reads_on = is_open && self.output.append(|output| self.session.drain(output));
-                if !reads_on && self.input.source == Source::Open {
-                    self.input.source = Source::Paused;
+                if !reads_on && self.input.source == InputState::Open {
+                    self.input.source = InputState::Paused;
                 }
                 self.is_draining = reads_on;
                 return false;
             }
             Order::Goodbye => {
-                if matches!(self.stage, Stage::Open) {
+                if matches!(self.stage, ConnectionStage::Open) {
                     self.output.append(|output| self.session.shutdown(output));
                     self.begin_leaving(false, true);
                 }
@@ -259,7 +259,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             }
             Order::Revoke => {
                 self.admission.gate.shut();
-                if matches!(self.stage, Stage::Open) {
+                if matches!(self.stage, ConnectionStage::Open) {
                     self.count_closed(CloseReason::Revoked);
                     self.output.append(|output| self.session.shutdown(output));
                     self.begin_leaving(false, false);
@@ -301,20 +301,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.set_time();
         let mut taken = std::mem::take(&mut self.taken);
         for outgoing in taken.drain(..) {
-            if !matches!(self.stage, Stage::Open) {
+            if !matches!(self.stage, ConnectionStage::Open) {
                 self.discard(&outgoing);
                 continue;
             }
             match outgoing {
-                Outgoing::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
-                Outgoing::Shared(frames) => self.output.push_shared(frames),
-                Outgoing::Events(events) | Outgoing::Deliveries(events) => {
+                OutboxItem::Own(frames) => self.output.push_own(frames, &self.hub.spare_bytes),
+                OutboxItem::Shared(frames) => self.output.push_shared(frames),
+                OutboxItem::Events(events) | OutboxItem::Deliveries(events) => {
                     for event in events {
                         self.output.remove(event_bytes(&event));
                         self.give_event(event, now);
                     }
                 }
-                Outgoing::Close(reason) => {
+                OutboxItem::Close(reason) => {
                     self.count_closed(reason);
                     self.begin_leaving(false, false);
                 }
@@ -330,24 +330,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Lets the session answer several events together.
     fn events_done(&mut self) {
-        if !matches!(self.stage, Stage::Open) {
+        if !matches!(self.stage, ConnectionStage::Open) {
             return;
         }
         self.output.append(|output| self.session.events_done(output));
         self.look_at_session(Ok(()));
     }
 
-    fn discard(&mut self, outgoing: &Outgoing) {
+    fn discard(&mut self, outgoing: &OutboxItem) {
         self.output.remove(match outgoing {
-            Outgoing::Own(frames) => frames.len(),
-            Outgoing::Shared(frames) => frames.len(),
-            Outgoing::Events(events) | Outgoing::Deliveries(events) => events.iter().map(event_bytes).sum(),
-            Outgoing::Close(_) => 0,
+            OutboxItem::Own(frames) => frames.len(),
+            OutboxItem::Shared(frames) => frames.len(),
+            OutboxItem::Events(events) | OutboxItem::Deliveries(events) => {
+                events.iter().map(event_bytes).sum()
+            }
+            OutboxItem::Close(_) => 0,
         });
     }
 
     fn give_event(&mut self, event: Event, now: Timestamp) {
-        if !matches!(self.stage, Stage::Open) {
+        if !matches!(self.stage, ConnectionStage::Open) {
             return;
         }
         let result = self.output.append(|output| self.session.event(event, now, output));
@@ -367,7 +369,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// Passes the program's answers to such frames to the session.
     fn hear_program(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         let mut moved = false;
-        while matches!(self.stage, Stage::Open)
+        while matches!(self.stage, ConnectionStage::Open)
             && let Some(open) = &mut self.vendor_frames
             && let Some((id, answer)) = open.poll(context)
         {
@@ -528,7 +530,7 @@ impl<S> Connection<S> {
 
     /// Whether the server stops and waits for results of this peer's work.
     fn awaits_results(&self) -> bool {
-        self.is_draining && matches!(self.stage, Stage::Open) && self.session.has_unfinished_work()
+        self.is_draining && matches!(self.stage, ConnectionStage::Open) && self.session.has_unfinished_work()
     }
 
     fn counters(&self) -> &ProtocolCounters {

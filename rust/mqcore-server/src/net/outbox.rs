@@ -14,7 +14,7 @@ use crate::stats::counters::CloseReason;
 
 /// Something to write, or an action to take after everything before it is written.
 #[derive(Debug)]
-pub(crate) enum Outgoing {
+pub(crate) enum OutboxItem {
     /// Encoded already, for this connection only.
     Own(Vec<u8>),
     /// Encoded already, once for several connections.
@@ -111,12 +111,12 @@ pub(crate) struct Outbox {
     /// The terms of the connection's listener.
     pub(crate) terms: ListenerTerms,
     marks: Marks,
-    state: Mutex<State>,
+    state: Mutex<OutboxState>,
 }
 
 #[derive(Debug)]
-struct State {
-    queue: Vec<Outgoing>,
+struct OutboxState {
+    queue: Vec<OutboxItem>,
     /// Bytes pushed and not yet written to the socket, in the outbox or in the connection.
     bytes: usize,
     /// Bit `n`: shard `n` was notified of `Congested` and waits for `Writable`.
@@ -131,14 +131,14 @@ struct State {
 
 /// The result of taking from an outbox.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct TakenOutput {
     pub(crate) order: Option<Order>,
     pub(crate) probe: Option<mpsc::Sender<()>>,
 }
 
 impl Outbox {
     pub(crate) fn new(connection: ConnectionId, terms: ListenerTerms, marks: Marks) -> Self {
-        let state = State {
+        let state = OutboxState {
             queue: Vec::new(),
             bytes: 0,
             waiting_shards: 0,
@@ -151,7 +151,7 @@ impl Outbox {
     }
 
     /// No code panics while the state is inconsistent, so the state behind a poisoned lock is usable.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -159,7 +159,7 @@ impl Outbox {
     ///
     /// Deliveries are always accepted: the broker stops by itself once it knows of the congestion. A connection that
     /// keeps causing other events while its peer does not read is closed instead.
-    pub(crate) fn push(&self, staged: &mut Vec<Outgoing>, bytes: usize, shard: usize) -> Pushed {
+    pub(crate) fn push(&self, staged: &mut Vec<OutboxItem>, bytes: usize, shard: usize) -> Pushed {
         let mut state = self.lock();
         if state.ended {
             drop(state);
@@ -167,7 +167,7 @@ impl Outbox {
             return Pushed::Gone;
         }
         let full = state.bytes >= self.marks.max;
-        if full && staged.iter().any(|outgoing| matches!(outgoing, Outgoing::Events(_))) {
+        if full && staged.iter().any(|outgoing| matches!(outgoing, OutboxItem::Events(_))) {
             state.order = Some(Order::Overflow);
         } else if state.queue.is_empty() && state.queue.capacity() < staged.len() {
             std::mem::swap(&mut state.queue, staged);
@@ -225,14 +225,14 @@ impl Outbox {
     }
 
     /// Moves everything into `into`, which is empty, and remembers whom to wake when there is more.
-    pub(crate) fn take(&self, into: &mut Vec<Outgoing>, waker: &Waker) -> Taken {
+    pub(crate) fn take(&self, into: &mut Vec<OutboxItem>, waker: &Waker) -> TakenOutput {
         let mut state = self.lock();
         std::mem::swap(&mut state.queue, into);
         match &mut state.waker {
             Some(known) if known.will_wake(waker) => {}
             known => *known = Some(waker.clone()),
         }
-        Taken { order: state.order.take(), probe: state.probe.take() }
+        TakenOutput { order: state.order.take(), probe: state.probe.take() }
     }
 
     /// The connection produced `added` bytes itself and removed `removed`. Returns the shards to notify with
@@ -290,12 +290,12 @@ mod tests {
         Outbox::new(ConnectionId(1), ListenerTerms::of(Protocol::ALL[0]), Marks::new(4000))
     }
 
-    fn frames(bytes: usize) -> Vec<Outgoing> {
-        vec![Outgoing::Shared(Bytes::from(vec![0; bytes]))]
+    fn frames(bytes: usize) -> Vec<OutboxItem> {
+        vec![OutboxItem::Shared(Bytes::from(vec![0; bytes]))]
     }
 
-    fn event() -> Vec<Outgoing> {
-        vec![Outgoing::Events(vec![Event::Refused(Rejection::new(RejectionKind::Busy, "busy"))])]
+    fn event() -> Vec<OutboxItem> {
+        vec![OutboxItem::Events(vec![Event::Refused(Rejection::new(RejectionKind::Busy, "busy"))])]
     }
 
     #[test]

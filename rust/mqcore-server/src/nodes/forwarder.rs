@@ -17,7 +17,7 @@ use mqcore_journal::error::JournalError;
 use mqcore_session::forwards::ForwardBatch;
 use tokio::sync::{Notify, oneshot};
 
-use crate::nodes::store::{SavedForward, Store};
+use crate::nodes::store::{ForwardJournal, SavedForward};
 use crate::runtime::clock::{Clock, ClockConfig};
 
 /// How long the thread sleeps without requests. After it, the thread syncs changes for which no caller waits.
@@ -85,7 +85,7 @@ pub(crate) struct ForwarderStart {
     pub(crate) next: u64,
     pub(crate) kept: Vec<SavedForward>,
     /// Where messages are stored; `None`: in memory only.
-    pub(crate) store: Option<Store>,
+    pub(crate) store: Option<ForwardJournal>,
 }
 
 impl Forwarder {
@@ -166,7 +166,7 @@ struct Offer {
 struct ForwarderThread {
     keeps: bool,
     log: OutgoingLog<Bytes>,
-    store: Option<Store>,
+    store: Option<ForwardJournal>,
     /// The journal failed: nothing is saved until the next start.
     failed: bool,
     /// The disk was full; when to retry.
@@ -306,7 +306,7 @@ impl ForwarderThread {
             return true;
         }
         self.settle();
-        match self.store.as_mut().map_or(Ok(()), Store::commit) {
+        match self.store.as_mut().map_or(Ok(()), ForwardJournal::commit) {
             Ok(()) => {}
             Err(JournalError::Full { .. }) => {
                 self.full_until = Some(Instant::now() + IDLE);

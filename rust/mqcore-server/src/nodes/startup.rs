@@ -15,7 +15,7 @@ use crate::nodes::dial::Introduced;
 use crate::nodes::filter::NodeFilters;
 use crate::nodes::forwarder::{Forwarder, ForwarderStart};
 use crate::nodes::membership::Nodes;
-use crate::nodes::store::{NodeIdentity, OpenedStore, SavedForward, Store};
+use crate::nodes::store::{ForwardJournal, NodeIdentity, OpenedStore, SavedForward};
 use crate::nodes::upstream::UpstreamTask;
 use crate::runtime::shutdown::Shutdown;
 use crate::storage::data_dir::{DataDir, DataDirError, NODES};
@@ -24,7 +24,7 @@ use crate::storage::data_dir::{DataDir, DataDirError, NODES};
 pub(crate) struct OpenedNodes {
     config: NodeConfig,
     identity: NodeIdentity,
-    store: Option<Store>,
+    store: Option<ForwardJournal>,
     kept: Vec<SavedForward>,
     next: u64,
 }
@@ -45,7 +45,7 @@ impl OpenedNodes {
             return Ok(Self { config, identity, store: None, kept: Vec::new(), next: 1 });
         };
         let mut found = |report: &RecoveryReport| directory.found(NODES, report);
-        let OpenedStore { store, identity, kept, next } = Store::open(
+        let OpenedStore { store, identity, kept, next } = ForwardJournal::open(
             &directory.nodes(),
             &config.upstreams,
             config.keep_messages,

@@ -35,7 +35,7 @@ pub(crate) struct SavedForward {
 
 /// The journal.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct ForwardJournal {
     journal: Journal<FileStorage>,
     /// The bit of each upstream broker in the journal; it stays the same when the configuration changes.
     slots: Vec<usize>,
@@ -43,13 +43,13 @@ pub(crate) struct Store {
 
 /// The result of opening.
 pub(crate) struct OpenedStore {
-    pub(crate) store: Store,
+    pub(crate) store: ForwardJournal,
     pub(crate) identity: NodeIdentity,
     pub(crate) kept: Vec<SavedForward>,
     pub(crate) next: u64,
 }
 
-impl Store {
+impl ForwardJournal {
     /// Opens or creates the journal. With `keeps`, message numbers continue; otherwise they start again in a new
     /// epoch. `fresh_id` becomes the node's ID if it has none yet. Calls `found` with the report before it changes a file.
     pub(crate) fn open(

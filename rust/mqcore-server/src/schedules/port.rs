@@ -19,7 +19,7 @@ use super::view::{EndScheduleError, ScheduleList};
 const WAITING_BYTES_MAX: usize = 64 << 20;
 /// A request to the thread.
 #[derive(Debug)]
-pub(super) enum Ask {
+pub(super) enum PortRequest {
     Schedule(Box<ScheduleDraft>),
     Unschedule {
         id: EntryId,
@@ -57,13 +57,13 @@ pub(super) struct PortState {
     /// Bytes of schedules that wait for the thread.
     pub(super) waiting: AtomicUsize,
     /// Present until the thread takes it.
-    receiver: Mutex<Option<Receiver<Ask>>>,
+    receiver: Mutex<Option<Receiver<PortRequest>>>,
 }
 
 /// A handle to the thread. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct SchedulePort {
-    asks: Sender<Ask>,
+    asks: Sender<PortRequest>,
     pub(super) shared: Arc<PortState>,
 }
 
@@ -97,7 +97,7 @@ impl SchedulePort {
     /// The next schedules by due time, and the number of all. `None`: the server has stopped.
     pub(crate) async fn list(&self, max: usize) -> Option<ScheduleList> {
         let (answer, receiver) = oneshot::channel();
-        self.ask(Ask::List(max, answer));
+        self.ask(PortRequest::List(max, answer));
         receiver.await.ok()
     }
 
@@ -107,34 +107,34 @@ impl SchedulePort {
     /// [`EndScheduleError`].
     pub(crate) async fn end_schedule(&self, id: EntryId) -> Result<(), EndScheduleError> {
         let (answer, receiver) = oneshot::channel();
-        self.ask(Ask::EndSchedule(id, answer));
+        self.ask(PortRequest::EndSchedule(id, answer));
         receiver.await.unwrap_or(Err(EndScheduleError::Stopping))
     }
 
     /// Passes on an event of a shard for the connection of the publisher.
     pub(crate) fn shard_event(&self, event: Event) {
         if matches!(event, Event::Confirmed(_) | Event::Deferred(..)) {
-            self.ask(Ask::Event(event));
+            self.ask(PortRequest::Event(event));
         }
     }
 
     /// The manual clock was advanced.
     pub(crate) fn look(&self) {
-        self.ask(Ask::Look);
+        self.ask(PortRequest::Look);
     }
 
     /// Stops the thread after it has written what is left.
     pub(crate) fn end(&self) {
-        self.ask(Ask::End);
+        self.ask(PortRequest::End);
     }
 
     /// The receiving side, once, for the thread.
-    pub(super) fn take_receiver(&self) -> Option<Receiver<Ask>> {
+    pub(super) fn take_receiver(&self) -> Option<Receiver<PortRequest>> {
         self.shared.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Without effect once the thread has ended: no caller waits then.
-    fn ask(&self, ask: Ask) {
+    fn ask(&self, ask: PortRequest) {
         let _ = self.asks.send(ask);
     }
 }
@@ -153,7 +153,7 @@ impl Schedules for SchedulePort {
             let why = "too many schedules come at once; send them more slowly";
             return Err(Rejection::new(RejectionKind::Busy, why));
         }
-        self.ask(Ask::Schedule(Box::new(wanted)));
+        self.ask(PortRequest::Schedule(Box::new(wanted)));
         Ok(())
     }
 
@@ -163,7 +163,7 @@ impl Schedules for SchedulePort {
         allowed: &[QueueAddress],
         end: ScheduleEnd,
     ) -> Result<(), Rejection> {
-        self.ask(Ask::Unschedule { id: EntryId(request.identity()), allowed: allowed.into(), end });
+        self.ask(PortRequest::Unschedule { id: EntryId(request.identity()), allowed: allowed.into(), end });
         Ok(())
     }
 }

@@ -233,7 +233,7 @@ impl Kept {
         touch: Option<&[u8]>,
         cron: &mut FindCron<'_>,
     ) -> Result<(), String> {
-        let mut reader = Reader(payload);
+        let mut reader = EntryReader(payload);
         match reader.take()? {
             [SCHEDULE] => {
                 let begun = reader.take::<STATE_BYTES>()?;
@@ -266,9 +266,9 @@ impl Kept {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct EntryReader<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl EntryReader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], String> {
         let (taken, rest) = self.0.split_first_chunk().ok_or("it ends too early")?;
         self.0 = rest;

@@ -18,7 +18,7 @@ use mqcore_session::schedules::ScheduleEnd;
 use tokio::sync::oneshot;
 
 use super::keeper::Keeper;
-use super::port::{Ask, PortState, SchedulePort};
+use super::port::{PortRequest, PortState, SchedulePort};
 use super::queues::default_queue;
 use super::view::EndScheduleError;
 use crate::hub::Hub;
@@ -83,7 +83,7 @@ struct ScheduleThread {
 }
 
 impl ScheduleThread {
-    fn run(mut self, asks: &Receiver<Ask>) {
+    fn run(mut self, asks: &Receiver<PortRequest>) {
         loop {
             let first = match asks.recv_timeout(self.idle_timeout()) {
                 Ok(first) => Some(first),
@@ -92,7 +92,7 @@ impl ScheduleThread {
             };
             let mut ended = false;
             for ask in first.into_iter().chain(asks.try_iter().take(BATCH_MAX)) {
-                ended |= matches!(ask, Ask::End);
+                ended |= matches!(ask, PortRequest::End);
                 self.handle(ask);
             }
             let outcome = self.round();
@@ -124,31 +124,31 @@ impl ScheduleThread {
         due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
     }
 
-    fn handle(&mut self, ask: Ask) {
+    fn handle(&mut self, ask: PortRequest) {
         let now = self.hub.clock.now().0;
         match ask {
-            Ask::Schedule(wanted) => {
+            PortRequest::Schedule(wanted) => {
                 self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
                 let id = wanted.id;
                 if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
                     self.refused(&id, &rejection);
                 }
             }
-            Ask::Unschedule { id, allowed, end } => match self.keeper.check_right(&id, &allowed) {
+            PortRequest::Unschedule { id, allowed, end } => match self.keeper.check_right(&id, &allowed) {
                 Ok(()) => drop(self.keeper.unschedule(&id, end)),
                 Err(rejection) => self.refused(&id, &rejection),
             },
-            Ask::EndSchedule(id, answer) => self.end_schedule(id, answer),
-            Ask::List(max, answer) => {
+            PortRequest::EndSchedule(id, answer) => self.end_schedule(id, answer),
+            PortRequest::List(max, answer) => {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = answer.send(self.keeper.list(max));
             }
-            Ask::Event(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
-            Ask::Event(Event::Deferred(number, rejection)) => {
+            PortRequest::Event(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
+            PortRequest::Event(Event::Deferred(number, rejection)) => {
                 tracing::debug!(number, why = %rejection, "a queue rejected a run of a schedule; the broker tries again");
                 self.keeper.put_off(number, now);
             }
-            Ask::Event(_) | Ask::Look | Ask::End => {}
+            PortRequest::Event(_) | PortRequest::Look | PortRequest::End => {}
         }
     }
 

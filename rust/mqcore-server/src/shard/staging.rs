@@ -14,7 +14,7 @@ use mqcore_session::any::Protocol;
 use mqcore_session::protocol::{Encoding, Overload};
 
 use crate::hub::Hub;
-use crate::net::outbox::{Outbox, Outgoing, Pushed, event_bytes};
+use crate::net::outbox::{Outbox, OutboxItem, Pushed, event_bytes};
 use crate::stats::counters::CloseReason;
 
 /// At this size a chunk is closed, so that the connection can start to write and free it.
@@ -34,7 +34,7 @@ pub(crate) struct Staging {
 #[derive(Debug)]
 struct Staged {
     outbox: Arc<Outbox>,
-    outgoing: Vec<Outgoing>,
+    outgoing: Vec<OutboxItem>,
     /// Frames for this connection only, not yet in `outgoing`.
     own: Vec<u8>,
     /// The previous size of `own`: the initial capacity of the next one.
@@ -96,7 +96,7 @@ impl Staged {
             let own = std::mem::take(&mut self.own);
             self.own_hint = own.len().min(CHUNK_BYTES);
             self.bytes += own.len();
-            self.outgoing.push(Outgoing::Own(own));
+            self.outgoing.push(OutboxItem::Own(own));
         }
     }
 
@@ -107,11 +107,11 @@ impl Staged {
         let delivery =
             matches!(event, Event::Delivered(_)) || self.outbox.protocol.overload() == Overload::LimitEvents;
         match (delivery, self.outgoing.last_mut()) {
-            (true, Some(Outgoing::Deliveries(events))) | (false, Some(Outgoing::Events(events))) => {
+            (true, Some(OutboxItem::Deliveries(events))) | (false, Some(OutboxItem::Events(events))) => {
                 events.push(event);
             }
-            (true, _) => self.outgoing.push(Outgoing::Deliveries(vec![event])),
-            (false, _) => self.outgoing.push(Outgoing::Events(vec![event])),
+            (true, _) => self.outgoing.push(OutboxItem::Deliveries(vec![event])),
+            (false, _) => self.outgoing.push(OutboxItem::Events(vec![event])),
         }
     }
 
@@ -129,7 +129,7 @@ impl Staged {
 
     fn append_shared(&mut self, frames: Bytes) {
         self.bytes += frames.len();
-        self.outgoing.push(Outgoing::Shared(frames));
+        self.outgoing.push(OutboxItem::Shared(frames));
     }
 }
 
@@ -195,7 +195,7 @@ impl Staging {
     pub(crate) fn close(&mut self, connection: ConnectionId, reason: CloseReason, hub: &Hub) {
         let Some(staged) = self.place(connection, hub) else { return };
         staged.close_own();
-        staged.outgoing.push(Outgoing::Close(reason));
+        staged.outgoing.push(OutboxItem::Close(reason));
     }
 
     /// Adds a message for one or many consumers.

@@ -24,14 +24,14 @@ pub struct BackupStream {
     /// Bytes that are ready: a header, padding, or a small file.
     ready: Vec<u8>,
     ready_at: usize,
-    open: Option<Open>,
+    open: Option<OpenArchiveFile>,
     manifest: Vec<Value>,
     ended: bool,
 }
 
 /// The file being read.
 #[derive(Debug)]
-struct Open {
+struct OpenArchiveFile {
     file: File,
     left: u64,
     hash: Sha256,
@@ -82,7 +82,7 @@ impl BackupStream {
             self.ready.extend_from_slice(&header(&file.name, file.bytes, self.backup.created_ms));
             let open =
                 File::open(&file.path).map_err(|error| io::Error::new(error.kind(), named(file, &error)))?;
-            self.open = Some(Open { file: open, left: file.bytes, hash: Sha256::new() });
+            self.open = Some(OpenArchiveFile { file: open, left: file.bytes, hash: Sha256::new() });
             return Ok(true);
         }
         if self.ended {

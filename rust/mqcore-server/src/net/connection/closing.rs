@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::reading::read_and_discard;
-use super::state::{Leave, Stage};
+use super::state::{ConnectionStage, Leave};
 
 /// Time for the peer to read the rest of the output and to close its side. Without it the system would discard what the
 /// peer has not read yet, because of input that we did not read.
@@ -21,11 +21,11 @@ const LINGER_AT_STOP: Duration = Duration::from_millis(250);
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     pub(super) fn begin_leaving(&mut self, eof: bool, at_stop: bool) {
-        if matches!(self.stage, Stage::Open) {
+        if matches!(self.stage, ConnectionStage::Open) {
             // At a stop the server itself knows how long to wait.
             let patience = if at_stop { Duration::from_secs(3600) } else { LINGER };
             let until = Box::pin(tokio::time::sleep(patience));
-            self.stage = Stage::Leaving(Leave { until, shut: false, eof, at_stop });
+            self.stage = ConnectionStage::Leaving(Leave { until, shut: false, eof, at_stop });
             self.input.clear();
             self.admission.gate.peer_gone();
         }
@@ -35,7 +35,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         self.admission.gate.peer_gone();
         self.output.clear();
         self.input.clear();
-        self.stage = Stage::Dead;
+        self.stage = ConnectionStage::Dead;
     }
 
     /// Notifies the shards that the peer has disconnected, once they have all of its commands. This does not wait for
@@ -43,9 +43,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     /// does not read. At a stop the remaining output is written first, so the shards are notified at the end.
     pub(super) fn leave_shards(&mut self) -> bool {
         let gone = match &self.stage {
-            Stage::Open => false,
-            Stage::Leaving(leave) => !leave.at_stop,
-            Stage::Dead => true,
+            ConnectionStage::Open => false,
+            ConnectionStage::Leaving(leave) => !leave.at_stop,
+            ConnectionStage::Dead => true,
         };
         if !gone || !self.commands.is_known_to_shards() || self.has_commands() {
             return false;
@@ -58,9 +58,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     pub(super) fn leave(&mut self, context: &mut Context<'_>) -> bool {
         let has_commands = self.has_commands();
         let leave = match &mut self.stage {
-            Stage::Open => return false,
-            Stage::Dead => return !has_commands,
-            Stage::Leaving(leave) => leave,
+            ConnectionStage::Open => return false,
+            ConnectionStage::Dead => return !has_commands,
+            ConnectionStage::Leaving(leave) => leave,
         };
         if leave.until.as_mut().poll(context).is_ready() {
             self.die();

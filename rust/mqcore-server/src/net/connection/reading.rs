@@ -12,7 +12,7 @@ use mqcore_session::protocol::Overload;
 use mqcore_session::session::Session;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-use super::state::{Input, Source, Stage};
+use super::state::{ConnectionStage, Input, InputState};
 use super::{ANSWERED_BYTES_MAX, Connection};
 use crate::net::input_budget::InputBudget;
 
@@ -35,7 +35,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     }
 
     pub(super) fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
-        if self.input.stalled || self.input.source != Source::Open || self.has_commands() || self.holds_back()
+        if self.input.stalled
+            || self.input.source != InputState::Open
+            || self.has_commands()
+            || self.holds_back()
         {
             return false;
         }
@@ -63,7 +66,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// The peer has closed its side. Sessions may still handle and answer the rest of the input.
     pub(super) fn end_of_input(&mut self, now: Timestamp) {
-        self.input.source = Source::Closed;
+        self.input.source = InputState::Closed;
         let rest = std::mem::take(&mut self.input.unread);
         self.receive(&rest, now);
         if !self.session.outlives_input() {
@@ -143,8 +146,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut commands = self.hub.spare_commands.take(self.input.usual_commands);
         let (session, source) = (&mut self.session, self.input.source);
         let result = self.output.append(|output| match source {
-            Source::Closed => session.receive_last(bytes, now, &mut commands, output),
-            Source::Open | Source::Paused => session.receive(bytes, now, &mut commands, output),
+            InputState::Closed => session.receive_last(bytes, now, &mut commands, output),
+            InputState::Open | InputState::Paused => session.receive(bytes, now, &mut commands, output),
         });
         if let Some(keys) = &self.admission.keys {
             keys.end_round();
@@ -195,7 +198,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// Offers frames again that waited for an event.
     pub(super) fn resume(&mut self, now: Timestamp) {
-        if !self.input.stalled && !self.input.unread.is_empty() && matches!(self.stage, Stage::Open) {
+        if !self.input.stalled && !self.input.unread.is_empty() && matches!(self.stage, ConnectionStage::Open)
+        {
             let input = std::mem::take(&mut self.input.unread);
             self.receive(&input, now);
         }

@@ -38,7 +38,7 @@ pub(super) struct Input {
     pub(super) usual_commands: usize,
     /// The session has complete frames, and consumes no more of them before the next event.
     pub(super) stalled: bool,
-    pub(super) source: Source,
+    pub(super) source: InputState,
 }
 
 impl Input {
@@ -51,7 +51,7 @@ impl Input {
 
 /// Whether more input is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Source {
+pub(super) enum InputState {
     #[default]
     Open,
     /// The peer has closed its side; answers are still written.
@@ -61,7 +61,7 @@ pub(super) enum Source {
 }
 
 /// The stage of the connection's life.
-pub(super) enum Stage {
+pub(super) enum ConnectionStage {
     /// It reads and writes.
     Open,
     /// The conversation is over. The rest of the output is written; input is read and discarded.
