@@ -126,8 +126,8 @@ BUGS: Final = (
         "duplicates",
         "the queue takes another message with the id of one that it has",
         "rust/mqcore-broker/src/queue/recent.rs",
-        "Known::Yes => Ok(true),",
-        "Known::Yes => Ok(!CONDITION),",
+        "IdStatus::Yes => Ok(true),",
+        "IdStatus::Yes => Ok(!CONDITION),",
     ),
 )
 

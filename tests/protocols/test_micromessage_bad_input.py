@@ -258,7 +258,7 @@ def test_more_unacknowledged_messages_than_agreed_end_the_connection(peer: MM2Pe
 def test_a_subscriber_that_does_not_acknowledge_misses_messages_and_is_let_go() -> None:
     """Messages of a topic wait for it up to a limit; others receive all of them."""
     with mqcore.Broker(
-        listen=["mm2://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=0.3, shards=1
+        listen=["mm2://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=2.0, shards=1
     ) as broker:
         url = broker.listeners[0]
         with MM2Peer(url) as silent, MM2Peer(url) as quick, MM2Peer(url) as sender:
@@ -276,7 +276,7 @@ def test_a_subscriber_that_does_not_acknowledge_misses_messages_and_is_let_go() 
 def test_a_receiver_that_does_not_read_is_closed_and_loses_nothing() -> None:
     count = 1000
     with mqcore.Broker(
-        listen=["mm2://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=0.3, shards=1
+        listen=["mm2://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=2.0, shards=1
     ) as broker:
         url = broker.listeners[0]
         with MM2Peer(url) as slow, MM2Peer(url) as sender, MM2Peer(url) as quick:

@@ -275,7 +275,7 @@ def test_a_consumer_that_does_not_read_is_closed_and_loses_nothing() -> None:
     """Its unacknowledged messages go to another consumer, and no other consumer is delayed."""
     count, body = 1000, "x" * 16_384
     with mqcore.Broker(
-        listen=["mqks://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=0.2, shards=1
+        listen=["mqks://127.0.0.1:0"], output_bytes_max=256 * 1024, slow_consumer_timeout=2.0, shards=1
     ) as broker:
         slow = MqksPeer(broker.listeners[0])
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

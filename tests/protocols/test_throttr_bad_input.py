@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mqcore
+from mqcore.testing import TestBroker
 from protocols.conversation import metrics
 from served import wait_until
 from throttr_peer import (
@@ -268,7 +269,7 @@ def test_requests_behind_a_publish_keep_their_place(connect: Connect) -> None:
 
 
 def test_subscriber_that_does_not_read_is_disconnected_and_blocks_no_other() -> None:
-    with serving("protocol=7.3", output_bytes_max=1 << 20, slow_consumer_timeout=1.0) as (broker, connect):
+    with serving("protocol=7.3", output_bytes_max=1 << 20, slow_consumer_timeout=2.0) as (broker, connect):
         slow, quick, publisher = connect(), connect(), connect()
         for peer in (slow, quick):
             assert peer.status(peer.keyed(SUBSCRIBE, b"news"))
@@ -296,7 +297,7 @@ def test_a_message_too_long_for_a_subscribers_width_is_not_cut() -> None:
 
 def test_listeners_of_all_widths_answer_from_one_store() -> None:
     listen = [f"throttr://127.0.0.1:0?value=uint{bits}" for bits in (8, 16, 32, 64)]
-    with mqcore.Broker(listen=listen, shards=2) as broker, contextlib.ExitStack() as stack:
+    with TestBroker(listen=listen, shards=2) as broker, contextlib.ExitStack() as stack:
         ports = [int(url.rpartition(":")[2]) for url in broker.listeners]
         peers = [stack.enter_context(ThrottrPeer(("127.0.0.1", port), 1 << n)) for n, port in enumerate(ports)]
         assert peers[3].status(peers[3].insert(b"key", 70_000, 3600))

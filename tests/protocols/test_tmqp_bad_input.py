@@ -551,7 +551,7 @@ def test_a_round_robin_consumer_that_never_reads_is_closed_and_what_it_had_goes_
 def test_a_broadcast_passes_a_consumer_that_never_reads_by_and_counts_what_it_missed(
     start_broker: StartBroker, connect: Connect, eventually: Eventually
 ) -> None:
-    broker = start_broker(output_bytes_max=256 * 1024, slow_consumer_timeout=1.0)
+    broker = start_broker(output_bytes_max=256 * 1024, slow_consumer_timeout=2.0)
     producer, reader = connect("prod", to=broker), connect("reader", to=broker)
     deaf = never_reading(broker, connect)
     producer.create_queue("ch", 1, Status=BROADCAST)
@@ -593,7 +593,7 @@ def test_a_consumer_that_never_reads_costs_no_more_memory_than_its_buffer(
 
 def test_a_peer_that_asks_and_never_reads_is_closed(start_broker: StartBroker, connect: Connect) -> None:
     """Answers pile up to the limit of its buffer and not beyond."""
-    broker = start_broker(output_bytes_max=64 * 1024, slow_consumer_timeout=0.5)
+    broker = start_broker(output_bytes_max=64 * 1024, slow_consumer_timeout=2.0)
     other = connect("other", to=broker)
     greedy = never_reading(broker, connect)
     greedy.socket.setblocking(False)

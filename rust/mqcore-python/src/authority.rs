@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use mqcore_server::authority::port::{
-    About, AnswerSender, AuthorityAnswer, AuthorityPort, AuthorityQuestion, Identity as ServerIdentity,
-    LoginView,
+    AnswerSender, AuthorityAnswer, AuthorityPort, AuthorityQuestion, Identity as ServerIdentity, LoginView,
+    QuestionSubject,
 };
 use mqcore_server::authority::store::{Change, StoreError, UserStore};
 use mqcore_server::authority::{AuthorityConfig, settings};
@@ -248,18 +248,18 @@ impl Authenticator {
     fn call(
         &mut self,
         py: Python<'_>,
-        about: About,
+        about: QuestionSubject,
         mut reply: AuthorityReply,
     ) -> Result<(), (&'static str, PyErr)> {
         let method = reply.method;
         let failed = |exception| (method, exception);
         let result = match about {
-            About::Login(view) => {
+            QuestionSubject::Login(view) => {
                 let hello = hello(py, *view, &mut reply).map_err(failed)?;
                 let Some(authenticate) = &self.authenticate else { return Ok(()) };
                 authenticate.bind(py).call1((hello,))
             }
-            About::Action { client, action, resource, .. } => {
+            QuestionSubject::Action { client, action, resource, .. } => {
                 let Some(authorize) = &self.authorize else { return Ok(()) };
                 let client = ClientView::connected(client);
                 word(py, action.as_str())
@@ -296,10 +296,10 @@ pub(crate) struct AuthorityReply {
 }
 
 impl AuthorityReply {
-    fn new(about: &About, reply: AnswerSender) -> Self {
+    fn new(about: &QuestionSubject, reply: AnswerSender) -> Self {
         let method = match about {
-            About::Login(_) => "authenticate",
-            About::Action { .. } => "authorize",
+            QuestionSubject::Login(_) => "authenticate",
+            QuestionSubject::Action { .. } => "authorize",
         };
         Self { method, reply: Mutex::new(Some(reply)), known: None }
     }

@@ -15,7 +15,7 @@ use mqcore_authority::token::{self, ENTROPY_BYTES};
 use mqcore_broker::model::effect::Question;
 use mqcore_server::authority::AuthorityConfig;
 use mqcore_server::authority::audit::AuditTarget;
-use mqcore_server::authority::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
+use mqcore_server::authority::port::{AuthorityAnswer, AuthorityPort, AuthorityQuestion, QuestionSubject};
 use mqcore_server::authority::store::{UserStore, random};
 use mqcore_server::config::{Config, ListenerConfig, Protocol};
 use mqcore_server::handler::{AnswerSink, HandlerPort, NoHandlers};
@@ -430,10 +430,10 @@ impl<F: Send + Sync + Fn(&str) -> Option<AuthorityAnswer>> AuthorityPort for Aut
     fn ask(&self, questions: Vec<AuthorityQuestion>) {
         for question in questions {
             let text = match &question.about {
-                About::Login(view) => {
+                QuestionSubject::Login(view) => {
                     format!("login {}", view.token.as_ref().map_or("", |token| token.expose()))
                 }
-                About::Action { action, resource, .. } => format!("{action} {resource}"),
+                QuestionSubject::Action { action, resource, .. } => format!("{action} {resource}"),
             };
             self.asked.lock().unwrap().push(text.clone());
             match (self.answers)(&text) {

@@ -340,7 +340,7 @@ impl World {
 
     fn count(
         &self,
-        number: fn(&mqcore_session::eventmq::shared::Counters) -> &std::sync::atomic::AtomicU64,
+        number: fn(&mqcore_session::eventmq::shared::EventmqCounters) -> &std::sync::atomic::AtomicU64,
     ) -> u64 {
         number(&self.exchange.counters).load(Ordering::Relaxed)
     }

@@ -13,15 +13,15 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 use tokio::sync::oneshot;
 
-use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion, LoginView};
-use super::state::{Authority, Origin, guesser};
+use super::port::{AuthorityAnswer, AuthorityPort, AuthorityQuestion, LoginView, QuestionSubject};
+use super::state::{Authority, RequestOrigin, guesser};
 use super::verdicts;
 use crate::hub::Hub;
 
 /// A login attempt.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    pub(crate) origin: Origin,
+    pub(crate) origin: RequestOrigin,
     pub(crate) peer: Arc<Peer>,
     /// How the peer introduces itself, with its token until that is checked.
     pub(crate) introduction: Introduction,
@@ -63,7 +63,7 @@ impl Authority {
     async fn identify(
         &self,
         hub: &Hub,
-        origin: &Origin,
+        origin: &RequestOrigin,
         peer: &Arc<Peer>,
         introduction: &Introduction,
         credentials: Credentials,
@@ -197,7 +197,7 @@ pub(crate) async fn admit_request(
         return Ok(());
     }
     let address = Some(address);
-    let origin = Origin { connection: None, address, protocol: "http" };
+    let origin = RequestOrigin { connection: None, address, protocol: "http" };
     let credentials = Credentials::read(request.authorization);
     // A browser sends such credentials by itself, possibly for another site, so they must not authorize a change.
     let identified = if request.changes && !matches!(credentials, Credentials::Token(_)) {
@@ -275,7 +275,7 @@ async fn ask(
         identity: known.clone(),
     };
     let (reply, answer) = oneshot::channel();
-    port.ask(vec![AuthorityQuestion { about: About::Login(Box::new(view)), reply }]);
+    port.ask(vec![AuthorityQuestion { about: QuestionSubject::Login(Box::new(view)), reply }]);
     match tokio::time::timeout(port.timeout(), answer).await {
         Ok(Ok(AuthorityAnswer::Identity { name, allow })) => Ok(Arc::new(Identity::named(&name, &allow))),
         Ok(Ok(AuthorityAnswer::Known)) => known.ok_or(LoginRejection::Authenticator),

@@ -25,7 +25,7 @@ use super::admission::{self, Applied, Arrival};
 use super::demand;
 use super::keys::LimitKeys;
 use super::port::AuthorityPort;
-use super::state::{Authority, Origin};
+use super::state::{Authority, RequestOrigin};
 use super::verdicts::{Answers, CachedVerdict, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
@@ -34,7 +34,7 @@ pub(crate) struct Gate {
     state: GateState,
     /// Held batches, each with the bytes from which it was decoded.
     held: VecDeque<(VecDeque<Command>, usize)>,
-    origin: Origin,
+    origin: RequestOrigin,
     peer: Arc<Peer>,
 }
 
@@ -46,12 +46,12 @@ enum GateState {
     /// The peer is being identified.
     Arriving(Pin<Box<dyn Future<Output = Applied> + Send>>),
     /// The peer is identified and has some permissions.
-    Known(Box<Known>),
+    Known(Box<KnownPeer>),
     /// The peer was rejected, or its rights have ended: no command passes.
     Shut,
 }
 
-struct Known {
+struct KnownPeer {
     identity: Arc<Identity>,
     authorizer: Option<Arc<dyn AuthorityPort>>,
     /// For each action, the last queue for which the rules allowed it.
@@ -64,7 +64,7 @@ struct Known {
 }
 
 /// The action of a connection after a check.
-pub(crate) enum Step {
+pub(crate) enum GateAction {
     /// These go to the shards.
     Pass(Vec<Command>, usize),
     /// Send this event to the peer.
@@ -82,7 +82,7 @@ enum Fate {
 
 impl Gate {
     /// The gate of a new connection. `local` connections are inside this process and trusted.
-    pub(crate) fn new(authority: &Authority, origin: Origin, peer: Arc<Peer>, local: bool) -> Self {
+    pub(crate) fn new(authority: &Authority, origin: RequestOrigin, peer: Arc<Peer>, local: bool) -> Self {
         let connection = origin.connection.map(ConnectionId);
         let free = local
             || (authority.is_open()
@@ -130,7 +130,7 @@ impl Gate {
         bytes: usize,
         client: &Arc<Client>,
         hub: &Arc<Hub>,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<GateAction>,
     ) {
         if commands.is_empty() {
             return;
@@ -145,7 +145,7 @@ impl Gate {
         context: &mut Context<'_>,
         client: &Arc<Client>,
         hub: &Arc<Hub>,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<GateAction>,
     ) -> bool {
         match &mut self.state {
             GateState::Arriving(arriving) => {
@@ -166,14 +166,14 @@ impl Gate {
         true
     }
 
-    fn arrived(&mut self, applied: Applied, client: &Client, hub: &Hub, steps: &mut Vec<Step>) {
+    fn arrived(&mut self, applied: Applied, client: &Client, hub: &Hub, steps: &mut Vec<GateAction>) {
         let Applied { introduction, result } = applied;
         let connection = client.connection;
         let upheld =
             |identity: &Arc<Identity>| hub.authority.enter(connection, identity, hub.clock.expiry_ms());
         match result {
             Ok(identity) if upheld(&identity) => {
-                steps.push(Step::Become(Arc::new(Client {
+                steps.push(GateAction::Become(Arc::new(Client {
                     admin: is_admin(&identity, client),
                     authenticated: is_authenticated(&identity),
                     user: user_of(&identity),
@@ -195,17 +195,17 @@ impl Gate {
         Some(Arc::new(LimitKeys::new(identity, authorizer, Arc::clone(client), self.origin, Arc::clone(hub))))
     }
 
-    fn turn_away(&mut self, refusal: LoginRejection, steps: &mut Vec<Step>) {
+    fn turn_away(&mut self, refusal: LoginRejection, steps: &mut Vec<GateAction>) {
         let kind = if refusal.is_temporary() { RejectionKind::Busy } else { RejectionKind::Unauthorized };
-        steps.push(Step::Tell(Event::Refused(Rejection::new(kind, refusal.for_peer()))));
+        steps.push(GateAction::Tell(Event::Refused(Rejection::new(kind, refusal.for_peer()))));
         self.shut();
     }
 
     /// Passes or rejects, in order, every command that can be decided now.
-    fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<Step>) {
+    fn advance(&mut self, client: &Arc<Client>, hub: &Arc<Hub>, steps: &mut Vec<GateAction>) {
         while let Some((mut commands, bytes)) = self.held.pop_front() {
             match &mut self.state {
-                GateState::Open => steps.push(Step::Pass(commands.into(), bytes)),
+                GateState::Open => steps.push(GateAction::Pass(commands.into(), bytes)),
                 GateState::Shut => {}
                 GateState::Arriving(_) => return self.held.push_front((commands, bytes)),
                 GateState::Stranger => {
@@ -259,10 +259,10 @@ fn commands_of_node(
     held.push_front((VecDeque::from([Command::Introduce(introduction)]), bytes));
 }
 
-fn became(steps: &[Step]) -> Option<Arc<Client>> {
+fn became(steps: &[GateAction]) -> Option<Arc<Client>> {
     steps.iter().rev().find_map(|step| match step {
-        Step::Become(client) => Some(Arc::clone(client)),
-        Step::Pass(..) | Step::Tell(_) => None,
+        GateAction::Become(client) => Some(Arc::clone(client)),
+        GateAction::Pass(..) | GateAction::Tell(_) => None,
     })
 }
 
@@ -271,7 +271,7 @@ fn known(identity: Arc<Identity>, authority: &Authority) -> GateState {
     if identity.grants.is_everything() && authorizer.is_none() && authority.detail == AuditDetail::Denied {
         return GateState::Open;
     }
-    GateState::Known(Box::new(Known {
+    GateState::Known(Box::new(KnownPeer {
         identity,
         authorizer,
         last: [const { None }; Action::COUNT],
@@ -305,23 +305,23 @@ fn user_of(identity: &Identity) -> Option<Arc<str>> {
     }
 }
 
-fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<Step>) {
+fn refuse_stranger(command: Command, hub: &Hub, steps: &mut Vec<GateAction>) {
     let rejection = Rejection::new(RejectionKind::Unauthorized, LoginRejection::NoCredentials.for_peer());
     hub.authority.counters.actions_denied.add(1);
-    demand::refuse(command, rejection, hub.shards.len(), &mut |event| steps.push(Step::Tell(event)));
+    demand::refuse(command, rejection, hub.shards.len(), &mut |event| steps.push(GateAction::Tell(event)));
 }
 
-impl Known {
+impl KnownPeer {
     /// Checks commands in order. Returns the first one that the authorizer must decide and all after it, and asks the
     /// authorizer about all of these at once.
     fn judge(
         &mut self,
         commands: VecDeque<Command>,
         bytes: usize,
-        origin: &Origin,
+        origin: &RequestOrigin,
         client: &Arc<Client>,
         hub: &Arc<Hub>,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<GateAction>,
     ) -> Option<VecDeque<Command>> {
         let now = hub.clock.now();
         let bytes_each = bytes.checked_div(commands.len()).unwrap_or(0);
@@ -341,7 +341,7 @@ impl Known {
                     // Earlier commands go to their shard before the peer receives this rejection.
                     pass(&mut passed, bytes_each, steps);
                     demand::refuse(command, rejection, hub.shards.len(), &mut |event| {
-                        steps.push(Step::Tell(event));
+                        steps.push(GateAction::Tell(event));
                     });
                 }
                 Fate::Undecided => {
@@ -425,7 +425,7 @@ impl Known {
         }
     }
 
-    fn write_denied(&self, wanted: (Action, &str), origin: &Origin, client: &Client, hub: &Hub) {
+    fn write_denied(&self, wanted: (Action, &str), origin: &RequestOrigin, client: &Client, hub: &Hub) {
         hub.authority.counters.actions_denied.add(1);
         let (action, resource) = wanted;
         let by_rules = self.verdicts.get(&(action, resource.into())).is_none_or(|said| said.allowed);
@@ -433,7 +433,7 @@ impl Known {
         write(hub, origin, client, &self.identity, wanted, Some(why));
     }
 
-    fn write_allowed(&self, command: &Command, origin: &Origin, client: &Client, hub: &Hub) {
+    fn write_allowed(&self, command: &Command, origin: &RequestOrigin, client: &Client, hub: &Hub) {
         if hub.authority.detail == AuditDetail::All {
             demand::demands(command, &mut |action, resource| {
                 write(hub, origin, client, &self.identity, (action, &resource.to_string()), None);
@@ -446,9 +446,9 @@ fn same(last: &QueueAddress, queue: &QueueAddress) -> bool {
     last.id == queue.id && (last.channel.is_same(&queue.channel) || last.channel == queue.channel)
 }
 
-fn pass(passed: &mut Vec<Command>, bytes_each: usize, steps: &mut Vec<Step>) {
+fn pass(passed: &mut Vec<Command>, bytes_each: usize, steps: &mut Vec<GateAction>) {
     if !passed.is_empty() {
         let bytes = bytes_each * passed.len();
-        steps.push(Step::Pass(mem::take(passed), bytes));
+        steps.push(GateAction::Pass(mem::take(passed), bytes));
     }
 }

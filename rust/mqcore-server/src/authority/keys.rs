@@ -16,7 +16,7 @@ use mqcore_broker::model::client::Client;
 use mqcore_session::permission::{Permission, Permissions, Wanted};
 
 use super::port::AuthorityPort;
-use super::state::Origin;
+use super::state::RequestOrigin;
 use super::verdicts::{Answers, CachedVerdict, VERDICTS_MAX, ask, write};
 use crate::hub::Hub;
 
@@ -28,7 +28,7 @@ pub(crate) struct LimitKeys {
     identity: Arc<Identity>,
     authorizer: Option<Arc<dyn AuthorityPort>>,
     client: Arc<Client>,
-    origin: Origin,
+    origin: RequestOrigin,
     hub: Arc<Hub>,
     state: Mutex<LimitVerdicts>,
 }
@@ -54,7 +54,7 @@ impl LimitKeys {
         identity: Arc<Identity>,
         authorizer: Option<Arc<dyn AuthorityPort>>,
         client: Arc<Client>,
-        origin: Origin,
+        origin: RequestOrigin,
         hub: Arc<Hub>,
     ) -> Self {
         Self { identity, authorizer, client, origin, hub, state: Mutex::default() }

@@ -36,14 +36,14 @@ pub type AnswerSender = oneshot::Sender<AuthorityAnswer>;
 #[derive(Debug)]
 pub struct AuthorityQuestion {
     /// The subject of the question.
-    pub about: About,
+    pub about: QuestionSubject,
     /// Returns the answer. The connection may be closed by then.
     pub reply: AnswerSender,
 }
 
 /// The subject of a question.
 #[derive(Debug)]
-pub enum About {
+pub enum QuestionSubject {
     /// May this peer log in, and with which identity?
     Login(Box<LoginView>),
     /// May this client perform this action?

@@ -70,7 +70,7 @@ impl fmt::Debug for Authority {
 
 /// The origin of a request, for audit lines.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin {
+pub(crate) struct RequestOrigin {
     pub(crate) connection: Option<u64>,
     pub(crate) address: Option<SocketAddr>,
     pub(crate) protocol: &'static str,

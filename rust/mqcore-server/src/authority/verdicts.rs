@@ -9,8 +9,8 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::time::Timestamp;
 use tokio::sync::oneshot;
 
-use super::port::{About, AuthorityAnswer, AuthorityPort, AuthorityQuestion};
-use super::state::Origin;
+use super::port::{AuthorityAnswer, AuthorityPort, AuthorityQuestion, QuestionSubject};
+use super::state::RequestOrigin;
 use crate::hub::Hub;
 
 /// Maximum verdicts cached for one connection.
@@ -38,7 +38,7 @@ impl CachedVerdict {
 /// Writes the audit line of one verdict.
 pub(super) fn write(
     hub: &Hub,
-    origin: &Origin,
+    origin: &RequestOrigin,
     client: &Client,
     identity: &Identity,
     (action, resource): (Action, &str),
@@ -66,7 +66,7 @@ pub(super) async fn ask(
     for (action, resource) in &wanted {
         let (reply, answer) = oneshot::channel();
         let (client, identity) = (Arc::clone(&client), Arc::clone(&identity));
-        let about = About::Action { client, identity, action: *action, resource: resource.clone() };
+        let about = QuestionSubject::Action { client, identity, action: *action, resource: resource.clone() };
         questions.push(AuthorityQuestion { about, reply });
         answers.push(answer);
     }

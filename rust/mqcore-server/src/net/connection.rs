@@ -50,7 +50,7 @@ use self::forwarding::Forwarding;
 use self::state::{Admission, ConnectionStage, Input, InputState};
 use self::transmission::Transmission;
 use crate::authority::gate::Gate;
-use crate::authority::state::Origin;
+use crate::authority::state::RequestOrigin;
 use crate::extension::OpenFrames;
 use crate::hub::Hub;
 use crate::net::outbox::{Order, Outbox, OutboxItem, event_bytes};
@@ -119,7 +119,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     fn start(hub: &Arc<Hub>, stream: S, outbox: Arc<Outbox>, admin: bool, peer: Peer, inside: bool) {
         let now = hub.clock.now();
         let peer = Arc::new(peer);
-        let origin = Origin {
+        let origin = RequestOrigin {
             connection: Some(outbox.connection.0),
             address: peer.address.as_deref().and_then(|address| address.parse().ok()),
             protocol: outbox.protocol.as_str(),

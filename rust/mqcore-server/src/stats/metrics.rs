@@ -32,7 +32,7 @@ use crate::hub::Hub;
 use crate::stats::snapshot::Totals;
 
 /// The sources of metrics.
-struct Source<'a> {
+struct MetricSources<'a> {
     hub: &'a Hub,
     snapshot: &'a ShardStats,
     totals: Totals,
@@ -52,25 +52,29 @@ struct Metric {
     kind: MetricKind,
     /// One sentence or noun phrase, with the unit if the name has none.
     help: &'static str,
-    samples: fn(&Source<'_>, &mut Samples<'_>),
+    samples: fn(&MetricSources<'_>, &mut Samples<'_>),
 }
 
 const fn counter(
     name: &'static str,
     help: &'static str,
-    samples: fn(&Source<'_>, &mut Samples<'_>),
+    samples: fn(&MetricSources<'_>, &mut Samples<'_>),
 ) -> Metric {
     Metric { name, kind: MetricKind::Counter, help, samples }
 }
 
-const fn gauge(name: &'static str, help: &'static str, samples: fn(&Source<'_>, &mut Samples<'_>)) -> Metric {
+const fn gauge(
+    name: &'static str,
+    help: &'static str,
+    samples: fn(&MetricSources<'_>, &mut Samples<'_>),
+) -> Metric {
     Metric { name, kind: MetricKind::Gauge, help, samples }
 }
 
 /// Metrics that appear together, and their condition.
 struct Table {
     metrics: &'static [Metric],
-    applies: fn(&Source<'_>) -> bool,
+    applies: fn(&MetricSources<'_>) -> bool,
 }
 
 const fn always(metrics: &'static [Metric]) -> Table {
@@ -101,7 +105,7 @@ const TABLES: &[Table] = &[
 
 /// The whole page. `per_queue` adds metrics of single queues.
 pub(crate) fn render(hub: &Hub, snapshot: &ShardStats, uptime_seconds: f64, per_queue: bool) -> String {
-    let source = Source { hub, snapshot, totals: Totals::of(snapshot), uptime_seconds };
+    let source = MetricSources { hub, snapshot, totals: Totals::of(snapshot), uptime_seconds };
     let mut page = String::with_capacity(16 * 1024);
     for table in TABLES.iter().filter(|table| (table.applies)(&source)) {
         write_table(&mut page, table.metrics, &source);
@@ -122,7 +126,7 @@ pub(crate) fn render(hub: &Hub, snapshot: &ShardStats, uptime_seconds: f64, per_
     page
 }
 
-fn write_table(page: &mut String, metrics: &[Metric], source: &Source<'_>) {
+fn write_table(page: &mut String, metrics: &[Metric], source: &MetricSources<'_>) {
     for Metric { name, kind, help, samples } in metrics {
         let kind = match kind {
             MetricKind::Counter => "counter",

@@ -27,7 +27,7 @@ use mqcore_wire::zmtp::{Greeting, Item, ZmtpDecoder, encode_message};
 use super::client::Intake;
 use super::ids::MessageIds;
 use super::listener::{EventmqTerms, Role};
-use super::pending::{Asked, Pending};
+use super::pending::{PendingRequests, RequestSubject};
 use super::shared::{EventmqShared, Registration, Scheduler};
 use super::worker::Work;
 use crate::request_error::{ErrorNumbers, RequestError};
@@ -87,7 +87,7 @@ pub struct EventmqSession {
     part: Part,
     ids: MessageIds,
     intake: Intake,
-    pending: Pending,
+    pending: PendingRequests,
     /// Number of subscriptions of each topic: subscribers count them.
     topics: BTreeMap<Box<[u8]>, u32>,
     /// Commands that do not come from the peer's input.
@@ -125,7 +125,7 @@ impl EventmqSession {
             part: Part::None,
             ids: MessageIds::new(config.connection, exchange.seed),
             intake: Intake::default(),
-            pending: Pending::default(),
+            pending: PendingRequests::default(),
             topics: BTreeMap::new(),
             wanted: Vec::new(),
             farewells: Vec::new(),
@@ -200,8 +200,8 @@ impl EventmqSession {
     ) -> Result<(), SessionError> {
         match self.pending.answered(number) {
             None => {}
-            Some((Asked::Subscription, _)) => return self.subscribed(answer, now, output),
-            Some((Asked::Creation(queue), _)) => {
+            Some((RequestSubject::Subscription, _)) => return self.subscribed(answer, now, output),
+            Some((RequestSubject::Creation(queue), _)) => {
                 let refused = answer.as_ref().err().cloned();
                 for message in self.intake.created(&queue, answer, &mut self.wanted) {
                     if let Some(rejection) = &refused {
@@ -210,7 +210,7 @@ impl EventmqSession {
                 }
                 self.finish();
             }
-            Some((Asked::Waiting(name), _)) => {
+            Some((RequestSubject::Waiting(name), _)) => {
                 let waiting = match answer {
                     Ok(Reply::Queue(queue)) => queue.high_priority + queue.normal,
                     _ => 0,
@@ -222,24 +222,26 @@ impl EventmqSession {
                     }
                 }
             }
-            Some((Asked::Schedule(change), _)) => {
+            Some((RequestSubject::Schedule(change), _)) => {
                 self.schedule_allowed(*change, answer, now);
                 self.finish();
             }
-            Some((Asked::HandOver(change, to), _)) => {
+            Some((RequestSubject::HandOver(change, to), _)) => {
                 self.hand_over(*change, to, &answer, now);
                 self.finish();
             }
-            Some((Asked::Scheduler(id), _)) => return self.scheduler_allowed(&id, answer, now, output),
-            Some((Asked::Administer(request, id), _)) => {
+            Some((RequestSubject::Scheduler(id), _)) => {
+                return self.scheduler_allowed(&id, answer, now, output);
+            }
+            Some((RequestSubject::Administer(request, id), _)) => {
                 self.administer(request, &id, answer, now, output);
             }
-            Some((Asked::Fence, _)) => {
+            Some((RequestSubject::Fence, _)) => {
                 self.fences = self.fences.map(|fences| fences.saturating_sub(1));
                 self.finish();
             }
             // An answer has one part for each shard. If one shard rejects the request, all do.
-            Some((Asked::Topic, last)) => {
+            Some((RequestSubject::Topic, last)) => {
                 if let Err(rejection) = answer
                     && last
                     && rejection.kind != RejectionKind::NotFound
@@ -394,7 +396,7 @@ impl Session for EventmqSession {
             let channels: Vec<_> = self.intake.recent().map(|queue| queue.channel.clone()).collect();
             self.fences = Some(channels.len());
             for channel in channels {
-                let number = self.pending.expect(Asked::Fence, 1);
+                let number = self.pending.expect(RequestSubject::Fence, 1);
                 commands.push(Command::Request(number, Box::new(Request::Leave { channel })));
             }
             self.finish();

@@ -34,7 +34,7 @@ pub(super) enum AdminRequest {
 
 /// The subject of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum RequestSubject {
     /// A worker's subscription to one of its queues.
     Subscription,
     /// The creation of a queue for a job.
@@ -60,8 +60,8 @@ type Waiting = Vec<(Box<str>, u64)>;
 
 /// All unanswered requests, by request id.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
-    open: Slab<(Asked, usize)>,
+pub(super) struct PendingRequests {
+    open: Slab<(RequestSubject, usize)>,
     /// The numbers for a STATUS so far.
     counted: Vec<(Box<str>, u64)>,
     uncounted: usize,
@@ -69,7 +69,7 @@ pub(super) struct Pending {
     askers: usize,
 }
 
-impl Pending {
+impl PendingRequests {
     /// Whether no further request may be sent for now.
     pub(super) fn holds(&self) -> bool {
         self.open.len() >= OPEN_MAX
@@ -77,17 +77,19 @@ impl Pending {
 
     /// Whether rights on schedules are still being checked.
     pub(super) fn checks_schedules(&self) -> bool {
-        self.open.iter().any(|(_, (asked, _))| matches!(asked, Asked::Schedule(_) | Asked::HandOver(..)))
+        self.open.iter().any(|(_, (asked, _))| {
+            matches!(asked, RequestSubject::Schedule(_) | RequestSubject::HandOver(..))
+        })
     }
 
     /// The request id of a request that `parts` shards answer.
-    pub(super) fn expect(&mut self, asked: Asked, parts: usize) -> RequestId {
+    pub(super) fn expect(&mut self, asked: RequestSubject, parts: usize) -> RequestId {
         let key = self.open.insert((asked, parts));
         RequestId(u32::try_from(key).expect("the number of open requests is limited"))
     }
 
     /// Takes one part of an answer. Returns the subject and whether this is the last part.
-    pub(super) fn answered(&mut self, number: RequestId) -> Option<(Asked, bool)> {
+    pub(super) fn answered(&mut self, number: RequestId) -> Option<(RequestSubject, bool)> {
         let key = number.0 as usize;
         let (asked, parts) = self.open.get_mut(key)?;
         *parts -= 1;
@@ -111,7 +113,7 @@ impl Pending {
             return true;
         }
         for (queue, name) in queues {
-            let number = self.expect(Asked::Waiting(name), 1);
+            let number = self.expect(RequestSubject::Waiting(name), 1);
             commands.push(Command::Request(number, Box::new(Request::QueueInformation { queue })));
             self.uncounted += 1;
         }

@@ -24,7 +24,7 @@ pub const HANDED_OVER_MAX: usize = 65_536;
 
 /// Counters of jobs and messages since the start.
 #[derive(Debug, Default)]
-pub struct Counters {
+pub struct EventmqCounters {
     /// Jobs delivered to workers.
     pub dispatched: AtomicU64,
     /// Jobs whose result arrived, or whose worker was ready again.
@@ -55,15 +55,15 @@ pub struct EventmqShared {
     pub topics_max: usize,
     /// Order of the workers' last deliveries.
     clock: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Mutex<WorkerRegistry>,
     schedules: OnceLock<Arc<dyn Schedules>>,
     uncounted: Arc<QueueTally>,
     /// Counters since the start.
-    pub counters: Counters,
+    pub counters: EventmqCounters,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WorkerRegistry {
     workers: BTreeMap<ConnectionId, Arc<Worker>>,
     /// Schedulers in the order in which they joined.
     schedulers: BTreeMap<u64, Arc<Scheduler>>,
@@ -178,11 +178,11 @@ impl EventmqShared {
             state: Mutex::default(),
             schedules: OnceLock::new(),
             uncounted: Arc::default(),
-            counters: Counters::default(),
+            counters: EventmqCounters::default(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorkerRegistry> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -201,7 +201,7 @@ impl EventmqShared {
         job_queues(self.policy.clone())
     }
 
-    pub(super) fn count(&self, number: fn(&Counters) -> &AtomicU64) {
+    pub(super) fn count(&self, number: fn(&EventmqCounters) -> &AtomicU64) {
         number(&self.counters).fetch_add(1, Ordering::Relaxed);
     }
 

@@ -24,7 +24,7 @@ use slab::Slab;
 use super::budget::FilterBudget;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
-use super::outgoing::{Outgoing, Owed, Parcel};
+use super::outgoing::{OutgoingMessages, Owed, Parcel};
 use super::subscriptions;
 use super::subscriptions::{Key, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
@@ -61,14 +61,14 @@ enum Stage {
 
 /// A request that waits for the broker.
 #[derive(Debug)]
-struct Asked {
-    about: About,
+struct PendingRequest {
+    about: RequestSubject,
     /// The id under which the peer wants the answer.
     id: Option<Box<str>>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum About {
+enum RequestSubject {
     Subscribing(Tag),
     Unsubscribing(Tag),
 }
@@ -87,9 +87,9 @@ pub struct MicroMessageSession {
     agreement: Agreement,
     assembly: Assembly,
     incoming: Incoming,
-    outgoing: Outgoing,
+    outgoing: OutgoingMessages,
     subscriptions: Subscriptions,
-    asked: Slab<Asked>,
+    asked: Slab<PendingRequest>,
     vendor_frames: Vec<VendorFrame>,
     /// Number of vendor frames that are not answered yet.
     vendor_frames_open: usize,
@@ -117,7 +117,7 @@ impl MicroMessageSession {
             heard_at: now,
             assembly: Assembly::new(longest),
             incoming: Incoming::new(config.connection, now, &nothing),
-            outgoing: Outgoing::new(&nothing),
+            outgoing: OutgoingMessages::new(&nothing),
             agreement: nothing,
             subscriptions: Subscriptions::default(),
             asked: Slab::new(),
@@ -283,13 +283,16 @@ impl MicroMessageSession {
                 Err(rejection) => self.refused(Some(receipt), &rejection, output),
             };
         }
-        let Some(Asked { about, id }) = self.asked.try_remove(number.0 as usize) else { return Ok(()) };
-        let (About::Subscribing(tag) | About::Unsubscribing(tag)) = about;
-        if result.is_err() || matches!(about, About::Unsubscribing(_)) {
+        let Some(PendingRequest { about, id }) = self.asked.try_remove(number.0 as usize) else {
+            return Ok(());
+        };
+        let (RequestSubject::Subscribing(tag) | RequestSubject::Unsubscribing(tag)) = about;
+        if result.is_err() || matches!(about, RequestSubject::Unsubscribing(_)) {
             self.subscriptions.end(tag);
         }
         // Ending a subscription that is already ending succeeds.
-        let result = if matches!(about, About::Unsubscribing(_)) { result.or_else(gone) } else { result };
+        let result =
+            if matches!(about, RequestSubject::Unsubscribing(_)) { result.or_else(gone) } else { result };
         match (result, id.filter(|_| self.answers_commands())) {
             (Ok(()), Some(id)) => write_ok(&id, output),
             (Ok(()), None) => {}

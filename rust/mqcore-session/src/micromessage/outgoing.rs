@@ -41,7 +41,7 @@ type Unsettled = Option<(Owed, MessageId)>;
 
 /// The state of messages from the broker to the peer.
 #[derive(Debug)]
-pub(super) struct Outgoing {
+pub(super) struct OutgoingMessages {
     /// `None` without acknowledgements: then no message waits.
     sent: Option<SendWindow<Unsettled>>,
     /// The number of the last message without acknowledgements.
@@ -55,7 +55,7 @@ pub(super) struct Outgoing {
     typed: bool,
 }
 
-impl Outgoing {
+impl OutgoingMessages {
     pub(super) fn new(agreement: &Agreement) -> Self {
         Self {
             sent: agreement.acknowledging().map(|acknowledging| SendWindow::new(acknowledging.window)),

@@ -20,7 +20,7 @@ use mqcore_wire::mqks::{Line, Lines, MqksAction, Which, id_of_beginning, is_http
 
 use super::consumers::Consumers;
 use super::names::EventNames;
-use super::pending::{Asked, Pending};
+use super::pending::{PendingRequest, PendingRequests};
 use super::{consumers, delivery, names, pending, statistics};
 use crate::request_error::{ErrorNumbers, RequestError};
 use crate::session::{Session, SessionConfig, SessionError};
@@ -54,7 +54,7 @@ pub struct MqksSession {
     lines: Lines,
     events: EventNames,
     consumers: Consumers,
-    pending: Pending,
+    pending: PendingRequests,
     numbers: ErrorNumbers,
     request_errors: Vec<RequestError>,
     /// The id of the first line: the answer to the login names it.
@@ -73,7 +73,7 @@ impl MqksSession {
             lines: Lines::new(),
             events: EventNames::default(),
             consumers: Consumers::default(),
-            pending: Pending::default(),
+            pending: PendingRequests::default(),
             numbers: ErrorNumbers::new(config.connection),
             request_errors: Vec::new(),
             first: Box::default(),
@@ -148,13 +148,15 @@ impl MqksSession {
             Ok(MqksAction::DeleteConsumer { consumer }) => {
                 self.consumers.forget(consumer);
                 let request = Request::ToSubscriptions { name: consumer.into(), what: Remote::Unsubscribe };
-                let asked = Asked { silent_if_missing: true, ..Asked::new(id, confirm) };
+                let asked = PendingRequest { silent_if_missing: true, ..PendingRequest::new(id, confirm) };
                 self.change(asked, request, commands);
                 Ok(())
             }
             Ok(MqksAction::DeleteQueue { queue }) => {
                 match names::queue(queue) {
-                    Ok(queue) => self.change(Asked::new(id, confirm), Request::DropQueue { queue }, commands),
+                    Ok(queue) => {
+                        self.change(PendingRequest::new(id, confirm), Request::DropQueue { queue }, commands)
+                    }
                     // No queue can have this name, so there is nothing to delete.
                     Err(_) if confirm => encode_done(id, b"", output),
                     Err(_) => {}
@@ -201,7 +203,7 @@ impl MqksSession {
     ) {
         let topic = self.events.topic(event);
         let message = delivery::message(id, event, data, client);
-        let answer = confirm.then(|| self.pending.expect(Asked::new(id, true)));
+        let answer = confirm.then(|| self.pending.expect(PendingRequest::new(id, true)));
         commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
     }
 
@@ -225,7 +227,7 @@ impl MqksSession {
             notify_self: consume.adds,
             ..self.subscription(id, queue.clone(), tag)
         };
-        let asked = Asked { consumes: Some((queue, tag)), ..Asked::new(id, confirm) };
+        let asked = PendingRequest { consumes: Some((queue, tag)), ..PendingRequest::new(id, confirm) };
         self.change(asked, Request::SubscribeQueue(Box::new(subscription)), commands);
         Ok(())
     }
@@ -259,7 +261,11 @@ impl MqksSession {
     ) {
         for (queue, tag) in self.consumers.set_prefetch(consumer, count) {
             let subscription = self.subscription(consumer, queue, tag);
-            self.change(Asked::new(id, false), Request::SubscribeQueue(Box::new(subscription)), commands);
+            self.change(
+                PendingRequest::new(id, false),
+                Request::SubscribeQueue(Box::new(subscription)),
+                commands,
+            );
         }
         if confirm {
             encode_done(id, b"", output);
@@ -282,7 +288,7 @@ impl MqksSession {
             unused: None,
         };
         let request = Request::RebindQueue { queue, binding: Box::new(binding) };
-        self.change(Asked::new(id, confirm), request, commands);
+        self.change(PendingRequest::new(id, confirm), request, commands);
         Ok(())
     }
 
@@ -334,13 +340,13 @@ impl MqksSession {
             return Err(format!("there is one worker, number 0, and not {}", worker.unwrap_or_default()));
         }
         let statistics = Some(statistics::find(code)?);
-        let asked = Asked { statistics, ..Asked::new(id, true) };
+        let asked = PendingRequest { statistics, ..PendingRequest::new(id, true) };
         self.ask(asked, Request::ObjectCounts, commands);
         Ok(())
     }
 
     /// Sends a request to the broker. Errors are always answered, success only if the peer asked for it.
-    fn ask(&mut self, mut asked: Asked, request: Request, commands: &mut Vec<Command>) {
+    fn ask(&mut self, mut asked: PendingRequest, request: Request, commands: &mut Vec<Command>) {
         asked.parts = request.answers(self.config.shards.max(1));
         let number = self.pending.expect(asked);
         commands.push(Command::Request(number, Box::new(request)));
@@ -348,13 +354,17 @@ impl MqksSession {
 
     /// Sends a request that the peer's next lines rely on: a message that it publishes after a consume must find the
     /// queue, although another shard may publish it.
-    fn change(&mut self, asked: Asked, request: Request, commands: &mut Vec<Command>) {
-        self.ask(Asked { holds: true, ..asked }, request, commands);
+    fn change(&mut self, asked: PendingRequest, request: Request, commands: &mut Vec<Command>) {
+        self.ask(PendingRequest { holds: true, ..asked }, request, commands);
     }
 
     /// Asks every shard for a consumer that one of them may have. If none has it, the peer gets no answer.
     fn ask_all(&mut self, id: &[u8], confirm: bool, request: Request, commands: &mut Vec<Command>) {
-        self.ask(Asked { silent_if_missing: true, ..Asked::new(id, confirm) }, request, commands);
+        self.ask(
+            PendingRequest { silent_if_missing: true, ..PendingRequest::new(id, confirm) },
+            request,
+            commands,
+        );
     }
 
     fn answered(

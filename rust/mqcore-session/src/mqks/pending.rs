@@ -12,7 +12,7 @@ pub(super) const OPEN_MAX: usize = 65_536;
 
 /// A request that waits for its answer.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingRequest {
     /// The request's id.
     pub(super) id: Box<[u8]>,
     /// Whether the peer wants an answer on success.
@@ -31,7 +31,7 @@ pub(super) struct Asked {
     pub(super) gathered: Option<Result<Reply, Rejection>>,
 }
 
-impl Asked {
+impl PendingRequest {
     pub(super) fn new(id: &[u8], confirm: bool) -> Self {
         Self {
             id: id.into(),
@@ -48,13 +48,13 @@ impl Asked {
 
 /// All unanswered requests, by request id.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
-    open: Slab<Asked>,
+pub(super) struct PendingRequests {
+    open: Slab<PendingRequest>,
     /// Number of requests that pause reading.
     holding: usize,
 }
 
-impl Pending {
+impl PendingRequests {
     /// Whether no further request may be sent for now.
     pub(super) fn holds(&self) -> bool {
         self.holding > 0 || self.open.len() >= OPEN_MAX
@@ -64,7 +64,7 @@ impl Pending {
         self.open.is_empty()
     }
 
-    pub(super) fn expect(&mut self, asked: Asked) -> RequestId {
+    pub(super) fn expect(&mut self, asked: PendingRequest) -> RequestId {
         self.holding += usize::from(asked.holds);
         RequestId(u32::try_from(self.open.insert(asked)).expect("the number of open requests is limited"))
     }
@@ -75,7 +75,7 @@ impl Pending {
         &mut self,
         number: RequestId,
         part: Result<Reply, Rejection>,
-    ) -> Option<(Asked, Result<Reply, Rejection>)> {
+    ) -> Option<(PendingRequest, Result<Reply, Rejection>)> {
         let asked = self.open.get_mut(number.0 as usize)?;
         asked.parts = asked.parts.saturating_sub(1);
         let answer = match (asked.gathered.take(), part) {

@@ -21,10 +21,10 @@ use mqcore_wire::throttr::answer::{self, ConsumeOutcome};
 use mqcore_wire::throttr::request::{self, ThrottrRequest};
 use mqcore_wire::throttr::{self as wire, FAILURE, Family, IMPOSSIBLE};
 
-use super::held::{Held, Then};
+use super::held::{HeldRequests, Then};
 use super::listener::ThrottrTerms;
 use super::minutes::{TALLIES, Tallies, Tally};
-use super::peer::{Counted, Origin, Peer};
+use super::peer::{Counted, Peer, PeerAddress};
 use super::shared::{Subscription, ThrottrShared};
 use super::stream::{Stream, What};
 use super::{permission, stream};
@@ -57,7 +57,7 @@ pub struct ThrottrSession {
     subscriptions: BTreeMap<TopicName, Arc<Subscription>>,
     /// The most recent channel: a message to it allocates no name.
     topic: Option<TopicName>,
-    held: Held,
+    held: HeldRequests,
     /// Scratch for answers that are held back; empty between requests.
     fresh: Vec<u8>,
     stream: Option<Stream>,
@@ -96,7 +96,7 @@ impl ThrottrSession {
         at: Nanos,
         now: Timestamp,
     ) -> Self {
-        let origin = Origin::of(config.peer.address.as_deref());
+        let origin = PeerAddress::of(config.peer.address.as_deref());
         let peer = directory.join(config.connection, origin, at);
         let client = Client {
             connection: config.connection,
@@ -120,7 +120,7 @@ impl ThrottrSession {
             now: at,
             subscriptions: BTreeMap::new(),
             topic: None,
-            held: Held::default(),
+            held: HeldRequests::default(),
             fresh: Vec::new(),
             stream: None,
             behind_stream: Vec::new(),

@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 256 * 1024;
 
 /// Requests that wait for the broker, and the answers held back behind them.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldRequests {
     waiting: VecDeque<HeldRequest>,
     bytes: usize,
     last: u32,
@@ -46,7 +46,7 @@ pub(super) enum Then {
     Joined(TopicName),
 }
 
-impl Held {
+impl HeldRequests {
     /// A request to the broker whose answer the peer waits for.
     pub(super) fn ask(&mut self, then: Then) -> RequestId {
         self.last = self.last.wrapping_add(1);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn answers_leave_in_the_order_of_their_requests_whichever_comes_first() {
-        let mut held = Held::default();
+        let mut held = HeldRequests::default();
         let mut output = Vec::new();
         let first = held.ask(Then::Tell);
         held.hold(&[7]);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_message_does_not_overtake_answers_to_earlier_requests() {
-        let (mut held, mut output) = (Held::default(), Vec::new());
+        let (mut held, mut output) = (HeldRequests::default(), Vec::new());
         let (first, second) = (held.ask(Then::Tell), held.ask(Then::Tell));
         held.push(&message(), &[9], &mut output);
         held.hold(&[7]);
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_message_to_its_own_producer_precedes_the_answer_and_keeps_the_order_of_messages() {
-        let (mut held, mut output) = (Held::default(), Vec::new());
+        let (mut held, mut output) = (HeldRequests::default(), Vec::new());
         let first = held.ask(Then::Tell);
         let own = message();
         let second = held.ask_to_publish(Then::Subscriber, &own);
@@ -201,12 +201,12 @@ mod tests {
 
     #[test]
     fn too_many_waiting_requests_pause_reading() {
-        let mut held = Held::default();
+        let mut held = HeldRequests::default();
         for _ in 0..WAITING_MAX {
             held.ask(Then::Tell);
         }
         assert!(held.is_full());
-        let mut held = Held::default();
+        let mut held = HeldRequests::default();
         held.ask(Then::Tell);
         held.hold(&[0; BYTES_MAX]);
         assert!(held.is_full());

@@ -36,7 +36,7 @@ pub(super) enum Counted {
 
 /// The address of a peer in records.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
+pub(super) struct PeerAddress {
     /// A peer on this machine, without a network.
     local: bool,
     ip_version: u8,
@@ -47,7 +47,7 @@ pub(super) struct Origin {
 /// The address shown for a peer without one, as the original shows peers of its Unix socket.
 const LOCAL: (&str, u16) = ("127.0.0.1", 13_579);
 
-impl Origin {
+impl PeerAddress {
     /// Parses `192.0.2.7:50312`; an absent address is local.
     pub(super) fn of(address: Option<&str>) -> Self {
         match address.and_then(|address| address.parse::<SocketAddr>().ok()) {
@@ -73,14 +73,14 @@ fn text(address: &str) -> [u8; 16] {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: [u8; ID_BYTES],
-    origin: Origin,
+    origin: PeerAddress,
     /// In Unix nanoseconds.
     connected_at: u64,
     numbers: [AtomicU64; CONNECTION_NUMBERS],
 }
 
 impl Peer {
-    pub(super) fn new(id: [u8; ID_BYTES], origin: Origin, connected_at: u64) -> Self {
+    pub(super) fn new(id: [u8; ID_BYTES], origin: PeerAddress, connected_at: u64) -> Self {
         Self { id, origin, connected_at, numbers: [const { AtomicU64::new(0) }; CONNECTION_NUMBERS] }
     }
 

@@ -15,7 +15,7 @@ use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::ID_BYTES;
 
 use super::minutes::{KINDS, Minutes, TALLIES, Tallies, Tally};
-use super::peer::{Counted, Origin, Peer};
+use super::peer::{Counted, Peer, PeerAddress};
 
 /// Number of stripes for the sessions' counts, so that sessions do not wait for each other.
 const STRIPES: usize = 16;
@@ -127,7 +127,7 @@ impl ThrottrShared {
 
     // --- connections --------------------------------------------------------------------------------------------
 
-    pub(super) fn join(&self, connection: ConnectionId, origin: Origin, now: Nanos) -> Arc<Peer> {
+    pub(super) fn join(&self, connection: ConnectionId, origin: PeerAddress, now: Nanos) -> Arc<Peer> {
         let peer = Arc::new(Peer::new(self.id(connection), origin, self.unix(now)));
         lock(&self.peers).insert(connection, Arc::clone(&peer));
         peer

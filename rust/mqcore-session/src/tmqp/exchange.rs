@@ -19,7 +19,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 use super::answer::{self, RepeatedParts};
 use super::frame::{addressee, pattern_text, properties};
 use super::passing::{self, Greeting, Names, Passing};
-use super::pending::{Form, Pending, PendingAnswer, UNANSWERED};
+use super::pending::{Form, PendingAnswer, PendingRequests, UNANSWERED};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
 use super::{delivery, information, occurrence, operation, pull, routers, subscription, topic};
@@ -36,7 +36,7 @@ pub(super) struct Exchange {
     ids: MessageIds,
     channels: ChannelNames,
     topics: TopicNames,
-    pending: Pending,
+    pending: PendingRequests,
     ignored: u64,
     /// Boxed, because most brokers stand alone.
     node: Option<Box<AmongNodes>>,
@@ -81,7 +81,7 @@ impl Exchange {
             ids: MessageIds::new(config.connection, now),
             channels: ChannelNames::default(),
             topics: TopicNames::default(),
-            pending: Pending::default(),
+            pending: PendingRequests::default(),
             ignored: 0,
             node: config.node.clone().map(|terms| Box::new(AmongNodes { terms, passing: None })),
         }

@@ -144,11 +144,11 @@ enum PendingRequest {
 
 /// All unanswered requests, by request id.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingRequests {
     open: Slab<PendingRequest>,
 }
 
-impl Pending {
+impl PendingRequests {
     /// Whether no further request may be sent for now.
     pub(super) fn is_full(&self) -> bool {
         self.open.len() >= OPEN_MAX

@@ -5,14 +5,14 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_wire::tmqp::Frame;
 use mqcore_wire::tmqp::header::{self, clear, key, no_content, pull_order};
 
-use super::pending::{Pending, PendingPull};
+use super::pending::{PendingPull, PendingRequests};
 use super::publish::ChannelNames;
 
 /// Reads a pull request and adds it to the pending ones; or returns the reason to end it at once.
 pub(super) fn read(
     frame: &Frame<'_>,
     channels: &mut ChannelNames,
-    pending: &mut Pending,
+    pending: &mut PendingRequests,
 ) -> Result<Pull, &'static str> {
     if frame.id.is_empty() {
         return Err(no_content::ID_REQUIRED);

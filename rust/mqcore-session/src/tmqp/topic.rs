@@ -10,7 +10,7 @@ use mqcore_broker::model::topic::TopicPattern;
 use mqcore_wire::tmqp::Frame;
 
 use super::answer::RepeatedParts;
-use super::pending::{Form, Pending, PendingAnswer};
+use super::pending::{Form, PendingAnswer, PendingRequests};
 use super::publish::{refuse, stored};
 
 /// Prefix of targets that name topics. No channel can have such a name.
@@ -61,7 +61,7 @@ pub(super) fn publish(
     frame: &Frame<'_>,
     bytes: &[u8],
     topics: &mut TopicNames,
-    pending: &mut Pending,
+    pending: &mut PendingRequests,
     commands: &mut Vec<Command>,
     output: &mut Vec<u8>,
 ) {

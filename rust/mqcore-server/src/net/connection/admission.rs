@@ -14,7 +14,7 @@ use mqcore_session::session::Session;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Connection;
-use crate::authority::gate::Step;
+use crate::authority::gate::GateAction;
 use crate::authority::keys::LimitKeys;
 use crate::stats::counters::CloseReason;
 
@@ -48,15 +48,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         moved
     }
 
-    pub(super) fn follow(&mut self, steps: Vec<Step>, now: Timestamp) {
+    pub(super) fn follow(&mut self, steps: Vec<GateAction>, now: Timestamp) {
         for step in steps {
             match step {
-                Step::Pass(commands, bytes) => self.route(commands, bytes),
-                Step::Become(client) => {
+                GateAction::Pass(commands, bytes) => self.route(commands, bytes),
+                GateAction::Become(client) => {
                     self.client = client;
                     self.restrict_limits();
                 }
-                Step::Tell(event) => {
+                GateAction::Tell(event) => {
                     if matches!(event, Event::Refused(_)) {
                         self.count_closed(CloseReason::Refused);
                     }

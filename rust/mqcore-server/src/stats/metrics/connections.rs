@@ -3,7 +3,7 @@
 use mqcore_session::any::Protocol;
 use mqcore_tls::refusal::HandshakeRejection;
 
-use super::{Metric, Samples, Source, counter, gauge};
+use super::{Metric, MetricSources, Samples, counter, gauge};
 use crate::stats::counter::Counter;
 use crate::stats::counters::{CloseReason, ProtocolCounters};
 
@@ -124,7 +124,11 @@ pub(super) const TLS: &[Metric] = &[
     }),
 ];
 
-fn each_protocol(source: &Source<'_>, samples: &mut Samples<'_>, value: fn(&ProtocolCounters) -> &Counter) {
+fn each_protocol(
+    source: &MetricSources<'_>,
+    samples: &mut Samples<'_>,
+    value: fn(&ProtocolCounters) -> &Counter,
+) {
     for protocol in Protocol::ALL {
         samples.labeled("protocol", protocol.as_str(), value(source.hub.counters.of(protocol)).get());
     }

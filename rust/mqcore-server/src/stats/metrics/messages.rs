@@ -2,7 +2,7 @@
 
 use mqcore_broker::model::stats::{DropReason, RouterCounts};
 
-use super::{Metric, Source, counter, gauge};
+use super::{Metric, MetricSources, counter, gauge};
 
 pub(super) const METRICS: &[Metric] = &[
     counter(
@@ -164,7 +164,7 @@ pub(super) const METRICS: &[Metric] = &[
 ];
 
 /// The counts of all routers together.
-fn router_counts(source: &Source<'_>) -> RouterCounts {
+fn router_counts(source: &MetricSources<'_>) -> RouterCounts {
     let mut sum = RouterCounts::default();
     for (_, counts) in &source.snapshot.router_counts {
         sum.add(counts);

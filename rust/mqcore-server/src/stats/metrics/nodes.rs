@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Metric, Samples, Source, counter, gauge};
+use super::{Metric, MetricSources, Samples, counter, gauge};
 use crate::nodes::forwarder::{Backlog, DROP_REASONS, Forwarder};
 
 /// Present if the broker has links.
@@ -72,16 +72,16 @@ fn is_connected(node: &mqcore_broker::model::node::NodeInformation, downstream: 
 }
 
 /// The forwarder; `None`: there is no upstream broker.
-pub(super) fn forwarder<'a>(source: &Source<'a>) -> Option<&'a Forwarder> {
+pub(super) fn forwarder<'a>(source: &MetricSources<'a>) -> Option<&'a Forwarder> {
     source.hub.nodes.as_ref()?.forwarder.as_ref()
 }
 
-fn backlogs<'a>(source: &Source<'a>) -> impl Iterator<Item = (&'a String, &'a Backlog)> {
+fn backlogs<'a>(source: &MetricSources<'a>) -> impl Iterator<Item = (&'a String, &'a Backlog)> {
     let addresses = source.hub.nodes.iter().flat_map(|nodes| &nodes.upstreams);
     addresses.zip(forwarder(source).into_iter().flat_map(|forwarder| &forwarder.shared.backlogs))
 }
 
-fn each_upstream(source: &Source<'_>, samples: &mut Samples<'_>, value: fn(&Backlog) -> &AtomicU64) {
+fn each_upstream(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&Backlog) -> &AtomicU64) {
     for (upstream, backlog) in backlogs(source) {
         samples.labeled("upstream", upstream, value(backlog).load(Ordering::Relaxed));
     }

@@ -2,7 +2,7 @@
 
 use mqcore_broker::model::stats::QueueInformation;
 
-use super::{Metric, Samples, Source, counter, gauge};
+use super::{Metric, MetricSources, Samples, counter, gauge};
 
 /// Maximum queues listed.
 pub(super) const QUEUES_MAX: usize = 500;
@@ -36,7 +36,7 @@ pub(super) const METRICS: &[Metric] = &[
 ];
 
 /// One sample for each of the first queues by name, so that the selection is stable.
-fn each_queue(source: &Source<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
+fn each_queue(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
     let mut queues: Vec<&QueueInformation> = source.snapshot.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     queues.truncate(QUEUES_MAX);

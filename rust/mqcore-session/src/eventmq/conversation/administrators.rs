@@ -8,7 +8,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::{self, EmqpCommand};
 
 use super::{EventmqSession, deny};
-use crate::eventmq::pending::{AdminRequest, Asked};
+use crate::eventmq::pending::{AdminRequest, RequestSubject};
 
 impl EventmqSession {
     /// Asks whether the peer may administer the broker. A right on a single object is not enough.
@@ -27,7 +27,7 @@ impl EventmqSession {
                 return Ok(());
             }
         };
-        let number = self.pending.expect(Asked::Administer(request, message.id.into()), 1);
+        let number = self.pending.expect(RequestSubject::Administer(request, message.id.into()), 1);
         commands.push(Command::Request(number, Box::new(Request::MayAdminister)));
         Ok(())
     }

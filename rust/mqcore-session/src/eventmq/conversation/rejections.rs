@@ -7,7 +7,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::time::Timestamp;
 
 use super::EventmqSession;
-use crate::eventmq::pending::Asked;
+use crate::eventmq::pending::RequestSubject;
 use crate::eventmq::{client, job};
 
 impl EventmqSession {
@@ -34,7 +34,7 @@ impl EventmqSession {
 
     /// Creates the queue of a job or schedule.
     pub(super) fn create_queue(&mut self, queue: QueueAddress) {
-        let number = self.pending.expect(Asked::Creation(queue.clone()), 1);
+        let number = self.pending.expect(RequestSubject::Creation(queue.clone()), 1);
         let changes = self.exchange.made_for_jobs();
         let request = Request::CreateQueue { queue, changes };
         self.wanted.push(Command::Request(number, Box::new(request)));

@@ -11,7 +11,7 @@ use mqcore_wire::eventmq::{self, Case, EmqpCommand, Schedule};
 use mqcore_wire::zmtp::{Item, ZmtpDecoder};
 
 use super::{EventmqSession, Part, deny};
-use crate::eventmq::pending::{Asked, ScheduleChange};
+use crate::eventmq::pending::{RequestSubject, ScheduleChange};
 use crate::eventmq::schedules;
 use crate::eventmq::schedules::{ScheduleEnd, ScheduleRequest};
 use crate::session::SessionError;
@@ -71,7 +71,7 @@ impl EventmqSession {
 
     fn ask_for_queue(&mut self, change: ScheduleChange, commands: &mut Vec<Command>) {
         let queue = change.queue.clone();
-        let number = self.pending.expect(Asked::Schedule(Box::new(change)), 1);
+        let number = self.pending.expect(RequestSubject::Schedule(Box::new(change)), 1);
         commands.push(Command::Request(number, Box::new(Request::MayPublish { queue })));
     }
 
@@ -107,7 +107,7 @@ impl EventmqSession {
         match self.scheduler_for(&change.request) {
             Some(to) => {
                 let request = Request::MayDirect { to: ClientPattern::Id(to.clone()) };
-                let number = self.pending.expect(Asked::HandOver(Box::new(change), to), 1);
+                let number = self.pending.expect(RequestSubject::HandOver(Box::new(change), to), 1);
                 self.wanted.push(Command::Request(number, Box::new(request)));
             }
             None => self.keep_schedule(change, now),
@@ -223,7 +223,7 @@ impl EventmqSession {
             return self.acknowledge(id, now, output);
         }
         self.part = Part::Applying;
-        let number = self.pending.expect(Asked::Scheduler(id.into()), 1);
+        let number = self.pending.expect(RequestSubject::Scheduler(id.into()), 1);
         commands.push(Command::Request(number, Box::new(Request::MayRunSchedules)));
     }
 

@@ -7,7 +7,7 @@ use mqcore_broker::model::topic::TopicPattern;
 
 use super::EventmqSession;
 use crate::eventmq::listener::Role;
-use crate::eventmq::pending::Asked;
+use crate::eventmq::pending::RequestSubject;
 
 impl EventmqSession {
     pub(super) fn publish(
@@ -60,7 +60,7 @@ impl EventmqSession {
     }
 
     pub(super) fn ask_every_shard(&mut self, request: Request, commands: &mut Vec<Command>) {
-        let number = self.pending.expect(Asked::Topic, self.config.shards.max(1));
+        let number = self.pending.expect(RequestSubject::Topic, self.config.shards.max(1));
         commands.push(Command::Request(number, Box::new(request)));
     }
 }

@@ -11,7 +11,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::{self, EmqpCommand, encode_heartbeat, queues};
 
 use super::{EventmqSession, HEARTBEAT_INTERVAL, Part, deny};
-use crate::eventmq::pending::Asked;
+use crate::eventmq::pending::RequestSubject;
 use crate::eventmq::worker::Work;
 use crate::session::SessionError;
 
@@ -61,7 +61,7 @@ impl EventmqSession {
                 binding: None,
                 notify_self: false,
             };
-            let number = self.pending.expect(Asked::Subscription, 1);
+            let number = self.pending.expect(RequestSubject::Subscription, 1);
             commands
                 .push(Command::Request(number, Box::new(Request::SubscribeQueue(Box::new(subscription)))));
         }

@@ -10,7 +10,7 @@ use mqcore_wire::micromessage::failure::{ErrorToken, ProtocolFailure};
 use mqcore_wire::micromessage::field::is_field;
 use mqcore_wire::micromessage::filter::Filter;
 
-use super::{About, Asked, MicroMessageSession, made_by_receivers, write_fail, write_ok};
+use super::{MicroMessageSession, PendingRequest, RequestSubject, made_by_receivers, write_fail, write_ok};
 use crate::micromessage::destination::Place;
 use crate::micromessage::subscriptions::{Key, Subscription};
 
@@ -139,7 +139,7 @@ impl MicroMessageSession {
             Place::Queue(queue) => Request::SubscribeQueue(Box::new(self.consuming(queue, tag, prefetch))),
             Place::Topic(topic) => Request::SubscribeTopic { pattern: TopicPattern::Exact(topic) },
         };
-        self.ask(About::Subscribing(tag), id, request, commands);
+        self.ask(RequestSubject::Subscribing(tag), id, request, commands);
         Ok(())
     }
 
@@ -159,7 +159,7 @@ impl MicroMessageSession {
         match self.subscriptions.set_prefetch(tag, count) {
             Some(queue) => {
                 let request = Request::SubscribeQueue(Box::new(self.consuming(queue, tag, count)));
-                self.ask(About::Subscribing(tag), Some(id), request, commands);
+                self.ask(RequestSubject::Subscribing(tag), Some(id), request, commands);
             }
             None => write_ok(&id, output),
         }
@@ -210,12 +210,12 @@ impl MicroMessageSession {
                 self.subscriptions.unname(tag);
                 self.outgoing.forget(tag);
                 let request = Request::UnsubscribeQueue { queue, tag };
-                self.ask(About::Unsubscribing(tag), id, request, commands);
+                self.ask(RequestSubject::Unsubscribing(tag), id, request, commands);
             }
             Some(Place::Topic(topic)) => {
                 if let Some((_, true)) = self.subscriptions.end(tag) {
                     let request = Request::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
-                    self.ask(About::Unsubscribing(tag), id, request, commands);
+                    self.ask(RequestSubject::Unsubscribing(tag), id, request, commands);
                 } else if let Some(id) = id.filter(|_| self.answers_commands()) {
                     write_ok(&id, output);
                 }
@@ -227,12 +227,12 @@ impl MicroMessageSession {
 
     pub(super) fn ask(
         &mut self,
-        about: About,
+        about: RequestSubject,
         id: Option<Box<str>>,
         request: Request,
         commands: &mut Vec<Command>,
     ) {
-        let number = self.asked.insert(Asked { about, id });
+        let number = self.asked.insert(PendingRequest { about, id });
         let number = RequestId(u32::try_from(number).expect("the number of open requests is limited"));
         commands.push(Command::Request(number, Box::new(request)));
     }

@@ -11,7 +11,7 @@ use mqcore_wire::micromessage::negotiation::{self, Lists};
 
 use super::{IDENTITY, LIST_BYTES_MAX, MicroMessageSession, Stage};
 use crate::micromessage::incoming::Incoming;
-use crate::micromessage::outgoing::Outgoing;
+use crate::micromessage::outgoing::OutgoingMessages;
 
 impl MicroMessageSession {
     /// Takes a message of the handshake, if it is complete.
@@ -75,7 +75,7 @@ impl MicroMessageSession {
         let last = Lists::read(said)?;
         self.agreement = negotiation::conclude(offer, reply, &last, &self.abilities())?;
         self.incoming = Incoming::new(self.config.connection, now, &self.agreement);
-        self.outgoing = Outgoing::new(&self.agreement);
+        self.outgoing = OutgoingMessages::new(&self.agreement);
         let token = [offer, &last].into_iter().find_map(|lists| lists.find(X_MQCORE)?.property("token"));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let introduction = Introduction {
