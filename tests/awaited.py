@@ -18,6 +18,13 @@ async def next_of(stream: Any) -> Any:
     return await asyncio.wait_for(anext(aiter(stream)), LIMIT)
 
 
+async def taken(messages: Any) -> Any:
+    """Acknowledge and return what a stream brings next."""
+    message = await next_of(messages)
+    assert await message.ack()
+    return message
+
+
 async def reaches(client: Client, connects: int) -> None:
     """Wait until the client has connected so many times."""
     async with asyncio.timeout(LIMIT):

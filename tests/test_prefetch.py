@@ -15,10 +15,10 @@ import pytest
 import mqcore
 import mqcore.sync
 import programs
-from awaited import LIMIT, next_of, until
+from awaited import LIMIT, next_of, taken, until
 from mqcore import errors
 from mqcore._broker_stats import QueueStats
-from mqcore.client import Client, Delivered
+from mqcore.client import Client
 from mqcore.testing import TestBroker
 from served import clean_environment, wait_until
 from tmqp_peer import TmqpPeer
@@ -137,13 +137,6 @@ async def test_consumers_of_one_client_have_their_own_prefetch(mq: Client) -> No
         for _ in range(9):
             await (await next_of(fast)).ack()
         await held.ack()
-
-
-async def taken(messages: AsyncIterator[Delivered[bytes]]) -> Delivered[bytes]:
-    """The next message, acknowledged."""
-    message: Delivered[bytes] = await next_of(messages)
-    assert await message.ack()
-    return message
 
 
 async def test_slow_and_fast_consumer_share_the_work_as_they_are_free(broker: mqcore.Broker, mq: Client) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import mqcore
 import mqcore.sync
-from awaited import next_of, reaches, until
+from awaited import next_of, reaches, taken, until
 from mm2_peer import MM2Peer, extension
 from mqcore._broker_stats import QueueStats
-from mqcore.client import Client, Delivered
+from mqcore.client import Client
 from mqks_peer import MqksPeer
 from tcp_proxy import TcpProxy
 
@@ -112,13 +112,6 @@ async def test_slow_consumer_of_another_queue_does_not_hold_a_fast_one(broker: m
         assert broker.stats().queue("slow/0").in_flight == 1
         await held.ack()
         assert (await next_of(slow)).raw == b"2"
-
-
-async def taken(messages: AsyncIterator[Delivered[bytes]]) -> Delivered[bytes]:
-    """The next message, acknowledged."""
-    message: Delivered[bytes] = await next_of(messages)
-    assert await message.ack()
-    return message
 
 
 async def test_slow_and_fast_consumer_share_the_work_as_they_are_free(

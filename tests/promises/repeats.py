@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from promises.history import Event
-from promises.lives import END, Lives
+from promises.lives import END, Lives, Session
 from promises.loss import named
 from promises.model import Finding
 
@@ -121,6 +121,17 @@ def order(lives: Lives) -> Iterator[Finding]:
         and not events[0].retried
         and not events[0].delay
     }
+    for name, _, seen in first_deliveries(lives, published):
+        yield from _inversions(lives, published, [event.label for event in seen], f"for {name}")
+    if not lives.sessions and not lives.erased:
+        left = [
+            label for label, _ in sorted(lives.stored.items(), key=lambda item: item[1].count) if label in published
+        ]
+        yield from _inversions(lives, published, left, "in what was left")
+
+
+def first_deliveries(lives: Lives, published: Container[str]) -> Iterator[tuple[str, Session, list[Event]]]:
+    """For each consumer, the undisturbed first deliveries of these messages in the order of their arrival."""
     for name, session in lives.sessions.items():
         if session.limit < 0:
             continue  # the newest first
@@ -132,13 +143,7 @@ def order(lives: Lives) -> Iterator[Finding]:
             and deliveries[0].client == name
             and is_undisturbed(lives, deliveries[0])
         ]
-        seen.sort(key=lambda event: (event.at, event.count))
-        yield from _inversions(lives, published, [event.label for event in seen], f"for {name}")
-    if not lives.sessions and not lives.erased:
-        left = [
-            label for label, _ in sorted(lives.stored.items(), key=lambda item: item[1].count) if label in published
-        ]
-        yield from _inversions(lives, published, left, "in what was left")
+        yield name, session, sorted(seen, key=lambda event: (event.at, event.count))
 
 
 def is_undisturbed(lives: Lives, delivery: Event) -> bool:

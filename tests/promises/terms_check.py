@@ -10,7 +10,7 @@ from promises.history import Event
 from promises.lives import Lives
 from promises.loss import named
 from promises.model import Finding
-from promises.repeats import is_undisturbed
+from promises.repeats import first_deliveries
 
 CLOCK_SECONDS = 0.01
 """Clients and the broker count whole milliseconds, each from its own zero."""
@@ -83,20 +83,7 @@ def priorities(lives: Lives) -> Iterator[Finding]:
         for label, events in lives.published.items()
         if len(events) == 1 and not events[0].retried and not events[0].delay
     }
-    for name, session in lives.sessions.items():
-        if session.limit < 0:
-            continue  # the newest first
-        seen = sorted(
-            (
-                deliveries[0]
-                for label, deliveries in lives.delivered.items()
-                if label in published
-                and deliveries
-                and deliveries[0].client == name
-                and is_undisturbed(lives, deliveries[0])
-            ),
-            key=lambda event: (event.at, event.count),
-        )
+    for name, session, seen in first_deliveries(lives, published):
         for low, high in combinations([published[event.label] for event in seen], 2):
             waited = high.outcome == "confirmed" and high.until <= max(low.at, session.joined)
             if waited and high.level > low.level:

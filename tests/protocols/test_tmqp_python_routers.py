@@ -277,13 +277,12 @@ def test_a_binding_in_python_takes_messages_or_leaves_them(
 
 def test_a_test_of_a_python_router_asks_it(broker: mqcore.Broker, producer: Client, queues: list[str]) -> None:
     broker.routers["r"] = router("plain", lambda message, publisher: ["a/1", "none/1"])
-    told = producer.json(654, "r", body=b"x")
-    assert told["Taken"] is True
-    assert [(step["Binding"], step["Takes"]) for step in told["Steps"]] == [
-        ("route", True),
-        (None, True),
-        (None, False),
-    ]
+    tested = producer.json(654, "r", body=b"x")
+    assert tested["Taken"] is True
+    asked, *named = tested["Steps"]
+    assert (asked["Binding"], asked["Takes"]) == ("route", True)
+    # A message visits the shards of the targets one after the other; which shard a channel has is random.
+    assert {(step["Target"], step["Takes"]) for step in named} == {("a/1", True), ("none/1", False)}
     assert producer.stored("a") == (0, 0)
 
 
