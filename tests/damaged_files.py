@@ -55,3 +55,9 @@ def overwrite(path: Path, start: int, content: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(start)
         file.write(content)
+
+
+def use_old_placement(directory: Path, shards: str) -> None:
+    """Make a data directory that spreads names over shards as older versions did: the same in every run."""
+    directory.mkdir()
+    (directory / "format").write_text(f"mqcore data 1, shards {shards}\n")

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
+from damaged_files import use_old_placement
 from mqcore import QueueOptions, QueueStatus, journal
 from served import DISK_MIB, serving
 from test_journal_cli import flip, run
@@ -33,6 +34,7 @@ def read(path: Path) -> pyarrow.Table:
 
 async def fill(directory: Path, *, kill: bool = False) -> None:
     """Have a broker save messages in orders/1, hand the first ones out, and end with some of them settled."""
+    use_old_placement(directory, WITH_HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     with serving("--data-dir", str(directory), environment=WITH_HISTORY) as broker:
         async with mqcore.connect(broker.url, name="tester") as mq:
             await mq.declare("orders", 1, SAVING)

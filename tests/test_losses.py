@@ -23,6 +23,7 @@ from damaged_files import (
     mq_journal,
     overwrite,
     segment_of_killed_broker,
+    use_old_placement,
     verify,
 )
 from mqcore import errors, journal
@@ -66,12 +67,6 @@ def alarms(broker: ServedBroker) -> set[str]:
         assert loss["text"] in ready["error"]["message"]
         wait_until(lambda: any("has lost records" in line for line in broker.stderr_lines), what="the log line")
     return {loss["journal"] for loss in losses}
-
-
-def use_old_placement(directory: Path, shards: str) -> None:
-    """Make a data directory that spreads names as older versions did."""
-    directory.mkdir()
-    (directory / "format").write_text(f"mqcore data 1, shards {shards}\n")
 
 
 async def fill(directory: Path, environment: dict[str, str]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def test_sockets_of_libzmq_come_back_to_a_broker_that_was_gone(python: Path) -> 
         assert peer.stdout is not None
         assert peer.stdout.readline() == "now\n"
     finally:
-        first.stop(grace=0.0)
+        first.stop(grace=2.0)  # The worker receives its KBYE.
     with mqcore.Broker(listen=url, shards=2):
         _, said = peer.communicate("go on\n", timeout=60)
     assert peer.returncode == 0, said
