@@ -59,5 +59,5 @@ def overwrite(path: Path, start: int, content: bytes) -> None:
 
 def use_old_placement(directory: Path, shards: str) -> None:
     """Make a data directory that spreads names over shards as older versions did: the same in every run."""
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     (directory / "format").write_text(f"mqcore data 1, shards {shards}\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from damaged_files import use_old_placement
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
@@ -97,6 +98,7 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
     import pyarrow.parquet  # noqa: F401 (used by Told)
 
     data_dir = tmp_path_factory.mktemp("lived")
+    use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     with serving("--data-dir", str(data_dir), "--auto-create", environment=HISTORY) as served:
         lived = Lived(data_dir, served)
         with sync.connect(served.url, name="shop") as mq:

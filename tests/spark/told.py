@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import mqcore.journal
+from damaged_files import use_old_placement
 from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.jvm import JavaMissing, ensure_java
 from served import ServedBroker, serving, wait_until
@@ -111,6 +112,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     import pyarrow.parquet  # noqa: F401 (used by Told)
 
     data_dir = tmp_path_factory.mktemp("told")
+    use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     with serving("--data-dir", str(data_dir), "--auto-create", environment=HISTORY) as served:
         work = Told(data_dir, served)
         with sync.connect(served.url) as mq:
@@ -135,6 +137,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 def living(tmp_path: Path) -> Iterator[Told]:
     """A broker that runs, with an admin side and an archive."""
     data_dir = tmp_path / "living"
+    use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     arguments = ("--data-dir", str(data_dir), "--admin", "http://127.0.0.1:0")
     with serving(*arguments, environment=HISTORY) as served:
         with sync.connect(served.url) as mq:
