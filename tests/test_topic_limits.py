@@ -154,7 +154,8 @@ def test_an_eventmq_subscriber_above_its_limit_receives_only_its_earlier_topics(
             )
             for topic in ("c1", "b1", "a1"):
                 publisher.say("PUBLISH", "p", topic, "news")
-            assert [subscriber.receive()[0] for _ in range(2)] == [b"b1", b"a1"]
+            # Order holds within a topic only: the topics can be on different shards.
+            assert {subscriber.receive()[0] for _ in range(2)} == {b"b1", b"a1"}
             subscriber.send(b"\x00a")
             subscriber.send(b"\x01c")
             subscriber.until_now()
