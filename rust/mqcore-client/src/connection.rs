@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::config::Transport;
 use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
-use crate::counters::Counters;
+use crate::counters::ClientCounters;
 use crate::dial::{Endpoint, OpenConnection, Stream, dial};
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, lock};
@@ -304,7 +304,7 @@ impl SharedClient {
         core.epoch += 1;
         core.conversation.opened(&link.greeted);
         drop(core);
-        Counters::add(&self.counters.connects, 1);
+        ClientCounters::add(&self.counters.connects, 1);
         self.set_state(ClientState::Connected {
             address: link.address.clone(),
             client_id: link.greeted.own_id().into(),
@@ -329,7 +329,7 @@ impl SharedClient {
             .map(|mailbox| mailbox.discard(|letter| letter.epoch == epoch && is_stale(&letter.message)))
             .sum();
         drop(core);
-        Counters::add(&self.counters.stale_discarded, discarded as u64);
+        ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
         for (waiter, partial) in waiters {
             waiter.settle(outcome_of_loss(partial, cause), now);
         }
@@ -492,7 +492,7 @@ impl SharedClient {
             }
             FrameEvent::Direct(inbox, message) => match core.inbox(inbox).clone() {
                 Some(mailbox) => post.put(mailbox, core, message, now),
-                None => Counters::add(&self.counters.unclaimed_direct, 1),
+                None => ClientCounters::add(&self.counters.unclaimed_direct, 1),
             },
             FrameEvent::Event(event) => {
                 let streams = core.event_streams(&event).cloned().collect();
@@ -501,7 +501,7 @@ impl SharedClient {
             FrameEvent::Extension(frame) => {
                 let streams: Vec<Arc<Mailbox>> = core.extension_streams(frame.target()).cloned().collect();
                 if streams.is_empty() {
-                    Counters::add(&self.counters.unclaimed, 1);
+                    ClientCounters::add(&self.counters.unclaimed, 1);
                 }
                 post.put_all(streams, core, &frame, now);
             }
@@ -520,7 +520,7 @@ impl SharedClient {
     /// Handles a message of a queue without a consumer here, and returns it: its queue was just left, or its channel is
     /// joined for another queue and the broker delivers all queues of a channel.
     fn unclaimed(&self, core: &mut Core, message: &Received) {
-        Counters::add(&self.counters.unclaimed, 1);
+        ClientCounters::add(&self.counters.unclaimed, 1);
         let (channel, queue) = (message.target(), message.content_type());
         core.conversation.leave_unused(message);
         if message.wants_acknowledge() {

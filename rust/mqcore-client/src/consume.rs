@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::consumption::Consumption;
 pub use crate::consumption::{ConsumeTerms, UnusedQueue};
 pub use crate::conversation::REASON_CONSUMER_CLOSED;
-use crate::counters::Counters;
+use crate::counters::ClientCounters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
@@ -340,7 +340,7 @@ impl Delivered {
         let is_late = self.is_late();
         self.shared.with_core(|core| {
             if core.epoch != self.epoch || !core.conversation.is_open() {
-                Counters::add(&self.shared.counters.stale_settlements, 1);
+                ClientCounters::add(&self.shared.counters.stale_settlements, 1);
                 return Settlement::Stale;
             }
             let written = write(&mut core.conversation);

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counters that do not belong to a single call.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct ClientCounters {
     pub(crate) connects: AtomicU64,
     pub(crate) unclaimed: AtomicU64,
     pub(crate) unclaimed_direct: AtomicU64,
@@ -13,7 +13,7 @@ pub(crate) struct Counters {
     pub(crate) dropped_events: AtomicU64,
 }
 
-impl Counters {
+impl ClientCounters {
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
         counter.fetch_add(count, Ordering::Relaxed);
     }

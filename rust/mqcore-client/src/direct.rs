@@ -9,7 +9,7 @@ use crate::address::is_topic;
 use crate::client::Client;
 pub use crate::conversation::Inbox;
 use crate::conversation::{DirectMessage, RequestAnswer, Wait};
-use crate::counters::Counters;
+use crate::counters::ClientCounters;
 use crate::dialogue::DIRECT;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
@@ -245,7 +245,7 @@ impl Incoming {
 impl Drop for Incoming {
     fn drop(&mut self) {
         let waiting = self.mailbox.waiting() as u64;
-        Counters::add(&self.client.shared.counters.unclaimed_direct, waiting);
+        ClientCounters::add(&self.client.shared.counters.unclaimed_direct, waiting);
         self.client.shared.with_core(|core| {
             let current = core.inbox(self.inbox);
             if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &self.mailbox)) {

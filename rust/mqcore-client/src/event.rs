@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use crate::address::channel_name;
 use crate::client::Client;
-use crate::counters::Counters;
+use crate::counters::ClientCounters;
 use crate::dialogue::Part;
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Mailbox};
@@ -316,6 +316,6 @@ impl Drop for EventStream {
     fn drop(&mut self) {
         self.memberships.clear();
         self.client.shared.with_core(|core| core.remove_event_stream(&self.mailbox));
-        Counters::add(&self.client.shared.counters.dropped_events, self.mailbox.dropped() as u64);
+        ClientCounters::add(&self.client.shared.counters.dropped_events, self.mailbox.dropped() as u64);
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::address::{Protocol, QueueAddress, is_topic, topic_matches};
 use crate::config::ClientConfig;
 use crate::conversation::{Inbox, MessageId, PullAnswer, RequestAnswer, TakenUp};
-use crate::counters::Counters;
+use crate::counters::ClientCounters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
 use crate::mailbox::{Bound, Gauge, Mailbox, QueuedMessage, lock};
@@ -69,7 +69,7 @@ pub(crate) struct SharedClient {
     /// Notified when all output is written, or lost with its connection.
     pub(crate) written: Notify,
     pub(crate) state: watch::Sender<ClientState>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ClientCounters,
 }
 
 /// The result of an attempt to act.
@@ -103,7 +103,7 @@ impl SharedClient {
             room: Notify::new(),
             written: Notify::new(),
             state: watch::Sender::new(ClientState::Connecting { attempt: 1 }),
-            counters: Counters::default(),
+            counters: ClientCounters::default(),
         })
     }
 

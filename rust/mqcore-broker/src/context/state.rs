@@ -53,7 +53,7 @@ pub(crate) struct Paging {
 
 /// Counters of the shard that belong to no queue.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct ShardCounters {
     /// Commands and requests that were rejected.
     pub(crate) refused: u64,
     /// Acknowledgements of messages that are not in flight.
@@ -83,7 +83,7 @@ pub(crate) struct ShardState {
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// The lifecycle of messages; `None` if this broker records no history.
     pub(crate) history: Option<Box<HistoryLog>>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ShardCounters,
     /// The serial of the latest queue.
     serial: u64,
     /// Source of message ids and client ids.
@@ -106,7 +106,7 @@ impl ShardState {
             paging: Paging::default(),
             intake: Intake::new(),
             links: HashMap::default(),
-            counters: Counters::default(),
+            counters: ShardCounters::default(),
             serial: 0,
         }
     }

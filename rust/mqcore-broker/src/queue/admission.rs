@@ -23,7 +23,7 @@ use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 use crate::queue::delayed::Awaits;
 use crate::queue::members::Members;
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 use crate::queue::{Admission, Queue};
 
 impl Queue {
@@ -195,13 +195,13 @@ impl Queue {
         context.record_paged_out_event(&self.metadata.address, &paged_out, LifecycleEvent::Restored);
         match self.metadata.options.status {
             Status::Stopped => {
-                return self.discard_taken(Taken::PagedOut(paged_out), DropReason::Erased, context);
+                return self.discard_taken(Unlisted::PagedOut(paged_out), DropReason::Erased, context);
             }
             Status::Cache => self.replace_cached(context),
             _ if not_before > context.now => {
                 let position = if progress.rank < 0 { PutBack::Start } else { PutBack::End };
                 let awaits = Awaits::Attempt(position);
-                return self.delay(Taken::PagedOut(paged_out), terms.level, not_before, awaits, context);
+                return self.delay(Unlisted::PagedOut(paged_out), terms.level, not_before, awaits, context);
             }
             _ => {}
         }

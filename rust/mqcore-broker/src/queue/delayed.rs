@@ -7,7 +7,7 @@ use crate::model::command::Clear;
 use crate::model::decision::PutBack;
 use crate::model::terms::LEVEL_HIGH_MIN;
 use crate::model::time::Timestamp;
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 
 /// Delayed messages of one queue by time; equal times in order of arrival.
 #[derive(Debug, Default)]
@@ -33,7 +33,7 @@ pub(crate) enum Awaits {
 /// are usually so few that searching for them would cost more.
 #[derive(Debug)]
 struct DelayedMessage {
-    taken: Taken,
+    taken: Unlisted,
     level: u8,
     awaits: Awaits,
 }
@@ -47,7 +47,7 @@ impl DelayedMessage {
 /// A message whose time has come.
 #[derive(Debug)]
 pub(crate) struct Due {
-    pub(crate) taken: Taken,
+    pub(crate) taken: Unlisted,
     /// Its priority.
     pub(crate) level: u8,
     /// The end of the queue to which it returns.
@@ -81,8 +81,8 @@ impl Delayed {
     /// Their memory in bytes. Visits every message.
     pub(crate) fn bytes(&self) -> u64 {
         let read = self.waiting.values().filter_map(|waiting| match &waiting.taken {
-            Taken::InMemory(entry) => Some(entry.message.memory_bytes() as u64),
-            Taken::PagedOut(_) => None,
+            Unlisted::InMemory(entry) => Some(entry.message.memory_bytes() as u64),
+            Unlisted::PagedOut(_) => None,
         });
         read.sum()
     }
@@ -93,11 +93,11 @@ impl Delayed {
     }
 
     /// All messages with their times.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Timestamp, &Taken)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Timestamp, &Unlisted)> {
         self.waiting.iter().map(|((time, _), waiting)| (*time, &waiting.taken))
     }
 
-    pub(crate) fn insert(&mut self, until: Timestamp, taken: Taken, level: u8, awaits: Awaits) {
+    pub(crate) fn insert(&mut self, until: Timestamp, taken: Unlisted, level: u8, awaits: Awaits) {
         self.serial += 1;
         let waiting = DelayedMessage { taken, level, awaits };
         self.high += u64::from(waiting.is_high());
@@ -124,7 +124,7 @@ impl Delayed {
     }
 
     /// Removes the messages that `clear` selects.
-    pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
+    pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Unlisted> {
         let cleared = self.take(|waiting| if waiting.is_high() { clear.high_priority } else { clear.normal });
         cleared.into_iter().map(|waiting| waiting.taken).collect()
     }

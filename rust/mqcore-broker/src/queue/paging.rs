@@ -22,7 +22,7 @@ use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::dead_letters::Destination;
 use crate::queue::loads::LoadState;
-use crate::queue::ready::{Eviction, Next, Taken};
+use crate::queue::ready::{Eviction, Next, Unlisted};
 
 /// Maximum number of messages of one queue that are requested at a time.
 const WINDOW_MESSAGES: usize = 1024;
@@ -146,10 +146,10 @@ impl Queue {
         entry: Entry,
         until: Timestamp,
         context: &mut Context<'_>,
-    ) -> Taken {
+    ) -> Unlisted {
         let is_long = until.since(context.now) > KEPT_DELAY;
         if !is_long || !entry.saved || !context.state.commits.is_committed(entry.sequence) {
-            return Taken::InMemory(entry);
+            return Unlisted::InMemory(entry);
         }
         let Entry { message, deadline, attempts, requeues, sequence, answered, number, .. } = entry;
         self.unique.page_out(sequence, &message);
@@ -162,18 +162,18 @@ impl Queue {
         }
         context.state.paging.bodies.evicted += 1;
         let bytes = message.memory_bytes() as u64;
-        Taken::PagedOut(PagedOut { deadline, attempts, requeues, sequence, answered, number, bytes })
+        Unlisted::PagedOut(PagedOut { deadline, attempts, requeues, sequence, answered, number, bytes })
     }
 
     /// Drops and counts a message, in memory or paged out.
-    pub(crate) fn discard_taken(&mut self, taken: Taken, reason: DropReason, context: &mut Context<'_>) {
+    pub(crate) fn discard_taken(&mut self, taken: Unlisted, reason: DropReason, context: &mut Context<'_>) {
         match taken {
-            Taken::InMemory(entry) => {
+            Unlisted::InMemory(entry) => {
                 self.waiting_producers.remove(&entry.sequence);
                 self.unique.page_in(entry.sequence);
                 self.discard(entry, reason, context);
             }
-            Taken::PagedOut(paged_out) => self.discard_unread(paged_out, reason, context),
+            Unlisted::PagedOut(paged_out) => self.discard_unread(paged_out, reason, context),
         }
     }
 

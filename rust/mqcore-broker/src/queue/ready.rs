@@ -21,7 +21,7 @@ pub(crate) use crate::queue::list::Eviction;
 
 /// A message that left the lists.
 #[derive(Debug)]
-pub(crate) enum Taken {
+pub(crate) enum Unlisted {
     InMemory(Entry),
     PagedOut(PagedOut),
 }
@@ -143,8 +143,8 @@ impl Ready {
         }
         let Some(card) = list.pop(newest) else { return Next::Nothing };
         match self.leave(card) {
-            Taken::InMemory(entry) => Next::Entry(entry),
-            Taken::PagedOut(paged_out) => Next::Lost(paged_out),
+            Unlisted::InMemory(entry) => Next::Entry(entry),
+            Unlisted::PagedOut(paged_out) => Next::Lost(paged_out),
         }
     }
 
@@ -176,19 +176,19 @@ impl Ready {
 
     /// Turns a removed entry into a message, with its body if it is in memory.
     #[inline]
-    fn leave(&mut self, mut card: ReadyEntry) -> Taken {
+    fn leave(&mut self, mut card: ReadyEntry) -> Unlisted {
         self.count_out(&card);
         let shelved = if card.message.is_none() { self.loads.take(card.sequence) } else { None };
         match (card.message.take(), shelved) {
             (Some(message), _) | (None, Some(LoadState::Ready(message))) => {
-                Taken::InMemory(card.entry(message))
+                Unlisted::InMemory(card.entry(message))
             }
-            _ => Taken::PagedOut(card.paged_out()),
+            _ => Unlisted::PagedOut(card.paged_out()),
         }
     }
 
     /// Keeps only the newest message, in memory or not, and returns all others.
-    pub(crate) fn keep_newest(&mut self) -> Vec<Taken> {
+    pub(crate) fn keep_newest(&mut self) -> Vec<Unlisted> {
         let level = self.levels.first_level();
         let Some(newest) = self.levels.of(level).pop(true) else { return Vec::new() };
         self.count_out(&newest);
@@ -213,8 +213,8 @@ impl Ready {
         }
         let card = list.pop(true)?;
         match self.leave(card) {
-            Taken::PagedOut(paged_out) => Some(paged_out),
-            Taken::InMemory(_) => None,
+            Unlisted::PagedOut(paged_out) => Some(paged_out),
+            Unlisted::InMemory(_) => None,
         }
     }
 
@@ -227,7 +227,7 @@ impl Ready {
     }
 
     /// Removes and returns the messages that `clear` selects.
-    pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Taken> {
+    pub(crate) fn clear(&mut self, clear: Clear) -> Vec<Unlisted> {
         let mut taken = Vec::new();
         for list in self.levels.take(clear) {
             taken.extend(list.cards.into_iter().map(|card| self.leave(card)));
@@ -236,7 +236,7 @@ impl Ready {
     }
 
     /// Removes and returns everything whose deadline has passed.
-    pub(crate) fn expire(&mut self, now: Timestamp) -> Vec<Taken> {
+    pub(crate) fn expire(&mut self, now: Timestamp) -> Vec<Unlisted> {
         if self.disordered && now < self.search_from {
             return Vec::new();
         }

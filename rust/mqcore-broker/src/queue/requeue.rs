@@ -16,15 +16,15 @@ use crate::queue::dead_letters::Destination;
 use crate::queue::delayed::{Awaits, Due};
 use crate::queue::delivery::{Disposition, Released};
 use crate::queue::members::Members;
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 
 impl Queue {
     /// A newer message replaces the message in a cache queue.
     pub(crate) fn replace_cached(&mut self, context: &mut Context<'_>) {
         for replaced in self.ready.clear(Clear { high_priority: true, normal: true }) {
             match replaced {
-                Taken::InMemory(entry) => self.replace(entry, context),
-                Taken::PagedOut(paged_out) => {
+                Unlisted::InMemory(entry) => self.replace(entry, context),
+                Unlisted::PagedOut(paged_out) => {
                     context.record_paged_out_event(
                         &self.metadata.address,
                         &paged_out,
@@ -138,7 +138,13 @@ impl Queue {
         }
         if not_before > context.now && self.metadata.options.status != Status::Cache {
             let level = entry.level();
-            return self.delay(Taken::InMemory(entry), level, not_before, Awaits::Attempt(position), context);
+            return self.delay(
+                Unlisted::InMemory(entry),
+                level,
+                not_before,
+                Awaits::Attempt(position),
+                context,
+            );
         }
         self.keep(entry, position, context);
     }
@@ -146,15 +152,15 @@ impl Queue {
     /// Keeps a message until its time, or until it expires.
     pub(crate) fn delay(
         &mut self,
-        taken: Taken,
+        taken: Unlisted,
         level: u8,
         until: Timestamp,
         awaits: Awaits,
         context: &mut Context<'_>,
     ) {
         let deadline = match &taken {
-            Taken::InMemory(entry) => entry.deadline,
-            Taken::PagedOut(paged_out) => paged_out.deadline,
+            Unlisted::InMemory(entry) => entry.deadline,
+            Unlisted::PagedOut(paged_out) => paged_out.deadline,
         };
         let until = until.min(deadline);
         self.delayed.insert(until, taken, level, awaits);
@@ -186,8 +192,8 @@ impl Queue {
                     self.discard_taken(taken, DropReason::Erased, context);
                 }
                 _ => match taken {
-                    Taken::InMemory(entry) => self.keep(entry, position, context),
-                    Taken::PagedOut(paged_out) => {
+                    Unlisted::InMemory(entry) => self.keep(entry, position, context),
+                    Unlisted::PagedOut(paged_out) => {
                         self.arm(paged_out.deadline, context);
                         self.ready.push_paged_out(paged_out, level, position);
                         self.schedule(context);

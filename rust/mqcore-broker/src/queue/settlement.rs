@@ -19,7 +19,7 @@ use crate::queue::Queue;
 use crate::queue::delivery::{Delivery, Disposition};
 use crate::queue::members::{Consumer, ConsumerKey};
 use crate::queue::outcome::{DeliveryOutcome, Settled, Settlement};
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 
 /// The first retry delay of saved messages, unless the queue's options name one.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -288,11 +288,11 @@ impl Queue {
     pub(crate) fn expire(&mut self, context: &mut Context<'_>) {
         for taken in self.ready.expire(context.now) {
             match taken {
-                Taken::InMemory(entry) => {
+                Unlisted::InMemory(entry) => {
                     let entry = self.with_producer(entry);
                     self.expired(entry, context);
                 }
-                Taken::PagedOut(paged_out) => self.expired_paged_out(paged_out, context),
+                Unlisted::PagedOut(paged_out) => self.expired_paged_out(paged_out, context),
             }
         }
         self.continue_expiring(context);

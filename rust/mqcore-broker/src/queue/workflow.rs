@@ -24,7 +24,7 @@ use crate::queue::delayed::Awaits;
 use crate::queue::delivery::Disposition;
 use crate::queue::flows::{Flow, FlowSlot, FlowStep, FlowTarget};
 use crate::queue::members::{Consumer, Members};
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 
 /// How long a message waits that every consumer refused, unless the consumers change before.
 const REFUSED_DELAY: Duration = Duration::from_millis(100);
@@ -464,7 +464,7 @@ impl Queue {
             Status::Stopped => self.discard(entry, DropReason::Erased, context),
             _ => {
                 let (level, until) = (entry.level(), context.now.after(REFUSED_DELAY));
-                self.delay(Taken::InMemory(entry), level, until, Awaits::Consumer, context);
+                self.delay(Unlisted::InMemory(entry), level, until, Awaits::Consumer, context);
             }
         }
     }

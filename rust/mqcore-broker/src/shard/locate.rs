@@ -3,7 +3,7 @@
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::location::{Location, LocationState, Locations, MessageQuery};
 use crate::queue::Queue;
-use crate::queue::ready::Taken;
+use crate::queue::ready::Unlisted;
 use crate::shard::entities::Entities;
 
 /// Maximum number of messages that a search looks at: about 10 ms of work.
@@ -55,13 +55,13 @@ impl Queue {
         }
         for (until, taken) in self.delayed.iter() {
             match taken {
-                Taken::InMemory(entry) if query.matches(Some(entry.message.id()), entry.number) => {
+                Unlisted::InMemory(entry) if query.matches(Some(entry.message.id()), entry.number) => {
                     found.push(self.location(entry, LocationState::Delayed(until)));
                 }
-                Taken::PagedOut(paged_out) if query.matches(None, paged_out.number) => {
+                Unlisted::PagedOut(paged_out) if query.matches(None, paged_out.number) => {
                     found.push(self.paged_out_location(paged_out, LocationState::Delayed(until)));
                 }
-                Taken::InMemory(_) | Taken::PagedOut(_) => {}
+                Unlisted::InMemory(_) | Unlisted::PagedOut(_) => {}
             }
         }
         for (paged_out, saved, message) in self.ready.iter() {

@@ -80,7 +80,7 @@ pub struct ThrottrSession {
 }
 
 /// Whether the session accepted a request.
-enum Taken {
+enum Handled {
     Yes,
     /// The request has to wait until no answer is held back.
     Later,
@@ -162,7 +162,7 @@ impl ThrottrSession {
         run: &mut StepRun<'_>,
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
-    ) -> Taken {
+    ) -> Handled {
         let must_wait = matches!(
             request,
             ThrottrRequest::List
@@ -172,7 +172,7 @@ impl ThrottrSession {
                 | ThrottrRequest::Event { .. }
         );
         if must_wait && !self.held.is_empty() {
-            return Taken::Later;
+            return Handled::Later;
         }
         if self.terms.metrics {
             self.tallies[Tally::Requests as usize] += 1;
@@ -197,7 +197,7 @@ impl ThrottrSession {
             fresh.clear();
             self.fresh = fresh;
         }
-        Taken::Yes
+        Handled::Yes
     }
 
     #[inline]
@@ -415,7 +415,7 @@ impl Session for ThrottrSession {
                     if self.undecided {
                         break;
                     }
-                    if let Taken::Later = self.take(&request, size, denied, &mut run, commands, output) {
+                    if let Handled::Later = self.take(&request, size, denied, &mut run, commands, output) {
                         break;
                     }
                     consumed += size;
