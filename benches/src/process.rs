@@ -146,7 +146,7 @@ impl Process {
     fn get(&self, path: &str) -> io::Result<String> {
         let admin = self.admin.ok_or_else(|| io::Error::other("no admin side"))?;
         let mut stream = TcpStream::connect(admin)?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n\r\n")?;
+        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
         let mut response = String::new();
         stream.read_to_string(&mut response)?;
         Ok(response.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| body.into()))
