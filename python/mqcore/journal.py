@@ -53,7 +53,7 @@ State = Literal["sealed", "open", "damaged", "spare"]
 FindingKind = Literal[
     "torn", "damaged", "missing", "foreign", "lost", "stray", "extra", "catalog", "manifest", "aside", "unreadable"
 ]
-LossCause = Literal["damaged", "missing", "foreign"]
+LossCause = Literal["damaged", "missing", "foreign", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,6 +230,9 @@ pub(crate) enum Record<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ranges<'a>(&'a [u8]);
 
+/// In place of an end in such a list: unknown, because the disk could not read the segment when it was the last one.
+pub(crate) const END_UNKNOWN: u32 = u32::MAX;
+
 /// One segment in the list of a `Begin` record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SegmentExtent {

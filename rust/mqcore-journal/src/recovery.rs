@@ -7,6 +7,7 @@
 
 mod loss;
 mod report;
+mod scanned;
 
 use std::collections::BTreeMap;
 
@@ -15,10 +16,11 @@ pub use report::{
     CatalogDamage, Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport,
     TornTail,
 };
+use scanned::{ScannedSegment, content, shortened};
 
-use crate::catalog::{self, CATALOG, Catalog, CatalogEntry, CatalogReading};
+use crate::catalog::{self, CATALOG, Catalog, CatalogReading};
 use crate::error::{JournalError, Shortage};
-use crate::format::{self, HEADER_BYTES, Header, HeaderReading, Location, Record, VERSION};
+use crate::format::{self, END_UNKNOWN, HEADER_BYTES, Header, HeaderReading, Location, Record, VERSION};
 use crate::options::Options;
 use crate::scan::{self, Gap, SegmentScan, Span};
 use crate::state::{JournalState, Segment};
@@ -141,16 +143,17 @@ pub(crate) fn recover<S: Storage>(
         definitions: BTreeMap::new(),
         report: RecoveryReport { quarantined, catalog: catalog_damage, ..RecoveryReport::default() },
         catalog: catalog.unwrap_or_default(),
+        unseen_bytes: 0,
         tails: Vec::new(),
         closings: Vec::new(),
         leftovers: Vec::new(),
     };
     (reader.progress)(0, reader.total);
-    let roster = reader.read_roster(&candidates);
+    let roster = reader.read_roster(&candidates)?;
     reader.find_missing(&roster, &candidates, &parsed);
     let mut previous_followed = false;
     for (&number, candidate) in &candidates {
-        previous_followed = reader.segment(number, candidate, &roster, previous_followed);
+        previous_followed = reader.segment(number, candidate, &roster, previous_followed)?;
     }
     let segment = candidates.keys().next_back().map_or(1, |last| last + 1);
     if previous_followed && !reader.report.missing.iter().any(|missing| missing.segment == segment) {
@@ -175,24 +178,23 @@ pub(crate) fn recover<S: Storage>(
 
 fn examine<S: Storage>(storage: &S, number: u32, options: &Options) -> Result<SegmentFile, JournalError> {
     let name = format::segment_name(number);
-    let read = || {
+    let mut length = 0;
+    let mut read = || {
         let file = storage.open(&name)?;
-        let length = storage.length(&file)?;
+        length = storage.length(&file)?;
         let mut bytes = vec![0; HEADER_BYTES as usize];
         let count = read_most(storage, &file, 0, &mut bytes)?;
-        Ok::<_, std::io::Error>((length, Header::read(&bytes[..count])))
+        Ok::<_, std::io::Error>(Header::read(&bytes[..count]))
     };
     match read() {
         // Says nothing about the file.
         Err(error) if Shortage::of(&error).is_some() => Err(JournalError::io("reading", &name, &error)),
-        Err(error) => Ok(SegmentFile { length: 0, reading: Err(error.to_string()) }),
-        Ok((_, HeaderReading::Newer(found))) => {
-            Err(JournalError::Version { file: name, found, known: VERSION })
-        }
-        Ok((_, HeaderReading::Good { header, .. })) if header.shard != options.shard => {
+        Err(error) => Ok(SegmentFile { length, reading: Err(error.to_string()) }),
+        Ok(HeaderReading::Newer(found)) => Err(JournalError::Version { file: name, found, known: VERSION }),
+        Ok(HeaderReading::Good { header, .. }) if header.shard != options.shard => {
             Err(JournalError::Shard { file: name, found: header.shard, expected: options.shard })
         }
-        Ok((length, reading)) => Ok(SegmentFile { length, reading: Ok(reading) }),
+        Ok(reading) => Ok(SegmentFile { length, reading: Ok(reading) }),
     }
 }
 
@@ -219,15 +221,22 @@ struct RecoveryPass<'a, S> {
     report: RecoveryReport,
     /// Empty if there is none.
     catalog: Catalog,
+    /// Bytes of unreadable segments whose end no other segment lists.
+    unseen_bytes: u64,
     tails: Vec<UnconfirmedTail>,
     closings: Vec<SegmentEnd>,
     leftovers: Vec<UnusedFile>,
 }
 
 impl<S: Storage> RecoveryPass<'_, S> {
-    fn load(&self, number: u32) -> Result<Vec<u8>, String> {
+    /// Reads a whole segment. `Err` inside: the disk refuses to.
+    ///
+    /// # Errors
+    /// Only shortages, which say nothing about the file.
+    fn load(&self, number: u32) -> Result<Result<Vec<u8>, String>, JournalError> {
+        let name = format::segment_name(number);
         let read = || {
-            let file = self.storage.open(&format::segment_name(number))?;
+            let file = self.storage.open(&name)?;
             let length = self.storage.length(&file)?;
             let length =
                 u32::try_from(length).map_err(|_| std::io::Error::other("longer than any segment"))?;
@@ -236,14 +245,17 @@ impl<S: Storage> RecoveryPass<'_, S> {
             bytes.truncate(count);
             Ok::<_, std::io::Error>(bytes)
         };
-        read().map_err(|error| error.to_string())
+        match read() {
+            Err(error) if Shortage::of(&error).is_some() => Err(JournalError::io("reading", &name, &error)),
+            outcome => Ok(outcome.map_err(|error| error.to_string())),
+        }
     }
 
     /// Reads the latest list of segments, which the last begun segment contains.
-    fn read_roster(&self, candidates: &BTreeMap<u32, SegmentFile>) -> SegmentRoster {
+    fn read_roster(&self, candidates: &BTreeMap<u32, SegmentFile>) -> Result<SegmentRoster, JournalError> {
         let mut roster = SegmentRoster::default();
         for &number in candidates.keys().rev() {
-            let Ok(bytes) = self.load(number) else { continue };
+            let Ok(bytes) = self.load(number)? else { continue };
             let records = scan::scan(&bytes, self.identity, number, None).records;
             for span in records {
                 match format::decode(&bytes[span.offset as usize..span.end() as usize]) {
@@ -262,7 +274,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
                 break;
             }
         }
-        roster
+        Ok(roster)
     }
 
     fn find_missing(
@@ -275,9 +287,10 @@ impl<S: Storage> RecoveryPass<'_, S> {
             let there = candidates.contains_key(&segment) || parsed.contains(&(segment, true));
             !there && !roster.dropped.contains(&segment)
         };
-        for (&segment, &(_, records)) in &roster.listed {
+        for (&segment, &(end, records)) in &roster.listed {
             if gone(segment) {
-                self.report.missing.push(MissingSegment { segment, records: Some(u64::from(records)) });
+                let records = (end != END_UNKNOWN).then_some(u64::from(records));
+                self.report.missing.push(MissingSegment { segment, records });
             }
         }
         // Older segments that the list does not contain were removed on purpose after the catalog was written.
@@ -295,20 +308,26 @@ impl<S: Storage> RecoveryPass<'_, S> {
         candidate: &SegmentFile,
         roster: &SegmentRoster,
         previous_followed: bool,
-    ) -> bool {
-        let listed = roster.listed.get(&number).copied();
-        let bytes = match candidate.reading.as_ref().map_err(String::clone).and_then(|_| self.load(number)) {
+    ) -> Result<bool, JournalError> {
+        let is_listed = roster.listed.contains_key(&number);
+        // A list without the end leaves the segment open: the disk could not read it when it was the last one.
+        let listed = roster.listed.get(&number).copied().filter(|&(end, _)| end != END_UNKNOWN);
+        let bytes = match &candidate.reading {
+            Ok(_) => self.load(number)?,
+            Err(why) => Err(why.clone()),
+        };
+        let bytes = match bytes {
             Ok(bytes) => bytes,
             Err(why) => {
-                self.unreadable(number, listed, why);
-                return false;
+                self.unreadable(number, candidate.length, listed, why);
+                return Ok(false);
             }
         };
         self.done += bytes.len() as u64;
         (self.progress)(self.done.min(self.total), self.total);
-        if number < roster.source_segment && listed.is_none() {
+        if number < roster.source_segment && !is_listed {
             self.unlisted(number, candidate, &bytes);
-            return false;
+            return Ok(false);
         }
         let mut scan = scan::scan(&bytes, self.identity, number, listed.map(|(end, _)| end));
         let cataloged = self.catalog.segments.get(&number).copied().filter(|_| listed.is_none());
@@ -320,22 +339,18 @@ impl<S: Storage> RecoveryPass<'_, S> {
             Ok(HeaderReading::Good { header, damaged_copies }) => {
                 if header.segment != number || header.journal != self.identity {
                     subject.cause = Some(DamageCause::Misplaced);
-                } else if listed.is_none()
-                    && cataloged.is_none()
-                    && !previous_followed
-                    && !subject.is_in_use()
-                {
+                } else if !is_listed && cataloged.is_none() && !previous_followed && !subject.is_in_use() {
                     // In the first segment, a short file may also be the remainder of a used one; no other segment can tell.
                     let empty = number > 1 || shortened(&subject, header.capacity).is_none();
                     self.report.quarantined += u64::from(!empty);
                     self.leftovers.push(UnusedFile { segment: number, empty });
-                    return false;
+                    return Ok(false);
                 } else {
                     subject.cause = shortened(&subject, header.capacity)
                         .or((damaged_copies > 0).then_some(DamageCause::Header));
                 }
             }
-            _ if listed.is_none() && cataloged.is_none() && subject.scan.records.is_empty() => {
+            _ if !is_listed && cataloged.is_none() && subject.scan.records.is_empty() => {
                 // A crash leaves such a file, but with nothing behind the header.
                 if previous_followed || content(&subject.bytes).iter().any(|&byte| byte != 0) {
                     let end = subject.bytes.len() as u32;
@@ -347,7 +362,7 @@ impl<S: Storage> RecoveryPass<'_, S> {
                     });
                 }
                 self.leave(number, &subject.bytes);
-                return false;
+                return Ok(false);
             }
             _ => {
                 let short = cataloged.and_then(|entry| shortened(&subject, entry.capacity));
@@ -356,13 +371,19 @@ impl<S: Storage> RecoveryPass<'_, S> {
         }
         let open = listed.is_none();
         self.take(&subject, open);
-        subject.scan.followed && open
+        Ok(subject.scan.followed && open)
     }
 
-    fn unreadable(&mut self, number: u32, listed: Option<(u32, u32)>, why: String) {
+    fn unreadable(&mut self, number: u32, length: u64, listed: Option<(u32, u32)>, why: String) {
+        if listed.is_none() {
+            // Its records may be readable later, so their numbers must not be used again.
+            let capacity = self.catalog.segments.get(&number).map_or(0, |entry| u64::from(entry.capacity));
+            self.unseen_bytes += length.max(capacity);
+        }
         let segment = Segment {
             damaged: true,
             unreadable: true,
+            end_unknown: listed.is_none(),
             end: listed.map_or(HEADER_BYTES, |(end, _)| end),
             records: listed.map_or(0, |(_, records)| records),
             ..Segment::default()
@@ -530,7 +551,8 @@ impl<S: Storage> RecoveryPass<'_, S> {
     }
 
     fn finish(&mut self) {
-        self.state.next_sequence = self.state.next_sequence.max(self.catalog.next_sequence);
+        let next = self.state.next_sequence.max(self.catalog.next_sequence);
+        self.state.next_sequence = next.saturating_add(self.unseen_bytes / PUT_BYTES_MIN);
         // After a crash without damage, notes that were not durable leave no gap in the numbers. After a loss, numbers that the
         // lost notes may have used are not used again.
         if self.report.is_alarming() {
@@ -539,50 +561,4 @@ impl<S: Storage> RecoveryPass<'_, S> {
         self.state.sweep_touches();
         (self.progress)(self.total, self.total);
     }
-}
-
-/// One segment during recovery.
-struct ScannedSegment {
-    number: u32,
-    bytes: Vec<u8>,
-    scan: SegmentScan,
-    /// End and number of records, if a later segment lists them.
-    listed: Option<(u32, u32)>,
-    /// Entry of the catalog, if no later segment lists it.
-    cataloged: Option<CatalogEntry>,
-    cause: Option<DamageCause>,
-}
-
-impl ScannedSegment {
-    /// Whether the segment contains anything but copies of another segment's tail.
-    ///
-    /// Opening writes these copies first and makes them durable before anything else. A segment with nothing else results from
-    /// an unfinished opening, so the other segment remains valid.
-    fn is_in_use(&self) -> bool {
-        self.scan.records.iter().any(|span| {
-            matches!(
-                format::decode(&self.bytes[span.offset as usize..span.end() as usize]),
-                Some(
-                    Record::Put { moved: false, .. }
-                        | Record::Mark { .. }
-                        | Record::Seal { .. }
-                        | Record::Begin { .. }
-                        | Record::Drop { .. }
-                )
-            )
-        })
-    }
-}
-
-/// The part of a segment behind its header.
-fn content(bytes: &[u8]) -> &[u8] {
-    bytes.get(format::records_start(bytes) as usize..).unwrap_or_default()
-}
-
-/// Whether the end of an open segment's file is missing. A segment whose end is recorded may be short.
-fn shortened(subject: &ScannedSegment, capacity: u32) -> Option<DamageCause> {
-    let length = subject.bytes.len() as u64;
-    let open = subject.listed.is_none() && !subject.scan.closed;
-    (open && length < u64::from(capacity))
-        .then_some(DamageCause::Shortened { length, capacity: u64::from(capacity) })
 }

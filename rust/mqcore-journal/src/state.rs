@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::format::{Location, Record, SegmentExtent};
+use crate::format::{END_UNKNOWN, Location, Record, SegmentExtent};
 use crate::index::RecordIndex;
 
 /// Content of one segment.
@@ -46,6 +46,8 @@ pub(crate) struct Segment {
     pub(crate) damaged: bool,
     /// The disk cannot read the segment. It is left in place until the next opening.
     pub(crate) unreadable: bool,
+    /// No other segment recorded where this unreadable one ends.
+    pub(crate) end_unknown: bool,
     /// The file could not be removed; housekeeping leaves it alone until this time, in milliseconds. 0: no attempt failed.
     pub(crate) removal_retry_ms: u64,
 }
@@ -237,7 +239,8 @@ impl JournalState {
     /// All segments except one, for the list at the beginning of that one.
     pub(crate) fn inventory(&self, except: u32) -> impl Iterator<Item = SegmentExtent> {
         self.segments.iter().filter(move |&(&number, _)| number != except).map(|(&number, segment)| {
-            SegmentExtent { segment: number, end: segment.end, records: segment.records }
+            let end = if segment.end_unknown { END_UNKNOWN } else { segment.end };
+            SegmentExtent { segment: number, end, records: segment.records }
         })
     }
 }

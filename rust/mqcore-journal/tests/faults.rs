@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 
 use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
+use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
-use world::small;
+use world::{World, definitions, small};
 
 type Confirmed = BTreeMap<u64, Vec<u8>>;
 
@@ -142,6 +143,102 @@ fn an_unreadable_segment_alarms_and_is_left_alone() {
     // The error went away: everything is there again.
     let (_, recovered) = Journal::open(disk, small(), &mut |_, _| {}).unwrap();
     assert_eq!(recovered.report.live, 99);
+}
+
+/// A journal of three segments whose last one has settlements, touches and an end that no mark covers.
+fn with_open_segment() -> MemoryStorage {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    journal.define(b"queue", b"first").unwrap();
+    for sequence in 1..90 {
+        journal.put(sequence, 1, &[&[sequence as u8; 100]]).unwrap();
+        if sequence % 3 == 0 {
+            journal.settle(&[sequence - 1]).unwrap();
+            journal.touch(sequence, b"touched").unwrap();
+        }
+        journal.write().unwrap();
+        journal.sync().unwrap();
+    }
+    journal.define(b"queue", b"last").unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    drop(journal);
+    disk
+}
+
+fn open(disk: &MemoryStorage) -> (Journal<MemoryStorage>, World, RecoveryReport) {
+    let (journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    let world = World::of(&journal, &definitions(&recovered));
+    (journal, world, recovered.report)
+}
+
+/// The disk refuses a read at any place of an opening, once or until the next one: the records of the segment that it did not
+/// read are there at the next opening, even if the segment was the last one, whose end no other segment lists.
+#[test]
+fn segments_that_one_opening_could_not_read_are_complete_at_the_next() {
+    let files = with_open_segment().files();
+    let before = open(&MemoryStorage::with_files(2, files.clone())).1;
+    let mut struck = 0;
+    for after in 0..40 {
+        for (lasting, openings) in [(false, 1), (true, 1), (true, 3)] {
+            let what = format!("read {after}, lasting {lasting}, {openings} openings");
+            let disk = MemoryStorage::with_files(3, files.clone());
+            let mut added = Vec::new();
+            for _ in 0..openings {
+                disk.inject(StorageCall::Read, after, Fault::Error, lasting);
+                let Ok((mut journal, recovered)) = Journal::open(disk.clone(), small(), &mut |_, _| {})
+                else {
+                    break;
+                };
+                let is_struck = disk.fault_count() > 0;
+                let is_alarming = recovered.report.is_alarming();
+                struck += u64::from(is_alarming);
+                assert!(is_struck || !is_alarming, "{what}: {}", recovered.report);
+                let sequence = journal.next_sequence();
+                journal.put(sequence, 1, &[b"put meanwhile"]).unwrap();
+                added.push(sequence);
+                journal.write().unwrap();
+                journal.sync().unwrap();
+                disk.clear_faults();
+                while journal.maintain(0, 1 << 20).unwrap().more {}
+            }
+            let (mut journal, mut world, report) = open(&disk);
+            assert!(!report.is_alarming(), "{what}: {report}");
+            for sequence in added {
+                assert_eq!(
+                    world.live.remove(&sequence).map(|put| put.1),
+                    Some(b"put meanwhile".to_vec()),
+                    "{what}"
+                );
+            }
+            assert_eq!(world, before, "{what}");
+            while journal.maintain(0, 1 << 20).unwrap().more {}
+            drop(journal);
+            let (_, _, report) = open(&disk);
+            assert!(!report.is_alarming(), "{what}: {report}");
+        }
+    }
+    assert!(struck > 20, "{struck}");
+}
+
+#[test]
+fn missing_file_descriptors_at_any_call_of_an_opening_do_not_count_as_damage() {
+    let files = with_open_segment().files();
+    let before = open(&MemoryStorage::with_files(2, files.clone())).1;
+    let mut refused = 0;
+    for after in 0..12 {
+        let disk = MemoryStorage::with_files(3, files.clone());
+        disk.inject(StorageCall::Open, after, Fault::Descriptors, false);
+        match Journal::open(disk.clone(), small(), &mut |_, _| {}) {
+            Ok((_, recovered)) => assert!(!recovered.report.is_alarming(), "{after}: {}", recovered.report),
+            Err(_) => refused += 1,
+        }
+        disk.clear_faults();
+        let (_, world, report) = open(&disk);
+        assert!(!report.is_alarming(), "{after}: {report}");
+        assert_eq!(world, before, "{after}");
+    }
+    assert!(refused >= 6, "{refused}");
 }
 
 /// Fills several segments, settles everything, and returns the journal with dead segments.

@@ -31,6 +31,8 @@ impl<S: Storage> Journal<S> {
             let (synced_to, records) = match self.tail.iter().find(|writer| writer.number == number) {
                 Some(writer) if writer.position() == writer.synced => (writer.synced, segment.records),
                 Some(writer) => (writer.synced, 0),
+                // Entries of the catalog are lower bounds.
+                None if segment.end_unknown => (0, 0),
                 None => (segment.end, segment.records),
             };
             (number, CatalogEntry { capacity, synced_to, records })

@@ -229,6 +229,9 @@ impl fmt::Display for Damage {
         if self.lost != RecordLoss::Exactly(0) {
             write!(formatter, "; messages whose settlement is lost are redelivered")?;
         }
+        if matches!(self.cause, DamageCause::Unreadable(_)) {
+            write!(formatter, "; the file is left in place, and the next start tries to read it again")?;
+        }
         Ok(())
     }
 }

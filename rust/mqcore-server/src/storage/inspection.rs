@@ -22,7 +22,7 @@ pub use mqcore_journal::recovery::RecoveryReport;
 use crate::schedules::keeper::Crons;
 use crate::schedules::store::{self, RecordKind};
 use crate::storage::data_dir::{DataDirError, SavedMessage, restored, shard_name};
-use crate::storage::loss::Loss;
+use crate::storage::loss::{Loss, LossCause};
 use crate::storage::manifest::{Manifest, ManifestReading};
 use crate::storage::parts;
 
@@ -162,7 +162,9 @@ impl StoppedDataDir {
         let ManifestReading { manifest, damaged, .. } = &self.reading;
         let mut findings: Vec<PartFinding> = damaged.iter().map(|name| PartFinding::Manifest(name)).collect();
         findings.extend(parts::extra(&self.path, manifest.shards)?.into_iter().map(PartFinding::Extra));
-        let known = manifest.losses.iter().filter(|loss| !loss.is_accepted);
+        // Whether the disk reads a file now, only reading tells; `new_losses` reports it if not.
+        let is_known = |loss: &&Loss| !loss.is_accepted && loss.cause != LossCause::Unreadable;
+        let known = manifest.losses.iter().filter(is_known);
         findings.extend(known.cloned().map(PartFinding::Loss));
         for loss in parts::examine(&self.path, manifest)? {
             if !manifest.losses.iter().any(|known| known.covers(&loss)) {
@@ -172,9 +174,11 @@ impl StoppedDataDir {
         Ok(findings)
     }
 
-    /// The losses that a report describes and that no start has found before.
+    /// The losses that a report describes and that [`Self::findings`] does not contain.
     pub fn new_losses(&self, journal: &str, report: &RecoveryReport) -> Vec<Loss> {
-        let is_new = |loss: &Loss| !self.reading.manifest.losses.iter().any(|known| known.covers(loss));
+        let is_open = |known: &Loss| known.cause == LossCause::Unreadable && !known.is_accepted;
+        let covers = |known: &Loss, loss: &Loss| !is_open(known) && known.covers(loss);
+        let is_new = |loss: &Loss| !self.reading.manifest.losses.iter().any(|known| covers(known, loss));
         Loss::of_report(journal, report).filter(is_new).collect()
     }
 

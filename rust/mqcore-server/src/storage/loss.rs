@@ -34,10 +34,12 @@ pub enum LossCause {
     Missing,
     /// The directory belongs to another data directory.
     Foreign,
+    /// The disk refuses to read the file. It is left in place: if a later start can read it, the loss is over.
+    Unreadable,
 }
 
 impl LossCause {
-    const ALL: [Self; 3] = [Self::Damaged, Self::Missing, Self::Foreign];
+    const ALL: [Self; 4] = [Self::Damaged, Self::Missing, Self::Foreign, Self::Unreadable];
 
     /// Its name.
     #[must_use]
@@ -46,6 +48,7 @@ impl LossCause {
             Self::Damaged => "damaged",
             Self::Missing => "missing",
             Self::Foreign => "foreign",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -65,14 +68,12 @@ impl Loss {
         }
     }
 
-    /// The losses that a report describes, without those of files that the disk refuses to read: the next opening may read
-    /// them.
+    /// The losses that a report describes.
     pub(crate) fn of_report<'a>(
         journal: &'a str,
         report: &'a RecoveryReport,
     ) -> impl Iterator<Item = Self> + 'a {
         let damaged = report.damaged.iter().filter(|damage| damage.lost != RecordLoss::Exactly(0));
-        let damaged = damaged.filter(|damage| !matches!(damage.cause, DamageCause::Unreadable(_)));
         let missing = report.missing.iter().map(|missing| Self::of_missing(journal, missing));
         damaged.map(|damage| Self::of_damage(journal, damage)).chain(missing)
     }
@@ -84,9 +85,13 @@ impl Loss {
         let messages = known.fold(first, |range, part| {
             range.zip(part).map(|(all, part)| (all.0.min(part.0), all.1.max(part.1)))
         });
+        let cause = match damage.cause {
+            DamageCause::Unreadable(_) => LossCause::Unreadable,
+            _ => LossCause::Damaged,
+        };
         Self {
             segment: damage.segment,
-            cause: LossCause::Damaged,
+            cause,
             records: damage.lost,
             messages: messages.filter(|(from, to)| from < to),
             parts,

@@ -13,7 +13,7 @@ use mqcore_journal::storage::directory::sync_directory;
 use mqcore_journal::storage::private::private_options;
 
 use crate::shard::count::SHARDS_MAX;
-use crate::storage::loss::Loss;
+use crate::storage::loss::{Loss, LossCause};
 
 /// Names of the two copies. Either one is enough.
 pub(crate) const COPIES: [&str; 2] = ["format", "format.copy"];
@@ -86,10 +86,12 @@ impl Manifest {
         }
     }
 
-    /// Adds the losses that opening a journal found, and forgets accepted ones that it no longer finds.
+    /// Adds the losses that opening a journal found. Forgets those that it no longer finds, if they were accepted, or if the
+    /// disk refused to read a file and now reads it.
     pub(crate) fn found(&mut self, journal: &str, found: Vec<Loss>) {
         self.losses.retain(|loss| {
-            loss.journal != journal || !loss.is_accepted || found.iter().any(|found| loss.covers(found))
+            let may_end = loss.is_accepted || loss.cause == LossCause::Unreadable;
+            loss.journal != journal || !may_end || found.iter().any(|found| loss.covers(found))
         });
         for found in found {
             if !self.losses.iter().any(|loss| loss.covers(&found)) {
@@ -294,7 +296,6 @@ mod tests {
     use mqcore_journal::recovery::RecordLoss;
 
     use super::*;
-    use crate::storage::loss::LossCause;
 
     fn sample() -> Manifest {
         let journals = [("shard-0".to_owned(), 77), ("limits".to_owned(), u64::MAX)].into();
@@ -337,6 +338,29 @@ mod tests {
         let text = unkeyed.encode();
         assert!(text.starts_with("mqcore data 2\n") && !text.contains("placement"));
         assert!(matches!(Manifest::parse(text.as_bytes()), CopyReading::Good(found) if found == unkeyed));
+    }
+
+    #[test]
+    fn an_unreadable_file_is_a_loss_until_the_disk_reads_it_or_an_operator_accepts_it() {
+        let loss = |cause| Loss {
+            segment: 3,
+            cause,
+            ..Loss::missing("shard-0", "segment 3: the file cannot be read")
+        };
+        let (unreadable, damaged) = (loss(LossCause::Unreadable), loss(LossCause::Damaged));
+        let mut manifest = Manifest::new(1);
+        manifest.found("shard-0", vec![unreadable.clone(), damaged.clone()]);
+        manifest.found("shard-0", vec![unreadable.clone()]);
+        assert_eq!(manifest.losses, [unreadable.clone(), damaged.clone()]);
+        let encoded = manifest.encode();
+        assert!(matches!(Manifest::parse(encoded.as_bytes()), CopyReading::Good(found) if found == manifest));
+        manifest.found("shard-1", Vec::new());
+        manifest.found("shard-0", Vec::new());
+        assert_eq!(manifest.losses, [damaged], "a file that was damaged does not heal");
+        manifest.found("shard-0", vec![unreadable.clone()]);
+        assert_eq!(manifest.accept(&|_| true, &BTreeMap::new()).len(), 2);
+        manifest.found("shard-0", vec![unreadable]);
+        assert!(manifest.losses.iter().all(|loss| loss.is_accepted));
     }
 
     #[test]
