@@ -708,13 +708,14 @@ ADAPTERS: dict[str, Adapter] = {
 }
 
 
-def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
+def place(directory: Path, anonymous: tuple[str, ...] = (), personas: dict[str, Persona] = PERSONAS) -> Iterator[Place]:
+    """A broker with these personas. The names of those with a token of their own begin with "token that"."""
     store = AuthorityStore.of_data_dir(directory)
 
     def token(*allow: str, **more: object) -> str:
         return store.add_token(json.dumps({"name": "token", "allow": allow, **more}))[1]
 
-    shown = {name: token(*(persona.rules or ())) for name, persona in PERSONAS.items() if name.startswith("token that")}
+    shown = {name: token(*(persona.rules or ())) for name, persona in personas.items() if name.startswith("token that")}
     good = token("*")
     shown |= {
         "nothing shown": "",
@@ -732,7 +733,7 @@ def place(directory: Path, anonymous: tuple[str, ...]) -> Iterator[Place]:
     store.add_user(json.dumps({"name": "ann", "allow": ["*"]}), "correct horse")
     authority = Authority(directory / "certificates")
     certificates = {}
-    for number, (name, persona) in enumerate(PERSONAS.items()):
+    for number, (name, persona) in enumerate({**personas, "admin token": PERSONAS["admin token"]}.items()):
         if name.startswith("nothing"):
             continue
         certificates[name] = authority.issue(f"{number}.pem", "peer.example", common_name=f"peer-{number}")
