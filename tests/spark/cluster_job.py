@@ -13,8 +13,8 @@ import mqcore.spark
 from mqcore.spark import pipelines
 
 
-def say(**told: object) -> None:
-    print(json.dumps(told), flush=True)
+def say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def main(given: dict[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 import os
 
-from spark.lived import lived
-from spark.told import living, spark, told
+from spark.eventful import eventful
+from spark.recorded import live, recorded, spark
 
-__all__ = ["lived", "living", "spark", "told"]
+__all__ = ["eventful", "live", "recorded", "spark"]
 
 # These programs are short: the optimizing compiler and parallel collectors cost a quarter of their CPU time and return
 # nothing. spark-submit hands these options to every JVM that the tests start.

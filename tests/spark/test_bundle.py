@@ -12,7 +12,7 @@ import pytest
 from mqcore.spark.bundle import bundle
 from served import clean_environment
 from spark.bundled import executors_python
-from spark.told import LENIENT, Told
+from spark.recorded import LENIENT, Recorded
 
 pytestmark = [*LENIENT, pytest.mark.skipif(sys.platform == "win32", reason="makes a shell script and links")]
 
@@ -28,7 +28,7 @@ print(sum(kind == "acked" for batch in rows for kind in batch.column("kind").to_
 """
 
 
-def test_a_python_with_nothing_but_the_bundle_reads_a_history(told: Told, tmp_path: Path) -> None:
+def test_a_python_with_nothing_but_the_bundle_reads_a_history(recorded: Recorded, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     settings = bundle(tmp_path / "bundle.tar.gz")
     assert settings["spark.archives"] == f"{tmp_path / 'bundle.tar.gz'}#mqcore_bundle"
@@ -38,7 +38,7 @@ def test_a_python_with_nothing_but_the_bundle_reads_a_history(told: Told, tmp_pa
     without = subprocess.run([python, "-c", "import mqcore"], capture_output=True, check=False, env=clean_environment())
     assert without.returncode != 0, "this Python must not know mqcore by itself"
     environment = {**clean_environment(), "PYTHONPATH": f"{tmp_path / 'mqcore_bundle'}:{links}"}
-    read = [str(python), "-c", READING, str(told.data_dir)]
+    read = [str(python), "-c", READING, str(recorded.data_dir)]
     result = subprocess.run(read, capture_output=True, text=True, check=False, env=environment, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert int(result.stdout) == told.acked
+    assert int(result.stdout) == recorded.acked

@@ -22,8 +22,8 @@ from mqcore.spark.bundle import bundle
 from ports import free_port
 from served import clean_environment, wait_until
 from spark.bundled import executors_python
-from spark.lived import kinds_told
-from spark.told import LENIENT, Told, drain, java_or_skip
+from spark.eventful import recorded_kinds
+from spark.recorded import LENIENT, Recorded, drain, java_or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,15 +113,15 @@ def tables(outcome: pipelines.Outcome | Path) -> dict[str, list[Any]]:
 
 
 def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine_while_each_dies_in_turn(
-    spark: SparkSession, cluster: Cluster, living: Told, tmp_path: Path
+    spark: SparkSession, cluster: Cluster, live: Recorded, tmp_path: Path
 ) -> None:
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         for _ in range(10):
-            living.publish(mq, "orders/1", 400)
+            live.publish(mq, "orders/1", 400)
         for message in mq.queue("orders/1").pull(1000):
             message.ack()
-    wait_until(lambda: kinds_told(living.data_dir)["acked"] == 1000, limit=LIMIT, what="the history")
-    alone = pipelines.run("lifecycle", spark, living.data_dir, tmp_path / "alone", interval=1)
+    wait_until(lambda: recorded_kinds(live.data_dir)["acked"] == 1000, limit=LIMIT, what="the history")
+    alone = pipelines.run("lifecycle", spark, live.data_dir, tmp_path / "alone", interval=1)
     config = bundle(tmp_path / "bundle.tar.gz")
     python, links = executors_python(tmp_path)
     unpacked = tmp_path / "driver"
@@ -132,12 +132,12 @@ def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine
     given: dict[str, Any] = {
         "master": cluster.url,
         "config": config,
-        "data_dir": str(living.data_dir),
+        "data_dir": str(live.data_dir),
         "out": str(tmp_path / "together"),
         "sink": {
-            "url": living.served.url,
+            "url": live.served.url,
             "queue": "target/1",
-            "admin": living.served.admin_url,
+            "admin": live.served.admin_url,
             "stagingLocation": str(tmp_path / "staging"),
         },
     }
@@ -160,9 +160,9 @@ def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine
     listener.start()
     lines = told_by(job, errors)
     # The second step is begun, so what the first one left on both workers is partly gone.
-    next(told for told in lines if told.get("step") == "losses")
+    next(line for line in lines if line.get("step") == "losses")
     cluster.kill(cluster.workers[1])
-    figures = next(told for told in lines if "figures" in told)["figures"]
+    figures = next(line for line in lines if "figures" in line)["figures"]
     assert figures == alone.figures
     assert tables(tmp_path / "together" / "lifecycle") == tables(alone)
     assert figures["acked"] == 1000
@@ -171,11 +171,11 @@ def test_two_workers_that_know_nothing_but_the_bundle_do_the_same_as_one_machine
     job.stdin.flush()
     wait_until(lambda: any((tmp_path / "staging").rglob("*.arrow")) or job.poll() is not None, limit=LIMIT, what="rows")
     cluster.kill(cluster.workers[0])
-    assert next(told for told in lines if "workers" in told)["workers"] >= 1
+    assert next(line for line in lines if "workers" in line)["workers"] >= 1
     assert job.wait(LIMIT) == 0, "".join(errors)[-4000:]
     listener.join()
     for end in (job.stdin, job.stdout, job.stderr):
         assert end is not None
         end.close()
-    found = drain(living.served.url, "target/1")
-    assert Counter(found) == Counter(living.bodies["orders/1"])
+    found = drain(live.served.url, "target/1")
+    assert Counter(found) == Counter(live.bodies["orders/1"])

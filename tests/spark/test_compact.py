@@ -14,10 +14,10 @@ import mqcore.spark
 from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.compact import join_files
-from spark.lived import Lived
+from spark.eventful import Eventful
 from spark.made import START, archive_of
 from spark.made import step as made
-from spark.told import LENIENT
+from spark.recorded import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,15 +43,15 @@ def rows_of_archive(data_dir: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def test_a_compacted_archive_has_the_same_rows_in_fewer_files(
-    spark: SparkSession, lived: Lived, tmp_path: Path
+    spark: SparkSession, eventful: Eventful, tmp_path: Path
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in sorted(lived.data_dir.rglob("*")) if path.is_file()}
-    outcome = pipelines.run("compact", spark, lived.data_dir, tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in sorted(eventful.data_dir.rglob("*")) if path.is_file()}
+    outcome = pipelines.run("compact", spark, eventful.data_dir, tmp_path)
     data = outcome.tables["data"]
-    assert rows_of_archive(data) == rows_of_archive(lived.data_dir)
+    assert rows_of_archive(data) == rows_of_archive(eventful.data_dir)
     assert outcome.figures["files_after"] <= outcome.figures["files_before"]
-    assert {path: path.stat().st_mtime_ns for path in sorted(lived.data_dir.rglob("*")) if path.is_file()} == before
-    archived = rows_of_archive(lived.data_dir)
+    assert {path: path.stat().st_mtime_ns for path in sorted(eventful.data_dir.rglob("*")) if path.is_file()} == before
+    archived = rows_of_archive(eventful.data_dir)
     assert mqcore.spark.archive(spark, data).count() == len(archived["messages"])
     steps = spark.read.format("mqcore").option("view", "steps").load(str(data))
     assert steps.count() == len(archived["steps"])

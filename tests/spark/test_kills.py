@@ -18,7 +18,7 @@ import pytest
 from depth import choices, rounds
 from mqcore import sync
 from served import clean_environment, wait_until
-from spark.told import LENIENT, Told, drain, java_or_skip
+from spark.recorded import LENIENT, Recorded, drain, java_or_skip
 
 ROUNDS = rounds("SPARK", quick=1, full=20)
 pytestmark = [
@@ -31,14 +31,14 @@ ROWS = 3000
 PROGRAM = Path(__file__).with_name("crossing.py")
 
 
-def start(living: Told, checkpoint: Path, tasks: int) -> subprocess.Popen[str]:
+def start(live: Recorded, checkpoint: Path, tasks: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
             sys.executable,
             str(PROGRAM),
-            str(living.data_dir),
-            living.served.url,
-            living.served.admin_url,
+            str(live.data_dir),
+            live.served.url,
+            live.served.admin_url,
             str(checkpoint),
             str(tasks),
         ],
@@ -55,16 +55,16 @@ def arrived(mq: sync.Client) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a group of processes")
-def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(living: Told, tmp_path: Path) -> None:
+def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(live: Recorded, tmp_path: Path) -> None:
     java_or_skip()
     checkpoint = tmp_path / "checkpoint"
     chance = choices(__name__)
     killed_inside = 0
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         for round_ in range(ROUNDS):
-            living.publish(mq, "orders/1", ROWS)
+            live.publish(mq, "orders/1", ROWS)
             before = arrived(mq)
-            process = start(living, checkpoint, tasks=1 + round_ % 4)
+            process = start(live, checkpoint, tasks=1 + round_ % 4)
             assert process.stdout is not None
             # Killed once some of this round's rows are there, at a place within a batch that chance chooses.
             goal = before + chance.randrange(ROWS - 500)
@@ -77,10 +77,10 @@ def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(living: To
             print(
                 f"round {round_ + 1} of {ROUNDS}: killed with {arrived(mq) - before} of {ROWS} rows there", flush=True
             )
-        last = start(living, checkpoint, tasks=3)
+        last = start(live, checkpoint, tasks=3)
         assert last.stdout is not None
         assert last.stdout.read() == "started\ndone\n"
         last.stdout.close()
         assert last.wait(60) == 0
     assert killed_inside == ROUNDS, "each was killed before it was done"
-    assert Counter(drain(living.served.url, "target/1")) == Counter(living.bodies["orders/1"])
+    assert Counter(drain(live.served.url, "target/1")) == Counter(live.bodies["orders/1"])

@@ -19,7 +19,7 @@ from mqcore.spark.publisher import Publisher, history_ends
 from mqcore.spark.rows import queues_of
 from ports import free_port
 from served import serving, wait_until
-from spark.told import HISTORY, Told, declare, drain
+from spark.recorded import HISTORY, Recorded, declare, drain
 
 NOTHING = Batch(0, (), 0, None, 0)
 
@@ -46,9 +46,9 @@ def rows_of(ledger: Ledger, batch: Batch, first: int = 0) -> list[str]:
     return [value for _, rows in ledger.rows(batch, first) for value in rows.column("value").to_pylist()]
 
 
-def options(living: Told, place: Path, **more: str) -> WriteOptions:
-    given = {"url": living.served.url, "queue": "target/1", "stagingLocation": str(place)}
-    return WriteOptions.parse({**given, "admin": living.served.admin_url, **more}, streaming=True)
+def options(live: Recorded, place: Path, **more: str) -> WriteOptions:
+    given = {"url": live.served.url, "queue": "target/1", "stagingLocation": str(place)}
+    return WriteOptions.parse({**given, "admin": live.served.admin_url, **more}, streaming=True)
 
 
 def test_first_of_two_manifests_wins_and_repetitions_see_it(tmp_path: Path) -> None:
@@ -83,9 +83,11 @@ def test_names_of_sinks_are_names_of_directories_whatever_they_say() -> None:
     assert sink_name(None, "x" * 300) != sink_name(None, "x" * 301)
 
 
-def test_a_batch_repeated_with_another_number_of_tasks_loses_and_doubles_nothing(living: Told, tmp_path: Path) -> None:
+def test_a_batch_repeated_with_another_number_of_tasks_loses_and_doubles_nothing(
+    live: Recorded, tmp_path: Path
+) -> None:
     """With a promise for each task, those tasks that are fewer the second time would lose their rows."""
-    setting = options(living, tmp_path, window="500")
+    setting = options(live, tmp_path, window="500")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(4000, 8)), history_ends(setting))
     crash_after(setting, ledger, batch, fresh, rows=1500)
@@ -95,7 +97,7 @@ def test_a_batch_repeated_with_another_number_of_tasks_loses_and_doubles_nothing
     repeated, ours = ledger.promise(0, staged(tmp_path, 0, cut(4000, 3), attempt=9), history_ends(setting))
     assert (repeated.files, ours) == (batch.files, False)
     Publisher(setting, ledger).publish(repeated, fresh=False)
-    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(4000))
+    assert [int(body) for body in drain(live.served.url, "target/1")] == list(range(4000))
 
 
 class Crashed(Exception):
@@ -115,29 +117,29 @@ def crash_after(setting: WriteOptions, ledger: Ledger, batch: Batch, fresh: bool
         Publisher(setting, Mortal(setting.staging, ledger.sink)).publish(batch, fresh=fresh)
 
 
-def test_published_but_unrecorded_rows_are_found_in_the_history(living: Told, tmp_path: Path) -> None:
-    setting = options(living, tmp_path, window="100")
+def test_published_but_unrecorded_rows_are_found_in_the_history(live: Recorded, tmp_path: Path) -> None:
+    setting = options(live, tmp_path, window="100")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
     for rows in (100, 100, 300, 700, 1000):
         crash_after(setting, ledger, batch, fresh, rows)
         batch, fresh = ledger.find(0) or batch, False
     Publisher(setting, ledger).publish(batch, fresh=False)
-    assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(1000))
+    assert Counter(map(int, drain(live.served.url, "target/1"))) == Counter(range(1000))
 
 
-def test_a_restart_with_a_smaller_window_doubles_nothing_of_the_larger_one(living: Told, tmp_path: Path) -> None:
-    setting = options(living, tmp_path, window="500")
+def test_a_restart_with_a_smaller_window_doubles_nothing_of_the_larger_one(live: Recorded, tmp_path: Path) -> None:
+    setting = options(live, tmp_path, window="500")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(1000, 2)), history_ends(setting))
     crash_after(setting, ledger, batch, fresh, rows=500)
-    Publisher(options(living, tmp_path, window="100"), ledger).publish(batch, fresh=False)
-    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(1000))
+    Publisher(options(live, tmp_path, window="100"), ledger).publish(batch, fresh=False)
+    assert [int(body) for body in drain(live.served.url, "target/1")] == list(range(1000))
 
 
 @pytest.mark.parametrize("admin", [True, False])
-def test_publisher_continues_where_another_one_stopped(admin: bool, living: Told, tmp_path: Path) -> None:
-    setting = options(living, tmp_path, window="100")
+def test_publisher_continues_where_another_one_stopped(admin: bool, live: Recorded, tmp_path: Path) -> None:
+    setting = options(live, tmp_path, window="100")
     if not admin:
         setting = replace(setting, admin=None)
     ledger = Ledger(setting.staging, "sink")
@@ -145,7 +147,7 @@ def test_publisher_continues_where_another_one_stopped(admin: bool, living: Told
     Publisher(setting, ledger).publish(batch, fresh=fresh)
     assert batch.published == 0, "what the other one knows is from before it waited"
     Publisher(setting, ledger).publish(batch, fresh=False)
-    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(1000))
+    assert [int(body) for body in drain(live.served.url, "target/1")] == list(range(1000))
     finished = ledger.find(0)
     assert finished is not None
     assert finished.is_done
@@ -227,34 +229,37 @@ def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
         assert [int(body) for body in drain(served.url, "target/1")] == list(range(100))
 
 
-def test_without_a_history_to_look_at_rows_come_at_least_once(living: Told, tmp_path: Path) -> None:
-    given = {"url": living.served.url, "queue": "target/1", "stagingLocation": str(tmp_path), "window": "100"}
+def test_without_a_history_to_look_at_rows_come_at_least_once(live: Recorded, tmp_path: Path) -> None:
+    given = {"url": live.served.url, "queue": "target/1", "stagingLocation": str(tmp_path), "window": "100"}
     setting = WriteOptions.parse(given, streaming=True)
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(300, 1)), history_ends(setting))
     assert batch.before is None
     crash_after(setting, ledger, batch, fresh, 200)
     Publisher(setting, ledger).publish(ledger.find(0) or batch, fresh=False)
-    found = Counter(map(int, drain(living.served.url, "target/1")))
+    found = Counter(map(int, drain(live.served.url, "target/1")))
     assert set(found) == set(range(300))
     assert max(found.values()) == 2
 
 
-def test_two_publishers_of_one_sink_do_not_publish_side_by_side(living: Told, tmp_path: Path) -> None:
-    setting = options(living, tmp_path, retries="1", timeout="1")
+def test_two_publishers_of_one_sink_do_not_publish_side_by_side(live: Recorded, tmp_path: Path) -> None:
+    setting = options(live, tmp_path, retries="1", timeout="1")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(10, 1)), history_ends(setting))
-    with sync.connect(living.served.url, id="spark-sink"), pytest.raises(errors.MqcoreError, match="already connected"):
+    with (
+        sync.connect(live.served.url, id="spark-sink"),
+        pytest.raises(errors.MqcoreError, match="already connected"),
+    ):
         Publisher(setting, ledger).publish(batch, fresh=fresh)
     Publisher(setting, ledger).publish(batch, fresh=False)
-    assert len(drain(living.served.url, "target/1")) == 10
+    assert len(drain(live.served.url, "target/1")) == 10
 
 
-def test_rows_that_can_never_be_published_say_why_at_once(living: Told, tmp_path: Path) -> None:
+def test_rows_that_can_never_be_published_say_why_at_once(live: Recorded, tmp_path: Path) -> None:
     rows = Stager(str(tmp_path), "sink", 0, 0, 0).write(
         iter([pa.RecordBatch.from_pydict({"value": ["a"], "queue": pa.array([None], pa.string())})])
     )
-    given = {"url": living.served.url, "stagingLocation": str(tmp_path)}
+    given = {"url": live.served.url, "stagingLocation": str(tmp_path)}
     setting = WriteOptions.parse(given, streaming=True)
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, [rows], None)
@@ -262,8 +267,10 @@ def test_rows_that_can_never_be_published_say_why_at_once(living: Told, tmp_path
         Publisher(setting, ledger).publish(batch, fresh=fresh)
 
 
-def test_rows_for_a_queue_that_does_not_exist_raise_at_once_and_are_not_published(living: Told, tmp_path: Path) -> None:
-    setting = options(living, tmp_path, queue="missing/1", retries="1000")
+def test_rows_for_a_queue_that_does_not_exist_raise_at_once_and_are_not_published(
+    live: Recorded, tmp_path: Path
+) -> None:
+    setting = options(live, tmp_path, queue="missing/1", retries="1000")
     ledger = Ledger(setting.staging, "sink")
     batch, fresh = ledger.promise(0, staged(tmp_path, 0, cut(10, 2)), history_ends(setting))
     for _ in range(2):

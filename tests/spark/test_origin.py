@@ -14,7 +14,7 @@ from mqcore.spark.options import ReadOptions
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan, columns_of
 from served import serving, wait_until
-from spark.told import HISTORY, declare
+from spark.recorded import HISTORY, declare
 
 
 def plan_of(path: Path, **options: str) -> Plan:

@@ -15,10 +15,10 @@ from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import catalogue
 from mqcore.spark.pipelines.lifecycle import COUNTED
-from spark.lived import Lived
+from spark.eventful import Eventful
 from spark.made import archive_of
 from spark.made import step as made
-from spark.told import LENIENT
+from spark.recorded import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,13 +53,15 @@ def rounded(ms: int) -> int:
     return ms if ms < 1000 else ms // step * step
 
 
-def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+def test_lifecycle_counts_what_the_journals_own_export_tells(
+    spark: SparkSession, eventful: Eventful, tmp_path: Path
+) -> None:
+    reported: list[tuple[str, int, int]] = []
     outcome = pipelines.run(
-        "lifecycle", spark, lived.data_dir, tmp_path, interval=1, progress=lambda *place: told.append(place)
+        "lifecycle", spark, eventful.data_dir, tmp_path, interval=1, progress=lambda *place: reported.append(place)
     )
-    assert {"latencies", "losses", "intervals", "report"} <= {what for what, _, _ in told}
-    steps = [step for life in lived.lives().values() for step in life]
+    assert {"latencies", "losses", "intervals", "report"} <= {what for what, _, _ in reported}
+    steps = [step for life in eventful.lives().values() for step in life]
     expected: Counter[tuple[str, int, str]] = Counter()
     for step in steps:
         place = (step["queue"], int(step["time"].timestamp()))
@@ -79,14 +81,14 @@ def test_lifecycle_counts_what_the_journals_own_export_tells(spark: SparkSession
             found[(*place, kind)] += row[name]
     kinds = {*COUNTED.values(), "dropped and gone", "again", "body_bytes"}
     assert +found == +Counter({key: count for key, count in expected.items() if key[2] in kinds})
-    assert outcome.figures["produced"] == 469 - lived.dead
+    assert outcome.figures["produced"] == 469 - eventful.dead
     assert outcome.figures["redelivered"] > 0
 
 
-def test_latencies_are_those_of_each_message(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
-    outcome = pipelines.run("lifecycle", spark, lived.data_dir, tmp_path, interval=3600)
+def test_latencies_are_those_of_each_message(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
+    outcome = pipelines.run("lifecycle", spark, eventful.data_dir, tmp_path, interval=3600)
     took: dict[tuple[str, str], list[int]] = {}
-    for life in lived.lives().values():
+    for life in eventful.lives().values():
         first: dict[str, Any] = {}
         for step in life:
             kind = "produced" if step["kind"] == "arrived" else step["kind"]
@@ -109,15 +111,15 @@ def test_latencies_are_those_of_each_message(spark: SparkSession, lived: Lived, 
     assert "dead-lettered: limit" in page
 
 
-def fates(lived: Lived) -> Counter[tuple[str, str]]:
+def fates(eventful: Eventful) -> Counter[tuple[str, str]]:
     """The outcome of each message, from its steps alone."""
     starts = {
         step["shard"]: (step["note"], step["position"])
-        for step in sorted(lived.steps(), key=lambda row: (row["note"], row["position"]))
+        for step in sorted(eventful.steps(), key=lambda row: (row["note"], row["position"]))
         if step["kind"] == "started"
     }
     found: Counter[tuple[str, str]] = Counter()
-    for (shard, _), life in lived.lives().items():
+    for (shard, _), life in eventful.lives().items():
         last = [step for step in life if step["last"]]
         assert len(last) < 2
         if last:
@@ -130,15 +132,15 @@ def fates(lived: Lived) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_every_message_is_accounted_for(spark: SparkSession, lived: Lived, tmp_path: Path) -> None:
-    outcome = pipelines.run("reconcile", spark, lived.data_dir, tmp_path)
-    expected = fates(lived)
+def test_every_message_is_accounted_for(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
+    outcome = pipelines.run("reconcile", spark, eventful.data_dir, tmp_path)
+    expected = fates(eventful)
     assert {(r["queue"], r["fate"]): r["messages"] for r in rows_of(outcome.tables["fates"])} == dict(expected)
     assert expected[("news/1", "dropped:no-consumer")] == 10
     assert expected[("latest/1", "replaced")] == 4
-    assert expected[("memory/1", "gone-at-restart")] == lived.in_memory
+    assert expected[("memory/1", "gone-at-restart")] == eventful.in_memory
     assert expected[("memory/1", "there")] == 1
-    assert expected[("work/1", "dead-lettered:limit")] == lived.dead
+    assert expected[("work/1", "dead-lettered:limit")] == eventful.dead
     assert expected[("dead/9", "there")] == expected[("work/1", "dead-lettered:limit")]
     assert outcome.ok, outcome.summary
     assert outcome.figures["difference"] == outcome.figures["unaccounted"] == 0

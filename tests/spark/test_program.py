@@ -12,7 +12,7 @@ import pytest
 
 from mqcore.cli.program import run
 from served import clean_environment
-from spark.told import LENIENT, Told, java_or_skip
+from spark.recorded import LENIENT, Recorded, java_or_skip
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 pytestmark = LENIENT
 
 
-def arguments(told: Told, out: Path) -> list[str]:
+def arguments(recorded: Recorded, out: Path) -> list[str]:
     """A run of a pipeline that finds no error."""
-    place = ["--journal", str(told.data_dir), "--out", str(out), "--master", "local[2]"]
+    place = ["--journal", str(recorded.data_dir), "--out", str(out), "--master", "local[2]"]
     return ["pipeline", "run", "reconcile", *place, "--json"]
 
 
@@ -37,10 +37,10 @@ def check(stdout: str, stderr: str, out: Path) -> None:
 
 
 @pytest.mark.full("starts a Spark of its own; test_the_command_runs_... uses the session of the other tests")
-def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(told: Told, tmp_path: Path) -> None:
+def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(recorded: Recorded, tmp_path: Path) -> None:
     java_or_skip()
     result = subprocess.run(
-        [sys.executable, "-m", "mqcore", *arguments(told, tmp_path)],
+        [sys.executable, "-m", "mqcore", *arguments(recorded, tmp_path)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -52,10 +52,14 @@ def test_the_program_runs_a_pipeline_and_says_where_its_report_lies(told: Told, 
 
 
 def test_the_command_runs_a_pipeline_and_stops_its_session(
-    spark: SparkSession, told: Told, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    recorded: Recorded,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stopped: list[SparkSession] = []
     monkeypatch.setattr(type(spark), "stop", lambda session: stopped.append(session))
-    assert run(arguments(told, tmp_path)) == 0
+    assert run(arguments(recorded, tmp_path)) == 0
     check(*capsys.readouterr(), tmp_path)
     assert stopped == [spark]

@@ -12,8 +12,8 @@ import pytest
 from browser import MISSING, Browser, browsing, find_browser
 from depth import FULL, choices
 from mqcore.spark import pipelines
-from spark.lived import Lived
-from spark.told import LENIENT
+from spark.eventful import Eventful
+from spark.recorded import LENIENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,12 +62,14 @@ LOOK = """(() => {
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, lived: Lived, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def report(spark: SparkSession, eventful: Eventful, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The report of the pipeline of a name, which runs once."""
     out = tmp_path_factory.mktemp("reports")
     options: dict[str, dict[str, Any]] = {"lifecycle": {"interval": 1}, "limits": {"window": 1, "limit": 50}}
     assert set(PLOTS) == set(pipelines.NAMES), "every pipeline's report is looked at"
-    return functools.cache(lambda name: pipelines.run(name, spark, lived.data_dir, out, **options.get(name, {})).report)
+    return functools.cache(
+        lambda name: pipelines.run(name, spark, eventful.data_dir, out, **options.get(name, {})).report
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mqcore import sync
-from spark.told import LENIENT, Told, drain, eventually
+from spark.recorded import LENIENT, Recorded, drain, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 pytestmark = LENIENT
 
 
-def write(rows: DataFrame, living: Told, staging: Path, **options: str) -> None:
-    writer = rows.write.format("mqcore").mode("append").option("url", living.served.url)
+def write(rows: DataFrame, live: Recorded, staging: Path, **options: str) -> None:
+    writer = rows.write.format("mqcore").mode("append").option("url", live.served.url)
     writer.option("stagingLocation", str(staging)).options(**options).save()
 
 
@@ -27,14 +27,14 @@ def numbers(spark: SparkSession, count: int, parts: int = 3) -> DataFrame:
 
 
 def test_rows_are_messages_once_and_in_the_order_of_their_partitions(
-    spark: SparkSession, living: Told, tmp_path: Path
+    spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:
-    write(numbers(spark, 20_000), living, tmp_path, queue="target/1", admin=living.served.admin_url)
-    assert [int(body) for body in drain(living.served.url, "target/1")] == list(range(20_000))
+    write(numbers(spark, 20_000), live, tmp_path, queue="target/1", admin=live.served.admin_url)
+    assert [int(body) for body in drain(live.served.url, "target/1")] == list(range(20_000))
     assert not list(tmp_path.rglob("*.arrow")), "nothing that was staged is left"
 
 
-def test_columns_say_where_and_what(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+def test_columns_say_where_and_what(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     rows = spark.createDataFrame(
         [
             (bytearray(b"\x00\xff"), "one", "target", 1, [("A", "1"), ("B", "2")], False),
@@ -43,38 +43,46 @@ def test_columns_say_where_and_what(spark: SparkSession, living: Told, tmp_path:
         "value binary, key string, channel string, queue_id int, headers array<struct<key:string,value:string>>, "
         "high_priority boolean",
     )
-    write(rows, living, tmp_path)
-    with sync.connect(living.served.url) as mq:
+    write(rows, live, tmp_path)
+    with sync.connect(live.served.url) as mq:
         (one,) = mq.queue("target/1").pull(10)
         (two,) = mq.queue("target/2").pull(10)
     assert (one.raw, one.id, one.headers.get("A"), one.headers.get("B")) == (b"\x00\xff", "one", "1", "2")
     assert (two.raw, two.id, two.high_priority) == (b"two", "two", True)
     with pytest.raises(Exception, match="unknown column 'extra'; rows can have value"):
-        write(rows.selectExpr("value", "1 as extra"), living, tmp_path, queue="target/1")
+        write(rows.selectExpr("value", "1 as extra"), live, tmp_path, queue="target/1")
     with pytest.raises(Exception, match="say where rows go"):
-        write(rows.select("value"), living, tmp_path)
+        write(rows.select("value"), live, tmp_path)
     with pytest.raises(Exception, match=r"mode\('append'\)"):
-        rows.write.format("mqcore").mode("overwrite").option("url", living.served.url).save()
+        rows.write.format("mqcore").mode("overwrite").option("url", live.served.url).save()
 
 
 def test_a_queue_that_is_not_there_fails_the_write_with_its_name(
-    spark: SparkSession, living: Told, tmp_path: Path
+    spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match="nobody/1"):
-        write(numbers(spark, 1), living, tmp_path, queue="nobody/1")
+        write(numbers(spark, 1), live, tmp_path, queue="nobody/1")
     with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
-        write(numbers(spark, 1), living, tmp_path, url="tmqp://127.0.0.1:9", queue="target/1", timeout="1", retries="0")
+        write(
+            numbers(spark, 1),
+            live,
+            tmp_path,
+            url="tmqp://127.0.0.1:9",
+            queue="target/1",
+            timeout="1",
+            retries="0",
+        )
 
 
-def test_a_write_with_a_version_is_written_once(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+def test_a_write_with_a_version_is_written_once(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     for _ in range(3):
-        write(numbers(spark, 100), living, tmp_path, queue="target/1", txnAppId="daily", txnVersion="7")
-    write(numbers(spark, 10), living, tmp_path, queue="target/1", txnAppId="daily", txnVersion="8")
-    assert len(drain(living.served.url, "target/1")) == 110
+        write(numbers(spark, 100), live, tmp_path, queue="target/1", txnAppId="daily", txnVersion="7")
+    write(numbers(spark, 10), live, tmp_path, queue="target/1", txnAppId="daily", txnVersion="8")
+    assert len(drain(live.served.url, "target/1")) == 110
 
 
 @pytest.mark.full("10 s; test_ledger.py repeats batches that were cut into other tasks")
-def test_a_task_that_fails_once_doubles_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+def test_a_task_that_fails_once_doubles_nothing(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     from pyspark import TaskContext
     from pyspark.sql.functions import udf
 
@@ -86,47 +94,47 @@ def test_a_task_that_fails_once_doubles_nothing(spark: SparkSession, living: Tol
         return value
 
     rows = numbers(spark, 3000).select(stumbling("value").alias("value"))
-    write(rows, living, tmp_path, queue="target/1", admin=living.served.admin_url)
-    assert Counter(map(int, drain(living.served.url, "target/1"))) == Counter(range(3000))
+    write(rows, live, tmp_path, queue="target/1", admin=live.served.admin_url)
+    assert Counter(map(int, drain(live.served.url, "target/1"))) == Counter(range(3000))
 
 
 def test_a_stream_is_written_once_and_a_restart_writes_nothing_again(
-    spark: SparkSession, living: Told, tmp_path: Path
+    spark: SparkSession, live: Recorded, tmp_path: Path
 ) -> None:
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         for _ in range(2):
-            living.publish(mq, "orders/1", 1000)
+            live.publish(mq, "orders/1", 1000)
             source = (
                 spark.readStream.format("mqcore").option("subscribe", "orders").option("maxOffsetsPerTrigger", "400")
             )
-            rows = source.option("startingOffsets", "earliest").load(str(living.data_dir)).select("value")
+            rows = source.option("startingOffsets", "earliest").load(str(live.data_dir)).select("value")
             writer = rows.writeStream.format("mqcore").option("checkpointLocation", str(tmp_path / "checkpoint"))
-            writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)
+            writer = writer.options(url=live.served.url, queue="target/1", admin=live.served.admin_url)
             assert writer.trigger(availableNow=True).start().awaitTermination(120)
-    assert drain(living.served.url, "target/1") == living.bodies["orders/1"]
+    assert drain(live.served.url, "target/1") == live.bodies["orders/1"]
 
 
 @pytest.mark.full("10 s; test_two_publishers_of_one_sink_do_not_publish_side_by_side")
-def test_two_queries_with_one_checkpoint_double_nothing(spark: SparkSession, living: Told, tmp_path: Path) -> None:
+def test_two_queries_with_one_checkpoint_double_nothing(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
     def start() -> Any:
         source = spark.readStream.format("mqcore").option("subscribe", "orders").option("startingOffsets", "earliest")
-        rows = source.load(str(living.data_dir)).select("value")
+        rows = source.load(str(live.data_dir)).select("value")
         writer = rows.writeStream.format("mqcore").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer = writer.options(url=living.served.url, queue="target/1", admin=living.served.admin_url)
+        writer = writer.options(url=live.served.url, queue="target/1", admin=live.served.admin_url)
         return writer.trigger(processingTime="100 milliseconds").start()
 
-    with sync.connect(living.served.url) as mq:
-        living.publish(mq, "orders/1", 500)
+    with sync.connect(live.served.url) as mq:
+        live.publish(mq, "orders/1", 500)
         first = start()
         eventually(lambda: mq.queue("target/1").information().messages >= 500)
         # Spark stops the first one, wherever that is in a batch.
-        living.publish(mq, "orders/1", 500)
+        live.publish(mq, "orders/1", 500)
         second = start()
         try:
-            living.publish(mq, "orders/1", 500)
+            live.publish(mq, "orders/1", 500)
             eventually(lambda: mq.queue("target/1").information().messages >= 1500)
             assert not first.isActive
             second.processAllAvailable()
         finally:
             second.stop()
-    assert Counter(drain(living.served.url, "target/1")) == Counter(living.bodies["orders/1"])
+    assert Counter(drain(live.served.url, "target/1")) == Counter(live.bodies["orders/1"])

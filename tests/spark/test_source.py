@@ -16,7 +16,7 @@ import mqcore.spark
 from depth import by_depth
 from mqcore import sync
 from served import serving, wait_until
-from spark.told import HISTORY, LENIENT, QUEUES, Told, archived, declare
+from spark.recorded import HISTORY, LENIENT, QUEUES, Recorded, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 pytestmark = LENIENT
 
 
-def read(spark: SparkSession, told: Told, **options: str) -> DataFrame:
-    return spark.read.format("mqcore").options(**options).load(str(told.data_dir))
+def read(spark: SparkSession, recorded: Recorded, **options: str) -> DataFrame:
+    return spark.read.format("mqcore").options(**options).load(str(recorded.data_dir))
 
 
 def bodies(rows: DataFrame) -> Counter[bytes]:
     return Counter(bytes(row["value"]) for row in rows.select("value").collect())
 
 
-def expected(told: Told, *queues: str) -> Counter[bytes]:
-    return Counter(body for queue in queues or told.bodies for body in told.bodies[queue])
+def expected(recorded: Recorded, *queues: str) -> Counter[bytes]:
+    return Counter(body for queue in queues or recorded.bodies for body in recorded.bodies[queue])
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
@@ -44,28 +44,30 @@ def fingerprint(directory: Path) -> dict[str, str]:
     }
 
 
-def test_every_message_is_a_row_once_wherever_it_stands_and_nothing_is_changed(spark: SparkSession, told: Told) -> None:
-    before = fingerprint(told.data_dir)
+def test_every_message_is_a_row_once_wherever_it_stands_and_nothing_is_changed(
+    spark: SparkSession, recorded: Recorded
+) -> None:
+    before = fingerprint(recorded.data_dir)
     assert "archive/_manifests" in " ".join(before)
-    rows = read(spark, told)
+    rows = read(spark, recorded)
     assert rows.columns == ["key", "value", "channel", "queue_id", "sequence", "timestamp", "shard"]
-    assert bodies(rows) == expected(told)
+    assert bodies(rows) == expected(recorded)
     found = rows.collect()
-    assert len({(row["shard"], row["sequence"]) for row in found}) == told.count
+    assert len({(row["shard"], row["sequence"]) for row in found}) == recorded.count
     for queue in QUEUES:
         channel, _, number = queue.rpartition("/")
         of_queue = [row for row in found if (row["channel"], row["queue_id"]) == (channel, int(number))]
         of_queue.sort(key=lambda row: row["sequence"])
-        assert [bytes(row["value"]) for row in of_queue] == told.bodies[queue], "sequences ascend as messages came"
-    assert fingerprint(told.data_dir) == before
+        assert [bytes(row["value"]) for row in of_queue] == recorded.bodies[queue], "sequences ascend as messages came"
+    assert fingerprint(recorded.data_dir) == before
 
 
-def test_the_steps_are_those_that_the_journals_own_export_tells(spark: SparkSession, told: Told) -> None:
-    rows = read(spark, told, view="steps", includeMeta="true")
+def test_the_steps_are_those_that_the_journals_own_export_tells(spark: SparkSession, recorded: Recorded) -> None:
+    rows = read(spark, recorded, view="steps", includeMeta="true")
     found = {(row["shard"], row["sequence"] >> 20, row["sequence"] & 0xFFFFF): row for row in rows.collect()}
-    steps = told.steps()
-    assert len(found) == len(steps) > 2 * told.count
-    assert Counter(row["kind"] for row in steps)["acked"] == told.acked > 0
+    steps = recorded.steps()
+    assert len(found) == len(steps) > 2 * recorded.count
+    assert Counter(row["kind"] for row in steps)["acked"] == recorded.acked > 0
     for step in steps:
         row = found[(step["shard"], step["note"], step["position"])]
         for name in (
@@ -85,51 +87,57 @@ def test_the_steps_are_those_that_the_journals_own_export_tells(spark: SparkSess
         assert row["timestamp"].replace(tzinfo=None) == step["time"].replace(tzinfo=None)
 
 
-def test_columns_are_those_that_are_asked_for(spark: SparkSession, told: Told) -> None:
-    named = read(spark, told, columns="sequence, queue_id,topic")
+def test_columns_are_those_that_are_asked_for(spark: SparkSession, recorded: Recorded) -> None:
+    named = read(spark, recorded, columns="sequence, queue_id,topic")
     assert named.columns == ["sequence", "queue_id", "topic"]
     assert {row["topic"] for row in named.select("topic").distinct().collect()} == set(QUEUES)
-    own = spark.read.format("mqcore").schema("topic string, partition int, offset bigint").load(str(told.data_dir))
-    assert own.count() == told.count
-    with_headers = read(spark, told, includeHeaders="true", includeMeta="true", subscribe="logs").first()
+    own = spark.read.format("mqcore").schema("topic string, partition int, offset bigint").load(str(recorded.data_dir))
+    assert own.count() == recorded.count
+    with_headers = read(spark, recorded, includeHeaders="true", includeMeta="true", subscribe="logs").first()
     assert with_headers is not None
     assert [(h["key"], bytes(h["value"])) for h in with_headers["headers"]] == [("Source", b"logs/2"), ("Empty", b"")]
     assert (with_headers["kind"], with_headers["producer_protocol"]) == ("produced", "tmqp")
     assert with_headers["message_id"].encode() == bytes(with_headers["key"])
 
 
-def test_queues_are_subscribed_to_by_name_and_by_pattern(spark: SparkSession, told: Told) -> None:
-    assert bodies(read(spark, told, subscribe="orders")) == expected(told, "orders/1", "orders/7")
-    assert bodies(read(spark, told, subscribe="orders/7, mixed-case/0")) == expected(told, "orders/7", "Mixed-Case/0")
-    assert bodies(read(spark, told, subscribe="*s/2")) == expected(told, "logs/2")
-    assert bodies(read(spark, told, subscribePattern="(orders|logs)/[2-9]")) == expected(told, "orders/7", "logs/2")
-    assert read(spark, told, subscribe="nobody").count() == 0
+def test_queues_are_subscribed_to_by_name_and_by_pattern(spark: SparkSession, recorded: Recorded) -> None:
+    assert bodies(read(spark, recorded, subscribe="orders")) == expected(recorded, "orders/1", "orders/7")
+    assert bodies(read(spark, recorded, subscribe="orders/7, mixed-case/0")) == expected(
+        recorded, "orders/7", "Mixed-Case/0"
+    )
+    assert bodies(read(spark, recorded, subscribe="*s/2")) == expected(recorded, "logs/2")
+    assert bodies(read(spark, recorded, subscribePattern="(orders|logs)/[2-9]")) == expected(
+        recorded, "orders/7", "logs/2"
+    )
+    assert read(spark, recorded, subscribe="nobody").count() == 0
 
 
-def test_stretches_of_sequences_and_of_time_join_without_a_gap_or_an_overlap(spark: SparkSession, told: Told) -> None:
-    rows = read(spark, told, columns="shard,sequence,timestamp").collect()
+def test_stretches_of_sequences_and_of_time_join_without_a_gap_or_an_overlap(
+    spark: SparkSession, recorded: Recorded
+) -> None:
+    rows = read(spark, recorded, columns="shard,sequence,timestamp").collect()
     middle = {}
     for shard in (0, 1):
         of_shard = sorted(row["sequence"] for row in rows if row["shard"] == shard)
         middle[str(shard)] = of_shard[len(of_shard) // 2] if of_shard else 0
     place = json.dumps(middle)
-    before, behind = read(spark, told, endingOffsets=place), read(spark, told, startingOffsets=place)
-    assert 0 < before.count() < told.count
-    assert bodies(before) + bodies(behind) == expected(told)
+    before, behind = read(spark, recorded, endingOffsets=place), read(spark, recorded, startingOffsets=place)
+    assert 0 < before.count() < recorded.count
+    assert bodies(before) + bodies(behind) == expected(recorded)
     moments = sorted(row["timestamp"] for row in rows)
     cut = moments[len(moments) // 2].replace(tzinfo=UTC)
     text = cut.isoformat()
-    early, late = read(spark, told, endingTimestamp=text), read(spark, told, startingTimestamp=text)
+    early, late = read(spark, recorded, endingTimestamp=text), read(spark, recorded, startingTimestamp=text)
     assert early.count() == sum(moment.replace(tzinfo=UTC) < cut for moment in moments)
-    assert bodies(early) + bodies(late) == expected(told)
+    assert bodies(early) + bodies(late) == expected(recorded)
     ms = str(int(cut.timestamp() * 1000))
-    assert read(spark, told, startingTimestamp=ms).count() == late.count()
+    assert read(spark, recorded, startingTimestamp=ms).count() == late.count()
 
 
-def test_filters_mean_the_same_whether_they_are_pushed_or_not(spark: SparkSession, told: Told) -> None:
-    moment = read(spark, told, columns="timestamp").agg({"timestamp": "max"}).first()
+def test_filters_mean_the_same_whether_they_are_pushed_or_not(spark: SparkSession, recorded: Recorded) -> None:
+    moment = read(spark, recorded, columns="timestamp").agg({"timestamp": "max"}).first()
     assert moment is not None
-    rows = read(spark, told, view="steps")
+    rows = read(spark, recorded, view="steps")
     conditions = [
         "channel = 'orders' and queue_id = 7",
         "kind in ('acked', 'saved')",
@@ -143,41 +151,43 @@ def test_filters_mean_the_same_whether_they_are_pushed_or_not(spark: SparkSessio
     counts = [rows.where(condition).count() for condition in conditions]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     try:
-        plain = read(spark, told, view="steps")
+        plain = read(spark, recorded, view="steps")
         assert [plain.where(condition).count() for condition in conditions] == counts
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    assert counts[0] == sum(step["queue"] == "orders/7" for step in told.steps())
+    assert counts[0] == sum(step["queue"] == "orders/7" for step in recorded.steps())
     assert counts[2] == 0, "Spark compares with regard to case, whatever was left out before"
 
 
-def test_partitions_are_as_many_and_as_large_as_asked_for(spark: SparkSession, told: Told) -> None:
-    assert read(spark, told).rdd.getNumPartitions() <= 4
-    many = read(spark, told, minPartitions="7")
+def test_partitions_are_as_many_and_as_large_as_asked_for(spark: SparkSession, recorded: Recorded) -> None:
+    assert read(spark, recorded).rdd.getNumPartitions() <= 4
+    many = read(spark, recorded, minPartitions="7")
     assert many.rdd.getNumPartitions() >= 7
-    assert bodies(many) == expected(told)
-    small = read(spark, told, maxPartitionBytes="4k")
+    assert bodies(many) == expected(recorded)
+    small = read(spark, recorded, maxPartitionBytes="4k")
     assert small.rdd.getNumPartitions() > 4
-    assert bodies(small) == expected(told)
+    assert bodies(small) == expected(recorded)
 
 
-def test_sql_reads_it_too(spark: SparkSession, told: Told) -> None:
-    spark.sql(f"create or replace temp view told using mqcore options (path '{told.data_dir}', subscribe 'orders')")
-    found = spark.sql("select queue_id, count(*) as n from told group by queue_id order by queue_id").collect()
+def test_sql_reads_it_too(spark: SparkSession, recorded: Recorded) -> None:
+    spark.sql(
+        f"create or replace temp view recorded using mqcore options (path '{recorded.data_dir}', subscribe 'orders')"
+    )
+    found = spark.sql("select queue_id, count(*) as n from recorded group by queue_id order by queue_id").collect()
     assert [(row["queue_id"], row["n"]) for row in found] == [(1, 800), (7, 800)]
 
 
-def test_the_archive_alone_is_a_plain_parquet_relation(spark: SparkSession, told: Told) -> None:
-    messages = mqcore.spark.archive(spark, told.data_dir)
+def test_the_archive_alone_is_a_plain_parquet_relation(spark: SparkSession, recorded: Recorded) -> None:
+    messages = mqcore.spark.archive(spark, recorded.data_dir)
     assert messages.count() == 4 * 500
     plan = messages._jdf.queryExecution().toString()
     assert "parquet" in plan.lower()
     assert "Python" not in plan
-    orders = mqcore.spark.archive(spark, told.data_dir, channels=["ORDERS"])
+    orders = mqcore.spark.archive(spark, recorded.data_dir, channels=["ORDERS"])
     assert {row["queue"] for row in orders.select("queue").distinct().collect()} == {"orders/1", "orders/7"}
-    assert mqcore.spark.archive(spark, told.data_dir, dates=("1999-01-01", "1999-12-31")).count() == 0
-    steps = mqcore.spark.archive(spark, told.data_dir, "steps")
-    assert steps.where("kind = 'acked'").count() == told.acked
+    assert mqcore.spark.archive(spark, recorded.data_dir, dates=("1999-01-01", "1999-12-31")).count() == 0
+    steps = mqcore.spark.archive(spark, recorded.data_dir, "steps")
+    assert steps.where("kind = 'acked'").count() == recorded.acked
 
 
 def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_is_left_behind(
@@ -199,42 +209,46 @@ def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_i
     spark.conf.unset(name)
 
 
-def test_binary_columns_are_text_if_the_schema_has_strings(spark: SparkSession, told: Told) -> None:
-    rows = spark.read.format("mqcore").schema("value string, key string, channel string").load(str(told.data_dir))
+def test_binary_columns_are_text_if_the_schema_has_strings(spark: SparkSession, recorded: Recorded) -> None:
+    rows = spark.read.format("mqcore").schema("value string, key string, channel string").load(str(recorded.data_dir))
     found = rows.collect()
-    assert Counter(row["value"].encode() for row in found) == expected(told)
-    keys = {bytes(row["key"]).decode() for row in read(spark, told, columns="key").collect()}
+    assert Counter(row["value"].encode() for row in found) == expected(recorded)
+    keys = {bytes(row["key"]).decode() for row in read(spark, recorded, columns="key").collect()}
     assert {row["key"] for row in found} == keys
     with pytest.raises(Exception, match="'value' has the type binary or string, but the given schema has int"):
-        spark.read.format("mqcore").schema("value int").load(str(told.data_dir)).count()
+        spark.read.format("mqcore").schema("value int").load(str(recorded.data_dir)).count()
     with pytest.raises(Exception, match="'channel' has the type string, but the given schema has binary"):
-        spark.read.format("mqcore").schema("channel binary").load(str(told.data_dir)).count()
+        spark.read.format("mqcore").schema("channel binary").load(str(recorded.data_dir)).count()
 
 
-def test_invalid_options_have_clear_errors(spark: SparkSession, told: Told, tmp_path: Path) -> None:
+def test_invalid_options_have_clear_errors(spark: SparkSession, recorded: Recorded, tmp_path: Path) -> None:
     def refused(path: Path, **options: str) -> str:
         with pytest.raises(Exception) as raised:
             spark.read.format("mqcore").options(**options).load(str(path)).count()
         return str(raised.value)
 
-    assert "did you mean subscribe" in refused(told.data_dir, subscribed="orders")
-    assert "use path" in refused(told.data_dir, nonsense="1")
-    assert "unknown column 'body'" in refused(told.data_dir, columns="body")
+    assert "did you mean subscribe" in refused(recorded.data_dir, subscribed="orders")
+    assert "use path" in refused(recorded.data_dir, nonsense="1")
+    assert "unknown column 'body'" in refused(recorded.data_dir, columns="body")
     assert "is not a data directory" in refused(tmp_path)
     (tmp_path / "format").write_text("something else")
     assert "not a data directory of this version" in refused(tmp_path)
-    assert "sequence for each of the shards [0, 1]" in refused(told.data_dir, startingOffsets='{"0": 5}')
-    assert "the history ends at sequence" in refused(told.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0}))
+    assert "sequence for each of the shards [0, 1]" in refused(recorded.data_dir, startingOffsets='{"0": 5}')
+    assert "the history ends at sequence" in refused(
+        recorded.data_dir, startingOffsets=json.dumps({"0": 1 << 50, "1": 0})
+    )
 
 
-def copied(told: Told, tmp_path: Path) -> Told:
+def copied(recorded: Recorded, tmp_path: Path) -> Recorded:
     place = tmp_path / "copy"
-    shutil.copytree(told.data_dir, place)
-    return Told(place, told.served, told.bodies)
+    shutil.copytree(recorded.data_dir, place)
+    return Recorded(place, recorded.served, recorded.bodies)
 
 
-def test_a_torn_tail_costs_what_is_torn_and_nothing_else(spark: SparkSession, told: Told, tmp_path: Path) -> None:
-    torn = copied(told, tmp_path)
+def test_a_torn_tail_costs_what_is_torn_and_nothing_else(
+    spark: SparkSession, recorded: Recorded, tmp_path: Path
+) -> None:
+    torn = copied(recorded, tmp_path)
     lost: dict[Path, int] = {}
     for segment in sorted(torn.data_dir.glob("shard-*/*.segment")):
         data = segment.read_bytes()
@@ -244,15 +258,15 @@ def test_a_torn_tail_costs_what_is_torn_and_nothing_else(spark: SparkSession, to
             lost[segment] = end
     assert lost
     found = bodies(read(spark, torn))
-    assert 0 < sum(found.values()) <= told.count
-    assert found <= expected(told)
+    assert 0 < sum(found.values()) <= recorded.count
+    assert found <= expected(recorded)
     assert read(spark, torn).where("sequence is null").count() == 0
 
 
 def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
-    spark: SparkSession, told: Told, tmp_path: Path
+    spark: SparkSession, recorded: Recorded, tmp_path: Path
 ) -> None:
-    gone = copied(told, tmp_path)
+    gone = copied(recorded, tmp_path)
     middle = max(gone.data_dir.glob("shard-0/*.segment"), key=lambda path: len(path.read_bytes().rstrip(b"\0")))
     data = bytearray(middle.read_bytes())
     # Damage in the middle of what was durable: all the rest of it is behind the first unreadable record.
@@ -272,28 +286,28 @@ def test_history_that_is_gone_is_an_error_unless_that_is_wanted(
     with pytest.raises(Exception, match="retention has removed"):
         read(spark, gone, startingOffsets=json.dumps(start)).count()
     rest = read(spark, gone, startingOffsets=json.dumps(start), failOnDataLoss="false")
-    assert 0 < rest.count() < told.count
-    assert bodies(rest) < expected(told)
+    assert 0 < rest.count() < recorded.count
+    assert bodies(rest) < expected(recorded)
 
 
-def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSession, living: Told) -> None:
-    with sync.connect(living.served.url) as mq:
+def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSession, live: Recorded) -> None:
+    with sync.connect(live.served.url) as mq:
         for _ in range(by_depth(3, 6)):
             for queue in QUEUES:
-                living.publish(mq, queue, 200)
-            assert bodies(read(spark, living)) == expected(living), "each round, wherever the archiver is"
-        wait_until(lambda: archived(living.data_dir, living.count), what="the archive")
-        living.publish(mq, "orders/1", 10)
-    assert bodies(read(spark, living)) == expected(living)
+                live.publish(mq, queue, 200)
+            assert bodies(read(spark, live)) == expected(live), "each round, wherever the archiver is"
+        wait_until(lambda: archived(live.data_dir, live.count), what="the archive")
+        live.publish(mq, "orders/1", 10)
+    assert bodies(read(spark, live)) == expected(live)
 
 
-def test_a_broker_elsewhere_is_read_through_its_admin_side(spark: SparkSession, living: Told) -> None:
-    with sync.connect(living.served.url) as mq:
+def test_a_broker_elsewhere_is_read_through_its_admin_side(spark: SparkSession, live: Recorded) -> None:
+    with sync.connect(live.served.url) as mq:
         for queue in QUEUES:
-            living.publish(mq, queue, 300)
-    options: dict[str, Any] = {"admin": living.served.admin_url}
+            live.publish(mq, queue, 300)
+    options: dict[str, Any] = {"admin": live.served.admin_url}
     rows = spark.read.format("mqcore").options(**options).load()
-    assert bodies(rows) == expected(living)
+    assert bodies(rows) == expected(live)
     assert rows.where("channel = 'logs'").count() == 300
     moment = datetime.now(UTC).isoformat()
     assert spark.read.format("mqcore").options(**options, startingTimestamp=moment).load().count() == 0

@@ -12,7 +12,7 @@ import pytest
 
 from depth import by_depth
 from mqcore import sync
-from spark.told import LENIENT, QUEUES, Told, eventually
+from spark.recorded import LENIENT, QUEUES, Recorded, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,9 +39,9 @@ class Sink:
 def follow(spark: SparkSession, tmp_path: Path) -> Any:
     running: list[StreamingQuery] = []
 
-    def start(told: Told, sink: Callable[..., None], trigger: dict[str, Any], **options: str) -> StreamingQuery:
+    def start(recorded: Recorded, sink: Callable[..., None], trigger: dict[str, Any], **options: str) -> StreamingQuery:
         stream = spark.readStream.format("mqcore").options(**options)
-        rows = stream.load() if "admin" in options else stream.load(str(told.data_dir))
+        rows = stream.load() if "admin" in options else stream.load(str(recorded.data_dir))
         writer = rows.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
         running.append(writer.trigger(**trigger).start())
         return running[-1]
@@ -51,66 +51,66 @@ def follow(spark: SparkSession, tmp_path: Path) -> Any:
         query.stop()
 
 
-def expected(told: Told) -> Counter[bytes]:
-    return Counter(body for bodies in told.bodies.values() for body in bodies)
+def expected(recorded: Recorded) -> Counter[bytes]:
+    return Counter(body for bodies in recorded.bodies.values() for body in bodies)
 
 
 NOW: dict[str, Any] = {"availableNow": True}
 
 
-def test_available_rows_arrive_in_batches_of_the_requested_size(told: Told, follow: Any) -> None:
+def test_available_rows_arrive_in_batches_of_the_requested_size(recorded: Recorded, follow: Any) -> None:
     sink = Sink()
-    query = follow(told, sink, NOW, startingOffsets="earliest", maxOffsetsPerTrigger="700")
+    query = follow(recorded, sink, NOW, startingOffsets="earliest", maxOffsetsPerTrigger="700")
     assert query.awaitTermination(120)
-    assert sink.bodies == expected(told)
+    assert sink.bodies == expected(recorded)
     sizes = [len(batch) for batch in sink.batches if batch]
     assert max(sizes) <= 700
-    assert len(sizes) >= told.count // 700
+    assert len(sizes) >= recorded.count // 700
     assert sizes[0] > 300, "a limit is used, and not only kept"
 
 
-def test_query_resumes_at_its_checkpoint_without_duplicates(living: Told, follow: Any) -> None:
+def test_query_resumes_at_its_checkpoint_without_duplicates(live: Recorded, follow: Any) -> None:
     sink = Sink()
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         for round_ in range(by_depth(2, 3)):
             for queue in QUEUES:
-                living.publish(mq, queue, 50 * (round_ + 1))
-            query = follow(living, sink, NOW, startingOffsets="earliest")
+                live.publish(mq, queue, 50 * (round_ + 1))
+            query = follow(live, sink, NOW, startingOffsets="earliest")
             assert query.awaitTermination(120)
-            assert sink.bodies == expected(living), f"after round {round_}"
+            assert sink.bodies == expected(live), f"after round {round_}"
     offsets = json.loads(query.lastProgress["sources"][0]["endOffset"]) if query.lastProgress else {}
     assert set(offsets) <= {"0", "1"}
 
 
-def test_a_stream_begins_with_what_is_to_come_and_sees_it_soon(living: Told, follow: Any) -> None:
+def test_a_stream_begins_with_what_is_to_come_and_sees_it_soon(live: Recorded, follow: Any) -> None:
     sink = Sink()
-    with sync.connect(living.served.url) as mq:
-        living.publish(mq, "orders/1", 100)
-        query = follow(living, sink, {"processingTime": "200 milliseconds"}, subscribe="orders")
+    with sync.connect(live.served.url) as mq:
+        live.publish(mq, "orders/1", 100)
+        query = follow(live, sink, {"processingTime": "200 milliseconds"}, subscribe="orders")
         eventually(lambda: query.lastProgress is not None)
-        before = expected(living)
-        living.publish(mq, "orders/7", 30)
-        living.publish(mq, "logs/2", 30)
+        before = expected(live)
+        live.publish(mq, "orders/7", 30)
+        live.publish(mq, "logs/2", 30)
         eventually(lambda: sum(sink.bodies.values()) >= 30)
-        assert sink.bodies == Counter(living.bodies["orders/7"])
+        assert sink.bodies == Counter(live.bodies["orders/7"])
         assert not sink.bodies & before
 
 
-def test_a_broker_elsewhere_is_followed_through_its_admin_side(living: Told, follow: Any) -> None:
+def test_a_broker_elsewhere_is_followed_through_its_admin_side(live: Recorded, follow: Any) -> None:
     sink = Sink()
-    with sync.connect(living.served.url) as mq:
+    with sync.connect(live.served.url) as mq:
         for queue in QUEUES:
-            living.publish(mq, queue, 100)
-    options = {"admin": living.served.admin_url, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "150"}
-    assert follow(living, sink, NOW, **options).awaitTermination(120)
-    assert sink.bodies == expected(living)
+            live.publish(mq, queue, 100)
+    options = {"admin": live.served.admin_url, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "150"}
+    assert follow(live, sink, NOW, **options).awaitTermination(120)
+    assert sink.bodies == expected(live)
     assert max(map(len, sink.batches)) <= 150
 
 
-def test_a_checkpoint_of_another_journal_is_refused(living: Told, told: Told, follow: Any) -> None:
+def test_a_checkpoint_of_another_journal_is_refused(live: Recorded, recorded: Recorded, follow: Any) -> None:
     sink = Sink()
-    assert follow(told, sink, NOW, startingOffsets="earliest").awaitTermination(120)
-    with sync.connect(living.served.url) as mq:
-        living.publish(mq, "orders/1", 10)
+    assert follow(recorded, sink, NOW, startingOffsets="earliest").awaitTermination(120)
+    with sync.connect(live.served.url) as mq:
+        live.publish(mq, "orders/1", 10)
     with pytest.raises(Exception, match="the journal has changed"):
-        follow(living, sink, NOW, startingOffsets="earliest").awaitTermination(120)
+        follow(live, sink, NOW, startingOffsets="earliest").awaitTermination(120)

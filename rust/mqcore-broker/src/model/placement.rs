@@ -1,5 +1,7 @@
 //! Which shard owns a channel, a router or a topic.
 
+use siphasher::sip::SipHasher13;
+
 /// The key of a placement: 128 random bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacementKey(pub [u64; 2]);
@@ -63,45 +65,7 @@ fn fnv(bytes: &[u8]) -> u64 {
 
 /// SipHash-1-3. The standard library has it too, but does not promise to keep it.
 fn siphash(PlacementKey([first, second]): PlacementKey, bytes: &[u8]) -> u64 {
-    let mut state = [
-        first ^ 0x736f_6d65_7073_6575,
-        second ^ 0x646f_7261_6e64_6f6d,
-        first ^ 0x6c79_6765_6e65_7261,
-        second ^ 0x7465_6462_7974_6573,
-    ];
-    let (words, rest) = bytes.as_chunks::<8>();
-    for word in words {
-        absorb(&mut state, u64::from_le_bytes(*word));
-    }
-    let mut last = [0; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    // The highest byte is the length.
-    last[7] = bytes.len() as u8;
-    absorb(&mut state, u64::from_le_bytes(last));
-    state[2] ^= 0xff;
-    (0..3).for_each(|_| round(&mut state));
-    state[0] ^ state[1] ^ state[2] ^ state[3]
-}
-
-#[inline]
-fn absorb(state: &mut [u64; 4], word: u64) {
-    state[3] ^= word;
-    round(state);
-    state[0] ^= word;
-}
-
-#[inline]
-fn round([a, b, c, d]: &mut [u64; 4]) {
-    *a = a.wrapping_add(*b);
-    *b = b.rotate_left(13) ^ *a;
-    *a = a.rotate_left(32);
-    *c = c.wrapping_add(*d);
-    *d = d.rotate_left(16) ^ *c;
-    *a = a.wrapping_add(*d);
-    *d = d.rotate_left(21) ^ *a;
-    *c = c.wrapping_add(*b);
-    *b = b.rotate_left(17) ^ *c;
-    *c = c.rotate_left(32);
+    SipHasher13::new_with_keys(first, second).hash(bytes)
 }
 
 #[cfg(test)]

@@ -244,8 +244,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             Order::PauseReads => {
                 let is_open = matches!(self.stage, ConnectionStage::Open);
                 let reads_on = is_open && self.output.append(|output| self.session.drain(output));
-                if !reads_on && self.input.source == InputState::Open {
-                    self.input.source = InputState::Paused;
+                if !reads_on && self.input.state == InputState::Open {
+                    self.input.state = InputState::Paused;
                 }
                 self.is_draining = reads_on;
                 return false;

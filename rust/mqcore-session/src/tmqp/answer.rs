@@ -40,13 +40,13 @@ pub(super) fn name(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.len().min(NAME_BYTES_MAX)]
 }
 
-/// A response to what was asked, without headers and body.
-fn response_frame<'a>(asked: &RepeatedParts<'a>, target: &'a [u8], code: u16) -> Frame<'a> {
+/// A response without headers and body.
+fn response_frame<'a>(repeated: &RepeatedParts<'a>, target: &'a [u8], code: u16) -> Frame<'a> {
     Frame {
-        first_acquirer: asked.first_acquirer,
-        high_priority: asked.high_priority,
+        first_acquirer: repeated.first_acquirer,
+        high_priority: repeated.high_priority,
         content_type: code,
-        id: asked.id,
+        id: repeated.id,
         target: name(target),
         ..Frame::new(Kind::RESPONSE)
     }
@@ -54,19 +54,19 @@ fn response_frame<'a>(asked: &RepeatedParts<'a>, target: &'a [u8], code: u16) ->
 
 /// Writes a response.
 pub(super) fn response(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     target: &[u8],
     code: u16,
     body: &[u8],
     output: &mut Vec<u8>,
 ) {
-    let frame = Frame { payload: body, ..response_frame(asked, target, code) };
+    let frame = Frame { payload: body, ..response_frame(repeated, target, code) };
     tmqp::encode(&frame, output);
 }
 
 /// Writes the response to a join by queues: the terms as the broker applies them.
 pub(super) fn joined_queues(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     target: &[u8],
     joined: &JoinedQueues,
     output: &mut Vec<u8>,
@@ -82,10 +82,10 @@ pub(super) fn joined_queues(
         debug_assert_eq!(pushed, Ok(()), "a limited number of digits and commas");
     }
     let frame = Frame {
-        first_acquirer: asked.first_acquirer,
-        high_priority: asked.high_priority,
+        first_acquirer: repeated.first_acquirer,
+        high_priority: repeated.high_priority,
         content_type: status::OK,
-        id: asked.id,
+        id: repeated.id,
         target: name(target),
         headers: &headers,
         ..Frame::new(Kind::RESPONSE)
@@ -99,7 +99,12 @@ fn listed(numbers: impl IntoIterator<Item = impl ToString>) -> String {
 
 /// Writes a response that rejects the request. It has no body, because the original's clients parse every body as the
 /// requested model; a header has the reason.
-pub(super) fn refusal(asked: &RepeatedParts<'_>, target: &[u8], rejection: &Rejection, output: &mut Vec<u8>) {
+pub(super) fn refusal(
+    repeated: &RepeatedParts<'_>,
+    target: &[u8],
+    rejection: &Rejection,
+    output: &mut Vec<u8>,
+) {
     let mut headers = Vec::new();
     push_reason(&mut headers, key::REASON, &rejection.reason);
     if rejection.kind == RejectionKind::QueueStopped {
@@ -108,13 +113,13 @@ pub(super) fn refusal(asked: &RepeatedParts<'_>, target: &[u8], rejection: &Reje
             header::push_header(&mut headers, key::QUEUE_STATUS, Status::Stopped.as_str().as_bytes());
         debug_assert_eq!(pushed, Ok(()), "a short word");
     }
-    let frame = Frame { headers: &headers, ..response_frame(asked, target, rejection.kind.code()) };
+    let frame = Frame { headers: &headers, ..response_frame(repeated, target, rejection.kind.code()) };
     tmqp::encode(&frame, output);
 }
 
 /// Like [`refusal`], with a status that does not depend on the reason.
 pub(super) fn refusal_with_code(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     target: &[u8],
     code: u16,
     reason: &str,
@@ -122,13 +127,13 @@ pub(super) fn refusal_with_code(
 ) {
     let mut headers = Vec::new();
     push_reason(&mut headers, key::REASON, reason);
-    let frame = Frame { headers: &headers, ..response_frame(asked, target, code) };
+    let frame = Frame { headers: &headers, ..response_frame(repeated, target, code) };
     tmqp::encode(&frame, output);
 }
 
 /// Writes the broker's own acknowledgement of a message for `target`; negative if there is a reason.
 pub(super) fn acknowledgement(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     target: &[u8],
     content_type: u16,
     negative: Option<&str>,
@@ -139,10 +144,10 @@ pub(super) fn acknowledgement(
         push_reason(&mut headers, key::NACK_REASON, reason);
     }
     let frame = Frame {
-        first_acquirer: asked.first_acquirer,
-        high_priority: asked.high_priority,
+        first_acquirer: repeated.first_acquirer,
+        high_priority: repeated.high_priority,
         content_type,
-        id: asked.id,
+        id: repeated.id,
         target: name(target),
         headers: &headers,
         ..Frame::new(Kind::ACKNOWLEDGE)
@@ -153,21 +158,21 @@ pub(super) fn acknowledgement(
 /// Notifies a producer that its message was rejected: with a response, as the original does, and with an
 /// acknowledgement if the producer waits for one, because its client accepts no other answer then.
 pub(super) fn publish_refused(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     pending_acknowledge: bool,
     channel: &[u8],
     queue: u16,
     rejection: &Rejection,
     output: &mut Vec<u8>,
 ) {
-    if asked.id.is_empty() {
+    if repeated.id.is_empty() {
         return;
     }
-    refusal(asked, channel, rejection, output);
+    refusal(repeated, channel, rejection, output);
     if pending_acknowledge {
         // High priority would make it the acknowledgement of a direct message.
-        let asked = RepeatedParts { high_priority: false, ..*asked };
-        acknowledgement(&asked, channel, queue, Some(&rejection.reason), output);
+        let repeated = RepeatedParts { high_priority: false, ..*repeated };
+        acknowledgement(&repeated, channel, queue, Some(&rejection.reason), output);
     }
 }
 
@@ -179,8 +184,8 @@ pub(super) fn settled(
     negative: Option<&str>,
     output: &mut Vec<u8>,
 ) {
-    let asked = RepeatedParts { id: message.id(), first_acquirer: true, high_priority: false };
-    acknowledgement(&asked, channel, queue, negative, output);
+    let repeated = RepeatedParts { id: message.id(), first_acquirer: true, high_priority: false };
+    acknowledgement(&repeated, channel, queue, negative, output);
 }
 
 /// Passes a consumer's acknowledgement on to the producer. `negative` decides whether it is negative: a handler's

@@ -172,20 +172,20 @@ fn behind(own: &[u8], lines: &[u8]) -> Vec<u8> {
 
 /// Ends a pull, or rejects it with a reason.
 pub(super) fn no_content(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     channel: &[u8],
     queue: u16,
     why: &'static str,
     output: &mut Vec<u8>,
 ) {
     let mut headers = Vec::new();
-    if !asked.id.is_empty() {
-        push(&mut headers, key::REQUEST_ID, asked.id);
+    if !repeated.id.is_empty() {
+        push(&mut headers, key::REQUEST_ID, repeated.id);
     }
     push(&mut headers, key::NO_CONTENT, why.as_bytes());
     let frame = Frame {
         content_type: queue,
-        id: asked.id,
+        id: repeated.id,
         target: channel,
         headers: &headers,
         ..Frame::new(Kind::QUEUE)
@@ -212,12 +212,12 @@ pub(super) fn cached(
     client_id: &[u8],
     output: &mut Vec<u8>,
 ) {
-    let asked = pull.asked();
+    let repeated = pull.repeated();
     let frame = Frame {
-        first_acquirer: asked.first_acquirer,
-        high_priority: asked.high_priority,
+        first_acquirer: repeated.first_acquirer,
+        high_priority: repeated.high_priority,
         content_type: status::OK,
-        id: asked.id,
+        id: repeated.id,
         source: source(message, hide_source),
         target: name(client_id),
         headers: message.headers(),

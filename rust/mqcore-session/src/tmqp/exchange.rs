@@ -306,7 +306,7 @@ impl Exchange {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
-        let asked = RepeatedParts::by_frame(frame);
+        let repeated = RepeatedParts::by_frame(frame);
         let form = answer_form(frame);
         let request = match Operation::from_code(frame.content_type) {
             Some(Operation::ExtendDelivery) => {
@@ -323,7 +323,7 @@ impl Exchange {
                 Err(Rejection::new(RejectionKind::BadRequest, reason))
             }
         };
-        self.ask(client, &asked, form, request, commands, output);
+        self.ask(client, &repeated, form, request, commands, output);
     }
 
     fn subscribe(
@@ -341,16 +341,16 @@ impl Exchange {
         } else {
             frame.id
         };
-        let asked = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
+        let repeated = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
         let request = subscription::read(frame).map(Request::Subscribe);
-        self.ask(client, &asked, Some(Form::YesOrNo), request, commands, output);
+        self.ask(client, &repeated, Some(Form::YesOrNo), request, commands, output);
     }
 
     /// Sends a request to the broker, or rejects it at once if it is invalid or too many are open.
     fn ask(
         &mut self,
         client: &Arc<Client>,
-        asked: &RepeatedParts<'_>,
+        repeated: &RepeatedParts<'_>,
         form: Option<Form>,
         request: Result<Request, Rejection>,
         commands: &mut Vec<Command>,
@@ -365,11 +365,11 @@ impl Exchange {
         match (request, form) {
             (Ok(request), Some(form)) => {
                 let parts = request.answers(self.shards);
-                let number = self.pending.expect_answer(PendingAnswer::new(asked, form), parts);
+                let number = self.pending.expect_answer(PendingAnswer::new(repeated, form), parts);
                 commands.push(Command::Request(number, Box::new(request)));
             }
             (Ok(request), None) => commands.push(Command::Request(UNANSWERED, Box::new(request))),
-            (Err(rejection), Some(form)) => answer_request(client, asked, &form, Err(rejection), output),
+            (Err(rejection), Some(form)) => answer_request(client, repeated, &form, Err(rejection), output),
             (Err(_), None) => {}
         }
     }
@@ -399,14 +399,14 @@ impl Exchange {
                 }
             }
             Event::PublishRefused { queue, message, rejection } => {
-                let (asked, waits) =
+                let (repeated, waits) =
                     (RepeatedParts::by_message(&message), message.properties().pending_acknowledge);
                 let channel = queue.channel.as_str().as_bytes();
-                answer::publish_refused(&asked, waits, channel, queue.id, &rejection, output);
+                answer::publish_refused(&repeated, waits, channel, queue.id, &rejection, output);
             }
             Event::Answered(request, part) => {
                 if let Some((pending, answer)) = self.pending.answered(request, part) {
-                    answer_request(client, &pending.asked(), &pending.form, answer, output);
+                    answer_request(client, &pending.repeated(), &pending.form, answer, output);
                 }
             }
             Event::Pulled {
@@ -429,7 +429,7 @@ impl Exchange {
             Event::PullEnded { request, outcome } => {
                 if let Some(pull) = self.pending.pull_ended(request) {
                     let why = delivery::no_content_word(outcome);
-                    delivery::no_content(&pull.asked(), &pull.channel, pull.queue, why, output);
+                    delivery::no_content(&pull.repeated(), &pull.channel, pull.queue, why, output);
                 }
             }
             Event::Cached { request, message, hide_source } => {
@@ -452,8 +452,8 @@ impl Exchange {
                 let properties = message.properties();
                 let waits = (properties.pending_acknowledge, properties.pending_response);
                 let to = (router.as_str().as_bytes(), properties.content_type);
-                let (asked, id) = (RepeatedParts::by_message(&message), client.id.as_bytes());
-                routers::answered(&asked, waits, to, id, refusal.as_ref(), output);
+                let (repeated, id) = (RepeatedParts::by_message(&message), client.id.as_bytes());
+                routers::answered(&repeated, waits, to, id, refusal.as_ref(), output);
             }
             Event::DirectAcknowledged(message) => {
                 delivery::relay(Kind::ACKNOWLEDGE, &message, client.id.as_bytes(), output);
@@ -494,7 +494,7 @@ fn answer_form(frame: &Frame<'_>) -> Option<Form> {
 
 fn answer_request(
     client: &Client,
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     form: &Form,
     answer: Result<Reply, Rejection>,
     output: &mut Vec<u8>,
@@ -502,29 +502,29 @@ fn answer_request(
     let to = client.id.as_bytes();
     match (form, answer) {
         (Form::Response, Ok(Reply::JoinedQueues(joined))) => {
-            answer::joined_queues(asked, to, &joined, output);
+            answer::joined_queues(repeated, to, &joined, output);
         }
         (Form::Response, Ok(reply)) => {
-            answer::response(asked, to, status::OK, &information::body(&reply), output);
+            answer::response(repeated, to, status::OK, &information::body(&reply), output);
         }
-        (Form::Response, Err(rejection)) => answer::refusal(asked, to, &rejection, output),
-        (Form::YesOrNo, Ok(_)) => answer::response(asked, to, status::OK, &[], output),
+        (Form::Response, Err(rejection)) => answer::refusal(repeated, to, &rejection, output),
+        (Form::YesOrNo, Ok(_)) => answer::response(repeated, to, status::OK, &[], output),
         (Form::YesOrNo, Err(rejection)) => {
-            answer::refusal_with_code(asked, to, status::FAILED, &rejection.reason, output);
+            answer::refusal_with_code(repeated, to, status::FAILED, &rejection.reason, output);
         }
         (Form::Receipt { target, content_type }, answer) => {
-            let asked = RepeatedParts { high_priority: false, ..*asked };
+            let repeated = RepeatedParts { high_priority: false, ..*repeated };
             let reason = match &answer {
                 Ok(Reply::Published(0)) => Some(nack_reason::NO_CONSUMERS),
                 Ok(_) => None,
                 Err(rejection) => Some(&*rejection.reason),
             };
-            answer::acknowledgement(&asked, target, *content_type, reason, output);
+            answer::acknowledgement(&repeated, target, *content_type, reason, output);
         }
         (Form::Acknowledgement { target, content_type }, answer) => {
-            let asked = RepeatedParts { high_priority: false, ..*asked };
+            let repeated = RepeatedParts { high_priority: false, ..*repeated };
             let reason = answer.as_ref().err().map(|rejection| rejection.reason.as_ref());
-            answer::acknowledgement(&asked, target, *content_type, reason, output);
+            answer::acknowledgement(&repeated, target, *content_type, reason, output);
         }
     }
 }
@@ -541,15 +541,21 @@ fn direct_refused(
     if message.id().is_empty() {
         return;
     }
-    let (asked, properties) = (RepeatedParts::by_message(message), message.properties());
+    let (repeated, properties) = (RepeatedParts::by_message(message), message.properties());
     if properties.pending_response || matches!(to, ClientPattern::Id(_)) {
-        answer::refusal(&asked, client.id.as_bytes(), rejection, output);
+        answer::refusal(&repeated, client.id.as_bytes(), rejection, output);
     }
     if properties.pending_acknowledge {
         // High priority marks the acknowledgement of a direct message.
-        let asked = RepeatedParts { high_priority: true, ..asked };
+        let repeated = RepeatedParts { high_priority: true, ..repeated };
         let reason = header::nack_reason::NO_CONSUMERS;
-        answer::acknowledgement(&asked, client.id.as_bytes(), properties.content_type, Some(reason), output);
+        answer::acknowledgement(
+            &repeated,
+            client.id.as_bytes(),
+            properties.content_type,
+            Some(reason),
+            output,
+        );
     }
 }
 

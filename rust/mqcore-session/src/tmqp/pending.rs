@@ -63,24 +63,24 @@ pub(super) struct PendingPull {
 }
 
 impl PendingPull {
-    pub(super) fn asked(&self) -> RepeatedParts<'_> {
+    pub(super) fn repeated(&self) -> RepeatedParts<'_> {
         RepeatedParts { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 }
 
 impl PendingAnswer {
-    pub(super) fn new(asked: &RepeatedParts<'_>, form: Form) -> Self {
+    pub(super) fn new(repeated: &RepeatedParts<'_>, form: Form) -> Self {
         Self {
-            id: MessageId::from_slice(asked.id),
-            first_acquirer: asked.first_acquirer,
-            high_priority: asked.high_priority,
+            id: MessageId::from_slice(repeated.id),
+            first_acquirer: repeated.first_acquirer,
+            high_priority: repeated.high_priority,
             form,
             parts_left: 1,
             gathered: None,
         }
     }
 
-    pub(super) fn asked(&self) -> RepeatedParts<'_> {
+    pub(super) fn repeated(&self) -> RepeatedParts<'_> {
         RepeatedParts { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 

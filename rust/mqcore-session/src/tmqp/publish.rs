@@ -186,9 +186,9 @@ impl<'a> CopyRequest<'a> {
 }
 
 pub(super) fn refuse(frame: &Frame<'_>, rejection: &Rejection, output: &mut Vec<u8>) {
-    let asked = RepeatedParts::by_frame(frame);
+    let repeated = RepeatedParts::by_frame(frame);
     let (target, queue) = (frame.target, frame.content_type);
-    answer::publish_refused(&asked, frame.pending_acknowledge, target, queue, rejection, output);
+    answer::publish_refused(&repeated, frame.pending_acknowledge, target, queue, rejection, output);
 }
 
 /// Reports that a copy is impossible: under the copy's id if it has one, otherwise under the message's.
@@ -198,8 +198,8 @@ fn refuse_copy(frame: &Frame<'_>, value: &[u8], rejection: &Rejection, output: &
         [] => frame.id,
         given => answer::name(given),
     };
-    let asked = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
-    answer::publish_refused(&asked, false, wanted.channel, frame.content_type, rejection, output);
+    let repeated = RepeatedParts { id, ..RepeatedParts::by_frame(frame) };
+    answer::publish_refused(&repeated, false, wanted.channel, frame.content_type, rejection, output);
 }
 
 /// Reports that no further copy is possible: under the id of each copy that has one, and once under the message's id if
@@ -219,8 +219,8 @@ fn refuse_rest<'a>(frame: &Frame<'_>, values: impl Iterator<Item = &'a [u8]>, ou
         }
     }
     if some_without_id {
-        let asked = RepeatedParts::by_frame(frame);
-        answer::publish_refused(&asked, false, frame.target, frame.content_type, &rejection, output);
+        let repeated = RepeatedParts::by_frame(frame);
+        answer::publish_refused(&repeated, false, frame.target, frame.content_type, &rejection, output);
     }
 }
 

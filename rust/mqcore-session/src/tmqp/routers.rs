@@ -57,31 +57,31 @@ pub(super) fn router_name(bytes: &[u8]) -> Result<RouterName, Rejection> {
     RouterName::new(text).map_err(|error| bad(error.to_string()))
 }
 
-/// The answer of a router in its own name: an acknowledgement, a response, or both, as its producer asked.
+/// The answer of a router in its own name: an acknowledgement, a response, or both, as its producer requested.
 pub(super) fn answered(
-    asked: &RepeatedParts<'_>,
+    repeated: &RepeatedParts<'_>,
     (waits_for_acknowledgement, waits_for_response): (bool, bool),
     (router, content_type): (&[u8], u16),
     client_id: &[u8],
     refusal: Option<&Rejection>,
     output: &mut Vec<u8>,
 ) {
-    if asked.id.is_empty() {
+    if repeated.id.is_empty() {
         return;
     }
     if waits_for_acknowledgement {
         // High priority would make it the acknowledgement of a direct message.
-        let asked = RepeatedParts { high_priority: false, ..*asked };
+        let repeated = RepeatedParts { high_priority: false, ..*repeated };
         let reason = refusal.map(|refusal| match refusal.kind {
             RejectionKind::NotFound => nack_reason::NO_CONSUMERS,
             _ => &*refusal.reason,
         });
-        answer::acknowledgement(&asked, router, content_type, reason, output);
+        answer::acknowledgement(&repeated, router, content_type, reason, output);
     }
     if waits_for_response {
         match refusal {
-            None => answer::response(asked, client_id, status::OK, &[], output),
-            Some(refusal) => answer::refusal(asked, client_id, refusal, output),
+            None => answer::response(repeated, client_id, status::OK, &[], output),
+            Some(refusal) => answer::refusal(repeated, client_id, refusal, output),
         }
     }
 }

@@ -80,8 +80,8 @@ pub(super) fn publish(
         Err(rejection) => return refuse(frame, &rejection, output),
     };
     let answer = waits.then(|| {
-        let asked = RepeatedParts { first_acquirer: true, ..RepeatedParts::by_frame(frame) };
-        pending.expect_answer(PendingAnswer::new(&asked, Form::receipt(frame)), 1)
+        let repeated = RepeatedParts { first_acquirer: true, ..RepeatedParts::by_frame(frame) };
+        pending.expect_answer(PendingAnswer::new(&repeated, Form::receipt(frame)), 1)
     });
     commands.push(Command::PublishTopic { topic, message, to_producer: true, answer });
 }

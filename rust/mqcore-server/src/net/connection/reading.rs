@@ -36,7 +36,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     pub(super) fn read(&mut self, context: &mut Context<'_>, now: Timestamp) -> bool {
         if self.input.stalled
-            || self.input.source != InputState::Open
+            || self.input.state != InputState::Open
             || self.has_commands()
             || self.holds_back()
         {
@@ -66,7 +66,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
 
     /// The peer has closed its side. Sessions may still handle and answer the rest of the input.
     pub(super) fn end_of_input(&mut self, now: Timestamp) {
-        self.input.source = InputState::Closed;
+        self.input.state = InputState::Closed;
         let rest = std::mem::take(&mut self.input.unread);
         self.receive(&rest, now);
         if !self.session.outlives_input() {
@@ -144,8 +144,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
     pub(super) fn receive(&mut self, bytes: &[u8], now: Timestamp) {
         self.set_time();
         let mut commands = self.hub.spare_commands.take(self.input.usual_commands);
-        let (session, source) = (&mut self.session, self.input.source);
-        let result = self.output.append(|output| match source {
+        let (session, state) = (&mut self.session, self.input.state);
+        let result = self.output.append(|output| match state {
             InputState::Closed => session.receive_last(bytes, now, &mut commands, output),
             InputState::Open | InputState::Paused => session.receive(bytes, now, &mut commands, output),
         });

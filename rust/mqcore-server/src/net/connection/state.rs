@@ -38,7 +38,7 @@ pub(super) struct Input {
     pub(super) usual_commands: usize,
     /// The session has complete frames, and consumes no more of them before the next event.
     pub(super) stalled: bool,
-    pub(super) source: InputState,
+    pub(super) state: InputState,
 }
 
 impl Input {

@@ -59,7 +59,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @dataclass
-class Told:
+class Recorded:
     """A broker's directory, and what its clients did."""
 
     data_dir: Path
@@ -107,14 +107,14 @@ def archived(data_dir: Path, least: int) -> bool:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """Part of the history is in the archive, the rest in the journal; the broker was killed and is gone."""
-    import pyarrow.parquet  # noqa: F401 (used by Told)
+    import pyarrow.parquet  # noqa: F401 (used by Recorded)
 
-    data_dir = tmp_path_factory.mktemp("told")
+    data_dir = tmp_path_factory.mktemp("recorded")
     use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     with serving("--data-dir", str(data_dir), "--auto-create", environment=HISTORY) as served:
-        work = Told(data_dir, served)
+        work = Recorded(data_dir, served)
         with sync.connect(served.url) as mq:
             declare(mq, *QUEUES)
             for queue in QUEUES:
@@ -134,15 +134,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture
-def living(tmp_path: Path) -> Iterator[Told]:
+def live(tmp_path: Path) -> Iterator[Recorded]:
     """A broker that runs, with an admin side and an archive."""
-    data_dir = tmp_path / "living"
+    data_dir = tmp_path / "live"
     use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     arguments = ("--data-dir", str(data_dir), "--admin", "http://127.0.0.1:0")
     with serving(*arguments, environment=HISTORY) as served:
         with sync.connect(served.url) as mq:
             declare(mq, *QUEUES, "target/1", "target/2")
-        yield Told(data_dir, served)
+        yield Recorded(data_dir, served)
 
 
 def drain(url: str, queue: str) -> list[bytes]:

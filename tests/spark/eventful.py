@@ -15,7 +15,7 @@ from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
 from served import serving, wait_until
-from spark.told import HISTORY, Told, archived
+from spark.recorded import HISTORY, Recorded, archived
 
 SAVED = QueueOptions(
     status=QueueStatus.PULL,
@@ -30,7 +30,7 @@ ERRORS = ("no stock for 17", "no stock for 4711", "card 99 refused")
 
 
 @dataclass
-class Lived(Told):
+class Eventful(Recorded):
     """See the module."""
 
     dead: int = 0
@@ -45,7 +45,7 @@ class Lived(Told):
         return found
 
 
-def messages_told(data_dir: Path) -> int:
+def recorded_messages(data_dir: Path) -> int:
     """How many messages the history has by now."""
     origin = Directory(str(data_dir))
     stretches = [(end.shard, 0, end.latest) for end in origin.ends()]
@@ -54,7 +54,7 @@ def messages_told(data_dir: Path) -> int:
     return sum(rows.num_rows for piece in pieces for rows in origin.read(request, piece, fail=True))
 
 
-def kinds_told(data_dir: Path) -> Counter[str]:
+def recorded_kinds(data_dir: Path) -> Counter[str]:
     """How many steps of each kind the history has by now."""
     origin, request = Directory(str(data_dir)), Plan.request_of("steps", ["kind"])
     pieces = origin.pieces(request, [(end.shard, 0, end.latest) for end in origin.ends()], 1 << 30)
@@ -69,7 +69,7 @@ def _order(number: int) -> bytes:
     return json.dumps(content).encode()
 
 
-def _work(mq: sync.Client, lived: Lived) -> None:
+def _work(mq: sync.Client, eventful: Eventful) -> None:
     mq.declare("dead", 9, DEAD)
     mq.declare("work", 1, SAVED)
     mq.declare("memory", 1, QueueOptions(status=QueueStatus.PULL))
@@ -78,7 +78,7 @@ def _work(mq: sync.Client, lived: Lived) -> None:
     mq.publish_many("work/1", [_order(number) for number in range(300)])
     for message in mq.queue("work/1").pull(150):
         message.ack()
-        lived.acked += 1
+        eventful.acked += 1
     for _ in range(3):
         # Each pull requeues them at the end, until the limit dead-letters them.
         for index, message in enumerate(mq.queue("work/1").pull(150)):
@@ -87,23 +87,23 @@ def _work(mq: sync.Client, lived: Lived) -> None:
             elif index < 150:
                 message.ack()
     mq.publish_many("memory/1", [b"only in memory"] * 40)
-    lived.in_memory, lived.dead = 40, 12
+    eventful.in_memory, eventful.dead = 40, 12
     mq.publish_many("news/1", [b"nobody listens"] * 10)
     mq.publish_many("latest/1", [b"the latest"] * 5)
 
 
 @pytest.fixture(scope="session")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
+def eventful(tmp_path_factory: pytest.TempPathFactory) -> Eventful:
     """Part of the history is in the archive, the rest in the journal; no broker is running."""
-    import pyarrow.parquet  # noqa: F401 (used by Told)
+    import pyarrow.parquet  # noqa: F401 (used by Recorded)
 
-    data_dir = tmp_path_factory.mktemp("lived")
+    data_dir = tmp_path_factory.mktemp("eventful")
     use_old_placement(data_dir, HISTORY["MQCORE_SHARDS"])  # Its channels are on both shards.
     with serving("--data-dir", str(data_dir), "--auto-create", environment=HISTORY) as served:
-        lived = Lived(data_dir, served)
+        eventful = Eventful(data_dir, served)
         with sync.connect(served.url, name="shop") as mq:
-            _work(mq, lived)
-            wait_until(lambda: archived(data_dir, 355 + lived.dead), limit=60, what="the archive")
+            _work(mq, eventful)
+            wait_until(lambda: archived(data_dir, 355 + eventful.dead), limit=60, what="the archive")
         served.process.kill()
     with serving("--data-dir", str(data_dir), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
         with sync.connect(served.url, name="shop") as mq:
@@ -113,6 +113,6 @@ def lived(tmp_path_factory: pytest.TempPathFactory) -> Lived:
             mq.publish("work/1", b"no json at all")
             mq.publish("memory/1", b"in memory again")
             # Producers do not wait for the history; a kill loses the events that are not written yet.
-            wait_until(lambda: messages_told(data_dir) == 469, limit=60, what="the history")
+            wait_until(lambda: recorded_messages(data_dir) == 469, limit=60, what="the history")
         served.process.kill()
-    return lived
+    return eventful
