@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import mqcore.spark
+from depth import FULL
 from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines.compact import join_files
@@ -55,6 +56,8 @@ def test_a_compacted_archive_has_the_same_rows_in_fewer_files(
     assert mqcore.spark.archive(spark, data).count() == len(archived["messages"])
     steps = spark.read.format("mqcore").option("view", "steps").load(str(data))
     assert steps.count() == len(archived["steps"])
+    if not FULL:
+        return
     again = pipelines.run("compact", spark, data, tmp_path / "again")
     assert again.figures["files_before"] == again.figures["files_after"] == outcome.figures["files_after"]
 

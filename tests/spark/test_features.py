@@ -135,7 +135,14 @@ def test_every_json_object_is_a_row_and_every_other_body_is_counted_and_shown(
     assert {("colour", "new"), ("price", "mean"), ("n", "null rate"), ("to_city", "null rate")} <= drift
     assert ("n", "mean") not in drift
     assert "Means that moved" in self_contained(again.report)
-    few = pipelines.run("features", spark, live.data_dir, tmp_path / "few", queue="orders/1", columns=3, sample=20)
+
+
+@pytest.mark.full("runs the pipeline once more; test_every_json_object_is_a_row... runs it twice")
+def test_columns_above_the_limit_are_left_out_and_counted(spark: SparkSession, live: Recorded, tmp_path: Path) -> None:
+    with sync.connect(live.served.url) as mq:
+        mq.publish_many("orders/1", [json.dumps(order(number)).encode() for number in range(40)])
+        wait_until(lambda: recorded_messages(live.data_dir) == 40, limit=60, what="the history")
+    few = pipelines.run("features", spark, live.data_dir, tmp_path, queue="orders/1", columns=3, sample=20)
     assert few.figures["columns"] == 3
     assert "more columns were left out" in self_contained(few.report)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from depth import by_depth
 from mqcore import QueueOptions, QueueStatus, errors, sync
 from mqcore.spark import pipelines
 from served import wait_until
@@ -71,7 +72,7 @@ def test_chosen_dead_letters_go_back_once(spark: SparkSession, live: Recorded, t
         (poor,) = [row for row in rows_of(first.tables["clusters"]) if row["like"] == "no money"]
         options = {"redrive": live.served.url, "admin": live.served.admin_url}
         chosen = {**options, "clusters": poor["cluster"], "run": "monday"}
-        for _ in range(2):
+        for _ in range(by_depth(1, 2)):
             again = pipelines.run("deadletters", spark, live.data_dir, tmp_path, **chosen)
             assert again.figures["redriven"] == 2
         rest = pipelines.run("deadletters", spark, live.data_dir, tmp_path, **options, clusters="all", run="tuesday")
