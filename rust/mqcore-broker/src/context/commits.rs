@@ -49,6 +49,8 @@ pub(crate) struct Commits {
     committed: Sequence,
     /// The latest record that is synced.
     durable: Sequence,
+    /// A sync is wanted although no new record asks for it.
+    sync_requested: bool,
     /// Ranges, first and last, of records that the journal may have refused although a later record is committed.
     doubtful: Vec<(Sequence, Sequence)>,
 }
@@ -64,6 +66,7 @@ impl Default for Commits {
             changed: Sequence(0),
             committed: Sequence(0),
             durable: Sequence(0),
+            sync_requested: false,
             doubtful: Vec::new(),
         }
     }
@@ -103,6 +106,7 @@ impl Commits {
     /// Notes that everything so far is in the journal, because it was restored from there.
     pub(crate) fn committed_all(&mut self) {
         self.committed = self.sequence;
+        self.durable = self.sequence;
     }
 
     /// Whether the journal certainly has this record.
@@ -129,10 +133,27 @@ impl Commits {
         self.changed > self.durable
     }
 
-    /// Waits until all changes of definitions are synced. The journal syncs within 200 ms, also if nothing else waits.
+    /// Waits until all changes of definitions are synced.
     pub(crate) fn wait_for_changes(&mut self, awaiting: Awaiting) {
         let at = self.synced.partition_point(|(waits_for, _)| *waits_for <= self.changed);
         self.synced.insert(at, (self.changed, awaiting));
+        self.sync_requested = true;
+    }
+
+    /// Whether any record is not synced yet.
+    pub(crate) fn has_unsynced_records(&self) -> bool {
+        self.sequence > self.durable
+    }
+
+    /// Waits until all records are synced.
+    pub(crate) fn wait_for_records(&mut self, awaiting: Awaiting) {
+        self.wait(Durability::Fsync, awaiting);
+        self.sync_requested = true;
+    }
+
+    /// Whether something waits for a sync that no new record asks for. False from then on.
+    pub(crate) fn take_sync_request(&mut self) -> bool {
+        std::mem::take(&mut self.sync_requested)
     }
 
     /// Notes the key of the definition that the latest record contains.

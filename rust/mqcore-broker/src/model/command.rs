@@ -519,26 +519,37 @@ impl Command {
     }
 }
 
+/// The state that must be saved before a request is answered, even if an earlier request changed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reliance {
+    Nothing,
+    /// Which channels, queues, routers and topic bindings exist, and their options.
+    Definitions,
+    /// That messages are gone.
+    Removals,
+}
+
 impl Request {
-    /// Whether its answer states which channels, queues, routers or topic bindings exist from now on, or their options.
-    pub(crate) fn changes_definitions(&self) -> bool {
-        matches!(
-            self,
+    /// The state that its answer relies on.
+    pub(crate) fn reliance(&self) -> Reliance {
+        match self {
             Self::CreateChannel { .. }
-                | Self::UpdateChannel { .. }
-                | Self::RemoveChannel { .. }
-                | Self::CreateQueue { .. }
-                | Self::UpdateQueue { .. }
-                | Self::RemoveQueue { .. }
-                | Self::DropQueue { .. }
-                | Self::BindTopic { .. }
-                | Self::UnbindTopic { .. }
-                | Self::CreateRouter { .. }
-                | Self::RemoveRouter { .. }
-                | Self::EnableRouter { .. }
-                | Self::AddBinding { .. }
-                | Self::RemoveBinding { .. }
-        )
+            | Self::UpdateChannel { .. }
+            | Self::RemoveChannel { .. }
+            | Self::CreateQueue { .. }
+            | Self::UpdateQueue { .. }
+            | Self::RemoveQueue { .. }
+            | Self::DropQueue { .. }
+            | Self::BindTopic { .. }
+            | Self::UnbindTopic { .. }
+            | Self::CreateRouter { .. }
+            | Self::RemoveRouter { .. }
+            | Self::EnableRouter { .. }
+            | Self::AddBinding { .. }
+            | Self::RemoveBinding { .. } => Reliance::Definitions,
+            Self::ClearQueue { .. } => Reliance::Removals,
+            _ => Reliance::Nothing,
+        }
     }
 
     /// The number of answers in a broker with `shards` shards: every shard that the request is sent to answers with its part.

@@ -299,6 +299,11 @@ impl Broker {
         self.state.commits.waits_for_sync()
     }
 
+    /// Whether something waits for a sync although no new record asks for it. False from then on.
+    pub fn take_sync_request(&mut self) -> bool {
+        self.state.commits.take_sync_request()
+    }
+
     /// Whether something waits until the records so far are written or synced.
     pub fn waits_for_commit(&self) -> bool {
         self.state.commits.waits_for_commit()

@@ -58,7 +58,8 @@ impl ShardJournal {
     pub(crate) fn write(&mut self, broker: &mut Broker, hub: &Hub) {
         let Some(writer) = &self.writer else { return };
         broker.take_history(&mut self.history);
-        if self.records.is_empty() && self.history.is_empty() && self.reads.is_empty() {
+        let sync_requested = broker.take_sync_request();
+        if self.records.is_empty() && self.history.is_empty() && self.reads.is_empty() && !sync_requested {
             return;
         }
         hub.moved();
