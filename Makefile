@@ -75,7 +75,7 @@ test: $(EXTENSION) check test-rust test-python ## check, and tests of every prom
 
 .PHONY: test-full
 test-full: export MQCORE_TEST_DEPTH := full
-test-full: test lint-benches ## test with all seeds, kill rounds, long Spark tests and original programs; compile the benchmarks
+test-full: test lint-benches test-benches ## test with all seeds, kill rounds, long Spark tests, original programs and benchmarks
 
 # --- the environment -------------------------------------------------------------------------------------------
 
@@ -136,6 +136,15 @@ lint-benches: $(ENVIRONMENT)
 clippy = if $(call has-component,clippy,clippy); then \
 		$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo clippy $(1) --all-targets --locked -- -D warnings; \
 	else echo 'skipped: this toolchain has no clippy, and rustup could not add it'; fi
+
+# Scenarios that need no million of messages or connections.
+SCENARIOS ?= broadcast-1-1 broadcast-1-100 mqks-lines mm2-batch-ack mm2-filters round-robin-ack latency \
+	durable-window-512 durable-window-1 history limits-1 limits-50 limits-50-64 limits-consume limits-expiry limits-persist
+
+.PHONY: test-benches
+test-benches: $(ENVIRONMENT) ## run scenarios of the load generator for a second each, to see that they still work
+	$(call step,load generator)
+	@cargo run --locked -p mqcore-bench --bin load -- --no-peers --runs 1 --seconds 1 $(SCENARIOS)
 
 # Everything but the benchmarks: `default-members` of Cargo.toml. mqcore-python has no test program; it is selected so that
 # cargo chooses the same features as for the extension module, and compiles nothing twice.
