@@ -122,7 +122,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             for message in mq.queue("orders/1").pull(200):
                 message.ack()
                 work.acked += 1
-            wait_until(lambda: archived(data_dir, work.count), what="the archive")
+            wait_until(lambda: archived(data_dir, work.count), limit=60, what="the archive")
     # With the archive off, what comes now stays in the journal.
     with serving("--data-dir", str(data_dir), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
         work.served = served

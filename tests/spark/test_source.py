@@ -296,7 +296,7 @@ def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSess
             for queue in QUEUES:
                 live.publish(mq, queue, 200)
             assert bodies(read(spark, live)) == expected(live), "each round, wherever the archiver is"
-        wait_until(lambda: archived(live.data_dir, live.count), what="the archive")
+        wait_until(lambda: archived(live.data_dir, live.count), limit=60, what="the archive")
         live.publish(mq, "orders/1", 10)
     assert bodies(read(spark, live)) == expected(live)
 
