@@ -13,6 +13,7 @@ pub(crate) mod entry;
 pub mod filter;
 pub mod id;
 pub mod intake;
+pub mod journal_entry;
 pub mod location;
 pub(crate) mod memory;
 pub mod message;

@@ -1,9 +1,11 @@
 //! The contents of the journal when the broker started.
 
-use crate::model::definition::Definition;
+use std::collections::HashMap;
+
+use crate::model::definition::{Definition, decode_definition};
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
-use crate::model::record::{DeliveryProgress, PutTerms};
+use crate::model::record::{DeliveryProgress, PutTerms, RecordError, decode_address, decode_put_head};
 use crate::model::time::Timestamp;
 
 /// The contents of the journal when the broker started. Bodies stay in the journal until they are needed, since
@@ -43,4 +45,135 @@ pub struct RecoveredMessage {
     pub number: MessageNumber,
     /// Whether it goes ahead of messages of normal priority.
     pub high_priority: bool,
+}
+
+/// Builds the recovered state while a journal is read. Data about each message is small, because there may be many millions.
+#[derive(Debug, Default)]
+pub struct RecoveryBuilder {
+    definitions: Vec<Definition>,
+    queues: Vec<QueueAddress>,
+    /// Indices into `queues` by the queue's name.
+    places: HashMap<Box<str>, u32>,
+    /// The queue of the previous message: most messages have the same queue as the previous one.
+    last: (Box<str>, u32),
+    messages: Vec<RecoveredMessage>,
+    progress: Vec<(Sequence, DeliveryProgress)>,
+    tickets: Vec<(Sequence, Ticket)>,
+    unique_keys: Vec<(Sequence, Box<[u8]>)>,
+    terms: Vec<(Sequence, PutTerms)>,
+    remembered: Vec<(Sequence, Box<[u8]>, Timestamp)>,
+    refused: Vec<(u64, RecordError)>,
+}
+
+impl RecoveryBuilder {
+    /// Adds the record of a message, in any order. Settled messages may be among them, and a message may occur twice.
+    pub fn put(&mut self, sequence: u64, payload: &[u8]) {
+        match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
+            Ok((queue, head)) => {
+                self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
+                self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
+                self.terms.extend(head.terms.map(|terms| (Sequence(sequence), terms)));
+                let remembered =
+                    head.remembered.map(|(id, arrived)| (Sequence(sequence), id.into(), arrived));
+                self.remembered.extend(remembered);
+                self.messages.push(RecoveredMessage {
+                    sequence: Sequence(sequence),
+                    queue,
+                    bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
+                    number: head.number,
+                    high_priority: head.high_priority,
+                });
+            }
+            Err(error) => self.refused.push((sequence, error)),
+        }
+    }
+
+    /// Adds a definition.
+    ///
+    /// # Errors
+    /// If it cannot be decoded.
+    pub fn define(&mut self, key: &[u8], value: &[u8]) -> Result<(), RecordError> {
+        self.definitions.push(decode_definition(key, value)?);
+        Ok(())
+    }
+
+    /// Adds the delivery progress of an unsettled message, by ascending sequence.
+    ///
+    /// # Errors
+    /// If it cannot be decoded.
+    pub fn touch(&mut self, sequence: u64, progress: &[u8]) -> Result<(), RecordError> {
+        self.progress.push((Sequence(sequence), DeliveryProgress::decode(progress)?));
+        Ok(())
+    }
+
+    /// The state, with the messages in `live`, which is ascending. Also returns those of `live` that were not added: their
+    /// records cannot be read.
+    ///
+    /// # Errors
+    /// If the record of an unsettled message cannot be decoded.
+    pub fn finish(
+        mut self,
+        live: impl Iterator<Item = u64>,
+        next_sequence: u64,
+    ) -> Result<(RecoveredState, Vec<u64>), RecordError> {
+        let unreadable = self.keep(live)?;
+        let Self { definitions, queues, messages, progress, .. } = self;
+        let is_kept =
+            |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
+        let tickets = self.tickets.into_iter().filter(|(sequence, _)| is_kept(sequence));
+        let tickets = tickets.map(|(_, ticket)| ticket).collect();
+        let unique_keys = self.unique_keys.into_iter().filter(|(sequence, _)| is_kept(sequence)).collect();
+        let terms = self.terms.into_iter().filter(|(sequence, _)| is_kept(sequence)).collect();
+        let remembered = self.remembered.into_iter().filter(|(sequence, ..)| is_kept(sequence)).collect();
+        let sequence = Sequence(next_sequence.saturating_sub(1));
+        let state = RecoveredState {
+            definitions,
+            queues,
+            messages,
+            progress,
+            tickets,
+            unique_keys,
+            terms,
+            remembered,
+            sequence,
+        };
+        Ok((state, unreadable))
+    }
+
+    fn place(&mut self, queue: &str) -> Result<u32, RecordError> {
+        if *self.last.0 != *queue {
+            let place = match self.places.get(queue) {
+                Some(place) => *place,
+                None => {
+                    self.queues.push(decode_address(queue)?);
+                    let place = self.queues.len() as u32 - 1;
+                    self.places.insert(queue.into(), place);
+                    place
+                }
+            };
+            self.last = (queue.into(), place);
+        }
+        Ok(self.last.1)
+    }
+
+    /// Removes all messages that are not in `live`, which is ascending. Returns those of `live` that were not seen.
+    fn keep(&mut self, live: impl Iterator<Item = u64>) -> Result<Vec<u64>, RecordError> {
+        self.messages.sort_unstable_by_key(|message| message.sequence);
+        self.messages.dedup_by_key(|message| message.sequence);
+        let mut refused = std::mem::take(&mut self.refused);
+        let mut live = live.peekable();
+        let mut unseen = Vec::new();
+        self.messages.retain(|message| {
+            while let Some(earlier) = live.next_if(|live| *live < message.sequence.0) {
+                unseen.push(earlier);
+            }
+            live.next_if(|live| *live == message.sequence.0).is_some()
+        });
+        unseen.extend(live);
+        self.messages.shrink_to_fit();
+        match refused.iter().position(|(sequence, _)| unseen.contains(sequence)) {
+            Some(found) => Err(refused.swap_remove(found).1),
+            None => Ok(unseen),
+        }
+    }
 }

@@ -12,21 +12,15 @@
 //! DIR/schedules/  the journal of schedules and their runs
 //! ```
 
-use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mqcore_broker::model::definition::{Definition, decode_definition};
-use mqcore_broker::model::id::{QueueAddress, Sequence};
-use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::id::Sequence;
 use mqcore_broker::model::placement::Placement;
-use mqcore_broker::model::record::{
-    DeliveryProgress, PutMessage, PutTerms, RecordError, decode_address, decode_put, decode_put_head,
-};
-use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
-use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::record::{DeliveryProgress, PutMessage, RecordError, decode_put};
+use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
@@ -354,32 +348,27 @@ impl DataDir {
         let path = self.shard_path(shard);
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = journal_options(shard, now_ms);
-        let mut seen = Seen::default();
+        let mut state = RecoveryBuilder::default();
         let name = shard_name(shard);
         let (journal, recovered) = Journal::open_with_observers(
             storage,
             options,
             progress,
-            &mut |sequence, payload| seen.see(sequence, payload),
+            &mut |sequence, payload| state.put(sequence, payload),
             &mut |report| self.found(&name, report),
         )
         .map_err(failed)?;
         let unknown = |source| DataDirError::Record { shard, source };
-        let definitions: Vec<Definition> = recovered
-            .definitions
-            .iter()
-            .map(|(key, value)| decode_definition(key, value))
-            .collect::<Result<_, _>>()
-            .map_err(unknown)?;
-        let unreadable = seen.keep(journal.live()).map_err(unknown)?;
-        for sequence in &unreadable {
-            tracing::error!(shard, sequence, "cannot read a saved message; it is dropped");
+        for (key, value) in &recovered.definitions {
+            state.define(key, value).map_err(unknown)?;
         }
-        let mut progress = Vec::new();
         let mut refused = None;
-        journal.each_touch(&mut |sequence, touch| match touch.map(DeliveryProgress::decode) {
-            Ok(Ok(touched)) => progress.push((Sequence(sequence), touched)),
-            Ok(Err(error)) => refused = Some(error),
+        journal.each_touch(&mut |sequence, touch| match touch {
+            Ok(touch) => {
+                if let Err(error) = state.touch(sequence, touch) {
+                    refused = Some(error);
+                }
+            }
             Err(error) => {
                 tracing::error!(shard, sequence, %error, "cannot read the delivery progress of a saved message; it is delivered as if new");
             }
@@ -387,26 +376,10 @@ impl DataDir {
         if let Some(error) = refused {
             return Err(unknown(error));
         }
-        let sequence = Sequence(recovered.next_sequence.saturating_sub(1));
-        let Seen { queues, messages, tickets, unique_keys, terms, remembered, .. } = seen;
-        let kept =
-            |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
-        let tickets =
-            tickets.into_iter().filter(|(sequence, _)| kept(sequence)).map(|(_, ticket)| ticket).collect();
-        let unique_keys = unique_keys.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
-        let terms = terms.into_iter().filter(|(sequence, _)| kept(sequence)).collect();
-        let remembered = remembered.into_iter().filter(|(sequence, ..)| kept(sequence)).collect();
-        let had = RecoveredState {
-            definitions,
-            queues,
-            messages,
-            progress,
-            tickets,
-            unique_keys,
-            terms,
-            remembered,
-            sequence,
-        };
+        let (had, unreadable) = state.finish(journal.live(), recovered.next_sequence).map_err(unknown)?;
+        for sequence in &unreadable {
+            tracing::error!(shard, sequence, "cannot read a saved message; it is dropped");
+        }
         Ok(Opened { journal, had, report: recovered.report, unreadable: unreadable.len() as u64 })
     }
 }
@@ -414,82 +387,6 @@ impl DataDir {
 /// The layout of a shard's journal.
 pub(crate) fn journal_options(shard: usize, now_ms: u64) -> Options {
     Options { shard: shard as u32, now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() }
-}
-
-/// Data about each message while a journal is read: small, because there may be many millions.
-#[derive(Default)]
-struct Seen {
-    queues: Vec<QueueAddress>,
-    /// Indices into `queues` by the queue's name.
-    places: HashMap<Box<str>, u32>,
-    /// The queue of the previous message: most messages have the same queue as the previous one.
-    last: (Box<str>, u32),
-    messages: Vec<RecoveredMessage>,
-    tickets: Vec<(Sequence, Ticket)>,
-    unique_keys: Vec<(Sequence, Box<[u8]>)>,
-    terms: Vec<(Sequence, PutTerms)>,
-    remembered: Vec<(Sequence, Box<[u8]>, Timestamp)>,
-    refused: Vec<(u64, RecordError)>,
-}
-
-impl Seen {
-    fn see(&mut self, sequence: u64, payload: &[u8]) {
-        match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
-            Ok((queue, head)) => {
-                self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
-                self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
-                self.terms.extend(head.terms.map(|terms| (Sequence(sequence), terms)));
-                let remembered =
-                    head.remembered.map(|(id, arrived)| (Sequence(sequence), id.into(), arrived));
-                self.remembered.extend(remembered);
-                self.messages.push(RecoveredMessage {
-                    sequence: Sequence(sequence),
-                    queue,
-                    bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
-                    number: head.number,
-                    high_priority: head.high_priority,
-                });
-            }
-            Err(error) => self.refused.push((sequence, error)),
-        }
-    }
-
-    fn place(&mut self, queue: &str) -> Result<u32, RecordError> {
-        if *self.last.0 != *queue {
-            let place = match self.places.get(queue) {
-                Some(place) => *place,
-                None => {
-                    self.queues.push(decode_address(queue)?);
-                    let place = self.queues.len() as u32 - 1;
-                    self.places.insert(queue.into(), place);
-                    place
-                }
-            };
-            self.last = (queue.into(), place);
-        }
-        Ok(self.last.1)
-    }
-
-    /// Removes all messages that are not in `live`, which is ascending. Returns those of `live` that were not seen.
-    fn keep(&mut self, live: impl Iterator<Item = u64>) -> Result<Vec<u64>, RecordError> {
-        self.messages.sort_unstable_by_key(|message| message.sequence);
-        self.messages.dedup_by_key(|message| message.sequence);
-        let mut refused = std::mem::take(&mut self.refused);
-        let mut live = live.peekable();
-        let mut unseen = Vec::new();
-        self.messages.retain(|message| {
-            while let Some(earlier) = live.next_if(|live| *live < message.sequence.0) {
-                unseen.push(earlier);
-            }
-            live.next_if(|live| *live == message.sequence.0).is_some()
-        });
-        unseen.extend(live);
-        self.messages.shrink_to_fit();
-        match refused.iter().position(|(sequence, _)| unseen.contains(sequence)) {
-            Some(found) => Err(refused.swap_remove(found).1),
-            None => Ok(unseen),
-        }
-    }
 }
 
 /// A saved message with its body.

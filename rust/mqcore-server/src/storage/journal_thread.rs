@@ -11,14 +11,10 @@ use std::time::{Duration, Instant};
 
 use mqcore_broker::history::Block;
 use mqcore_broker::history::packing::Packer;
-use mqcore_broker::model::definition::{
-    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
-    encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
-    topic_binding_key,
-};
 use mqcore_broker::model::id::Sequence;
+use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::options::Durability;
-use mqcore_broker::model::record::{Record, encode_put};
+use mqcore_broker::model::record::Record;
 use mqcore_journal::error::{JournalError, Shortage};
 use mqcore_journal::journal::Journal;
 use mqcore_journal::notes::NoteInventory;
@@ -239,46 +235,23 @@ impl JournalThread {
     }
 
     fn append(&mut self, sequence: Sequence, record: &Record) -> Result<(), JournalError> {
-        match record {
-            Record::Put { queue, message, received, number } => {
+        match JournalEntry::from(record) {
+            JournalEntry::Put(message) => {
                 if self.state == WriterState::Full {
-                    let needed = message.body().len() as u64;
+                    let needed = message.body_bytes() as u64;
                     // The producers have the reason since the first rejection.
                     return Err(JournalError::Full { needed, shortage: Shortage::Space });
                 }
-                self.journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
+                self.journal.put(sequence.0, 0, &[&message.encode()])
             }
-            Record::Settle(settled) => {
+            JournalEntry::Settle(settled) => {
                 // Collected first, so that consecutive numbers become one range.
                 self.settled.push(settled.0);
                 Ok(())
             }
-            Record::Touch(touched, progress) => self.journal.touch(touched.0, &progress.encode()),
-            Record::DefineChannel(name, options) => {
-                self.journal.define(&channel_key(name), &encode_channel(name, options))
-            }
-            Record::DefineQueue(queue, options) => {
-                self.journal.define(&queue_key(queue), &encode_queue(queue, options))
-            }
-            Record::DefineIntake(node, progress) => {
-                self.journal.define(&intake_key(node), &encode_intake(node, progress))
-            }
-            Record::RemoveIntake(node) => self.journal.undefine(&intake_key(node)),
-            Record::RememberId(queue, id, until) => {
-                self.journal.define(&message_id_key(queue, id), &encode_message_id(queue, id, *until))
-            }
-            Record::ForgetId(queue, id) => self.journal.undefine(&message_id_key(queue, id)),
-            Record::Numbers(below) => self.journal.define(NUMBERS_KEY, &encode_numbers(*below)),
-            Record::RemoveChannel(name) => self.journal.undefine(&channel_key(name)),
-            Record::RemoveQueue(queue) => self.journal.undefine(&queue_key(queue)),
-            Record::DefineRouter(router) => {
-                self.journal.define(&router_key(&router.name), &encode_router(router))
-            }
-            Record::BindTopic(pattern, queue) => {
-                self.journal.define(&topic_binding_key(pattern, queue), &encode_topic_binding(pattern, queue))
-            }
-            Record::UnbindTopic(pattern, queue) => self.journal.undefine(&topic_binding_key(pattern, queue)),
-            Record::RemoveRouter(name) => self.journal.undefine(&router_key(name)),
+            JournalEntry::Touch(touched, progress) => self.journal.touch(touched.0, &progress),
+            JournalEntry::Define(key, value) => self.journal.define(&key, &value),
+            JournalEntry::Undefine(key) => self.journal.undefine(&key),
         }
     }
 
