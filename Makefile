@@ -251,6 +251,16 @@ promises: $(EXTENSION) ## run SEEDS (2000) random plans against the promises, or
 promises-planted: $(EXTENSION) ## reintroduce repaired bugs in a copy of the project, and check that `make promises` finds each
 	@PYTHONPATH=tests $(PY) -m promises.planted
 
+SIMULATE := cargo run --quiet --locked --package mqcore-simulator $(SIMULATE_FLAGS) --
+
+.PHONY: simulate
+simulate: ## run SEEDS (2000) seeds of the whole broker in simulated time, or replay and shrink one: SEED=number
+	@$(SIMULATE) $(if $(SEED),--seed $(SEED),--first $(MQCORE_SEED) --seeds $(SEEDS) $(if $(SECONDS_MAX),--seconds $(SECONDS_MAX)))
+
+.PHONY: simulate-planted
+simulate-planted: $(EXTENSION) ## reintroduce repaired bugs in a copy of the project, and check that `make simulate` finds each
+	@PYTHONPATH=tests $(PY) -m simulator.planted
+
 NODE_ROUNDS ?= 100
 
 .PHONY: nodes

@@ -28,6 +28,7 @@ FORBIDDEN = {
     "mqcore-archive": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
+    "mqcore-simulator": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
 }
 
 # Which of our crates each crate may depend on. Everything points down; what is not listed may depend on none.
@@ -56,6 +57,14 @@ MAY_KNOW = {
         "mqcore-tls",
     },
     "mqcore-client": {"mqcore-wire", "mqcore-tls"},
+    "mqcore-simulator": {
+        "mqcore-wire",
+        "mqcore-broker",
+        "mqcore-session",
+        "mqcore-journal",
+        "mqcore-limiter",
+        "mqcore-testkit",
+    },
     "mqcore-python": {
         "mqcore-wire",
         "mqcore-broker",

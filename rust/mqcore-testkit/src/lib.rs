@@ -1,6 +1,6 @@
 //! Support for the tests of every crate: depth, seeds, random numbers, and the fuzz corpora.
 //!
-//! No crate depends on this one except in `[dev-dependencies]`. Three environment variables steer tests:
+//! No crate but the simulator depends on this one except in `[dev-dependencies]`. Three environment variables steer tests:
 //!
 //! | variable | meaning | default |
 //! |---|---|---|

@@ -1,0 +1,41 @@
+//! Messages between connections, shards and journal threads.
+
+use std::sync::Arc;
+
+use mqcore_broker::history::Block;
+use mqcore_broker::model::client::Client;
+use mqcore_broker::model::command::Command;
+use mqcore_broker::model::effect::{Forwarded, Load, Loaded, Origin, Transfer};
+use mqcore_broker::model::id::{ConnectionId, Sequence};
+use mqcore_broker::model::options::Durability;
+use mqcore_broker::model::record::Record;
+
+/// Input from connections, in order.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Batch(Arc<Client>, Vec<Command>),
+    Closed(ConnectionId),
+    Writable(ConnectionId),
+}
+
+/// Input that goes before that of connections.
+#[derive(Debug)]
+pub(crate) enum Urgent {
+    Transfers(Vec<Transfer>),
+    Forwarded(Vec<Forwarded>),
+    Transferred(Vec<Origin>),
+    Committed(Durability, Sequence),
+    StorageRefuses(Box<str>),
+    StorageAccepts,
+    Loaded(Loaded),
+}
+
+/// Work that a shard passes to its journal thread together.
+#[derive(Debug, Default)]
+pub(crate) struct JournalBatch {
+    pub(crate) reads: Vec<Load>,
+    pub(crate) records: Vec<(Sequence, Record)>,
+    pub(crate) history: Vec<Block>,
+    pub(crate) written: bool,
+    pub(crate) sync: bool,
+}

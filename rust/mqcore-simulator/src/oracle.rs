@@ -1,0 +1,490 @@
+//! An independent model of the promises: what clients may see.
+//!
+//! The oracle sees only the clients' ends of the network, the faults, and which bytes reached the broker's machine. It uses no
+//! code of the broker. Its rules:
+//!
+//! | rule | finding |
+//! |---|---|
+//! | A client receives only messages that were published to its queue, with their bodies. | `phantom` |
+//! | A rejected message is not delivered, unless a faulty disk was the reason. | `rejected` |
+//! | A confirmed message is delivered until a consumer settles it, whatever crashed. | `lost` |
+//! | A message that was settled before a calm is not delivered again. | `settled-returns` |
+//! | A message is delivered again only after a rejection, a timeout, the end of a connection or a crash. | `doubled` |
+//! | First deliveries of one producer's messages keep their order. | `order` |
+//! | A consumer has at most `prefetch` unsettled messages. | `prefetch` |
+//! | Each publish on a working connection is answered. | `unanswered` |
+//! | A client may connect, bind and consume, unless a disk is faulty. | `refused` |
+//! | The broker does not panic, and comes to rest. | `panic`, `livelock` |
+//! | The broker starts after every crash, and reports no damage. | `damage` |
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::options::Durability;
+
+use crate::scenario::{ACKNOWLEDGE_TIMEOUT, Scenario};
+use crate::time::Micros;
+
+/// By how much a timeout may seem early, because a message was on its way for some time.
+const TRANSIT_MAX: Micros = 1_000_000;
+
+/// A broken promise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The rule.
+    pub rule: &'static str,
+    /// Description with queue and message.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.rule, self.text)
+    }
+}
+
+/// How the broker ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Stopped,
+    Killed,
+    PowerLost,
+}
+
+#[derive(Debug)]
+struct SeenMessage {
+    queue: usize,
+    /// The connection that published it.
+    link: ConnectionId,
+    /// `None`: not answered. True: confirmed.
+    answer: Option<bool>,
+    /// A crash may have lost it.
+    is_unsafe: bool,
+    /// Settled before a calm.
+    is_over: bool,
+    /// It was rejected because of a faulty disk, which may have it nevertheless.
+    is_doubtful: bool,
+    deliveries: Vec<SeenDelivery>,
+}
+
+#[derive(Debug)]
+struct SeenDelivery {
+    link: ConnectionId,
+    at: Micros,
+    outcome: Option<SeenOutcome>,
+}
+
+#[derive(Debug)]
+struct SeenOutcome {
+    positive: bool,
+    /// The position of its end in the stream of its connection.
+    offset: u64,
+}
+
+#[derive(Debug)]
+struct SeenLink {
+    prefetch: u32,
+    /// Bytes that had reached the broker when it ended; `None`: it is open.
+    ended: Option<u64>,
+    /// It was silent or its client did not read, so times say nothing.
+    is_doubtful: bool,
+    /// The latest first delivery of the messages of each producer's connection.
+    latest: BTreeMap<ConnectionId, u32>,
+}
+
+#[derive(Debug)]
+struct QueueRules {
+    address: String,
+    saves: bool,
+    durability: Durability,
+    push: bool,
+}
+
+/// The model, and everything that clients have seen so far.
+#[derive(Debug)]
+pub struct Oracle {
+    queues: Vec<QueueRules>,
+    messages: Vec<SeenMessage>,
+    links: BTreeMap<ConnectionId, SeenLink>,
+    has_faulty_disk: bool,
+    findings: Vec<Finding>,
+}
+
+impl Oracle {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let rules = scenario.queues.iter().map(|queue| QueueRules {
+            address: queue.address.clone(),
+            saves: queue.saves,
+            durability: queue.promise,
+            push: queue.push,
+        });
+        let queues = rules.collect();
+        let (messages, findings) = (Vec::new(), Vec::new());
+        Self { queues, messages, links: BTreeMap::new(), has_faulty_disk: false, findings }
+    }
+
+    /// The first broken promise.
+    #[must_use]
+    pub fn finding(&self) -> Option<&Finding> {
+        self.findings.first()
+    }
+
+    pub(crate) fn find(&mut self, rule: &'static str, text: String) {
+        self.findings.push(Finding { rule, text });
+    }
+
+    // ---- What happens ------------------------------------------------------------------------------------------
+
+    pub(crate) fn opened(&mut self, link: ConnectionId, prefetch: u32) {
+        let seen = SeenLink { prefetch, ended: None, is_doubtful: false, latest: BTreeMap::new() };
+        self.links.insert(link, seen);
+    }
+
+    pub(crate) fn doubt(&mut self, link: ConnectionId) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.is_doubtful = true;
+        }
+    }
+
+    /// Disks have faults from now on, or no longer.
+    pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool) {
+        self.has_faulty_disk = has_faulty_disk;
+    }
+
+    /// The broker refuses what a client needs before it can publish or consume.
+    pub(crate) fn refused(&mut self, text: String) {
+        if !self.has_faulty_disk {
+            self.find("refused", text);
+        }
+    }
+
+    /// A connection ended. `arrived`: bytes that had reached the broker.
+    pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.ended.get_or_insert(arrived);
+        }
+    }
+
+    /// The broker ended. The caller reports the ends of connections.
+    pub(crate) fn ended(&mut self, ending: Ending) {
+        for message in &mut self.messages {
+            let QueueRules { saves, durability, .. } = self.queues[message.queue];
+            let safe = match (ending, durability) {
+                (Ending::Stopped, _) => saves,
+                (Ending::Killed, durability) => saves && durability != Durability::None,
+                (Ending::PowerLost, durability) => saves && durability == Durability::Fsync,
+            };
+            message.is_unsafe |= !safe;
+        }
+    }
+
+    /// A client publishes. Returns the number of the message.
+    pub(crate) fn published(&mut self, queue: usize, link: ConnectionId) -> u32 {
+        self.messages.push(SeenMessage {
+            queue,
+            link,
+            answer: None,
+            is_unsafe: false,
+            is_over: false,
+            is_doubtful: false,
+            deliveries: Vec::new(),
+        });
+        self.messages.len() as u32 - 1
+    }
+
+    pub(crate) fn answered(&mut self, label: u32, confirmed: bool) {
+        if let Some(message) = self.messages.get_mut(label as usize) {
+            message.answer = Some(confirmed);
+            message.is_doubtful = self.has_faulty_disk;
+        }
+    }
+
+    /// A consumer sends an acknowledgement or a rejection, which ends at `offset` of its connection's stream.
+    pub(crate) fn settled(&mut self, label: u32, link: ConnectionId, positive: bool, offset: u64) {
+        let delivery = self
+            .messages
+            .get_mut(label as usize)
+            .and_then(|message| message.deliveries.iter_mut().rev().find(|delivery| delivery.link == link));
+        if let Some(delivery) = delivery {
+            delivery.outcome = Some(SeenOutcome { positive, offset });
+        }
+    }
+
+    /// A consumer of a queue receives a message. `repeated`: the broker says that this is not the first attempt.
+    pub(crate) fn delivered(
+        &mut self,
+        label: u32,
+        queue: usize,
+        link: ConnectionId,
+        repeated: bool,
+        now: Micros,
+    ) {
+        let Some(message) = self.messages.get(label as usize) else {
+            return self.find("phantom", format!("message {label} was never published"));
+        };
+        let address = self.queues[message.queue].address.clone();
+        if message.queue != queue {
+            let other = &self.queues[queue].address;
+            return self.find("phantom", format!("{other} delivers message {label} of {address}"));
+        }
+        if message.answer == Some(false) && !message.is_doubtful {
+            self.find("rejected", format!("{address} delivers message {label}, which it rejected"));
+        } else if message.is_over {
+            self.find("settled-returns", format!("{address} delivers message {label} after it was settled"));
+        } else if let Some(why) = self.doubled(message, link, now) {
+            self.find("doubled", format!("{address} delivers message {label} again: {why}"));
+        }
+        self.check_order(label, link, repeated);
+        if let Some(message) = self.messages.get_mut(label as usize) {
+            message.deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        }
+        self.check_prefetch(queue, link, now);
+    }
+
+    // ---- Rules -------------------------------------------------------------------------------------------------
+
+    /// Why an earlier delivery forbids another one now.
+    fn doubled(&self, message: &SeenMessage, link: ConnectionId, now: Micros) -> Option<String> {
+        let push = self.queues[message.queue].push;
+        let row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
+        let open = row.filter(|delivery| {
+            self.links.get(&delivery.link).is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
+        });
+        let mut unreasoned = open.filter(|delivery| {
+            let rejected = delivery.outcome.as_ref().is_some_and(|outcome| !outcome.positive);
+            !rejected && now + TRANSIT_MAX < delivery.at + ACKNOWLEDGE_TIMEOUT
+        });
+        let delivery = unreasoned.next()?;
+        let state = if delivery.outcome.is_some() { "was settled" } else { "has it in flight" };
+        Some(format!(
+            "connection {} received it {} us ago and {state}",
+            delivery.link.0,
+            now.saturating_sub(delivery.at)
+        ))
+    }
+
+    fn check_order(&mut self, label: u32, link: ConnectionId, repeated: bool) {
+        let message = &self.messages[label as usize];
+        if repeated || !message.deliveries.is_empty() {
+            return;
+        }
+        let (queue, producer) = (message.queue, message.link);
+        let Some(seen) = self.links.get_mut(&link) else { return };
+        let latest = seen.latest.entry(producer).or_insert(label);
+        let earlier = *latest;
+        *latest = earlier.max(label);
+        if earlier > label {
+            let address = &self.queues[queue].address;
+            let text =
+                format!("{address} delivers message {label} for the first time after message {earlier}");
+            self.find("order", text);
+        }
+    }
+
+    fn check_prefetch(&mut self, queue: usize, link: ConnectionId, now: Micros) {
+        let Some(seen) = self.links.get(&link).filter(|link| !link.is_doubtful) else { return };
+        let in_flight = self.messages.iter().filter(|message| {
+            let mine = message.deliveries.iter().rev().find(|delivery| delivery.link == link);
+            mine.is_some_and(|delivery| {
+                delivery.outcome.is_none() && now + TRANSIT_MAX < delivery.at + ACKNOWLEDGE_TIMEOUT
+            })
+        });
+        let (in_flight, prefetch) = (in_flight.count(), seen.prefetch as usize);
+        if in_flight > prefetch {
+            let address = &self.queues[queue].address;
+            let text = format!(
+                "connection {} has {in_flight} unsettled messages of {address}, prefetch {prefetch}",
+                link.0
+            );
+            self.find("prefetch", text);
+        }
+    }
+
+    /// A calm ends. `served`: the queues that had a working consumer all the time.
+    pub(crate) fn calm(&mut self, served: &[bool]) {
+        for label in 0..self.messages.len() {
+            let message = &self.messages[label];
+            let address = &self.queues[message.queue].address;
+            let link = self.links.get(&message.link);
+            if message.answer.is_none() && link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
+            {
+                let text = format!("{address} never answers message {label}");
+                self.find("unanswered", text);
+                continue;
+            }
+            if !served[message.queue] {
+                continue;
+            }
+            let settled = message.deliveries.iter().any(|delivery| {
+                let ended = self.links.get(&delivery.link).and_then(|link| link.ended);
+                let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);
+                delivery.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
+            });
+            if message.answer == Some(true) && !message.is_unsafe && !settled {
+                let count = message.deliveries.len();
+                let text = format!(
+                    "{address} confirmed message {label}, delivered it {count} times, and has no more"
+                );
+                self.find("lost", text);
+            }
+            self.messages[label].is_over = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::SimulatedQueue;
+
+    const LINK: ConnectionId = ConnectionId(1);
+    const PRODUCER: ConnectionId = ConnectionId(2);
+    const OTHER: ConnectionId = ConnectionId(3);
+    const LATER: Micros = 100;
+
+    /// An oracle with two queues, two consumers with a prefetch of 2, and three confirmed messages of the first queue.
+    fn oracle() -> Oracle {
+        let queue = SimulatedQueue {
+            address: "channel/1".to_owned(),
+            saves: true,
+            durability: Durability::Fsync,
+            promise: Durability::Fsync,
+            push: false,
+            one_at_a_time: false,
+            retry_delay_ms: 0,
+        };
+        let scenario = Scenario { queues: vec![queue.clone(), queue], ..Scenario::of_seed(0) };
+        let mut oracle = Oracle::new(&scenario);
+        oracle.opened(LINK, 2);
+        oracle.opened(PRODUCER, 0);
+        oracle.opened(OTHER, 2);
+        for _ in 0..3 {
+            let label = oracle.published(0, PRODUCER);
+            oracle.answered(label, true);
+        }
+        oracle
+    }
+
+    fn rule(oracle: &Oracle) -> Option<&'static str> {
+        oracle.finding().map(|finding| finding.rule)
+    }
+
+    #[test]
+    fn a_history_without_faults_keeps_all_rules() {
+        let mut oracle = oracle();
+        for label in 0..3 {
+            oracle.delivered(label, 0, LINK, false, LATER);
+            oracle.settled(label, LINK, true, 10);
+        }
+        oracle.calm(&[true, true]);
+        assert_eq!(rule(&oracle), None);
+    }
+
+    #[test]
+    fn unpublished_messages_and_those_of_other_queues_are_phantoms() {
+        for (label, queue) in [(9, 0), (0, 1)] {
+            let mut oracle = oracle();
+            oracle.delivered(label, queue, LINK, false, LATER);
+            assert_eq!(rule(&oracle), Some("phantom"), "message {label} of queue {queue}");
+        }
+    }
+
+    #[test]
+    fn rejected_messages_are_not_delivered() {
+        let mut oracle = oracle();
+        oracle.answered(0, false);
+        oracle.delivered(0, 0, LINK, false, LATER);
+        assert_eq!(rule(&oracle), Some("rejected"));
+    }
+
+    #[test]
+    fn a_repetition_needs_a_reason() {
+        let again = |prepare: &dyn Fn(&mut Oracle), now: Micros| {
+            let mut oracle = oracle();
+            oracle.delivered(0, 0, LINK, false, LATER);
+            prepare(&mut oracle);
+            oracle.delivered(0, 0, OTHER, true, now);
+            rule(&oracle)
+        };
+        assert_eq!(again(&|_| {}, 2 * LATER), Some("doubled"));
+        assert_eq!(again(&|oracle| oracle.settled(0, LINK, true, 10), 2 * LATER), Some("doubled"));
+        assert_eq!(again(&|oracle| oracle.settled(0, LINK, false, 10), 2 * LATER), None, "rejected");
+        assert_eq!(again(&|oracle| oracle.closed(LINK, 0), 2 * LATER), None, "connection lost");
+        assert_eq!(again(&|_| {}, LATER + ACKNOWLEDGE_TIMEOUT), None, "timed out");
+    }
+
+    #[test]
+    fn first_deliveries_keep_their_order() {
+        let mut oracle = oracle();
+        oracle.delivered(1, 0, LINK, false, LATER);
+        oracle.delivered(0, 0, LINK, true, LATER);
+        assert_eq!(rule(&oracle), None, "repeated messages have another place");
+        let mut oracle = self::oracle();
+        oracle.delivered(1, 0, LINK, false, LATER);
+        oracle.delivered(0, 0, LINK, false, LATER);
+        assert_eq!(rule(&oracle), Some("order"));
+    }
+
+    #[test]
+    fn a_third_message_exceeds_a_prefetch_of_two() {
+        let mut oracle = oracle();
+        for label in 0..3 {
+            assert_eq!(rule(&oracle), None);
+            oracle.delivered(label, 0, LINK, false, LATER);
+        }
+        assert_eq!(rule(&oracle), Some("prefetch"));
+    }
+
+    #[test]
+    fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
+        let settle = |oracle: &mut Oracle, label| {
+            oracle.delivered(label, 0, LINK, false, LATER);
+            oracle.settled(label, LINK, true, 10 * u64::from(label) + 10);
+        };
+        let mut oracle = oracle();
+        (0..3).for_each(|label| settle(&mut oracle, label));
+        // The third acknowledgement ends at byte 30.
+        oracle.closed(LINK, 29);
+        oracle.calm(&[false, true]);
+        assert_eq!(rule(&oracle), None, "there is no consumer");
+        oracle.calm(&[true, true]);
+        assert_eq!(rule(&oracle), Some("lost"));
+    }
+
+    #[test]
+    fn a_crash_excuses_only_what_was_not_promised() {
+        for (ending, lost) in [(Ending::Killed, true), (Ending::PowerLost, true)] {
+            let mut oracle = oracle();
+            oracle.ended(ending);
+            oracle.calm(&[true, true]);
+            assert_eq!(rule(&oracle).is_some(), lost, "{ending:?} of a queue that syncs");
+            let mut oracle = self::oracle();
+            oracle.queues[0].durability = Durability::None;
+            oracle.ended(ending);
+            oracle.calm(&[true, true]);
+            assert_eq!(rule(&oracle), None, "{ending:?} of a queue that does not");
+        }
+    }
+
+    #[test]
+    fn a_message_of_an_earlier_calm_does_not_return() {
+        let mut oracle = oracle();
+        for label in 0..3 {
+            oracle.delivered(label, 0, LINK, false, LATER);
+            oracle.settled(label, LINK, true, 10);
+        }
+        oracle.calm(&[true, true]);
+        oracle.ended(Ending::PowerLost);
+        oracle.delivered(1, 0, LINK, true, 2 * LATER);
+        assert_eq!(rule(&oracle), Some("settled-returns"));
+    }
+
+    #[test]
+    fn a_publish_on_an_open_connection_is_answered() {
+        let mut oracle = oracle();
+        oracle.published(1, PRODUCER);
+        oracle.calm(&[false, false]);
+        assert_eq!(rule(&oracle), Some("unanswered"));
+    }
+}

@@ -1,0 +1,324 @@
+//! One life of the broker: its shards, journals and connections, from its start to a crash.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::declaration::Declaration;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::names::BrokerNames;
+use mqcore_broker::model::options::QueueChanges;
+use mqcore_broker::model::placement::Placement;
+use mqcore_broker::model::recovery::RecoveryBuilder;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
+use mqcore_journal::storage::MemoryStorage;
+use mqcore_session::any::Protocol;
+
+use crate::agenda::{Due, Task};
+use crate::connection::{ConnectionTerms, ServerConnection};
+use crate::inbox::Input;
+use crate::journal::{AfterTake, IDLE, JournalTask};
+use crate::scenario::Scenario;
+use crate::scene::Scene;
+use crate::shard::{ShardTask, TurnOutput};
+use crate::time::{Micros, micros_of};
+
+/// Maximum time until a task runs that was woken.
+const WAKE_MICROS: Micros = 150;
+
+/// The running broker.
+pub(crate) struct Process {
+    /// Number of this life.
+    life: u64,
+    terms: ConnectionTerms,
+    shards: Vec<Option<Box<ShardTask>>>,
+    /// The times at which the shards run although nothing arrives, if events of the agenda run them then.
+    shard_timers: Vec<Timestamp>,
+    journals: Vec<JournalTask>,
+    connections: BTreeMap<ConnectionId, ServerConnection>,
+    connection_timers: BTreeMap<ConnectionId, Timestamp>,
+}
+
+impl Process {
+    /// Starts the broker on disks, as `server/start.rs` does.
+    ///
+    /// # Errors
+    /// The finding: why it does not start, or what a crash has damaged.
+    pub(crate) fn start(
+        life: u64,
+        scenario: &Scenario,
+        disks: &[MemoryStorage],
+        scene: &mut Scene,
+    ) -> Result<Self, String> {
+        let placement = Placement::unkeyed(scenario.shards);
+        let names: Arc<BrokerNames> = Arc::default();
+        let now = scene.timestamp();
+        let mut process = Self {
+            life,
+            terms: ConnectionTerms { placement, output_bytes_max: scenario.output_bytes_max },
+            shards: Vec::new(),
+            shard_timers: vec![Timestamp::NEVER; scenario.shards],
+            journals: Vec::new(),
+            connections: BTreeMap::new(),
+            connection_timers: BTreeMap::new(),
+        };
+        for (shard, disk) in disks.iter().enumerate() {
+            let config = BrokerConfig {
+                shard,
+                placement,
+                names: Arc::clone(&names),
+                memory_watermark: scenario.memory_watermark,
+                seed: scenario.seed.wrapping_mul(31).wrapping_add(life * 16 + shard as u64),
+                ..BrokerConfig::default()
+            };
+            let mut task = ShardTask::new(config);
+            let options = Options {
+                shard: shard as u32,
+                segment_bytes: scenario.segment_bytes,
+                now_ms: now.0,
+                identity: scenario.seed ^ (shard as u64 + 1),
+                ..Options::default()
+            };
+            let mut state = RecoveryBuilder::default();
+            let (journal, recovered) = Journal::open_with_observers(
+                disk.clone(),
+                options,
+                &mut |_, _| {},
+                &mut |sequence, payload| state.put(sequence, payload),
+                &mut |_| Ok(()),
+            )
+            .map_err(|error| format!("the journal of shard {shard} does not open: {error}"))?;
+            if recovered.report.is_alarming() {
+                return Err(format!("a crash damaged the journal of shard {shard}: {}", recovered.report));
+            }
+            let unknown = |error| format!("a record of shard {shard} cannot be decoded: {error}");
+            for (key, value) in &recovered.definitions {
+                state.define(key, value).map_err(unknown)?;
+            }
+            let mut refused = None;
+            journal.each_touch(&mut |sequence, touch| match touch {
+                Ok(touch) => {
+                    if let Err(error) = state.touch(sequence, touch) {
+                        refused = Some(unknown(error));
+                    }
+                }
+                Err(error) => refused = Some(format!("progress of shard {shard} is unreadable: {error}")),
+            });
+            let finished = state.finish(journal.live(), recovered.next_sequence).map_err(unknown);
+            let (state, unreadable) = refused.map_or(finished, Err)?;
+            if !unreadable.is_empty() {
+                return Err(format!("messages of shard {shard} are unreadable: {unreadable:?}"));
+            }
+            scene.note(format_args!("shard {shard} recovers {} messages", state.messages.len()));
+            task.restore(state, now);
+            process.shards.push(Some(Box::new(task)));
+            process.journals.push(JournalTask::new(journal));
+        }
+        process.declare(scenario, now)?;
+        for shard in 0..scenario.shards {
+            process.wake_shard(shard, scene);
+            process.watch_idle(shard, scene);
+        }
+        Ok(process)
+    }
+
+    fn declare(&mut self, scenario: &Scenario, now: Timestamp) -> Result<(), String> {
+        for queue in &scenario.queues {
+            let address = QueueAddress::parse(&queue.address).map_err(|error| error.to_string())?;
+            let changes: QueueChanges = queue.changes();
+            let declaration = Declaration::Queue(address, Box::new(changes));
+            let shard = declaration.shard(self.terms.placement);
+            if let Some(task) = &mut self.shards[shard] {
+                task.declare(&declaration, now)
+                    .map_err(|error| format!("queue {} cannot be declared: {error}", queue.address))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts a connection.
+    pub(crate) fn accept(&mut self, id: ConnectionId, protocol: Protocol, scene: &mut Scene) {
+        let mut sends = Vec::new();
+        let connection = ServerConnection::new(id, protocol, self.terms, scene.timestamp(), &mut sends);
+        self.connections.insert(id, connection);
+        self.send(sends, scene);
+        self.wake_connection(id, scene);
+    }
+
+    /// Stops in order: what the journals were given is written, and they are closed.
+    pub(crate) fn stop(self, scene: &Scene) {
+        let now_ms = scene.timestamp().0;
+        self.journals.into_iter().for_each(|journal| journal.close(now_ms));
+    }
+
+    // ---- Wakers ------------------------------------------------------------------------------------------------
+
+    fn add(&self, at: Micros, task: Task, scene: &mut Scene) {
+        scene.agenda.add(at, Due::Inside(self.life, task));
+    }
+
+    pub(crate) fn wake_connection(&mut self, id: ConnectionId, scene: &mut Scene) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if !std::mem::replace(&mut connection.scheduled, true) {
+            let at = scene.now + scene.network.jitter(WAKE_MICROS);
+            self.add(at, Task::Connection(id), scene);
+        }
+    }
+
+    fn wake_shard(&mut self, shard: usize, scene: &mut Scene) {
+        let Some(task) = &mut self.shards[shard] else { return };
+        if !std::mem::replace(&mut task.scheduled, true) {
+            let at = scene.now + scene.network.jitter(WAKE_MICROS);
+            self.add(at, Task::Shard(shard), scene);
+        }
+    }
+
+    fn wake_journal(&mut self, shard: usize, scene: &mut Scene) {
+        let journal = &mut self.journals[shard];
+        if !journal.pending.is_empty() && !std::mem::replace(&mut journal.busy, true) {
+            let at = scene.now + scene.network.jitter(WAKE_MICROS);
+            self.add(at, Task::JournalTake(shard), scene);
+        }
+    }
+
+    fn watch_idle(&mut self, shard: usize, scene: &mut Scene) {
+        let journal = &self.journals[shard];
+        if journal.restless && !journal.busy {
+            self.add(scene.now + IDLE, Task::JournalIdle(shard, journal.rounds), scene);
+        }
+    }
+
+    fn send(&mut self, sends: Vec<(usize, Input)>, scene: &mut Scene) {
+        for (shard, input) in sends {
+            if let Some(task) = &mut self.shards[shard] {
+                task.inbox.push_back(input);
+            }
+            self.wake_shard(shard, scene);
+        }
+    }
+
+    // ---- Tasks -------------------------------------------------------------------------------------------------
+
+    /// Runs a task. Returns a finding if something is wrong.
+    pub(crate) fn run(&mut self, life: u64, task: Task, scene: &mut Scene) -> Option<String> {
+        if life != self.life {
+            return None;
+        }
+        match task {
+            Task::Shard(shard) => self.run_shard(shard, scene),
+            Task::Connection(id) => self.run_connection(id, scene),
+            Task::JournalTake(shard) => {
+                let now_ms = scene.timestamp().0;
+                match self.journals[shard].take(scene.now, now_ms) {
+                    AfterTake::Sync => {
+                        let at = scene.now + scene.sync_micros();
+                        self.add(at, Task::JournalSync(shard), scene);
+                        self.journal_events(shard, scene);
+                    }
+                    AfterTake::Wait => self.journal_done(shard, scene),
+                }
+            }
+            Task::JournalSync(shard) => {
+                let now_ms = scene.timestamp().0;
+                self.journals[shard].sync(scene.now, now_ms);
+                scene.note(format_args!("journal {shard} synced"));
+                self.journal_done(shard, scene);
+            }
+            Task::JournalIdle(shard, rounds) => {
+                let now_ms = scene.timestamp().0;
+                if self.journals[shard].rounds == rounds && !self.journals[shard].busy {
+                    self.journals[shard].idle(scene.now, now_ms);
+                    self.journal_done(shard, scene);
+                }
+            }
+            Task::BodyRead(shard, read) => {
+                let (urgent, unreadable) = read.finish();
+                if !unreadable.is_empty() {
+                    return Some(format!("shard {shard} cannot read the saved messages {unreadable:?}"));
+                }
+                if let Some(task) = &mut self.shards[shard] {
+                    task.urgent.push(urgent);
+                }
+                self.wake_shard(shard, scene);
+            }
+        }
+        None
+    }
+
+    fn journal_done(&mut self, shard: usize, scene: &mut Scene) {
+        self.journals[shard].busy = false;
+        self.journal_events(shard, scene);
+        self.wake_journal(shard, scene);
+        self.watch_idle(shard, scene);
+    }
+
+    fn journal_events(&mut self, shard: usize, scene: &mut Scene) {
+        let journal = &mut self.journals[shard];
+        let events = std::mem::take(&mut journal.events);
+        for read in std::mem::take(&mut journal.reads) {
+            let at = scene.now + scene.network.jitter(2_000);
+            self.add(at, Task::BodyRead(shard, Box::new(read)), scene);
+        }
+        if !events.is_empty() {
+            scene.note(format_args!("journal {shard}: {events:?}"));
+            if let Some(task) = &mut self.shards[shard] {
+                task.urgent.extend(events);
+            }
+            self.wake_shard(shard, scene);
+        }
+    }
+
+    fn run_shard(&mut self, shard: usize, scene: &mut Scene) {
+        let Some(mut task) = self.shards[shard].take() else { return };
+        task.scheduled = false;
+        let mut out = TurnOutput::default();
+        task.turn(scene.timestamp(), &mut self.connections, &mut out);
+        let (more, deadline) = (task.has_work(), task.next_timeout());
+        self.shards[shard] = Some(task);
+        self.journals[shard].pending.extend(out.batches);
+        self.wake_journal(shard, scene);
+        for (to, urgent) in out.urgent {
+            if let Some(peer) = &mut self.shards[to] {
+                peer.urgent.push(urgent);
+            }
+            self.wake_shard(to, scene);
+        }
+        for connection in out.woken {
+            self.wake_connection(connection, scene);
+        }
+        if more {
+            self.wake_shard(shard, scene);
+        } else if deadline < self.shard_timers[shard] || self.shard_timers[shard] <= scene.timestamp() {
+            self.shard_timers[shard] = deadline;
+            if deadline != Timestamp::NEVER {
+                self.add(micros_of(deadline).max(scene.now + 1), Task::Shard(shard), scene);
+            }
+        }
+    }
+
+    fn run_connection(&mut self, id: ConnectionId, scene: &mut Scene) {
+        let Some(mut connection) = self.connections.remove(&id) else { return };
+        connection.scheduled = false;
+        let mut sends = Vec::new();
+        let over = connection.run(scene, self.terms.placement, &mut sends);
+        let deadline = connection.next_timeout();
+        if over {
+            self.connection_timers.remove(&id);
+            scene.note(format_args!("the broker closes connection {}", id.0));
+            scene.hung_up.push(id);
+        } else {
+            self.connections.insert(id, connection);
+        }
+        self.send(sends, scene);
+        if std::mem::take(&mut scene.wake_again) {
+            self.wake_connection(id, scene);
+        }
+        let known = self.connection_timers.get(&id).copied().unwrap_or(Timestamp::NEVER);
+        if !over && deadline != Timestamp::NEVER && (deadline < known || known <= scene.timestamp()) {
+            self.connection_timers.insert(id, deadline);
+            self.add(micros_of(deadline).max(scene.now + 1), Task::Connection(id), scene);
+        }
+    }
+}

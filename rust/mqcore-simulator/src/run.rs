@@ -1,0 +1,336 @@
+//! The event loop of a run: virtual time, the steps of the scenario, and faults.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
+use mqcore_testkit::Random;
+
+use crate::agenda::Due;
+use crate::client::SimulatedPeer;
+use crate::network::Side;
+use crate::oracle::{Ending, Finding, Oracle};
+use crate::process::Process;
+use crate::scenario::{Scenario, ScenarioStep};
+use crate::scene::Scene;
+use crate::time::Micros;
+use crate::trace::Trace;
+
+/// How long a calm takes: longer than the time to acknowledge and all delays together.
+const CALM_MICROS: Micros = 60_000_000;
+/// Maximum time that a broker is down.
+const DOWN_MICROS: Micros = 400_000;
+/// Maximum events of a run. One that has more does not come to rest.
+const EVENTS_MAX: u64 = 3_000_000;
+
+/// The result of a run.
+#[derive(Debug)]
+pub struct RunReport {
+    /// The events of the run.
+    pub trace: Trace,
+    /// The first broken promise.
+    pub finding: Option<Finding>,
+}
+
+struct Simulation<'a> {
+    scenario: &'a Scenario,
+    scene: Scene,
+    disks: Vec<MemoryStorage>,
+    clients: Vec<SimulatedPeer>,
+    process: Option<Process>,
+    lives: u64,
+    next_step: usize,
+    /// A call of a disk failed or will fail.
+    has_disk_error: bool,
+    is_over: bool,
+}
+
+/// Runs a scenario. With `verbose`, the trace has a line for each event.
+#[must_use]
+pub fn run(scenario: &Scenario, verbose: bool) -> RunReport {
+    let mut simulation = Simulation::new(scenario, verbose);
+    let panicked = catch_unwind(AssertUnwindSafe(|| simulation.run())).err();
+    if let Some(panic) = panicked {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        simulation.scene.oracle.find("panic", text.unwrap_or_else(|| "without a text".to_owned()));
+    }
+    let finding = simulation.scene.oracle.finding().cloned();
+    RunReport { trace: simulation.scene.into_trace(), finding }
+}
+
+impl<'a> Simulation<'a> {
+    fn new(scenario: &'a Scenario, verbose: bool) -> Self {
+        let mut random = Random::new(scenario.seed ^ 0x5eed);
+        let scene = Scene::new(Oracle::new(scenario), &mut random, verbose);
+        let disks = (0..scenario.shards).map(|_| MemoryStorage::new(random.number())).collect();
+        let peers = scenario.clients.iter().enumerate().map(|(index, terms)| {
+            SimulatedPeer::new(index, terms.clone(), &scenario.queues[terms.queue], scenario.seed)
+        });
+        let clients = peers.collect();
+        Self {
+            scenario,
+            scene,
+            disks,
+            clients,
+            process: None,
+            lives: 0,
+            next_step: 0,
+            has_disk_error: false,
+            is_over: false,
+        }
+    }
+
+    fn run(&mut self) {
+        self.start();
+        self.schedule_step();
+        let mut events = 0;
+        while !self.is_over
+            && self.scene.oracle.finding().is_none()
+            && let Some((at, due)) = self.scene.agenda.next()
+        {
+            self.scene.now = self.scene.now.max(at);
+            self.handle(due);
+            events += 1;
+            if events > EVENTS_MAX {
+                self.scene.oracle.find("livelock", format!("more than {EVENTS_MAX} events"));
+            }
+        }
+    }
+
+    fn handle(&mut self, due: Due) {
+        match due {
+            Due::Step => self.step(),
+            Due::Arrival(id, side, bytes) => {
+                if self.scene.network.arrive(id, side, &bytes) {
+                    self.notice(id, side);
+                }
+            }
+            Due::End(id, side) => {
+                if self.scene.network.end(id, side) {
+                    self.notice(id, side);
+                }
+            }
+            Due::Client(client) => self.clients[client].work(&mut self.scene),
+            Due::Start(life) => {
+                if life == self.lives && self.process.is_none() {
+                    self.start();
+                }
+            }
+            Due::CalmEnd => self.end_calm(),
+            Due::Inside(life, task) => {
+                if let Some(process) = &mut self.process
+                    && let Some(text) = process.run(life, task, &mut self.scene)
+                {
+                    self.scene.oracle.find("damage", text);
+                }
+            }
+        }
+        for id in std::mem::take(&mut self.scene.hung_up) {
+            self.cut(id);
+        }
+        for id in std::mem::take(&mut self.scene.freed) {
+            if let Some(process) = &mut self.process {
+                process.wake_connection(id, &mut self.scene);
+            }
+        }
+    }
+
+    /// Something arrived at a side of a connection.
+    fn notice(&mut self, id: ConnectionId, side: Side) {
+        match side {
+            Side::Broker => {
+                if let Some(process) = &mut self.process {
+                    process.wake_connection(id, &mut self.scene);
+                }
+            }
+            Side::Client => {
+                let Some(client) = self.scene.network.client_of(id) else { return };
+                if self.clients[client].link() == Some(id) {
+                    self.clients[client].read(&mut self.scene);
+                    if self.scene.network.is_at_end(id, Side::Client) {
+                        self.leave(client);
+                    }
+                } else {
+                    // It has closed its side, and discards what it gets.
+                    self.scene.network.read(id, Side::Client, usize::MAX);
+                    self.scene.freed.push(id);
+                }
+            }
+        }
+    }
+
+    // ---- Steps -------------------------------------------------------------------------------------------------
+
+    fn schedule_step(&mut self) {
+        let gap = self.scenario.steps.get(self.next_step).map_or(0, |(gap, _)| *gap);
+        self.scene.agenda.add(self.scene.now + gap, Due::Step);
+    }
+
+    fn step(&mut self) {
+        let Some((_, step)) = self.scenario.steps.get(self.next_step).copied() else {
+            self.next_step += 1;
+            return self.begin_calm();
+        };
+        self.next_step += 1;
+        self.scene.note(format_args!("step {step:?}"));
+        match step {
+            ScenarioStep::Connect(client) => self.connect(client),
+            ScenarioStep::Publish { client, count, bytes } => {
+                for _ in 0..count {
+                    self.clients[client].publish(bytes, &mut self.scene);
+                }
+            }
+            ScenarioStep::Leave(client) => self.leave(client),
+            ScenarioStep::Cut(client) => {
+                if let Some(id) = self.clients[client].link() {
+                    self.cut(id);
+                }
+            }
+            ScenarioStep::Silence(client) => {
+                if let Some(id) = self.clients[client].link() {
+                    self.scene.network.silence(id);
+                    self.scene.oracle.doubt(id);
+                }
+            }
+            ScenarioStep::Pause(client) => self.clients[client].set_paused(true, &mut self.scene),
+            ScenarioStep::Resume(client) => self.clients[client].set_paused(false, &mut self.scene),
+            ScenarioStep::Kill => self.end(Ending::Killed),
+            ScenarioStep::PowerLoss => self.end(Ending::PowerLost),
+            ScenarioStep::Restart => self.end(Ending::Stopped),
+            ScenarioStep::DiskFull(free) => {
+                self.scene.oracle.doubt_rejections(true);
+                for disk in &self.disks {
+                    let used: usize = disk.files().values().map(Vec::len).sum();
+                    disk.set_capacity(Some(used as u64 + free));
+                }
+            }
+            ScenarioStep::DiskError { shard, is_sync, after } => {
+                self.scene.oracle.doubt_rejections(true);
+                self.has_disk_error = true;
+                let call = if is_sync { StorageCall::Sync } else { StorageCall::Change };
+                self.disks[shard].inject(call, after, Fault::Error, false);
+            }
+            ScenarioStep::Calm => return self.begin_calm(),
+        }
+        self.schedule_step();
+    }
+
+    fn connect(&mut self, client: usize) {
+        let peer = &mut self.clients[client];
+        let Some(process) = self.process.as_mut().filter(|_| peer.link().is_none()) else { return };
+        let id = self.scene.network.open(client);
+        self.scene.note(format_args!("client {client} opens connection {}", id.0));
+        process.accept(id, peer.protocol(), &mut self.scene);
+        peer.connect(id, &mut self.scene);
+    }
+
+    /// A client closes its side. Its earlier bytes still arrive.
+    fn leave(&mut self, client: usize) {
+        if let Some(id) = self.clients[client].link() {
+            self.clients[client].lost(id);
+            self.scene.oracle.closed(id, u64::MAX);
+            self.scene.network.read(id, Side::Client, usize::MAX);
+            self.scene.freed.push(id);
+            self.scene.finish(id, Side::Client);
+        }
+    }
+
+    /// Both sides lose a connection at once.
+    fn cut(&mut self, id: ConnectionId) {
+        self.scene.oracle.closed(id, self.scene.network.arrived_total(id));
+        if let Some(client) = self.scene.network.client_of(id) {
+            self.clients[client].lost(id);
+        }
+        self.scene.network.cut(id);
+        if let Some(process) = &mut self.process {
+            process.wake_connection(id, &mut self.scene);
+        }
+    }
+
+    // ---- The broker --------------------------------------------------------------------------------------------
+
+    fn start(&mut self) {
+        self.lives += 1;
+        self.scene.note(format_args!("the broker starts"));
+        self.repair_disks();
+        match Process::start(self.lives, self.scenario, &self.disks, &mut self.scene) {
+            Ok(process) => self.process = Some(process),
+            Err(text) => self.scene.oracle.find("damage", text),
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        let Some(process) = self.process.take() else { return };
+        match ending {
+            Ending::Stopped => process.stop(&self.scene),
+            Ending::Killed => drop(process),
+            Ending::PowerLost => {
+                drop(process);
+                self.disks.iter().for_each(MemoryStorage::crash);
+            }
+        }
+        for id in self.scene.network.open_links() {
+            self.cut(id);
+        }
+        self.scene.oracle.ended(ending);
+        let at = self.scene.now + self.scene.network.jitter(DOWN_MICROS);
+        self.scene.agenda.add(at, Due::Start(self.lives));
+    }
+
+    fn repair_disks(&mut self) {
+        self.has_disk_error = false;
+        for disk in &self.disks {
+            disk.clear_faults();
+            disk.set_capacity(None);
+        }
+    }
+
+    // ---- Calm --------------------------------------------------------------------------------------------------
+
+    fn begin_calm(&mut self) {
+        self.scene.note(format_args!("calm begins"));
+        if self.has_disk_error {
+            // A journal that failed writes nothing until the next start.
+            self.end(Ending::Killed);
+        }
+        self.repair_disks();
+        if self.process.is_none() {
+            self.start();
+        }
+        for id in self.scene.network.open_links() {
+            if self.scene.network.is_silent(id) {
+                self.cut(id);
+            }
+        }
+        for client in &mut self.clients {
+            client.is_diligent = true;
+            client.set_paused(false, &mut self.scene);
+        }
+        for queue in 0..self.scenario.queues.len() {
+            let mut consumers =
+                (0..self.clients.len()).filter(|index| self.clients[*index].is_consumer_of(queue));
+            let first = consumers.clone().next();
+            if !consumers.any(|index| self.clients[index].link().is_some())
+                && let Some(first) = first
+            {
+                self.connect(first);
+            }
+        }
+        self.scene.agenda.add(self.scene.now + CALM_MICROS, Due::CalmEnd);
+    }
+
+    fn end_calm(&mut self) {
+        self.scene.note(format_args!("calm ends"));
+        let served: Vec<bool> = (0..self.scenario.queues.len())
+            .map(|queue| self.clients.iter().any(|client| client.is_consumer_of(queue) && client.is_ready()))
+            .collect();
+        self.scene.oracle.calm(&served);
+        self.scene.oracle.doubt_rejections(false);
+        for client in &mut self.clients {
+            client.is_diligent = false;
+        }
+        self.is_over = self.next_step > self.scenario.steps.len();
+        self.schedule_step();
+    }
+}

@@ -1,0 +1,39 @@
+//! Many seeds of the simulator, and tests of the simulator itself.
+
+mod rules;
+
+use mqcore_simulator::run::run;
+use mqcore_simulator::scenario::Scenario;
+use mqcore_testkit::seeds;
+
+#[test]
+fn clients_see_no_broken_promise() {
+    for seed in seeds(400, 20_000) {
+        let report = run(&Scenario::of_seed(seed), false);
+        if let Some(finding) = report.finding {
+            panic!("seed {seed}: {finding}; replay and shrink it with `make simulate SEED={seed}`");
+        }
+    }
+}
+
+#[test]
+fn a_seed_replays_to_the_last_byte() {
+    for seed in seeds(20, 500) {
+        let scenario = Scenario::of_seed(seed);
+        let (first, second) = (run(&scenario, true), run(&scenario, true));
+        let difference = first.trace.lines().iter().zip(second.trace.lines()).find(|(one, two)| one != two);
+        assert_eq!(difference, None, "seed {seed}");
+        assert_eq!(first.trace.hash(), second.trace.hash(), "seed {seed}");
+    }
+}
+
+#[test]
+fn runs_exercise_what_they_are_for() {
+    let lines: Vec<String> =
+        (0..60).flat_map(|seed| run(&Scenario::of_seed(seed), true).trace.lines().to_vec()).collect();
+    for event in
+        ["is confirmed", " acks ", " nacks ", "PowerLoss", "Kill", "Silence", "recovers", "calm ends"]
+    {
+        assert!(lines.iter().any(|line| line.contains(event)), "no run has `{event}`");
+    }
+}

@@ -1,0 +1,77 @@
+//! A broker that breaks a promise is found: the oracle expects more than the queue's options promise.
+
+use mqcore_simulator::run::run;
+use mqcore_simulator::scenario::{ConsumerHabits, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue};
+use mqcore_simulator::shrink::shrink;
+use mqcore_testkit::seeds;
+
+use mqcore_broker::model::options::Durability;
+
+/// A queue that saves with this durability, of which the oracle expects synced messages; a producer and a consumer.
+fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) -> Scenario {
+    let habits = ConsumerHabits { prefetch: 5, rejects: 0, ignores: 0, work_micros: 0 };
+    Scenario {
+        seed,
+        shards: 2,
+        segment_bytes: 16_384,
+        memory_watermark: 1 << 20,
+        output_bytes_max: 1 << 20,
+        queues: vec![SimulatedQueue {
+            address: "channel/1".to_owned(),
+            saves: true,
+            durability,
+            promise: Durability::Fsync,
+            push: false,
+            one_at_a_time: false,
+            retry_delay_ms: 0,
+        }],
+        clients: vec![
+            SimulatedClient { mqks: false, queue: 0, consumer: None },
+            SimulatedClient { mqks: false, queue: 0, consumer: Some(habits) },
+        ],
+        steps,
+    }
+}
+
+#[test]
+fn an_undisturbed_run_breaks_no_rule() {
+    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100 };
+    let steps = vec![
+        (0, ScenarioStep::Connect(0)),
+        (0, ScenarioStep::Connect(1)),
+        (100_000, publish),
+        (1_000_000, ScenarioStep::Restart),
+        (1_000_000, ScenarioStep::Connect(0)),
+        (100_000, publish),
+    ];
+    for seed in seeds(10, 100) {
+        let report = run(&scenario(seed, Durability::Fsync, steps.clone()), false);
+        assert_eq!(report.finding, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_message_that_was_confirmed_before_its_sync_is_lost_and_the_scenario_shrinks() {
+    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100 };
+    let steps = vec![
+        (0, ScenarioStep::Connect(0)),
+        (50_000, ScenarioStep::Connect(1)),
+        (100_000, publish),
+        (50_000, ScenarioStep::Leave(1)),
+        (50_000, ScenarioStep::Pause(0)),
+        (50_000, ScenarioStep::Resume(0)),
+        (300_000, publish),
+        (100_000, ScenarioStep::PowerLoss),
+        (500_000, ScenarioStep::Connect(0)),
+        (50_000, publish),
+    ];
+    let failing = (0..100)
+        .map(|seed| scenario(seed, Durability::None, steps.clone()))
+        .find(|scenario| run(scenario, false).finding.is_some_and(|finding| finding.rule == "lost"));
+    let failing = failing.expect("a power failure loses unsynced messages");
+    let smaller = shrink(&failing);
+    let rule = run(&smaller, false).finding.map(|finding| finding.rule);
+    assert_eq!(rule, Some("lost"));
+    assert!(smaller.steps.len() <= 7, "{smaller}");
+    assert!(smaller.steps.iter().any(|(_, step)| *step == ScenarioStep::PowerLoss), "{smaller}");
+}

@@ -1,0 +1,120 @@
+"""Reintroduces repaired bugs one by one, and looks how many seeds of the simulator find each: `make simulate-planted`.
+
+It copies the project, adds all bugs to the copy, each behind a condition on an environment variable, and builds the
+simulator there once. The sources of the project stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from promises.planted import VARIABLE, Bug, copied, plant
+
+SEEDS: Final = 3000
+"""Seeds within which each bug has to be found."""
+
+BUGS: Final = (
+    Bug(
+        "unsynced-confirmation",
+        "the broker confirms a message that is written and not synced",
+        "rust/mqcore-broker/src/context/commits.rs",
+        "let list = if durability == Durability::Fsync { &mut self.synced }",
+        "let list = if durability == Durability::Fsync && !CONDITION { &mut self.synced }",
+    ),
+    Bug(
+        "unsynced-name",
+        "the journal writes to a new segment whose name is not synced",
+        "rust/mqcore-journal/src/journal/append.rs",
+        "self.sync_directory()?;\n        Ok(Spare {",
+        "if !CONDITION { self.sync_directory()?; }\n        Ok(Spare {",
+    ),
+    Bug(
+        "forgotten-redelivery",
+        "the broker drops what a lost consumer had in flight",
+        "rust/mqcore-broker/src/queue/settlement.rs",
+        "if outcome.retry() == Some(Retry::Never) {",
+        "if outcome.retry() == Some(Retry::Never)\n"
+        "|| (CONDITION && matches!(outcome, DeliveryOutcome::ConsumerLost)) {",
+    ),
+    Bug(
+        "forgotten-settlement",
+        "the broker does not record that a message was settled",
+        "rust/mqcore-broker/src/queue/requeue.rs",
+        "context.record(Record::Settle(entry.sequence));\n        }\n        notify_dequeued",
+        "if !CONDITION { context.record(Record::Settle(entry.sequence)); }\n        }\n        notify_dequeued",
+    ),
+    Bug(
+        "credit-leak",
+        "a settled message keeps its place in the prefetch of its consumer",
+        "rust/mqcore-broker/src/queue/delivery.rs",
+        "self.unreserve(&delivery.consumer);\n        if !self.extended",
+        "if !CONDITION || delivery.serial % 8 != 0 { self.unreserve(&delivery.consumer); }\n        if !self.extended",
+    ),
+    Bug(
+        "ignored-prefetch",
+        "the broker ignores the prefetch of consumers",
+        "rust/mqcore-broker/src/queue/members.rs",
+        "let terms = Terms { window: prefetch, ..Terms::default() };",
+        "let terms = Terms { window: if CONDITION { 0 } else { prefetch }, ..Terms::default() };",
+    ),
+    Bug(
+        "forgotten-record",
+        "a restart forgets one of several saved messages",
+        "rust/mqcore-broker/src/model/recovery.rs",
+        "self.messages.sort_unstable_by_key(|message| message.sequence);\n        self.messages.dedup",
+        "self.messages.sort_unstable_by_key(|message| message.sequence);\n"
+        "        if CONDITION && self.messages.len() > 2 {\n            self.messages.remove(1);\n        }\n"
+        "        self.messages.dedup",
+    ),
+)
+
+
+def build(project: Path) -> Path:
+    """Build the simulator of a copy, and return its path."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR", "target")).resolve()
+    command = ["cargo", "build", "--locked", "--package", "mqcore-simulator"]
+    subprocess.run(command, cwd=project, env={**os.environ, "CARGO_TARGET_DIR": str(target)}, check=True)
+    built = project / "simulate"
+    built.write_bytes((target / "debug" / ("simulate.exe" if os.name == "nt" else "simulate")).read_bytes())
+    built.chmod(0o755)
+    return built
+
+
+def search(simulator: Path, bug: Bug, seeds: int) -> tuple[bool, str]:
+    """Run seeds until one finds the bug; whether one did, and the line that reports it."""
+    done = subprocess.run(
+        [simulator, "--first", "0", "--seeds", str(seeds)],
+        env={**os.environ, VARIABLE: bug.name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    finding = next((line for line in lines if line.startswith("seed ")), lines[-1] if lines else "no output")
+    return done.returncode == 1 and finding.startswith("seed "), finding
+
+
+def run(bugs: tuple[Bug, ...] = BUGS, seeds: int = SEEDS) -> list[str]:
+    """Look for bugs, and return the names of those that no seed finds."""
+    missed = []
+    with tempfile.TemporaryDirectory(prefix="simulator-planted-") as directory:
+        project = copied(Path(directory))
+        plant(project, bugs)
+        simulator = build(project)
+        for bug in bugs:
+            began = time.monotonic()
+            found, line = search(simulator, bug, seeds)
+            print(f"{bug.name}: {'found' if found else 'MISSED'} after {time.monotonic() - began:.1f} s: {line}")
+            sys.stdout.flush()
+            missed += [] if found else [bug.name]
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(1 if run() else 0)
