@@ -22,7 +22,6 @@ import difflib
 import functools
 import logging
 import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +42,7 @@ from mqcore._broker_stats import (
     TopicStats,
     _stats,
 )
-from mqcore._raised import run_loop
+from mqcore._handler_loop import HandlerLoop
 from mqcore.authority import Authority, _register
 from mqcore.config import (
     AuthorityOptions,
@@ -148,6 +147,8 @@ class BrokerOptions(TypedDict, total=False):
     limiter_persist_interval: Duration
     routers: Sequence[RouterOptions]
     memory_watermark: int
+    unsaved_memory_max: int | None
+    unsaved_memory_per_user_max: int
 
 
 class DeliveryHandlers(Mapping[str, DeliveryHandler]):
@@ -157,7 +158,7 @@ class DeliveryHandlers(Mapping[str, DeliveryHandler]):
     A handler is never removed, because queues may name it; assign another in its place.
     """
 
-    def __init__(self, core: _core.Broker, loop: _HandlerLoop) -> None:
+    def __init__(self, core: _core.Broker, loop: HandlerLoop) -> None:
         self._core = core
         self._loop = loop
         self._handlers: dict[str, DeliveryHandler] = {}
@@ -191,7 +192,7 @@ class DeliveryHandlers(Mapping[str, DeliveryHandler]):
         return len(self._handlers)
 
 
-def _runner(loop: _HandlerLoop, key: str, timeout: float) -> Callable[[_core.PendingAnswers], None]:
+def _runner(loop: HandlerLoop, key: str, timeout: float) -> Callable[[_core.PendingAnswers], None]:
     return handlers.LoopRunner(key, timeout, loop.get).submit
 
 
@@ -220,7 +221,7 @@ class Broker(BrokerCalls):
             raise TypeError("give a BrokerConfig or its fields, not both")
         self._config = BrokerConfig(**options) if config is None else config  # type: ignore[arg-type]
         super().__init__(self._new_core(self._config))
-        self._handler_loop = _HandlerLoop()
+        self._handler_loop = HandlerLoop()
         self._handlers = DeliveryHandlers(self._core, self._handler_loop)
         self._authority: Authority | None = None
         # No method of its own: a broker that is dropped must not have to wait for the collector of cycles.
@@ -503,59 +504,6 @@ class Broker(BrokerCalls):
             return
         if running:
             warnings.warn(f"{self!r} was never stopped", ResourceWarning, stacklevel=2, source=self)
-
-
-class _HandlerLoop:
-    """The event loop on which awaitable handlers run: the one that entered the broker, or one of our own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
-
-    def use(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            self._loop = loop
-
-    def get(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._stopping = threading.Event()
-                self._thread = threading.Thread(
-                    target=_run_loop, args=(self._loop, self._stopping), name="mqcore-handler-loop", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
-    def stop(self, patience: float) -> bool:
-        """Forget the loop; end it if it is ours. Return whether it ended within `patience` seconds."""
-        with self._lock:
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
-        if loop is None or thread is None:
-            return True
-        self._stopping.set()
-        loop.call_soon_threadsafe(loop.stop)
-        if thread is not threading.current_thread():
-            thread.join(patience)
-            return not thread.is_alive()
-        return True
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        run_loop(loop, stopping.is_set, _LOG)
-        # Starts the calls that were submitted before the stop, so that canceling them sends an answer.
-        loop.run_until_complete(asyncio.sleep(0))
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    finally:
-        loop.close()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -71,6 +71,12 @@ _PROGRAM_VARIABLES = frozenset(
     help="Maximum bytes of saved messages in memory; the broker reads others from disk. [default: 256 MiB]",
 )
 @click.option(
+    "--unsaved-memory-max",
+    type=click.IntRange(min=0),
+    metavar="BYTES",
+    help="Maximum bytes of messages that are only in memory; 0: no limit. [default: a third of the available memory]",
+)
+@click.option(
     "--topic-patterns-max",
     type=click.IntRange(min=1),
     metavar="COUNT",
@@ -123,6 +129,7 @@ def serve(
     tls_client_cert: str | None,
     data_dir: str | None,
     memory_watermark: int | None,
+    unsaved_memory_max: int | None,
     topic_patterns_max: int | None,
     history: bool,
     node_name: str | None,
@@ -148,6 +155,7 @@ def serve(
         "tls": {name: value for name, value in tls.items() if value is not None} or None,
         "data_dir": data_dir,
         "memory_watermark": memory_watermark,
+        "unsaved_memory_max": unsaved_memory_max,
         "topic_patterns_max": topic_patterns_max,
         "history": history or None,
         "auto_create_channels": auto_create or None,

@@ -141,6 +141,12 @@ class BrokerConfig:
     memory_watermark: int = 256 * 1024 * 1024
     """Bytes of saved messages in memory above which the broker pages out bodies far from delivery. It reads them back
     from the data directory before they are needed. Default 256 MiB."""
+    unsaved_memory_max: int | None = None
+    """Maximum bytes of messages that are only in memory; 0: no limit. Above it, the broker rejects messages of queues
+    that do not save. Default: a third of the memory that the process may use, also in a container."""
+    unsaved_memory_per_user_max: int = 0
+    """Maximum bytes of messages of one user or token that are only in memory; 0: no limit besides
+    `unsaved_memory_max`. Default 0."""
 
     authority: AuthorityOptions = field(default_factory=AuthorityOptions)
     """Settings of authorization beside users and tokens."""

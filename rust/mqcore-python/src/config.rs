@@ -71,6 +71,8 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
         limiter_persist_interval: duration(config, "limiter_persist_interval")?,
         memory_watermark: field(config, "memory_watermark")?,
+        unsaved_memory_max: field(config, "unsaved_memory_max")?,
+        unsaved_memory_per_user_max: field(config, "unsaved_memory_per_user_max")?,
         data_dir: field::<Option<PathBuf>>(config, "data_dir")?,
         authority: authority::config(&config.call_method0("_authority")?.extract::<String>()?)?,
         routers: routers(config)?,

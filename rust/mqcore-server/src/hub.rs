@@ -8,6 +8,7 @@ use mqcore_broker::model::client::{Client, Peer};
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
+use mqcore_broker::model::unsaved::UnsavedMemory;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, SharedState};
@@ -57,6 +58,8 @@ pub(crate) struct Hub {
     pub(crate) activity: AtomicU64,
     /// The store of limits.
     pub(crate) limiter: Arc<Limiter>,
+    /// Memory of messages that are not saved.
+    pub(crate) unsaved: Arc<UnsavedMemory>,
     /// State that the sessions of each protocol share.
     pub(crate) shared: SharedState,
     /// Status and options of queues that are created for jobs.

@@ -6,6 +6,7 @@ mod bind;
 mod recovery;
 mod start;
 mod stopping;
+mod unsaved;
 
 use std::fmt;
 use std::sync::atomic::Ordering;

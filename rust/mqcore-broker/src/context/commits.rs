@@ -6,6 +6,7 @@ use crate::context::questions::Suspended;
 use crate::model::effect::{Event, Origin};
 use crate::model::id::{ConnectionId, QueueRef, Sequence};
 use crate::model::options::Durability;
+use crate::model::unsaved::Lagging;
 
 /// Whether the journal takes records.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,11 +19,20 @@ pub(crate) enum Storage {
     Refusing(Box<str>),
 }
 
+/// A message that waits until its record is committed.
+#[derive(Debug)]
+pub(crate) struct WaitingSave {
+    pub(crate) queue: QueueRef,
+    pub(crate) suspended: Suspended,
+    /// Memory of the message.
+    pub(crate) bytes: u64,
+}
+
 /// An action that waits until a record is committed.
 #[derive(Debug)]
 pub(crate) enum Awaiting {
     /// The admission or settlement of a message that must be saved first.
-    Save(QueueRef, Suspended),
+    Save(WaitingSave),
     /// The answer to a request that changed definitions.
     Answer(ConnectionId, Event),
     /// A dead letter: when it is safe here, its old shard forgets it.
@@ -37,6 +47,10 @@ pub(crate) struct Commits {
     pub(crate) storage: Storage,
     /// The sequence of the latest record.
     pub(crate) sequence: Sequence,
+    /// Memory of the messages that wait for their commit.
+    waiting_bytes: u64,
+    /// Messages that do not wait for their commit and are not written.
+    lagging: Lagging,
     /// Actions that wait until records are written, by ascending sequence.
     written: VecDeque<(Sequence, Awaiting)>,
     /// Actions that wait until records are synced, by ascending sequence.
@@ -60,6 +74,8 @@ impl Default for Commits {
         Self {
             storage: Storage::Absent,
             sequence: Sequence(0),
+            waiting_bytes: 0,
+            lagging: Lagging::default(),
             written: VecDeque::new(),
             synced: VecDeque::new(),
             definitions: VecDeque::new(),
@@ -83,11 +99,14 @@ impl Commits {
         }
         let list = if level == Durability::Fsync { &mut self.synced } else { &mut self.written };
         let done = list.partition_point(|(waits_for, _)| *waits_for <= sequence);
-        list.drain(..done).map(|(_, awaiting)| awaiting).collect()
+        let done: Vec<_> = list.drain(..done).map(|(_, awaiting)| awaiting).collect();
+        self.waiting_bytes -= bytes_of(&done);
+        done
     }
 
     /// Removes and returns everything that waits for a commit, because no commit will come.
     pub(crate) fn uncommitted(&mut self) -> Vec<Awaiting> {
+        self.waiting_bytes = 0;
         self.written.drain(..).chain(self.synced.drain(..)).map(|(_, awaiting)| awaiting).collect()
     }
 
@@ -120,7 +139,30 @@ impl Commits {
     pub(crate) fn wait(&mut self, durability: Durability, awaiting: Awaiting) {
         debug_assert_ne!(durability, Durability::None, "this level promises no commit");
         let list = if durability == Durability::Fsync { &mut self.synced } else { &mut self.written };
+        if let Awaiting::Save(save) = &awaiting {
+            self.waiting_bytes += save.bytes;
+        }
         list.push_back((self.sequence, awaiting));
+    }
+
+    /// Notes that the latest record has a message of this size that waits for no commit.
+    pub(crate) fn lag(&mut self, bytes: u64) {
+        self.lagging.add(self.sequence, bytes);
+    }
+
+    /// The bytes of such messages that have been written since the last call.
+    pub(crate) fn caught_up(&mut self) -> u64 {
+        self.lagging.written(self.committed)
+    }
+
+    /// The bytes of such messages that the journal will not write, because it refuses records.
+    pub(crate) fn given_up(&mut self) -> u64 {
+        self.lagging.give_up()
+    }
+
+    /// Memory of all messages that the journal has not committed, in bytes.
+    pub(crate) fn uncommitted_bytes(&self) -> u64 {
+        self.waiting_bytes + self.lagging.bytes()
     }
 
     /// Notes that the latest record changes a definition.
@@ -185,4 +227,13 @@ impl Commits {
     pub(crate) fn waits_for_commit(&self) -> bool {
         !self.synced.is_empty() || !self.written.is_empty()
     }
+}
+
+/// Memory of the messages among these actions.
+fn bytes_of(done: &[Awaiting]) -> u64 {
+    let bytes = done.iter().map(|awaiting| match awaiting {
+        Awaiting::Save(save) => save.bytes,
+        Awaiting::Answer(..) | Awaiting::Transfer(_) | Awaiting::Confirm(..) => 0,
+    });
+    bytes.sum()
 }

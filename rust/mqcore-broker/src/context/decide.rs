@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::context::Context;
-use crate::context::commits::{Awaiting, Storage};
+use crate::context::commits::{Awaiting, Storage, WaitingSave};
 use crate::context::questions::{OpenQuestion, Suspended};
 use crate::history::LifecycleEvent;
 use crate::model::client::Client;
@@ -123,12 +123,14 @@ fn save(
         context.record(Record::Put { queue, message, received: context.now, number: entry.number });
     entry.sequence = sequence.unwrap_or_default();
     if metadata.options.durability == Durability::None {
-        entry.saved = true;
+        context.saved_without_waiting(entry);
         metadata.stats.saved += 1;
         context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
         return false;
     }
-    context.state.commits.wait(metadata.options.durability, Awaiting::Save(metadata.queue_ref, suspended));
+    let bytes = entry.message.memory_bytes() as u64;
+    let save = WaitingSave { queue: metadata.queue_ref, suspended, bytes };
+    context.state.commits.wait(metadata.options.durability, Awaiting::Save(save));
     true
 }
 
@@ -154,6 +156,10 @@ impl DecisionState {
         if let Some(step_decision) = self.saving.take() {
             entry.saved = answer.is_some_and(|saved| saved.allow);
             if entry.saved {
+                if entry.sequence.0 > 0 {
+                    // A handler that saves messages itself does not make them leave memory.
+                    context.state.unsaved.leave(entry);
+                }
                 metadata.stats.saved += 1;
                 context.record_event(&metadata.address, entry, LifecycleEvent::Saved);
             } else {

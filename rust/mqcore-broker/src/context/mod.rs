@@ -59,6 +59,15 @@ impl Context<'_> {
         Some(sequence)
     }
 
+    /// Notes that the latest record saves this message, and that nothing waits for the commit.
+    pub(crate) fn saved_without_waiting(&mut self, entry: &mut Entry) {
+        entry.saved = true;
+        self.state.unsaved.leave(entry);
+        let bytes = entry.message.memory_bytes() as u64;
+        self.state.commits.lag(bytes);
+        self.state.unsaved.add(bytes);
+    }
+
     /// Rejects a change of definitions that the journal cannot save: it would be undone by a restart.
     pub(crate) fn check_definitions(&self) -> Result<(), Rejection> {
         match &self.state.commits.storage {

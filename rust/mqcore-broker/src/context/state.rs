@@ -20,6 +20,7 @@ use crate::model::options::ChannelOptions;
 use crate::model::policy;
 use crate::model::stats::{BodyStats, QueueStats};
 use crate::model::time::Timestamp;
+use crate::model::unsaved::UnsavedShare;
 
 /// Consumers whose output buffers are full.
 #[derive(Debug, Default)]
@@ -77,6 +78,8 @@ pub(crate) struct ShardState {
     /// Answers to producers that wait for the queues of a topic.
     pub(crate) confirmations: Confirmations,
     pub(crate) paging: Paging,
+    /// Memory of messages that are not saved.
+    pub(crate) unsaved: UnsavedShare,
     /// Messages that downstream brokers passed on.
     pub(crate) intake: Intake,
     /// The connection of each downstream broker, by its id.
@@ -96,6 +99,7 @@ impl ShardState {
         Self {
             random: Rng::with_seed(config.seed),
             history: config.history.map(|options| Box::new(HistoryLog::new(options))),
+            unsaved: UnsavedShare::new(&config.unsaved),
             config,
             questions: Questions::new(handlers.len()),
             handlers,

@@ -10,6 +10,7 @@ use crate::model::options::ChannelOptions;
 use crate::model::placement::Placement;
 use crate::model::policy::Policy;
 use crate::model::topic::TopicLimits;
+use crate::model::unsaved::UnsavedMemory;
 
 /// Configuration of one shard.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ pub struct BrokerConfig {
     pub memory_watermark: u64,
     /// How many subscriptions to topics the broker accepts.
     pub topic_limits: TopicLimits,
+    /// Memory of messages that are not saved, of all shards. Default: no limit.
+    pub unsaved: Arc<UnsavedMemory>,
     /// Whether and how the lifecycle of messages is recorded, for
     /// [`Broker::take_history`](crate::shard::Broker::take_history). Default: not recorded.
     pub history: Option<HistoryOptions>,
@@ -80,6 +83,7 @@ impl Default for BrokerConfig {
             undecided_max: 100_000,
             memory_watermark: 256 << 20,
             topic_limits: TopicLimits::default(),
+            unsaved: Arc::default(),
             history: None,
             seed: 0,
         }

@@ -22,6 +22,8 @@ pub(crate) struct Entry {
     pub(crate) saved: bool,
     /// Whether its producer got its confirmation, which is sent once.
     pub(crate) answered: bool,
+    /// Whether it counts toward the limits of unsaved messages.
+    pub(crate) counted: bool,
 }
 
 impl Entry {
@@ -35,6 +37,7 @@ impl Entry {
             number: MessageNumber(0),
             saved: false,
             answered: false,
+            counted: false,
         }
     }
 
@@ -61,7 +64,17 @@ pub(crate) struct PagedOut {
 impl PagedOut {
     pub(crate) fn with(self, message: Message) -> Entry {
         let Self { deadline, attempts, requeues, sequence, answered, number, .. } = self;
-        Entry { message, deadline, attempts, requeues, sequence, saved: true, answered, number }
+        Entry {
+            message,
+            deadline,
+            attempts,
+            requeues,
+            sequence,
+            saved: true,
+            answered,
+            number,
+            counted: false,
+        }
     }
 
     /// The entry without its message, for the history.

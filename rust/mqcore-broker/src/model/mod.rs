@@ -36,3 +36,4 @@ pub mod terms;
 pub mod time;
 pub mod topic;
 pub mod unique;
+pub mod unsaved;

@@ -360,6 +360,8 @@ pub struct ShardStats {
     pub retired: QueueStats,
     /// Bodies that were paged out, loaded, and unreadable.
     pub bodies: BodyStats,
+    /// Bytes of messages that are only in memory.
+    pub unsaved_bytes: u64,
     /// Topics with a subscriber or a queue, and topics that were published to recently.
     pub topics: Vec<TopicInformation>,
     /// Counters of forgotten topics.

@@ -107,6 +107,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         self.unique.take(&entry.message);
+        context.state.unsaved.enter(&mut entry);
         entry.message.received_at(context.now);
         self.begin_id(&entry.message);
         self.metadata.stats.received += 1;
@@ -145,6 +146,7 @@ impl Queue {
         let number = context.number();
         let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(context.now)) };
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
+        context.state.unsaved.enter(&mut entry);
         self.metadata.stats.received += 1;
         if self.check_room(&entry.message).is_err() {
             context.effects.extend(origin.map(Effect::Transferred));
@@ -160,7 +162,7 @@ impl Queue {
             let (queue, message) = (self.metadata.address.clone(), entry.message.clone());
             let put = Record::Put { queue, message, received: context.now, number };
             entry.sequence = context.record(put).unwrap_or_default();
-            entry.saved = true;
+            context.saved_without_waiting(&mut entry);
             self.metadata.stats.saved += 1;
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Saved);
             context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));
@@ -265,6 +267,7 @@ impl Queue {
             return Err(Rejection::new(RejectionKind::Busy, reason));
         }
         self.check_room(message)?;
+        self.check_memory(message, context)?;
         if let Some(key) = self.unique.conflict(message) {
             let key = String::from_utf8_lossy(key);
             let reason =

@@ -28,6 +28,7 @@ const SIZE_UNIT: u64 = 64;
 const SIZE_MAX: u64 = 64 << 20;
 const SAVED: u8 = 1;
 const ANSWERED: u8 = 2;
+const COUNTED: u8 = 4;
 
 fn units(bytes: u64) -> u16 {
     u16::try_from(bytes.div_ceil(SIZE_UNIT)).unwrap_or(u16::MAX)
@@ -35,9 +36,11 @@ fn units(bytes: u64) -> u16 {
 
 impl ReadyEntry {
     pub(super) fn of(entry: Entry) -> Self {
-        let Entry { message, deadline, attempts, requeues, sequence, saved, answered, number } = entry;
+        let Entry { message, deadline, attempts, requeues, sequence, saved, answered, number, counted } =
+            entry;
         let size = units(message.memory_bytes() as u64);
-        let flags = (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED);
+        let flags =
+            (u8::from(saved) * SAVED) | (u8::from(answered) * ANSWERED) | (u8::from(counted) * COUNTED);
         Self { message: Some(message), deadline, sequence, number, attempts, requeues, size, flags }
     }
 
@@ -88,6 +91,7 @@ impl ReadyEntry {
             number: self.number,
             saved: self.is_saved(),
             answered: self.flags & ANSWERED != 0,
+            counted: self.flags & COUNTED != 0,
         }
     }
 }

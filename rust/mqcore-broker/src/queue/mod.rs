@@ -16,6 +16,7 @@ pub(crate) mod levels;
 pub(crate) mod list;
 pub(crate) mod loads;
 pub(crate) mod members;
+mod memory_limit;
 pub(crate) mod outcome;
 pub(crate) mod paging;
 pub(crate) mod prefetched;

@@ -221,6 +221,7 @@ impl Queue {
     pub(crate) fn remove(&mut self, entry: Entry, context: &mut Context<'_>) {
         self.metadata.stats.removed += 1;
         self.unique.release(&entry.message);
+        context.state.unsaved.left(&entry);
         context.record_end(&self.metadata.address, &entry);
         if entry.sequence.0 > 0 {
             self.keep_id(entry.sequence, context);

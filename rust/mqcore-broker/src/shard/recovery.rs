@@ -211,10 +211,12 @@ impl Entities {
             // Synced records are written, whether or not that was reported before.
             done.extend(context.state.commits.committed(Durability::Os, sequence));
         }
+        let written = context.state.commits.caught_up();
+        context.state.unsaved.subtract(written);
         for awaiting in done {
             match awaiting {
-                Awaiting::Save(queue_ref, suspended) => {
-                    self.resume(queue_ref, suspended, Some(Decision::ALLOW), context);
+                Awaiting::Save(save) => {
+                    self.resume(save.queue, save.suspended, Some(Decision::ALLOW), context);
                 }
                 Awaiting::Answer(connection, event) => {
                     context.effects.push(Effect::Notify(connection, event))
@@ -231,10 +233,12 @@ impl Entities {
     pub(crate) fn storage_refuses(&mut self, why: &str, context: &mut Context<'_>) {
         context.state.commits.storage = Storage::Refusing(why.into());
         context.state.commits.doubt_uncommitted();
+        let unwritten = context.state.commits.given_up();
+        context.state.unsaved.subtract(unwritten);
         for awaiting in context.state.commits.uncommitted() {
             match awaiting {
-                Awaiting::Save(queue_ref, suspended) => {
-                    self.resume(queue_ref, suspended, Some(Decision::REFUSE), context);
+                Awaiting::Save(save) => {
+                    self.resume(save.queue, save.suspended, Some(Decision::REFUSE), context);
                 }
                 Awaiting::Answer(connection, Event::Answered(request, Ok(_))) => {
                     let reason = format!("the change was made, but it will not survive a restart: {why}");

@@ -24,6 +24,7 @@ impl Entities {
             answers_late: state.counters.answers_late,
             retired: state.counters.retired,
             bodies: BodyStats { memory_bytes: state.paging.memory.get(), ..state.paging.bodies },
+            unsaved_bytes: state.unsaved.bytes(),
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
             topics_rejected: self.topics.rejected(),

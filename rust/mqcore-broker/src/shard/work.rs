@@ -101,7 +101,7 @@ impl Entities {
             }
             Some(question) => {
                 if let Some(lines) = &answer.headers {
-                    self.add_headers(question, lines);
+                    self.add_headers(question, lines, context);
                 }
                 self.answered(question, answer.result.ok(), context);
             }
@@ -110,11 +110,11 @@ impl Entities {
     }
 
     /// Adds header lines of a handler to the message that its question is about.
-    fn add_headers(&mut self, question: OpenQuestion, lines: &[u8]) {
+    fn add_headers(&mut self, question: OpenQuestion, lines: &[u8], context: &mut Context<'_>) {
         let Some((_, queue)) = at(&mut self.channels, question.queue_ref) else { return };
         let Some(entry) = queue.suspended_entry(question.suspended) else { return };
         match entry.message.with_headers(lines) {
-            Some(message) => entry.message = message,
+            Some(message) => context.state.unsaved.replace(entry, message),
             // The message continues without them.
             None => queue.metadata.stats.errors += 1,
         }

@@ -12,6 +12,7 @@ use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::DeadLetter;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::policy;
+use mqcore_broker::model::unsaved::UnsavedMemory;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
@@ -47,7 +48,7 @@ use crate::server::bind::{Bound, bind_all};
 use crate::server::error::StartError;
 use crate::server::recovery::{KeptLimits, Recovery, open_nodes, recover, recover_limits, recover_schedules};
 use crate::server::stopping::supervise;
-use crate::server::{Inner, handler_id};
+use crate::server::{Inner, handler_id, unsaved};
 use crate::shard::count::random_key;
 use crate::shard::engine::Engine;
 use crate::shard::inbox::{self, ShardHandle, ShardInbox};
@@ -228,6 +229,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         backups: shared.backups,
         activity: AtomicU64::new(0),
         limiter: shared.limiter,
+        unsaved: Arc::new(UnsavedMemory::new(config.unsaved_limits())),
         shared: protocols,
         job_queues: job_queues(job_policy),
         extensions,
@@ -302,7 +304,7 @@ fn start_shards(
     let mut engines = Vec::new();
     let names = Arc::default();
     for shard in 0..hub.shards.len() {
-        let terms = broker_config(config, shard, hub.placement, &names, &seeds);
+        let terms = broker_config(config, shard, hub.placement, &names, &seeds, &hub.unsaved);
         let mut engine = Engine::new(terms, handlers, hub, Arc::clone(port));
         if let Some((opened, directory)) = opened.next().zip(directory) {
             let Opened { journal, had, .. } = opened;
@@ -324,7 +326,7 @@ fn start_shards(
         }
     }
     // Checked now, because the queue may have been restored.
-    let terms = broker_config(config, 0, hub.placement, &names, &seeds);
+    let terms = broker_config(config, 0, hub.placement, &names, &seeds, &hub.unsaved);
     if let Some(DeadLetter::Queue(queue)) = &config.channel.queue.dead_letter
         && !terms.is_destination(queue)
     {
@@ -420,6 +422,7 @@ fn start_housekeeping(config: &Config, hub: &Arc<Hub>, limits: Option<KeptLimits
         let alive = hub.shutdown.enter();
         tokio::spawn(limits::journal::keep(Arc::clone(hub), journal, interval, directory, alive));
     }
+    tokio::spawn(unsaved::watch(Arc::clone(hub), hub.shutdown.enter()));
     tokio::spawn(limits::sweep(Arc::clone(hub), hub.shutdown.enter()));
     tokio::spawn(supervise(Arc::clone(hub), hub.shutdown.enter()));
     tokio::spawn(reload::watch(Arc::clone(hub), hub.shutdown.enter()));
@@ -460,6 +463,7 @@ fn broker_config(
     placement: Placement,
     names: &Arc<BrokerNames>,
     seeds: &RandomState,
+    unsaved: &Arc<UnsavedMemory>,
 ) -> BrokerConfig {
     // The standard library's hasher is keyed with random data from the system, which is sufficient here.
     let mut seed = seeds.build_hasher();
@@ -479,6 +483,7 @@ fn broker_config(
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / placement.shards() as u64,
         topic_limits: config.topic_limits,
+        unsaved: Arc::clone(unsaved),
         history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),
     }

@@ -96,6 +96,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         answers_late,
         retired,
         bodies,
+        unsaved_bytes,
         topics,
         retired_topics,
         topics_rejected,
@@ -117,6 +118,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     joined.bodies.evicted += evicted;
     joined.bodies.loaded += loaded;
     joined.bodies.unreadable += unreadable;
+    joined.unsaved_bytes += unsaved_bytes;
     joined.topics.extend(topics);
     joined.retired_topics.add(&retired_topics);
     joined.topics_rejected += topics_rejected;

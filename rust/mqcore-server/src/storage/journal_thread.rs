@@ -478,6 +478,7 @@ mod tests {
             activity: AtomicU64::new(0),
             guard: Guard::default(),
             limiter,
+            unsaved: Arc::default(),
             shared,
             job_queues: QueueChanges::default(),
             extensions: None,

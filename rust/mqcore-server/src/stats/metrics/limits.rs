@@ -5,6 +5,21 @@ use std::sync::atomic::Ordering;
 use super::{Metric, counter, gauge};
 
 pub(super) const METRICS: &[Metric] = &[
+    gauge(
+        "mqcore_unsaved_memory_bytes",
+        "Bytes of messages that are only in memory: not saved, or not written yet.",
+        |source, samples| samples.value(source.snapshot.unsaved_bytes),
+    ),
+    gauge(
+        "mqcore_unsaved_memory_limit_bytes",
+        "Bytes of unsaved messages above which the broker rejects more; 18446744073709551615: no limit.",
+        |source, samples| samples.value(source.hub.unsaved.limits().bytes_max),
+    ),
+    counter(
+        "mqcore_unsaved_memory_rejected_total",
+        "Messages that the broker rejected because unsaved messages had reached a limit of memory.",
+        |source, samples| samples.value(source.hub.unsaved.rejected()),
+    ),
     gauge("mqcore_limiter_keys", "Stored counters and buffers, by kind.", |source, samples| {
         let totals = source.hub.limiter.totals();
         samples.labeled("kind", "counter", totals.counters);

@@ -1,0 +1,65 @@
+"""The event loop of a broker's awaitable handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Final
+
+from mqcore._raised import run_loop
+
+_LOG: Final = logging.getLogger("mqcore.broker")
+
+
+class HandlerLoop:
+    """The event loop on which awaitable handlers run: the one that entered the broker, or one of our own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+
+    def use(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loop = loop
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._stopping = threading.Event()
+                self._thread = threading.Thread(
+                    target=_run, args=(self._loop, self._stopping), name="mqcore-handler-loop", daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+    def stop(self, patience: float) -> bool:
+        """Forget the loop; end it if it is ours. Return whether it ended within `patience` seconds."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is None or thread is None:
+            return True
+        self._stopping.set()
+        loop.call_soon_threadsafe(loop.stop)
+        if thread is not threading.current_thread():
+            thread.join(patience)
+            return not thread.is_alive()
+        return True
+
+
+def _run(loop: asyncio.AbstractEventLoop, stopping: threading.Event) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        run_loop(loop, stopping.is_set, _LOG)
+        # Starts the calls that were submitted before the stop, so that canceling them sends an answer.
+        loop.run_until_complete(asyncio.sleep(0))
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
