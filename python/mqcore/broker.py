@@ -137,6 +137,8 @@ class BrokerOptions(TypedDict, total=False):
     topic_subscriptions_max: int
     topic_patterns_max: int
     topic_patterns_per_user_max: int
+    channels_per_user_max: int
+    queues_per_user_max: int
     authority: AuthorityOptions
     user: Sequence[UserOptions]
     token: Sequence[TokenOptions]

@@ -122,6 +122,11 @@ class BrokerConfig:
     """Maximum number of patterns of topics that one connection subscribes to. Default 1,024."""
     topic_patterns_per_user_max: int = 65_536
     """Maximum number of patterns of topics that all connections of one user or token subscribe to. Default 65,536."""
+    channels_per_user_max: int = 16_384
+    """Maximum number of existing channels that one user or token, or one connection without a login, has created since
+    the broker started. Declarations of the configuration and the program do not count. Default 16,384."""
+    queues_per_user_max: int = 16_384
+    """The same for queues. Default 16,384."""
     publish_limit: str | None = None
     """Publish rate of one client, ``"1000/s"`` or ``"6000/1m"``. The broker rejects what exceeds it and tells the
     client when to retry. Default no limit."""

@@ -7,6 +7,7 @@ use std::time::Duration;
 use mqcore_broker::model::config::HistoryOptions;
 use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::id::{ChannelName, QueueAddress};
+use mqcore_broker::model::names::CreationLimits;
 use mqcore_broker::model::options::{
     ChannelChanges, ChannelOptions, DeadLetter, Durability, QueueChanges, Status,
 };
@@ -64,6 +65,10 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
             subscriptions_max: field(config, "topic_subscriptions_max")?,
             patterns_max: field(config, "topic_patterns_max")?,
             patterns_per_user_max: field(config, "topic_patterns_per_user_max")?,
+        },
+        creation_limits: CreationLimits {
+            channels_per_user_max: field(config, "channels_per_user_max")?,
+            queues_per_user_max: field(config, "queues_per_user_max")?,
         },
         publish_limit: rate_limit(config, "publish_limit")?,
         connect_limit: rate_limit(config, "connect_limit")?,

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mqcore_broker::model::declaration::Declaration;
+use mqcore_broker::model::names::CreationLimits;
 use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::policy;
 use mqcore_broker::model::router::RouterDefinition;
@@ -101,6 +102,8 @@ pub struct Config {
     pub undecided_max: usize,
     /// Maximum subscriptions to topics of connections and users.
     pub topic_limits: TopicLimits,
+    /// Maximum channels and queues that users have created.
+    pub creation_limits: CreationLimits,
     /// Maximum bytes of saved messages in memory; each shard has an equal share. Above it, the bodies farthest from
     /// delivery leave memory, and are read back before they are needed. Bodies about to be delivered stay: up to 1
     /// MiB for each queue that is being consumed comes on top. Default 256 MiB.
@@ -173,6 +176,7 @@ impl Default for Config {
             clock: ClockConfig::System,
             undecided_max: 100_000,
             topic_limits: TopicLimits::default(),
+            creation_limits: CreationLimits::default(),
             memory_watermark: 256 << 20,
             unsaved_memory_max: None,
             unsaved_memory_per_user_max: 0,
@@ -250,10 +254,13 @@ impl Config {
             return out_of_range("tls_handshakes_max", 0, "at least 1");
         }
         let TopicLimits { subscriptions_max, patterns_max, patterns_per_user_max } = self.topic_limits;
+        let CreationLimits { channels_per_user_max, queues_per_user_max } = self.creation_limits;
         for (name, value) in [
             ("topic_subscriptions_max", subscriptions_max),
             ("topic_patterns_max", patterns_max),
             ("topic_patterns_per_user_max", patterns_per_user_max),
+            ("channels_per_user_max", channels_per_user_max),
+            ("queues_per_user_max", queues_per_user_max),
         ] {
             if value == 0 {
                 return out_of_range(name, 0, "at least 1");

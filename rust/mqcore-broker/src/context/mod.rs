@@ -20,6 +20,7 @@ use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
 use crate::model::message::Message;
+use crate::model::names::NameLimit;
 use crate::model::observation::{Observation, ObservedSubject, Observers};
 use crate::model::options::Durability;
 use crate::model::record::Record;
@@ -77,6 +78,14 @@ impl Context<'_> {
                 Err(Rejection::new(RejectionKind::Busy, reason))
             }
         }
+    }
+
+    /// Counts and returns the rejection of a channel or queue that a limit does not admit.
+    pub(crate) fn not_created(&mut self, limit: &NameLimit) -> Rejection {
+        if matches!(limit, NameLimit::Created { .. }) {
+            self.state.counters.creations_rejected += 1;
+        }
+        limit.rejection()
     }
 
     /// Like [`Self::check_definitions`], unless the definition exists and is saved. One that the journal rejected exists in

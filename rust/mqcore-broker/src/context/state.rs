@@ -63,6 +63,8 @@ pub(crate) struct ShardCounters {
     pub(crate) answers_late: u64,
     /// The sums of the counters of removed queues.
     pub(crate) retired: QueueStats,
+    /// Channels and queues that a limit for users did not admit.
+    pub(crate) creations_rejected: u64,
     /// Effects that forwarded something to a shard.
     pub(crate) forwards: u64,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::model::decision::{Acknowledge, Decision, PutBack, Step, Steps};
 use crate::model::id::{DEAD_LETTERS, QueueAddress};
-use crate::model::names::BrokerNames;
+use crate::model::names::{BrokerNames, CreationLimits};
 use crate::model::options::ChannelOptions;
 use crate::model::placement::Placement;
 use crate::model::policy::Policy;
@@ -31,6 +31,8 @@ pub struct BrokerConfig {
     pub channel_limit: u32,
     /// The names of channels and queues; the same for all shards of a broker.
     pub names: Arc<BrokerNames>,
+    /// How many channels and queues each user may have created.
+    pub creation_limits: CreationLimits,
     /// Key of the handler or policy of queues whose channel names none. Default: `memory`.
     pub delivery_handler: Box<str>,
     /// Key of the event handler that hears about all channels; `None`, the default: there is none.
@@ -77,6 +79,7 @@ impl Default for BrokerConfig {
             client_limit: 0,
             channel_limit: 0,
             names: Arc::default(),
+            creation_limits: CreationLimits::default(),
             delivery_handler: crate::model::policy::MEMORY.key.into(),
             event_handler: None,
             slow_consumer_timeout: Duration::from_secs(30),

@@ -368,6 +368,8 @@ pub struct ShardStats {
     pub retired_topics: TopicStats,
     /// Subscriptions and bindings to topics that were rejected because of a limit.
     pub topics_rejected: u64,
+    /// Channels and queues that a limit for users did not admit.
+    pub creations_rejected: u64,
     /// Places that searches for patterns which match a topic have looked at.
     pub pattern_steps: u64,
     /// Its routers.

@@ -222,6 +222,7 @@ impl Channel {
         channel: usize,
         id: u16,
         changes: &QueueChanges,
+        creator: Option<&Client>,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         self.may_create(id)?;
@@ -230,11 +231,14 @@ impl Channel {
         let mut options = self.options.queue.clone();
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
+        let config = &context.state.config;
+        let added = config.names.add_queue(&address, creator, &config.creation_limits);
+        added.map_err(|limit| context.not_created(&limit))?;
         self.add_queue(channel, address, options, context);
         Ok(())
     }
 
-    /// Adds a queue whatever the channel's options allow.
+    /// Adds a queue whose name is known, whatever the channel's options allow.
     pub(crate) fn add_queue(
         &mut self,
         channel: usize,
@@ -243,7 +247,6 @@ impl Channel {
         context: &mut Context<'_>,
     ) {
         let id = address.id;
-        context.state.config.names.add_queue(&address);
         context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
         let mut queue = Queue::new(address, channel, options, context.state);
         queue.metadata.message_observers = context.state.message_observers(self.observers);

@@ -80,7 +80,7 @@ impl Entities {
         channel: &ChannelName,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
-        let key = self.channel_for_joining(channel, context)?;
+        let key = self.channel_for_joining(channel, client, context)?;
         self.channels[key].join(client, context)?;
         self.note_joined(client, key);
         Ok(Reply::Done)
@@ -90,12 +90,13 @@ impl Entities {
     fn channel_for_joining(
         &mut self,
         channel: &ChannelName,
+        client: &Client,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
         match self.lookup(channel) {
             Some(key) => Ok(key),
             None if context.state.config.auto_create_channels => {
-                self.create_channel(channel, &ChannelChanges::default(), context)
+                self.create_channel(channel, &ChannelChanges::default(), Some(client), context)
             }
             None => Err(no_channel(channel)),
         }
@@ -121,9 +122,9 @@ impl Entities {
             return Err(no_queue(&join.channel, *id));
         }
         for id in &join.queues {
-            self.channel_for_publishing(&address(id), context)?;
+            self.channel_for_publishing(&address(id), Some(client), context)?;
         }
-        let key = self.channel_for_joining(&join.channel, context)?;
+        let key = self.channel_for_joining(&join.channel, client, context)?;
         self.channels[key].join_partly(client, context)?;
         self.note_joined(client, key);
         if join.queues.is_empty()
@@ -173,19 +174,18 @@ impl Entities {
         Ok(Reply::Done)
     }
 
+    /// Creates a channel. `creator`: the client whose limit applies; `None` for what the program declares.
     pub(crate) fn create_channel(
         &mut self,
         name: &ChannelName,
         changes: &ChannelChanges,
+        creator: Option<&Client>,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
         check_channel_changes(changes, context.state)?;
-        let limit = context.state.config.channel_limit;
-        if !context.state.config.names.add_channel(name, limit) {
-            let reason =
-                format!("the limit of {limit} channels is reached; remove a channel or raise the limit");
-            return Err(Rejection::new(RejectionKind::LimitExceeded, reason));
-        }
+        let config = &context.state.config;
+        let added = config.names.add_channel(name, creator, config.channel_limit, &config.creation_limits);
+        added.map_err(|limit| context.not_created(&limit))?;
         let mut options = context.state.config.channel.clone();
         changes.apply_to(&mut options);
         let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
@@ -215,20 +215,35 @@ impl Entities {
         Ok(())
     }
 
+    /// Creates a queue, and its channel if it is missing. `creator`: as for a channel.
     pub(crate) fn create_queue(
         &mut self,
         address: &QueueAddress,
         changes: &QueueChanges,
+        creator: Option<&Client>,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         let key = match self.lookup(&address.channel) {
             Some(key) => key,
             None => {
                 check_changes(Some(address), changes, context.state)?;
-                self.create_channel(&address.channel, &ChannelChanges::default(), context)?
+                self.create_channel_for_queue(address, creator, context)?
             }
         };
-        self.channels[key].create_queue(key, address.id, changes, context)
+        self.channels[key].create_queue(key, address.id, changes, creator, context)
+    }
+
+    /// Creates the channel of a queue that is created next.
+    pub(crate) fn create_channel_for_queue(
+        &mut self,
+        address: &QueueAddress,
+        creator: Option<&Client>,
+        context: &mut Context<'_>,
+    ) -> Result<usize, Rejection> {
+        let config = &context.state.config;
+        let room = config.names.check_queue(creator, &config.creation_limits);
+        room.map_err(|limit| context.not_created(&limit))?;
+        self.create_channel(&address.channel, &ChannelChanges::default(), creator, context)
     }
 
     pub(crate) fn remove_channel(&mut self, key: usize, context: &mut Context<'_>) {

@@ -31,7 +31,8 @@ impl Entities {
     /// The channel of the queue to which a message is transferred, with the queue in it. `None` if there is
     /// none, and the broker may not create it.
     fn destination_of(&mut self, transfer: &Transfer, context: &mut Context<'_>) -> Option<usize> {
-        let Transfer { to, from, .. } = transfer;
+        let Transfer { to, from, message, .. } = transfer;
+        let producer = message.producer().map(|producer| &**producer);
         let known = self.lookup(&to.channel);
         if let Some(key) = known
             && self.channels[key].queues.contains_key(&to.id)
@@ -40,7 +41,7 @@ impl Entities {
         }
         let is_created = to.is(&from.dead_letters()) || (to.id == DEAD_LETTERS && known.is_some());
         if !is_created {
-            return self.channel_for_publishing(to, context).ok();
+            return self.channel_for_publishing(to, producer, context).ok();
         }
         // The channel may have been removed in the meantime; its last messages bring it back.
         let key = self.restore_channel(&to.channel, context);
@@ -66,6 +67,7 @@ impl Entities {
             tag: Some("dead-letters".into()),
             ..QueueOptions::default()
         };
+        context.state.config.names.restore_queue(address);
         self.channels[key].add_queue(key, address.clone(), options, context);
         let report = Report::DeadLetterQueueCreated { queue: address.clone(), from: from.clone() };
         context.effects.push(Effect::Report(Box::new(report)));

@@ -72,8 +72,10 @@ impl Entities {
     ) -> Result<(), Rejection> {
         context.check_definitions()?;
         match declaration {
-            Declaration::Channel(name, changes) => self.create_channel(name, changes, context).map(|_key| ()),
-            Declaration::Queue(address, changes) => self.create_queue(address, changes, context),
+            Declaration::Channel(name, changes) => {
+                self.create_channel(name, changes, None, context).map(|_key| ())
+            }
+            Declaration::Queue(address, changes) => self.create_queue(address, changes, None, context),
             Declaration::Router(router) => self.declare_router(router, context),
         }
     }

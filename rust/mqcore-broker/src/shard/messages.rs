@@ -154,7 +154,8 @@ impl Entities {
     }
 
     pub(crate) fn publish(&mut self, to: &QueueAddress, message: Message, context: &mut Context<'_>) {
-        let key = match self.channel_for_publishing(to, context) {
+        let producer = message.producer().map(|producer| &**producer);
+        let key = match self.channel_for_publishing(to, producer, context) {
             Ok(key) => key,
             Err(rejection) => {
                 context.state.counters.refused += 1;
@@ -173,24 +174,30 @@ impl Entities {
         }
     }
 
-    /// The channel of the queue `to`. Creates both if the configuration allows it.
+    /// The channel of the queue `to`. Creates both if the configuration allows it, for `creator`.
     pub(crate) fn channel_for_publishing(
         &mut self,
         to: &QueueAddress,
+        creator: Option<&Client>,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
+        let creates = context.state.config.auto_create_queues;
         let key = match self.lookup(&to.channel) {
             Some(key) => key,
             None if context.state.config.auto_create_channels => {
-                self.create_channel(&to.channel, &ChannelChanges::default(), context)?
+                if creates {
+                    self.create_channel_for_queue(to, creator, context)?
+                } else {
+                    self.create_channel(&to.channel, &ChannelChanges::default(), creator, context)?
+                }
             }
             None => return Err(no_channel(&to.channel)),
         };
         if !self.channels[key].queues.contains_key(&to.id) {
-            if !context.state.config.auto_create_queues {
+            if !creates {
                 return Err(no_queue(&to.channel, to.id));
             }
-            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), context)?;
+            self.channels[key].create_queue(key, to.id, &QueueChanges::default(), creator, context)?;
         }
         Ok(key)
     }

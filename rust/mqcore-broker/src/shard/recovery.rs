@@ -132,7 +132,7 @@ impl Entities {
         };
         if let Definition::Queue(address, options) = definition {
             let id = address.id;
-            context.state.config.names.add_queue(&address);
+            context.state.config.names.restore_queue(&address);
             let mut queue = Queue::new(address, key, *options, context.state);
             queue.metadata.message_observers = context.state.message_observers(self.channels[key].observers);
             if let Some(mut replaced) = self.channels[key].queues.insert(id, queue) {
@@ -156,7 +156,7 @@ impl Entities {
     pub(crate) fn restore_channel(&mut self, name: &ChannelName, context: &mut Context<'_>) -> usize {
         self.lookup(name).unwrap_or_else(|| {
             let options = context.state.config.channel.clone();
-            context.state.config.names.add_channel(name, 0);
+            context.state.config.names.restore_channel(name);
             let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
             self.names.insert(folded(name), key);
             key
@@ -170,7 +170,7 @@ impl Entities {
         let channel = &mut self.channels[key];
         if !channel.queues.contains_key(&address.id) {
             let options = channel.options.queue.clone();
-            context.state.config.names.add_queue(address);
+            context.state.config.names.restore_queue(address);
             context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
             let mut queue = Queue::new(address.clone(), key, options, context.state);
             queue.metadata.message_observers = context.state.message_observers(channel.observers);

@@ -116,9 +116,11 @@ impl Entities {
             // The server has checked the permission.
             Request::MayRunSchedules => Ok(Reply::Done),
             Request::CreateChannel { channel, changes } => {
-                self.create_new_channel(&channel, &changes, context)
+                self.create_new_channel(&channel, &changes, client, context)
             }
-            Request::CreateQueue { queue, changes } => done(self.create_new_queue(&queue, &changes, context)),
+            Request::CreateQueue { queue, changes } => {
+                done(self.create_new_queue(&queue, &changes, client, context))
+            }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
             Request::SubscribeQueue(subscription) => self.subscribe_queue(client, *subscription, context),
             Request::UnsubscribeQueue { queue, tag } => {
@@ -224,6 +226,7 @@ impl Entities {
         &mut self,
         channel: &ChannelName,
         changes: &ChannelChanges,
+        client: &Client,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         let exists = self.lookup(channel).is_some();
@@ -232,7 +235,7 @@ impl Entities {
             let reason = format!("channel {channel} already exists");
             return Err(Rejection::new(RejectionKind::AlreadyExists, reason));
         }
-        self.create_channel(channel, changes, context)?;
+        self.create_channel(channel, changes, Some(client), context)?;
         Ok(Reply::Done)
     }
 
@@ -240,12 +243,13 @@ impl Entities {
         &mut self,
         queue: &QueueAddress,
         changes: &QueueChanges,
+        client: &Client,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         let channel = self.lookup(&queue.channel);
         let exists = channel.is_some_and(|key| self.channels[key].queues.contains_key(&queue.id));
         context.check_definition(exists, &queue_key(queue))?;
-        self.create_queue(queue, changes, context)
+        self.create_queue(queue, changes, Some(client), context)
     }
 
     fn unsubscribe_topic(

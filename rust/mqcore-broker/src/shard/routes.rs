@@ -150,7 +150,8 @@ impl Entities {
         answers: bool,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
-        let key = self.channel_for_publishing(to, context)?;
+        let producer = message.producer().map(|producer| &**producer);
+        let key = self.channel_for_publishing(to, producer, context)?;
         let Channel { members, queues, .. } = &mut self.channels[key];
         match queues.get_mut(&to.id) {
             Some(queue) => queue.publish_routed(message, answers, members, context),

@@ -28,6 +28,7 @@ impl Entities {
             topics: self.topics.information(),
             retired_topics: self.topics.retired(),
             topics_rejected: self.topics.rejected(),
+            creations_rejected: state.counters.creations_rejected,
             pattern_steps: self.topics.pattern_steps(),
             routers: self.routers.iter().map(|router| router.definition.clone()).collect(),
             router_counts: self.routers.counts.all(),

@@ -24,7 +24,7 @@ impl Entities {
         let QueueSubscription { queue: address, tag, terms, create, name, binding, notify_self } =
             subscription;
         debug_assert_ne!(tag, Tag::CHANNEL, "sessions give subscriptions numbers of their own");
-        let key = self.channel_for_consuming(&address, create, context)?;
+        let key = self.channel_for_consuming(&address, create, client, context)?;
         let Channel { members, queues, .. } = &mut self.channels[key];
         let queue = queues.get_mut(&address.id).ok_or_else(|| no_queue(&address.channel, address.id))?;
         let name: Option<Arc<[u8]>> = name.map(Into::into);
@@ -58,16 +58,17 @@ impl Entities {
         &mut self,
         address: &QueueAddress,
         create: Option<Box<QueueChanges>>,
+        client: &Client,
         context: &mut Context<'_>,
     ) -> Result<usize, Rejection> {
         let known = self.lookup(&address.channel);
         let missing = known.is_none_or(|key| !self.channels[key].queues.contains_key(&address.id));
         match create {
             Some(changes) if missing => {
-                self.create_queue(address, &changes, context)?;
+                self.create_queue(address, &changes, Some(client), context)?;
                 self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))
             }
-            _ => self.channel_for_publishing(address, context),
+            _ => self.channel_for_publishing(address, Some(client), context),
         }
     }
 

@@ -483,6 +483,7 @@ fn broker_config(
         undecided_max: config.undecided_max,
         memory_watermark: config.memory_watermark / placement.shards() as u64,
         topic_limits: config.topic_limits,
+        creation_limits: config.creation_limits,
         unsaved: Arc::clone(unsaved),
         history: config.history.as_ref().map(|history| history.options),
         seed: seed.finish(),

@@ -100,6 +100,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         topics,
         retired_topics,
         topics_rejected,
+        creations_rejected,
         pattern_steps,
         routers,
         router_counts,
@@ -122,6 +123,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     joined.topics.extend(topics);
     joined.retired_topics.add(&retired_topics);
     joined.topics_rejected += topics_rejected;
+    joined.creations_rejected += creations_rejected;
     joined.pattern_steps += pattern_steps;
     joined.routers.extend(routers);
     for (name, counts) in router_counts {

@@ -110,6 +110,11 @@ pub(super) const METRICS: &[Metric] = &[
         |source, samples| samples.value(source.snapshot.topics_rejected),
     ),
     counter(
+        "mqcore_creations_rejected_total",
+        "Channels and queues that channels_per_user_max or queues_per_user_max did not admit.",
+        |source, samples| samples.value(source.snapshot.creations_rejected),
+    ),
+    counter(
         "mqcore_topic_pattern_steps_total",
         "Places in the index of patterns that publishes to topics have looked at.",
         |source, samples| samples.value(source.snapshot.pattern_steps),
