@@ -18,9 +18,11 @@ from mqcore._core import AuthorityStore
 from mqks_peer import ERROR, MqksPeer
 from protocols.conversation import CREATE_CHANNEL, CREATE_QUEUE, LIMIT_EXCEEDED, OK, REMOVE_QUEUE, Client
 from served import wait_until
+from throttr_peer import PURGE, ThrottrPeer
 from tmqp_peer import RESPONSE, SERVER, RawFrame
 
 REJECTED = "mqcore_creations_rejected_total"
+KEYS_REJECTED = "mqcore_limiter_keys_rejected_total"
 DEFAULT = 16_384
 
 
@@ -181,7 +183,44 @@ async def test_forty_thousand_queues_of_one_client_end_at_the_default_budget() -
         await until(lambda: metric(broker, REJECTED) == wanted - DEFAULT, "the count of rejections")
 
 
-@pytest.mark.parametrize("name", ["channels_per_user_max", "queues_per_user_max"])
+def test_a_throttr_client_creates_no_more_keys_than_its_budget_and_evicts_none_of_others() -> None:
+    with mqcore.Broker(
+        listen="throttr://127.0.0.1:0", admin="http://127.0.0.1:0", limiter_keys_max=100, limiter_keys_per_user_max=50
+    ) as broker:
+        place = address(broker.listeners[0])
+        with ThrottrPeer(place) as victim, ThrottrPeer(place) as rogue:
+            assert victim.status(victim.insert(b"mine", 5, 60))
+            created = [rogue.status(rogue.insert(b"k%d" % number, 5, 3600)) for number in range(300)]
+            assert created == [True] * 50 + [False] * 250
+            assert victim.query(b"mine") is not None
+            assert metric(broker, KEYS_REJECTED) == 250
+            assert victim.status(victim.insert(b"other", 5, 60))
+            assert rogue.status(rogue.keyed(PURGE, b"k7"))
+            assert rogue.status(rogue.insert(b"k300", 5, 60)), "a removed key gives its place back"
+            assert not rogue.status(rogue.insert(b"k301", 5, 60))
+
+
+def test_keys_of_clients_that_anonymous_rules_admit_count_together(tmp_path: Path) -> None:
+    AuthorityStore.of_data_dir(tmp_path).add_token(json.dumps({"name": "t", "allow": ["*"]}))
+    settings = mqcore.BrokerConfig(
+        listen=("throttr://127.0.0.1:0",),
+        data_dir=str(tmp_path),
+        authority=mqcore.config.AuthorityOptions(audit="off", anonymous=("limit",)),
+        limiter_keys_per_user_max=3,
+    )
+    with mqcore.Broker(settings) as broker:
+        place = address(broker.listeners[0])
+        with ThrottrPeer(place) as first, ThrottrPeer(place) as second:
+            assert first.status(first.insert(b"a", 5, 60))
+            assert second.status(second.insert(b"b", 5, 60))
+            assert first.status(first.insert(b"c", 5, 60))
+            assert not first.status(first.insert(b"d", 5, 60))
+            assert not second.status(second.insert(b"e", 5, 60))
+            assert second.status(second.keyed(PURGE, b"a"))
+            assert second.status(second.insert(b"e", 5, 60))
+
+
+@pytest.mark.parametrize("name", ["channels_per_user_max", "queues_per_user_max", "limiter_keys_per_user_max"])
 def test_a_budget_of_zero_is_rejected(name: str) -> None:
     config = mqcore.BrokerConfig.load(environ={f"MQCORE_{name.upper()}": "0"})
     with pytest.raises(errors.ConfigError, match=rf"{name}.*at least 1"), mqcore.Broker(config):

@@ -145,6 +145,7 @@ class BrokerOptions(TypedDict, total=False):
     publish_limit: str | None
     connect_limit: str | None
     limiter_keys_max: int
+    limiter_keys_per_user_max: int
     limiter_bytes_max: int
     limiter_persist_interval: Duration
     routers: Sequence[RouterOptions]

@@ -135,6 +135,9 @@ class BrokerConfig:
     limiter_keys_max: int = 1 << 24
     """Maximum number of counters and buffers of the limiter. A further one replaces the one that expires soonest.
     Default 16,777,216."""
+    limiter_keys_per_user_max: int = 1 << 23
+    """Maximum number of existing counters and buffers that one user or token, or one connection without a login, has
+    created. The broker rejects more. Default 8,388,608."""
     limiter_bytes_max: int = 2 << 30
     """Maximum bytes of counters and buffers: 120 for each, plus keys above 16 bytes and values. Default 2 GiB."""
     limiter_persist_interval: Duration = 0.1

@@ -12,17 +12,22 @@
 //! |---|---|
 //! | [`limiter`] | the store's public interface |
 //! | [`rule`] | fixed window, sliding window and GCRA as pure functions |
+//! | [`owner`] | the owners of entries, which may have a limited number of them |
+//! | [`creation`] | the properties and the owner of a new entry |
 //! | [`listing`] | iteration over all entries in order of creation, without blocking other threads |
 //! | [`change`] | changes for persistence, and the entries to restore |
 //! | [`record`] | the binary format of a persisted entry |
 //! | [`time`] | nanoseconds, and times to live with their unit |
 //! | `divisor` | exact repeated division by the same number |
+//! | `run` | consecutive steps by one caller |
 //! | `shard` | one shard of the store |
 //! | `arena`, `index`, `wheel`, `entry`, `uses` | the data structures of a shard |
 
 pub mod change;
+pub mod creation;
 pub mod limiter;
 pub mod listing;
+pub mod owner;
 pub mod record;
 pub mod rule;
 pub mod time;
@@ -32,6 +37,7 @@ mod divisor;
 mod entry;
 mod index;
 mod listed;
+mod run;
 mod shard;
 mod uses;
 mod wheel;

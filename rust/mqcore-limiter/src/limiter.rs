@@ -25,11 +25,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::change::{EntryChange, PersistentEntry};
+use crate::creation::Creation;
 use crate::listing::Listing;
+use crate::owner::KeyOwner;
 use crate::rule::{ConsumeMode, LimitDecision, Rule, RuleError};
 use crate::shard::{HashedKey, NewEntry, PendingDecision, Shard, entry_bytes};
 use crate::time::{Nanos, Ttl};
 
+pub use crate::run::StepRun;
 pub use crate::shard::{Adjust, CounterView, EntryProperties, StoreTotals};
 pub use crate::uses::Usage;
 
@@ -51,9 +54,6 @@ const EVICTED_MAX: usize = 128;
 /// expired entries.
 const SWEPT_PER_CREATION: usize = 4;
 
-/// Maximum number of steps for which one caller holds the lock of a shard: a few microseconds.
-const RUN_STEPS_MAX: usize = 64;
-
 /// Configuration of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LimiterConfig {
@@ -61,13 +61,15 @@ pub struct LimiterConfig {
     pub keys_max: u64,
     /// Maximum memory in bytes: 120 per entry, plus long keys and buffers. Default 2 GiB.
     pub bytes_max: u64,
+    /// Maximum number of entries of one owner. Further ones are rejected. Default 8,388,608.
+    pub keys_per_user_max: u64,
     /// Whether to count reads and writes of each entry, which costs 40 bytes per entry. Default true.
     pub metrics: bool,
 }
 
 impl Default for LimiterConfig {
     fn default() -> Self {
-        Self { keys_max: 1 << 24, bytes_max: 2 << 30, metrics: true }
+        Self { keys_max: 1 << 24, bytes_max: 2 << 30, keys_per_user_max: 1 << 23, metrics: true }
     }
 }
 
@@ -80,6 +82,8 @@ pub struct Limiter {
     keys: AtomicU64,
     bytes: AtomicU64,
     sequence: AtomicU64,
+    /// Entries that were rejected because of their owner's limit.
+    rejected: AtomicU64,
 }
 
 /// Keeps the locks of two shards out of the same cache line.
@@ -99,7 +103,7 @@ pub struct BufferView<'a> {
 }
 
 #[inline]
-const fn shard_of(hash: u64) -> usize {
+pub(crate) const fn shard_of(hash: u64) -> usize {
     (hash >> 48) as usize % SHARDS
 }
 
@@ -121,6 +125,7 @@ impl Limiter {
             keys: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             sequence: AtomicU64::new(1),
+            rejected: AtomicU64::new(0),
         }
     }
 
@@ -136,7 +141,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn hashed<'a>(&self, key: &'a [u8]) -> HashedKey<'a> {
+    pub(crate) fn hashed<'a>(&self, key: &'a [u8]) -> HashedKey<'a> {
         debug_assert!(key.len() <= KEY_BYTES_MAX);
         let mut hasher = self.hasher.build_hasher();
         hasher.write(key);
@@ -152,7 +157,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn counted<T>(&self, shard: &mut Shard, step: impl FnOnce(&mut Shard) -> T) -> T {
+    pub(crate) fn counted<T>(&self, shard: &mut Shard, step: impl FnOnce(&mut Shard) -> T) -> T {
         let before = shard.totals;
         let result = step(shard);
         let after = shard.totals;
@@ -197,7 +202,7 @@ impl Limiter {
     #[inline]
     #[must_use]
     pub const fn run(&self) -> StepRun<'_> {
-        StepRun { store: self, held: None, steps: 0 }
+        StepRun::new(self)
     }
 
     #[inline]
@@ -207,13 +212,29 @@ impl Limiter {
 
     // --- counters and buffers -----------------------------------------------------------------------------------
 
-    /// Creates a counter. Returns false, without a change, if the key exists. A counter that would expire immediately is not
-    /// stored.
-    pub fn insert(
+    /// Takes a place for a new entry of this owner.
+    #[inline]
+    fn take_place(&self, owner: Option<&Arc<KeyOwner>>) -> bool {
+        let taken = owner.is_none_or(|owner| owner.take());
+        if !taken {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// Number of entries that were rejected because their owner had [`LimiterConfig::keys_per_user_max`] of them.
+    #[must_use]
+    pub fn rejected(&self) -> u64 {
+        self.rejected.load(Ordering::Relaxed)
+    }
+
+    /// Creates a counter. Returns false, without a change, if the key exists or its owner may have no more keys. A counter
+    /// that would expire immediately is not stored.
+    pub fn insert<'a>(
         &self,
         key: &[u8],
         quota: u64,
-        made: impl Into<EntryProperties>,
+        made: impl Into<Creation<'a>>,
         ttl: Ttl,
         now: Nanos,
     ) -> bool {
@@ -225,10 +246,15 @@ impl Limiter {
         }
         let deadline = now.after(ttl.nanos());
         if deadline > now {
+            let Creation { properties, owner } = made.into();
+            if !self.take_place(owner) {
+                return false;
+            }
             self.make_room(&mut shard, 1, entry_bytes(key), &[], now);
-            let terms = NewEntry { made: clamp_bits(made.into()), unit: ttl.unit, deadline };
+            let terms = NewEntry { made: clamp_bits(properties), unit: ttl.unit, deadline };
             let sequence = self.next_sequence();
-            self.counted(&mut shard, |shard| shard.insert(hashed, quota, terms, sequence, now));
+            let place = self.counted(&mut shard, |shard| shard.insert(hashed, quota, terms, sequence, now));
+            shard.own(place, owner);
         }
         true
     }
@@ -258,11 +284,29 @@ impl Limiter {
     /// Creates a buffer, persistent if `kept`, or replaces its value, unit and deadline. Returns false, without a change, if the
     /// key belongs to a counter or the store has no room.
     pub fn set(&self, key: &[u8], value: &[u8], kept: bool, ttl: Ttl, now: Nanos) -> bool {
+        self.set_for(None, key, value, kept, ttl, now)
+    }
+
+    /// Like [`Limiter::set`], for an owner. Returns false as well if the owner may have no more keys.
+    pub fn set_for(
+        &self,
+        owner: Option<&Arc<KeyOwner>>,
+        key: &[u8],
+        value: &[u8],
+        kept: bool,
+        ttl: Ttl,
+        now: Nanos,
+    ) -> bool {
         let hashed = self.hashed(key);
         let mut shard = self.lock(shard_of(hashed.hash));
         let deadline = now.after(ttl.nanos());
+        let mut is_new = false;
         if deadline > now {
             let held = self.counted(&mut shard, |shard| shard.held(hashed, now));
+            is_new = held.is_none();
+            if is_new && !self.take_place(owner) {
+                return false;
+            }
             let (keep, held): (&[u32], u64) = match &held {
                 Some((place, held)) => (std::slice::from_ref(place), *held),
                 None => (&[], 0),
@@ -270,12 +314,21 @@ impl Limiter {
             let (keys, fixed) = if keep.is_empty() { (1, entry_bytes(key)) } else { (0, 0) };
             let bytes = (fixed + value.len() as u64).saturating_sub(held);
             if bytes > 0 && !self.make_room(&mut shard, keys, bytes, keep, now) {
+                if let Some(owner) = owner.filter(|_| is_new) {
+                    owner.give_back();
+                }
                 return false;
             }
         }
         let terms = NewEntry { made: EntryProperties { bits: 64, kept }, unit: ttl.unit, deadline };
         let sequence = self.next_sequence();
-        self.counted(&mut shard, |shard| shard.set(hashed, value, terms, sequence, now))
+        self.counted(&mut shard, |shard| {
+            let done = shard.set(hashed, value, terms, sequence, now);
+            if is_new && let Some(place) = shard.find(hashed, now) {
+                shard.own(place, owner);
+            }
+            done
+        })
     }
 
     /// Reads a buffer under its shard's lock, so `read` should only copy. A counter reads as an empty buffer.
@@ -298,34 +351,62 @@ impl Limiter {
     ///
     /// # Errors
     /// [`RuleError`] if the rule cannot be applied. Nothing has changed then.
-    pub fn consume(
+    pub fn consume<'a>(
         &self,
         key: &[u8],
         rule: &Rule,
         mode: ConsumeMode,
-        made: impl Into<EntryProperties>,
+        made: impl Into<Creation<'a>>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
-        let made = clamp_bits(made.into());
+        let made = made.into();
         self.with(key, |shard, key| self.consume_in(shard, key, rule, mode, made, now))
     }
 
     #[inline]
-    fn consume_in(
+    pub(crate) fn consume_in(
         &self,
         shard: &mut Shard,
         key: HashedKey<'_>,
         rule: &Rule,
         mode: ConsumeMode,
-        made: EntryProperties,
+        made: Creation<'_>,
         now: Nanos,
     ) -> Result<LimitDecision, RuleError> {
         let pending = shard.judge(key, rule, mode, now)?;
+        if pending.may_create() {
+            shard.disown_expired(&pending);
+            if !self.take_place(made.owner) {
+                return Err(RuleError::OwnerFull);
+            }
+        }
         if pending.after.is_some() && pending.place.or(pending.expired).is_none() {
             self.make_room(shard, 1, entry_bytes(key.key), &[], now);
         }
-        shard.apply(key, rule, &pending, made, || self.next_sequence(), now);
+        self.apply_in(shard, key, rule, &pending, made, now);
         Ok(pending.verdict)
+    }
+
+    /// Applies a decision, for which the owner has taken a place if it may create an entry. Returns the place of the entry
+    /// that it created, if any.
+    #[inline]
+    fn apply_in(
+        &self,
+        shard: &mut Shard,
+        key: HashedKey<'_>,
+        rule: &Rule,
+        pending: &PendingDecision,
+        made: Creation<'_>,
+        now: Nanos,
+    ) -> Option<u32> {
+        let properties = clamp_bits(made.properties);
+        let created = shard.apply(key, rule, pending, properties, || self.next_sequence(), now);
+        match (created, made.owner) {
+            (Some(place), owner) => shard.own(place, owner),
+            (None, Some(owner)) if pending.may_create() => owner.give_back(),
+            (None, _) => {}
+        }
+        created
     }
 
     /// Applies a rule to each of several keys: to all of them, or to none if one denies the request.
@@ -335,15 +416,15 @@ impl Limiter {
     ///
     /// # Errors
     /// [`RuleError`] if a rule cannot be applied. Nothing has changed and nothing was appended then.
-    pub fn consume_all(
+    pub fn consume_all<'a>(
         &self,
         requests: &[(&[u8], Rule)],
         mode: ConsumeMode,
-        made: impl Into<EntryProperties>,
+        made: impl Into<Creation<'a>>,
         now: Nanos,
         verdicts: &mut Vec<LimitDecision>,
     ) -> Result<bool, RuleError> {
-        let made = clamp_bits(made.into());
+        let made = made.into();
         if requests.len() > RULES_MAX {
             return Err(RuleError::TooMany { max: RULES_MAX });
         }
@@ -369,13 +450,16 @@ impl Limiter {
         }
         let allowed = pending.iter().all(|pending| pending.verdict.allowed);
         if allowed {
+            for (pending, place) in pending.iter().zip(&places) {
+                locked[*place].1.disown_expired(pending);
+            }
+            self.take_places(&pending, made.owner)?;
             let mut touched: Vec<(usize, u32)> = Vec::new();
             for (index, (key, (_, rule))) in hashed.iter().zip(requests).enumerate() {
                 let shard = &mut *locked[places[index]].1;
-                let made = self.counted(shard, |shard| {
-                    shard.apply(*key, rule, &pending[index], made, || self.next_sequence(), now)
-                });
-                touched.extend(made.or(pending[index].place).map(|place| (places[index], place)));
+                let created =
+                    self.counted(shard, |shard| self.apply_in(shard, *key, rule, &pending[index], made, now));
+                touched.extend(created.or(pending[index].place).map(|place| (places[index], place)));
             }
             self.make_room_after(&mut locked, &touched, now);
         } else {
@@ -388,6 +472,22 @@ impl Limiter {
         }
         verdicts.extend(pending.iter().map(|pending| pending.verdict));
         Ok(allowed)
+    }
+
+    /// Takes places for all entries that these decisions may create, or none.
+    fn take_places(
+        &self,
+        pending: &[PendingDecision],
+        owner: Option<&Arc<KeyOwner>>,
+    ) -> Result<(), RuleError> {
+        let new = pending.iter().filter(|pending| pending.may_create()).count();
+        for taken in 0..new {
+            if !self.take_place(owner) {
+                owner.into_iter().for_each(|owner| (0..taken).for_each(|_| owner.give_back()));
+                return Err(RuleError::OwnerFull);
+            }
+        }
+        Ok(())
     }
 
     /// Evicts entries to compensate for the growth of several keys, without evicting these keys.
@@ -476,75 +576,5 @@ impl Limiter {
     pub fn restore(&self, kept: &PersistentEntry, now: Nanos) -> bool {
         self.sequence.fetch_max(kept.sequence.saturating_add(1), Ordering::Relaxed);
         self.with(&kept.key, |shard, key| shard.restore(key, kept, now))
-    }
-}
-
-/// Consecutive steps by one caller, for example a connection whose peer pipelines requests.
-///
-/// The lock of a shard is kept between steps that use the same shard, for a few microseconds at most. A hundred requests for
-/// one shared counter thus take the lock once or twice, and the counter's cache line rarely changes cores.
-///
-/// The owner of a run must access the store through [`StepRun::store`] only; calling the store directly would deadlock.
-#[derive(Debug)]
-pub struct StepRun<'a> {
-    store: &'a Limiter,
-    held: Option<(usize, MutexGuard<'a, Shard>)>,
-    steps: usize,
-}
-
-impl<'a> StepRun<'a> {
-    /// Releases the lock and returns the store, for calls that are not steps of this run.
-    #[inline]
-    pub fn store(&mut self) -> &'a Limiter {
-        (self.held, self.steps) = (None, 0);
-        self.store
-    }
-
-    #[inline]
-    fn step<T>(&mut self, key: &[u8], step: impl FnOnce(&Limiter, &mut Shard, HashedKey<'_>) -> T) -> T {
-        let store = self.store;
-        let hashed = store.hashed(key);
-        let number = shard_of(hashed.hash);
-        if self.steps >= RUN_STEPS_MAX || self.held.as_ref().is_some_and(|(held, _)| *held != number) {
-            self.store();
-        }
-        self.steps += 1;
-        let (_, shard) = self.held.get_or_insert_with(|| (number, store.lock(number)));
-        store.counted(shard, |shard| step(store, shard, hashed))
-    }
-
-    /// The same as [`Limiter::query`].
-    #[inline]
-    #[must_use]
-    pub fn query(&mut self, key: &[u8], now: Nanos) -> Option<CounterView> {
-        self.step(key, |_, shard, key| shard.query(key, now))
-    }
-
-    /// The same as [`Limiter::adjust_quota`].
-    #[inline]
-    pub fn adjust_quota(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
-        self.step(key, |_, shard, key| shard.adjust_quota(key, adjust, by, now))
-    }
-
-    /// The same as [`Limiter::adjust_ttl`].
-    pub fn adjust_ttl(&mut self, key: &[u8], adjust: Adjust, by: u64, now: Nanos) -> bool {
-        self.step(key, |_, shard, key| shard.adjust_ttl(key, adjust, by, now))
-    }
-
-    /// The same as [`Limiter::consume`].
-    ///
-    /// # Errors
-    /// The same as [`Limiter::consume`].
-    #[inline]
-    pub fn consume(
-        &mut self,
-        key: &[u8],
-        rule: &Rule,
-        mode: ConsumeMode,
-        made: impl Into<EntryProperties>,
-        now: Nanos,
-    ) -> Result<LimitDecision, RuleError> {
-        let made = clamp_bits(made.into());
-        self.step(key, |store, shard, key| store.consume_in(shard, key, rule, mode, made, now))
     }
 }

@@ -77,6 +77,9 @@ pub enum RuleError {
         /// Maximum number of keys.
         max: usize,
     },
+    /// The owner of new keys may have no more of them.
+    #[error("the client may have no more keys; purge some of them, or raise limiter_keys_per_user_max")]
+    OwnerFull,
 }
 
 /// State of a sliding window.

@@ -5,10 +5,12 @@ mod persistence;
 mod rules;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
 
 use crate::arena::{Arena, NONE};
 use crate::entry::{Entry, EntryKind, ListLinks, PersistenceMarks, SHORT_KEY};
 use crate::index::HashIndex;
+use crate::owner::KeyOwner;
 use crate::rule::{Bucket, Sliding};
 use crate::time::Nanos;
 use crate::uses::{Usage, UsageCounter};
@@ -49,6 +51,10 @@ pub(crate) struct Shard {
     cells: Arena<Cell>,
     /// Parallel to `entries`; `None` without metrics.
     uses: Option<Arena<UsageCounter>>,
+    /// Parallel to `entries`, as far as entries have owners.
+    owners: Arena<Option<Arc<KeyOwner>>>,
+    /// Number of entries with owners.
+    owned: u64,
     index: HashIndex,
     wheel: Wheel,
     first: u32,
@@ -181,6 +187,8 @@ impl Shard {
             long_keys: Arena::new(),
             cells: Arena::new(),
             uses: metrics.then(Arena::new),
+            owners: Arena::new(),
+            owned: 0,
             index: HashIndex::new(),
             wheel: Wheel::new(),
             first: NONE,
@@ -329,8 +337,24 @@ impl Shard {
         }
     }
 
+    /// Sets the owner of an entry, which has taken a place for it. The former owner gets its place back.
+    #[inline]
+    pub(crate) fn own(&mut self, place: u32, owner: Option<&Arc<KeyOwner>>) {
+        if owner.is_none() && self.owned == 0 {
+            return;
+        }
+        self.owners.reach(place);
+        self.owned += u64::from(owner.is_some());
+        let former = std::mem::replace(self.owners.get_mut(place), owner.cloned());
+        if let Some(former) = former {
+            former.give_back();
+            self.owned -= 1;
+        }
+    }
+
     /// Removes an entry.
     pub(crate) fn remove(&mut self, place: u32) {
+        self.own(place, None);
         let entry = *self.entries.get(place);
         let hash = hash_key(&self.hasher, self.key_of(&entry));
         self.index.remove(hash, place);

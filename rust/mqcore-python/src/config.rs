@@ -73,6 +73,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         publish_limit: rate_limit(config, "publish_limit")?,
         connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,
+        limiter_keys_per_user_max: field(config, "limiter_keys_per_user_max")?,
         limiter_bytes_max: field(config, "limiter_bytes_max")?,
         limiter_persist_interval: duration(config, "limiter_persist_interval")?,
         memory_watermark: field(config, "memory_watermark")?,

@@ -180,7 +180,7 @@ impl LimitStore {
     #[new]
     #[pyo3(signature = (keys_max, bytes_max))]
     fn new(keys_max: u64, bytes_max: u64) -> Self {
-        let config = LimiterConfig { keys_max, bytes_max, metrics: false };
+        let config = LimiterConfig { keys_max, bytes_max, metrics: false, ..LimiterConfig::default() };
         let limiter = Limiter::new(config, RandomState::new());
         Self(Arc::new(LimiterStore { limiter, began: Instant::now() }))
     }

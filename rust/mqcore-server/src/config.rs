@@ -125,6 +125,9 @@ pub struct Config {
     /// Maximum counters and buffers of the limiter; at this number a new one replaces the one that expires soonest.
     /// Default 16,777,216.
     pub limiter_keys_max: u64,
+    /// Maximum entries of the store that one user or token, or one connection without a login, has created. Default
+    /// 8,388,608.
+    pub limiter_keys_per_user_max: u64,
     /// Maximum bytes of counters and buffers: 120 each, plus keys beyond 16 bytes and values of buffers. Default 2
     /// GiB.
     pub limiter_bytes_max: u64,
@@ -184,6 +187,7 @@ impl Default for Config {
             publish_limit: None,
             connect_limit: None,
             limiter_keys_max: limiter::LimiterConfig::default().keys_max,
+            limiter_keys_per_user_max: limiter::LimiterConfig::default().keys_per_user_max,
             limiter_bytes_max: limiter::LimiterConfig::default().bytes_max,
             limiter_persist_interval: Duration::from_millis(100),
             routers: Vec::new(),
@@ -261,6 +265,10 @@ impl Config {
             ("topic_patterns_per_user_max", patterns_per_user_max),
             ("channels_per_user_max", channels_per_user_max),
             ("queues_per_user_max", queues_per_user_max),
+            (
+                "limiter_keys_per_user_max",
+                usize::try_from(self.limiter_keys_per_user_max).unwrap_or(usize::MAX),
+            ),
         ] {
             if value == 0 {
                 return out_of_range(name, 0, "at least 1");

@@ -35,6 +35,7 @@ pub(crate) fn store(config: &Config) -> Arc<Limiter> {
     let config = limiter::LimiterConfig {
         keys_max: config.limiter_keys_max,
         bytes_max: config.limiter_bytes_max,
+        keys_per_user_max: config.limiter_keys_per_user_max,
         metrics: uses.peek().is_none() || uses.any(|limits| limits.metrics),
     };
     // The hash is seeded from the system, so that clients cannot choose keys that collide.

@@ -17,7 +17,23 @@ pub(crate) struct PendingDecision {
     pub(crate) after: Option<(RuleState, Nanos)>,
 }
 
+impl PendingDecision {
+    /// Whether applying the decision may create an entry, or renew one that has expired.
+    #[inline]
+    pub(crate) const fn may_create(&self) -> bool {
+        self.after.is_some() && self.place.is_none()
+    }
+}
+
 impl Shard {
+    /// Gives the place of an expired entry, which a decision may renew, back to its owner.
+    #[inline]
+    pub(crate) fn disown_expired(&mut self, pending: &PendingDecision) {
+        if let Some(place) = pending.expired.filter(|_| pending.may_create()) {
+            self.own(place, None);
+        }
+    }
+
     fn state(&self, place: u32, algorithm: Algorithm) -> Result<RuleState, RuleError> {
         let entry = self.entries.get(place);
         match (entry.kind, algorithm) {

@@ -15,6 +15,7 @@ use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{ConnectionId, TopicName};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::limiter::{Limiter, StepRun};
+use mqcore_limiter::owner::KeyOwner;
 use mqcore_limiter::time::{Nanos, Ttl};
 use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::answer::{self, ConsumeOutcome};
@@ -51,6 +52,8 @@ pub struct ThrottrSession {
     directory: Arc<ThrottrShared>,
     peer: Arc<Peer>,
     client: Arc<Client>,
+    /// The owner of the keys that it creates.
+    owner: Arc<KeyOwner>,
     /// The time of the current call.
     now: Nanos,
     /// Subscriptions by channel.
@@ -117,6 +120,7 @@ impl ThrottrSession {
             directory: Arc::clone(directory),
             peer,
             client: Arc::new(client),
+            owner: directory.owner_of(None),
             now: at,
             subscriptions: BTreeMap::new(),
             topic: None,
@@ -218,7 +222,7 @@ impl ThrottrSession {
         match *request {
             ThrottrRequest::Insert { quota, ttl, key } => {
                 self.count_request(Tally::Insert, Counted::Insert);
-                let made = self.store().insert(key, quota, self.terms.made(), of_wire(ttl), self.now);
+                let made = self.store().insert(key, quota, self.created(), of_wire(ttl), self.now);
                 answer::status(made, output);
             }
             ThrottrRequest::Query { key } => {
@@ -237,10 +241,9 @@ impl ThrottrSession {
             }
             ThrottrRequest::Set { ttl, key, value } => {
                 self.count_request(Tally::Set, Counted::Set);
-                answer::status(
-                    self.store().set(key, value, self.terms.persist, of_wire(ttl), self.now),
-                    output,
-                );
+                let (owner, kept) = (Some(&self.owner), self.terms.persist);
+                let set = self.store().set_for(owner, key, value, kept, of_wire(ttl), self.now);
+                answer::status(set, output);
             }
             ThrottrRequest::Get { key } => {
                 self.count_request(Tally::Get, Counted::Get);
@@ -479,6 +482,9 @@ impl Session for ThrottrSession {
                 }
             }
             Event::Welcomed(client) => {
+                if client.user.is_some() {
+                    self.owner = self.directory.owner_of(client.user.as_ref());
+                }
                 self.client = client;
                 self.admitted = true;
             }

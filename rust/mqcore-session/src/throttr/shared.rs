@@ -2,15 +2,16 @@
 //!
 //! Locks are held for a few steps each, never while waiting. A listing visits its entries one fragment at a time.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_limiter::limiter::Limiter;
+use mqcore_limiter::owner::KeyOwner;
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::ID_BYTES;
 
@@ -35,6 +36,8 @@ pub struct ThrottrShared {
     /// By connection id, so in the order in which they connected.
     peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
     channels: Mutex<Channels>,
+    /// The owners of keys, by user.
+    owners: Mutex<HashMap<Arc<str>, Weak<KeyOwner>>>,
     stripes: [Stripe; STRIPES],
     /// Bytes read from and written to current connections.
     read_bytes: AtomicU64,
@@ -83,6 +86,7 @@ impl ThrottrShared {
             seed,
             peers: Mutex::default(),
             channels: Mutex::default(),
+            owners: Mutex::default(),
             stripes: [const { Stripe(Mutex::new(Minutes::new())) }; STRIPES],
             read_bytes: AtomicU64::new(0),
             write_bytes: AtomicU64::new(0),
@@ -123,6 +127,23 @@ impl ThrottrShared {
     #[must_use]
     pub fn unix(&self, moment: Nanos) -> u64 {
         self.unix_origin.saturating_add(moment.0)
+    }
+
+    /// The owner of the keys that a client creates: its user, or the connection alone if it has none.
+    pub(super) fn owner_of(&self, user: Option<&Arc<str>>) -> Arc<KeyOwner> {
+        let new = || Arc::new(KeyOwner::new(self.limiter.config().keys_per_user_max));
+        let Some(user) = user else { return new() };
+        let mut owners = lock(&self.owners);
+        if let Some(known) = owners.get(user).and_then(Weak::upgrade) {
+            return known;
+        }
+        if owners.len() == owners.capacity() {
+            // Users without connections and keys.
+            owners.retain(|_, owner| owner.strong_count() > 0);
+        }
+        let owner = new();
+        owners.insert(Arc::clone(user), Arc::downgrade(&owner));
+        owner
     }
 
     // --- connections --------------------------------------------------------------------------------------------

@@ -41,6 +41,11 @@ pub(super) const METRICS: &[Metric] = &[
         |source, samples| samples.value(source.hub.limiter.totals().evicted),
     ),
     counter(
+        "mqcore_limiter_keys_rejected_total",
+        "Counters and buffers that limiter_keys_per_user_max did not admit.",
+        |source, samples| samples.value(source.hub.limiter.rejected()),
+    ),
+    counter(
         "mqcore_limiter_saved_total",
         "Changes of counters and buffers saved, for listeners with persist=on.",
         |source, samples| samples.value(source.hub.counters.limits.saved.get()),

@@ -1,5 +1,6 @@
 //! Answers from the store of limits.
 
+use mqcore_limiter::creation::Creation;
 use mqcore_limiter::limiter::{Adjust, Limiter, StepRun};
 use mqcore_limiter::rule::{Algorithm, ConsumeMode, LimitDecision as Ruling, Rule};
 use mqcore_limiter::time::Ttl;
@@ -15,6 +16,12 @@ impl ThrottrSession {
     #[inline]
     pub(super) fn store(&self) -> &Limiter {
         self.directory.limiter()
+    }
+
+    /// Properties and owner of the keys that this client creates.
+    #[inline]
+    pub(super) fn created(&self) -> Creation<'_> {
+        Creation { properties: self.terms.made(), owner: Some(&self.owner) }
     }
 
     #[inline]
@@ -69,7 +76,7 @@ impl ThrottrSession {
         let (Some(mode), Some(applied)) = (mode_of(mode), rule_of(rule)) else {
             return ConsumeOutcome::IMPOSSIBLE;
         };
-        let ruling = run.consume(rule.key, &applied, mode, self.terms.made(), self.now);
+        let ruling = run.consume(rule.key, &applied, mode, self.created(), self.now);
         ruling.map_or(ConsumeOutcome::IMPOSSIBLE, verdict)
     }
 
@@ -86,7 +93,7 @@ impl ThrottrSession {
         let mut rulings = Vec::with_capacity(rules.len());
         let all = match (mode_of(mode), applied) {
             (Some(mode), Some(applied)) => {
-                self.store().consume_all(&applied, mode, self.terms.made(), self.now, &mut rulings).ok()
+                self.store().consume_all(&applied, mode, self.created(), self.now, &mut rulings).ok()
             }
             _ => None,
         };
