@@ -49,6 +49,8 @@ class Ledger:
     """Acknowledged; saved if a message was confirmed afterwards."""
     settled: set[str] = field(default_factory=set)
     """Acknowledged, and saved."""
+    may_lack_definitions: bool = False
+    """Whether the broker could not read a segment at start, which may have the definition of the queue."""
 
     async def publish(self, mq: mqcore.Client, body: str, size: int = 0) -> bool:
         """Publish a message; whether it was confirmed. A broker that cannot save it must answer so."""
@@ -58,6 +60,10 @@ class Ledger:
                 await mq.publish(QUEUE, f"{body} ".ljust(size))
         except errors.Busy as busy:
             if busy.code != 503:
+                raise
+            return False
+        except errors.NotFound:
+            if not self.may_lack_definitions:
                 raise
             return False
         self.confirmed.add(body)
@@ -184,7 +190,9 @@ async def start(world: World, arm: Arm, passes: bool) -> None:
     with started(world) as (process, ready, lines):
         if ready:
             async with mqcore.connect(f"tmqp://{json.loads(ready)['listeners']['tmqp']}") as mq:
+                world.ledger.may_lack_definitions = not passes
                 await recovers(world, mq, passes)
+                world.ledger.may_lack_definitions = False
         else:
             code = process.wait(START_LIMIT)
             assert code in ORDINARY_CODES, (code, lines)
