@@ -153,8 +153,8 @@ test-rust: $(ENVIRONMENT) ## Rust tests
 	$(call step,cargo test (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
 	@$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo test --locked
 
-# Each of them waits a lot, for the disk, for time limits or for the last test of a group: side by side they take a fifth
-# less time on two cores. A step in the background ignores Ctrl-C, so the trap ends it.
+# Each of them waits a lot, for the disk, for time limits or for the last test of a group, and the other one uses that time.
+# A step in the background ignores Ctrl-C, so the trap ends it.
 .PHONY: test-both
 test-both: $(EXTENSION)
 	$(call step,cargo test and pytest side by side; the output of cargo test follows that of pytest)
