@@ -53,6 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 RUST_FILES := $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 ENVIRONMENT := $(VENV)/.environment
 EXTENSION := $(VENV)/.extension
+STUB_CHECKED := $(VENV)/.stub-checked
 
 step = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
@@ -167,12 +168,16 @@ test-both: $(EXTENSION)
 	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
 
 .PHONY: types
-types: $(ENVIRONMENT) ## mypy; compare the stub with the extension module if it is built
+types: $(ENVIRONMENT) $(if $(wildcard $(EXTENSION)),$(STUB_CHECKED)) ## mypy; compare the stub with the extension module if it is built
 	$(call step,mypy --strict)
 	@$(PY) -m mypy --strict
+	@test -e $(EXTENSION) || echo 'skipped: stubtest, because there is no extension module yet (make develop)'
+
+# stubtest keeps no cache and takes longer than all other checks together.
+$(STUB_CHECKED): python/mqcore/_core.pyi $(wildcard python/mqcore/_core.*.so python/mqcore/_core.pyd) $(ENVIRONMENT)
 	$(call step,stubtest)
-	@if test -e $(EXTENSION); then cd python && '$(abspath $(PY))' -m mypy.stubtest mqcore._core; \
-		else echo 'skipped: no extension module yet (make develop)'; fi
+	@cd python && '$(abspath $(PY))' -m mypy.stubtest mqcore._core
+	@touch $@
 
 # `make check` runs the prose test; here it would run twice.
 .PHONY: test-python

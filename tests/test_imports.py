@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -238,6 +239,7 @@ def upward_imports(graph: Graph, layers: list[set[str]]) -> list[str]:
     return found
 
 
+@functools.cache
 def graphs() -> dict[str, Graph]:
     """The import graph of each crate and of each Python package."""
     crates = sorted(path.parent for path in ROOT.glob("rust/*/Cargo.toml"))
