@@ -22,7 +22,7 @@ from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
-# Tests that must not run beside each other, by what they share: a Spark session (one serves all tests of a worker),
+# Tests that must not run beside each other, by what they share: a Spark session (one serves all tests of a group),
 # memory for programs that start a Spark of their own, environments that are installed once, and interfaces of the
 # machine. Folders, files and tests, relative to this folder; the first match decides.
 GROUPS = {
@@ -35,6 +35,8 @@ GROUPS = {
     ),
     # These need no session.
     "spark ledger": ("spark/test_ledger.py", "spark/test_origin.py", "spark/test_reports.py"),
+    # Two sessions, each for half of the remaining time.
+    "spark pipelines": ("spark/test_pipelines.py", "spark/test_letters_limits_sessions.py", "spark/test_bundle.py"),
     "spark": ("spark/",),
     "eventmq original": (
         "jobs/test_original_router.py",
