@@ -73,15 +73,15 @@ class Browser:
         os.write(self._writes, json.dumps(question).encode() + b"\0")
         end = time.monotonic() + PATIENCE
         while True:
-            told = self._told(end, method)
-            if told.get("id") == self._number:
-                if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']}")
-                answer: dict[str, Any] = told["result"]
+            reply = self._receive(end, method)
+            if reply.get("id") == self._number:
+                if "error" in reply:
+                    raise RuntimeError(f"{method}: {reply['error']}")
+                answer: dict[str, Any] = reply["result"]
                 return answer
-            self._events.append(told)
+            self._events.append(reply)
 
-    def _told(self, end: float, why: str) -> dict[str, Any]:
+    def _receive(self, end: float, why: str) -> dict[str, Any]:
         while b"\0" not in self._rest:
             ready, _, _ = select.select([self._reads], [], [], max(0.0, end - time.monotonic()))
             data = os.read(self._reads, 1 << 20) if ready else b""
@@ -89,13 +89,13 @@ class Browser:
                 raise TimeoutError(f"the browser says nothing to {why}; it ended with {self._process.poll()}")
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
-        told: dict[str, Any] = json.loads(message)
-        return told
+        reply: dict[str, Any] = json.loads(message)
+        return reply
 
     def _happens(self, method: str) -> None:
         end = time.monotonic() + PATIENCE
         while not any(event["method"] == method for event in self._events):
-            self._events.append(self._told(end, method))
+            self._events.append(self._receive(end, method))
 
     def show(self, page: Path, *, width: int = 960, height: int = 800, dark: bool = False) -> Seen:
         """Open a page, and return what is to be said of it."""
@@ -107,16 +107,16 @@ class Browser:
         self._happens("Page.loadEventFired")
         seen = Seen(str(self.value("document.title")))
         for event in self._events:
-            told = event.get("params", {})
+            parameters = event.get("params", {})
             match event["method"]:
                 case "Runtime.exceptionThrown":
-                    seen.complaints.append(str(told["exceptionDetails"]))
-                case "Runtime.consoleAPICalled" if told["type"] in {"error", "assert", "warning"}:
-                    seen.complaints.append(str(told["args"]))
-                case "Log.entryAdded" if told["entry"]["level"] in {"error", "warning"}:
-                    seen.complaints.append(told["entry"]["text"])
-                case "Network.requestWillBeSent" if told["request"]["url"] != page.absolute().as_uri():
-                    seen.requests.append(told["request"]["url"])
+                    seen.complaints.append(str(parameters["exceptionDetails"]))
+                case "Runtime.consoleAPICalled" if parameters["type"] in {"error", "assert", "warning"}:
+                    seen.complaints.append(str(parameters["args"]))
+                case "Log.entryAdded" if parameters["entry"]["level"] in {"error", "warning"}:
+                    seen.complaints.append(parameters["entry"]["text"])
+                case "Network.requestWillBeSent" if parameters["request"]["url"] != page.absolute().as_uri():
+                    seen.requests.append(parameters["request"]["url"])
                 case _:
                     pass
         return seen

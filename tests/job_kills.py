@@ -127,7 +127,7 @@ class Sender:
     file: Path
     taken: set[str] = field(default_factory=set)
     """The broker said that it has them."""
-    told: dict[str, object] = field(default_factory=dict)
+    returned: dict[str, object] = field(default_factory=dict)
     """Results that came back."""
 
     def job(self, name: str) -> bytes:
@@ -148,7 +148,7 @@ class Sender:
                     missing.discard(said[4].decode())
                     self.taken.add(said[4].decode())
                 else:
-                    self.told[said[5].decode()] = json.loads(said[4])["value"]
+                    self.returned[said[5].decode()] = json.loads(said[4])["value"]
 
     @contextlib.contextmanager
     def sending(self, names: list[str]) -> Iterator[threading.Thread]:

@@ -141,12 +141,12 @@ def test_a_broker_starts_on_what_was_restored_and_has_everything(tmp_path: Path)
         fill(broker, 50, 100)
         done = run("backup", "--url", broker.admin_url, "--to", tmp_path / "all.tar.zst", "--json")
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
-        assert (told["schema"], told["messages"]) == ("mqcore.backup.made/1", 50)
+        output = json.loads(done.stdout)
+        assert (output["schema"], output["messages"]) == ("mqcore.backup.made/1", 50)
     back = run("restore", tmp_path / "all.tar.zst", "--data-dir", tmp_path / "new", "--json")
     assert back.returncode == 0, back.stderr
-    told = json.loads(back.stdout)
-    assert (told["schema"], told["messages"], told["damaged"]) == ("mqcore.restore/1", 50, False)
+    output = json.loads(back.stdout)
+    assert (output["schema"], output["messages"], output["damaged"]) == ("mqcore.restore/1", 50, False)
     with serving("--data-dir", str(tmp_path / "new")) as broker, mqcore.sync.connect(broker.url) as mq:
         assert mq.queue("orders/1").information().messages == 50
         with mq.queue("orders/1").consume(bytes, idle_timeout=5.0) as messages:

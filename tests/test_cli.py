@@ -93,10 +93,10 @@ def test_the_version_is_that_of_the_package() -> None:
 
     assert mqcore("version").stdout.decode().strip() == package.__version__
     assert mqcore("--version").stdout.decode().strip() == package.__version__
-    told = one(mqcore("version", "--json"))
-    assert told["schema"] == "mqcore.version/1"
-    assert told["version"] == package.__version__
-    assert told["python"].count(".") == 2
+    output = one(mqcore("version", "--json"))
+    assert output["schema"] == "mqcore.version/1"
+    assert output["version"] == package.__version__
+    assert output["python"].count(".") == 2
 
 
 @pytest.mark.parametrize(
@@ -348,11 +348,13 @@ def test_files_arrive_whole_in_a_folder(served: ServedBroker, tmp_path: Path) ->
         files += ["--file", str(path)]
     published = one(mqcore("publish", "files/0", *files, "--json", url=served.url))
     assert published["bytes"] == sum(map(len, bodies))
-    told = lines(mqcore("consume", "files/0", "--count", "3", "--into", str(tmp_path / "in"), "--json", url=served.url))
+    output = lines(
+        mqcore("consume", "files/0", "--count", "3", "--into", str(tmp_path / "in"), "--json", url=served.url)
+    )
     arrived = [path.read_bytes() for path in (tmp_path / "in").iterdir()]
     assert sorted(arrived) == sorted(bodies)
-    assert "body_base64" in told[0]
-    assert "body" in told[1]
+    assert "body_base64" in output[0]
+    assert "body" in output[1]
 
 
 def test_count_repeats_a_message(served: ServedBroker) -> None:
@@ -451,11 +453,11 @@ def test_a_request_is_answered_by_name(served: ServedBroker) -> None:
             thread = threading.Thread(target=answer)
             thread.start()
             asked = mqcore("request", "@name:echo", "hello", url=served.url)
-            told = one(mqcore("request", "@type:service", "hello", "--json", url=served.url))
+            output = one(mqcore("request", "@type:service", "hello", "--json", url=served.url))
         thread.join()
     assert asked.stdout == b"HELLO\n"
-    assert told["body"] == "HELLO"
-    assert told["source"]
+    assert output["body"] == "HELLO"
+    assert output["source"]
 
 
 def test_send_to_an_unknown_client_exits_with_3(served: ServedBroker) -> None:
@@ -590,8 +592,8 @@ def test_events_are_printed_as_they_happen_and_nothing_is_consumed(served: Serve
         assert process.stderr.readline() == b"watching\n"
         mqcore("publish", "orders/1", "x", url=served.url)
         mqcore("channel", "create", "reports", url=served.url)
-        told, _ = process.communicate(timeout=20)
-    events = [json.loads(line) for line in told.splitlines()]
+        output, _ = process.communicate(timeout=20)
+    events = [json.loads(line) for line in output.splitlines()]
     assert {event["schema"] for event in events} == {"mqcore.event/1"}
     kinds = [event["kind"] for event in events]
     assert kinds[:3] == ["ClientConnected", "MessageProduced", "ClientDisconnected"]

@@ -142,12 +142,12 @@ def test_receive_prints_and_answers_direct_messages(served: ServedBroker) -> Non
         assert (asked.returncode, asked.stdout) == (0, "pong\n"), asked.stderr
         assert run("send", "@name:desk", "news", "--confirm", url=served.url).returncode == 0
         assert run("send", "@name:desk", "plain", "--content-type", "7", url=served.url).returncode == 0
-        told = [json.loads(line) for line in receiving.stdout]
+        output = [json.loads(line) for line in receiving.stdout]
         assert receiving.wait(10) == 0
         guard.cancel()
-    assert [(each["schema"], each["body"], each["wants_response"]) for each in told] == [
+    assert [(each["schema"], each["body"], each["wants_response"]) for each in output] == [
         ("mqcore.direct/1", "ping", True),
         ("mqcore.direct/1", "news", False),
         ("mqcore.direct/1", "plain", False),
     ]
-    assert told[-1]["content_type"] == 7
+    assert output[-1]["content_type"] == 7

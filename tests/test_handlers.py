@@ -234,8 +234,8 @@ def test_message_timed_out_decides_about_what_waited_too_long(style: str, connec
 
 def test_message_dequeued_is_called_after_a_message_is_removed(style: str, connect: Any) -> None:
     gone: list[bytes] = []
-    told = lambda queue, message: gone.append(message.body)  # noqa: E731
-    with broker(handler(style, message_dequeued=told), request_acknowledge=True) as mq:
+    note_dequeued = lambda queue, message: gone.append(message.body)  # noqa: E731
+    with broker(handler(style, message_dequeued=note_dequeued), request_acknowledge=True) as mq:
         producer, consumer = connect(mq.listeners[0]), connect(mq.listeners[0])
         consumer.join("orders")
         producer.publish("orders", 1, b"x")

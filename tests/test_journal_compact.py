@@ -98,8 +98,8 @@ def test_compaction_removes_settled_and_keeps_saved_messages(data_dir: Path) -> 
     assert len(before) == MESSAGES // 2 + 1
     done = run(data_dir, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["schema"], told["bytes_before"], told["bytes_after"]) == (
+    output = json.loads(done.stdout)
+    assert (output["schema"], output["bytes_before"], output["bytes_after"]) == (
         "mqcore.journal.compact/1",
         data,
         used(data_dir),

@@ -110,9 +110,9 @@ def test_messages_come_in_order_with_their_ids_and_with_headers_that_say_where_f
 def test_dry_run_lists_queues_of_a_pattern_and_replay_publishes_them(source: Path, target: ServedBroker) -> None:
     dry = run(source, "--to", "again/1", "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr
-    told = json.loads(dry.stdout)
-    assert told["messages"] == NUMBERED + 4
-    assert {row["queue"]: row["messages"] for row in told["queues"]} == {
+    output = json.loads(dry.stdout)
+    assert output["messages"] == NUMBERED + 4
+    assert {row["queue"]: row["messages"] for row in output["queues"]} == {
         "orders/1": NUMBERED,
         "orders/2": 3,
         "others/1": 1,

@@ -140,9 +140,9 @@ def test_history_of_one_queue_leaves_out_the_others(tmp_path: Path, stopped: Pat
 def test_messages_that_were_taken_already_are_not_written(tmp_path: Path, stopped: Path) -> None:
     saved = journal.messages(stopped, "orders/1")
     taken = next(iter(saved))
-    told: list[int] = []
-    assert saved.write(tmp_path / "rest.parquet", "parquet", progress=told.append) == len(saved) - 1
-    assert told[-1] == len(saved) - 1
+    progress: list[int] = []
+    assert saved.write(tmp_path / "rest.parquet", "parquet", progress=progress.append) == len(saved) - 1
+    assert progress[-1] == len(saved) - 1
     bodies = read(tmp_path / "rest.parquet").column("body").to_pylist()
     assert taken.body not in bodies
 

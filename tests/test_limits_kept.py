@@ -82,7 +82,7 @@ def test_a_kill_while_a_quota_is_spent_gives_back_no_more_than_what_was_spent_la
                     assert peer.status(peer.insert(b"quota", last, 3600))
                 found = peer.query(b"quota")
                 assert found is not None
-                told = [(time.monotonic(), found[0])]
+                readings = [(time.monotonic(), found[0])]
                 if number > 0:
                     # The last answer, or a later unread one; at least a state written shortly before.
                     assert last - 64 <= found[0] <= due
@@ -90,28 +90,28 @@ def test_a_kill_while_a_quota_is_spent_gives_back_no_more_than_what_was_spent_la
                 if number == len(rounds):
                     break
                 begun = found[0]
-                spender = threading.Thread(target=_spend, args=(peer, told))
+                spender = threading.Thread(target=_spend, args=(peer, readings))
                 spender.start()
                 time.sleep(rounds[number])
                 killed = time.monotonic()
                 broker.process.kill()
                 broker.process.wait()
                 spender.join()
-            last = told[-1][1]
-            due = min((left for at, left in told if at <= killed - BEHIND), default=told[0][1])
-            assert last < told[0][1], "nothing was spent"
+            last = readings[-1][1]
+            due = min((left for at, left in readings if at <= killed - BEHIND), default=readings[0][1])
+            assert last < readings[0][1], "nothing was spent"
     assert restored >= 2, "no round was long enough for its limit"
 
 
-def _spend(peer: ThrottrPeer, told: list[tuple[float, int]]) -> None:
+def _spend(peer: ThrottrPeer, readings: list[tuple[float, int]]) -> None:
     """Take one after the other, 64 in a write, and record the answers with their times."""
     batch = peer.update(b"quota", QUOTA, DECREASE, 1) * 64
-    left = told[0][1]
+    left = readings[0][1]
     try:
         while True:
             assert peer.ask(batch, 64) == b"\x01" * 64
             left -= 64
-            told.append((time.monotonic(), left))
+            readings.append((time.monotonic(), left))
     except (Cut, OSError):  # The broker was killed.
         return
 

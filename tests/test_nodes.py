@@ -1,4 +1,4 @@
-"""Brokers that pass on to each other, as processes: killed under load, asked for their nodes, told by a file."""
+"""Linked brokers as processes: killed under load, listed by the CLI, configured by a file."""
 
 from __future__ import annotations
 
@@ -168,9 +168,9 @@ async def test_three_nodes_filter_report_each_other_and_forward_messages_once() 
                 listed = await asyncio.to_thread(
                     programs.run, command, capture_output=True, text=True, check=True, env=clean_environment()
                 )
-                told = json.loads(listed.stdout)
-                assert told["schema"] == "mqcore.node.ls/1"
-                assert [(node["name"], node["downstream"]) for node in told["nodes"]] == [("middle", True)]
+                output = json.loads(listed.stdout)
+                assert output["schema"] == "mqcore.node.ls/1"
+                assert [(node["name"], node["downstream"]) for node in output["nodes"]] == [("middle", True)]
 
             async def alone() -> bool:
                 return not await watching.nodes()

@@ -128,8 +128,8 @@ class Producer:
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
 
-    def _read(self, told: IO[str]) -> None:
-        for line in told:
+    def _read(self, output: IO[str]) -> None:
+        for line in output:
             channel, names = json.loads(line)
             self.taken[channel] += names
 

@@ -253,7 +253,7 @@ def test_a_bound_limit_is_the_same_limit() -> None:
     assert isinstance(bound.check("k"), Verdict)
 
 
-# --- arguments, each told apart from being ignored ------------------------------------------------------------------
+# --- arguments, each distinguished from being ignored ---------------------------------------------------------------
 
 
 @pytest.fixture

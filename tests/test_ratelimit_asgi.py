@@ -79,10 +79,10 @@ async def test_answers_say_what_is_left_and_refusals_when_to_come_back() -> None
     assert (await drive(app))[0]["status"] == 200
     start, body = await drive(app)
     assert start["status"] == 429
-    told = headers(start)
-    assert told["retry-after"] == "60"
-    assert told["ratelimit"].startswith('"per client";r=0;t=')
-    assert int(told["content-length"]) == len(body["body"])
+    fields = headers(start)
+    assert fields["retry-after"] == "60"
+    assert fields["ratelimit"].startswith('"per client";r=0;t=')
+    assert int(fields["content-length"]) == len(body["body"])
     assert (await drive(app, client="10.0.0.2"))[0]["status"] == 200, "another client has a quota of its own"
 
 
@@ -205,12 +205,12 @@ async def requests(port: int, count: int) -> list[tuple[int, dict[str, str]]]:
     for _ in range(count):
         writer.write(b"GET /api HTTP/1.1\r\nHost: localhost\r\n\r\n")
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        told = dict(line.lower().split(": ", 1) for line in head[1:] if line)
-        if "content-length" in told:
-            await reader.readexactly(int(told["content-length"]))
-        elif told.get("transfer-encoding") == "chunked":
+        fields = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+        if "content-length" in fields:
+            await reader.readexactly(int(fields["content-length"]))
+        elif fields.get("transfer-encoding") == "chunked":
             await reader.readuntil(b"0\r\n\r\n")
-        answers.append((int(head[0].split()[1]), told))
+        answers.append((int(head[0].split()[1]), fields))
     writer.close()
     await writer.wait_closed()
     return answers
@@ -235,13 +235,13 @@ async def test_the_limit_holds_to_the_unit_under_fifty_clients_of_a_real_server(
     statuses = [status for client in answers for status, _ in client]
     assert (statuses.count(200), statuses.count(429)) == (500, 500)
     left = [
-        int(told["ratelimit"].split("r=")[1].split(";")[0])
+        int(fields["ratelimit"].split("r=")[1].split(";")[0])
         for client in answers
-        for status, told in client
+        for status, fields in client
         if status == 200
     ]
     assert sorted(left) == list(range(500)), "each of those let in saw another number"
-    assert all("retry-after" in told for client in answers for status, told in client if status == 429)
+    assert all("retry-after" in fields for client in answers for status, fields in client if status == 429)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,8 @@ def test_routers_are_made_tried_and_removed_from_the_command_line(served: Served
             "skipped\t@topic:late: another binding accepts the message first",
         ],
     )
-    told = json.loads(run(served, "router", "test", "events", "--json").stdout)
-    assert (told["schema"], told["taken"], told["skipped"]) == ("mqcore.router.test/1", True, ["@topic:late"])
+    output = json.loads(run(served, "router", "test", "events", "--json").stdout)
+    assert (output["schema"], output["taken"], output["skipped"]) == ("mqcore.router.test/1", True, ["@topic:late"])
     assert run(served, "router", "unbind", "events", "store").returncode == 0
     nobody = run(served, "router", "test", "events")
     assert (nobody.returncode, nobody.stderr.strip()) == (
@@ -70,8 +70,8 @@ async def test_a_client_makes_routers_and_sends_to_them(served: ServedBroker) ->
         await mq.bind("r", wanted)
         (binding,) = await mq.bindings("r")
         assert (binding.target, binding.priority, binding.interaction) == ("@name:worker", 3, "response")
-        told = await mq.test_router("r", b"x")
-        assert (told.taken, [step.why for step in told.steps]) == (True, ["one client receives it"])
+        output = await mq.test_router("r", b"x")
+        assert (output.taken, [step.why for step in output.steps]) == (True, ["one client receives it"])
         assert [router.name for router in await mq.routers("r")] == ["r"]
         await mq.unbind("r", "@name:worker")
         await mq.bind("r", "@topic:none")

@@ -207,7 +207,7 @@ def test_certificate_verification_is_disabled_only_on_request(authority: Authori
         mqcore.sync.connect(f"{url(broker)}?dangerously_accept_any_certificate=1")
 
 
-# --- who is refused, and told why -----------------------------------------------------------------------------
+# --- who is refused, and the reason given ----------------------------------------------------------------------
 
 
 def test_a_broker_of_another_authority_is_not_trusted(

@@ -49,8 +49,8 @@ def test_a_job_is_sent_by_name_and_its_result_is_printed(url: str, tmp_path: Pat
     with working(url, "--pool", "thread", "--queues", "mail:3,default"):
         said = mqcore("jobs", "enqueue", "sample_jobs.add", "40", "--keyword", "right=2", "--wait", url=url)
         assert (said.returncode, said.stdout) == (0, "42\n"), said.stderr
-        told = one(mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--queue", "mail", "--wait", "--json", url=url))
-        assert (told["schema"], told["result"], told["queue"]) == ("mqcore.jobs.result/1", 2, "mail")
+        output = one(mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--queue", "mail", "--wait", "--json", url=url))
+        assert (output["schema"], output["result"], output["queue"]) == ("mqcore.jobs.result/1", 2, "mail")
         sent = one(mqcore("jobs", "enqueue", "sample_jobs.write", str(tmp_path / "trace"), "text", "--json", url=url))
         assert sent["schema"] == "mqcore.jobs.enqueue/1"
         assert until_lines(tmp_path / "trace", 1) == ["text"]
@@ -78,8 +78,8 @@ def test_status_and_workers_list_jobs_and_workers(url: str) -> None:
             {"worker": worker.ready["worker"], "queues": ["mail:30", "default:10"], "free": 3},
         ]
         assert mqcore("jobs", "enqueue", "sample_jobs.add", "1", "--wait", url=url).returncode == 0
-        told = one(mqcore("jobs", "status", "--json", url=url))
-        of = {row["queue"]: (row["waiting"], row["running"], row["done"]) for row in told["queues"]}
+        output = one(mqcore("jobs", "status", "--json", url=url))
+        of = {row["queue"]: (row["waiting"], row["running"], row["done"]) for row in output["queues"]}
         assert of == {"default": (0, 0, 1), "mail": (0, 0, 0)}
 
 
@@ -126,10 +126,10 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
         try:
             job = sender.send("sample_jobs.tell_progress_again", [str(end)])
             # A watcher sees reports from its start on.
-            told = next(sender.watch(job, "20s"))
-            assert (told.id, told.task, told.attempt) == (job.id, "sample_jobs.tell_progress_again", 1)
-            assert 0 < told.fraction < 1
-            assert told.note.startswith("step ")
+            output = next(sender.watch(job, "20s"))
+            assert (output.id, output.task, output.attempt) == (job.id, "sample_jobs.tell_progress_again", 1)
+            assert 0 < output.fraction < 1
+            assert output.note.startswith("step ")
             assert watching.stdout is not None
             line = json.loads(watching.stdout.readline())
             assert (line["schema"], line["id"]) == ("mqcore.jobs.progress/1", job.id)

@@ -47,7 +47,7 @@ def test_however_often_brokers_and_workers_are_killed_every_guaranteed_job_is_do
             time.sleep(0.05)
     done = Counter(lines_of(file))
     assert set(results) == set(done) == set(wanted), "nothing is missing, and nothing was invented"
-    assert all(sender.told[name] == len(name) for name in sender.told)
+    assert all(sender.returned[name] == len(name) for name in sender.returned)
     twice = sum(count - 1 for count in done.values())
     killed = f"{place.broker_kills} brokers and {place.worker_kills} workers were killed"
     print(f"{killed}; {len(wanted)} jobs, {twice} runs too many, {sum(results.values())} results")

@@ -155,8 +155,8 @@ def test_a_job_is_traced_through_its_tries_to_its_end(tmp_path: Path) -> None:
             wait_until(lambda: place.trace("j").outcome == "done", what="the job to be done")
         traced = place.trace("j")
         assert traced.now == ()
-        told = [(step.kind, step.consumer and step.consumer.name) for step in traced.steps]
-        assert told == [
+        output = [(step.kind, step.consumer and step.consumer.name) for step in traced.steps]
+        assert output == [
             ("produced", None),
             ("saved", None),
             ("delivered", "first"),
@@ -219,8 +219,8 @@ def test_the_command_line_traces_as_lines_and_as_json(tmp_path: Path) -> None:
         assert [line[2] for line in lines[1:]] == ["produced", "saved", "delivered", "delivered"]
         assert lines[-1][0] == "now"
         assert lines[-1][4] == "worker (emqp)"
-        told = json.loads(mqcore_cli("trace", "j", "--url", url, "--json").stdout)
-        assert (told["schema"], told["outcome"], told["now"][0]["state"]) == (
+        output = json.loads(mqcore_cli("trace", "j", "--url", url, "--json").stdout)
+        assert (output["schema"], output["outcome"], output["now"][0]["state"]) == (
             "mqcore.trace/1",
             "delivered",
             "delivered",

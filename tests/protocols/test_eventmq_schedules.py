@@ -316,9 +316,9 @@ def test_the_journal_of_schedules_is_listed_and_verified(tmp_path: Path) -> None
     payload[payload.index(b"night")] ^= 1
     file.write_bytes(payload)
     damaged = run("verify", "--json")
-    told = json.loads(damaged.stdout)
-    assert (damaged.returncode, told["damaged"]) == (6, True)
-    assert {(finding["journal"], finding["shard"]) for finding in told["findings"]} == {("schedules", None)}
+    output = json.loads(damaged.stdout)
+    assert (damaged.returncode, output["damaged"]) == (6, True)
+    assert {(finding["journal"], finding["shard"]) for finding in output["findings"]} == {("schedules", None)}
 
 
 @pytest.mark.timeout(60 + 10 * ROUNDS)

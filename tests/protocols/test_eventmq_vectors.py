@@ -164,7 +164,7 @@ def test_all_vectors_are_there() -> None:
 
 
 def test_peers_receive_the_messages_of_the_original(world: World) -> None:
-    told: dict[Peer, list[Message]] = {}
+    arrived: dict[Peer, list[Message]] = {}
     expected: dict[Peer, list[Message]] = {}
     for vector in MESSAGES:
         parts = frames(vector)
@@ -178,11 +178,11 @@ def test_peers_receive_the_messages_of_the_original(world: World) -> None:
             world.say(peer, parts)
             if isinstance(peer, BytePeer):
                 # Read now and then, as a peer does.
-                told.setdefault(peer, []).extend(peer.heard_so_far(0))
+                arrived.setdefault(peer, []).extend(peer.heard_so_far(0))
     extra: list[Message] = []
     for peer in world.peers.values():
         wanted = expected.get(peer, [])
-        found = told.get(peer, [])
+        found = arrived.get(peer, [])
         found += peer.heard_so_far(len(wanted) - len(found))
         for said in map(comparable, found):
             if said in wanted:

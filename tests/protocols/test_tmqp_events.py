@@ -30,7 +30,7 @@ def watcher(connect: Connect) -> Client:
     return connect("watcher")
 
 
-def told(watcher: Client, channel: str = "ch") -> list[tuple[str, dict[str, Any]]]:
+def events_of(watcher: Client, channel: str = "ch") -> list[tuple[str, dict[str, Any]]]:
     """The events that the watcher has received so far: name and body of each."""
     return [(frame.source.decode(), json.loads(frame.payload)) for frame in watcher.arrived(channel)]
 
@@ -55,7 +55,7 @@ def test_client_connected_event(watcher: Client, connect: Connect) -> None:
     assert list(body.items()) == [("Id", "new"), ("Name", "nm"), ("Type", "ty"), ("Node", None)]
     assert watcher.unsubscribe("ClientConnected") == OK
     connect("newer")
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_client_disconnected_event(watcher: Client, connect: Connect, eventually: Eventually) -> None:
@@ -75,7 +75,7 @@ def test_client_disconnected_event(watcher: Client, connect: Connect, eventually
     assert watcher.unsubscribe("ClientDisconnected") == OK
     connect("again").close()
     eventually(lambda: [entry["Id"] for entry in watcher.json(631)] == ["watcher"])
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_channel_created_event(watcher: Client, producer: Client) -> None:
@@ -90,7 +90,7 @@ def test_channel_created_event(watcher: Client, producer: Client) -> None:
     assert watcher.raw == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelCreated") == OK
     producer.create_channel("ch2")
-    assert told(watcher, "ch2") == []
+    assert events_of(watcher, "ch2") == []
 
 
 def test_channel_removed_event(watcher: Client, producer: Client, consumer: Client) -> None:
@@ -107,7 +107,7 @@ def test_channel_removed_event(watcher: Client, producer: Client, consumer: Clie
     assert watcher.raw == bytes.fromhex("1610000e0000003b") + original
     assert watcher.unsubscribe("ChannelRemoved") == OK
     producer.do(REMOVE_CHANNEL, "ch2")
-    assert told(watcher, "ch2") == []
+    assert events_of(watcher, "ch2") == []
 
 
 # --- of a channel --------------------------------------------------------------------------------------------
@@ -129,10 +129,10 @@ def test_client_joined_event(watcher: Client, producer: Client, connect: Connect
         ("Node", None),
     ]
     joining.join()
-    assert told(watcher) == []
+    assert events_of(watcher) == []
     assert watcher.unsubscribe("ClientJoined", Channel_Name="ch") == OK
     producer.join()
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_client_left_channel_event(watcher: Client, producer: Client, connect: Connect, eventually: Eventually) -> None:
@@ -150,7 +150,7 @@ def test_client_left_channel_event(watcher: Client, producer: Client, connect: C
     assert members(watcher)[1]["ClientId"] == "c2"
     assert watcher.unsubscribe("ClientLeft", Channel_Name="ch") == OK
     last.leave()
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_queue_created_event(watcher: Client, producer: Client) -> None:
@@ -171,7 +171,7 @@ def test_queue_created_event(watcher: Client, producer: Client) -> None:
     ]
     assert watcher.unsubscribe("QueueCreated", Channel_Name="ch") == OK
     producer.create_queue("ch", 8)
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_an_event_comes_before_the_answer_to_what_caused_it(watcher: Client) -> None:
@@ -204,7 +204,7 @@ def test_queue_updated_event(watcher: Client, producer: Client) -> None:
     ]
     assert watcher.unsubscribe("QueueUpdated", Channel_Name="ch") == OK
     producer.update_queue("ch", 7, Status=PULLED)
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_queue_removed_event(watcher: Client, producer: Client) -> None:
@@ -217,7 +217,7 @@ def test_queue_removed_event(watcher: Client, producer: Client) -> None:
     assert (frame.source, frame.target, body["Id"], body["Status"]) == (b"QueueRemoved", b"ch", 7, "Push")
     assert watcher.unsubscribe("QueueRemoved", Channel_Name="ch") == OK
     producer.do(REMOVE_QUEUE, "ch", headers={"Queue-Id": "8"})
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_removing_a_channel_sends_queue_removed_events(watcher: Client, producer: Client) -> None:
@@ -225,7 +225,7 @@ def test_removing_a_channel_sends_queue_removed_events(watcher: Client, producer
         producer.create_queue("ch", queue)
     assert watcher.subscribe("QueueRemoved", Channel_Name="ch") == OK
     producer.do(REMOVE_CHANNEL, "ch")
-    assert [body["Id"] for _, body in told(watcher)] == [7, 8]
+    assert [body["Id"] for _, body in events_of(watcher)] == [7, 8]
 
 
 # --- of a queue ----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_message_produced_event_matches_the_bytes_of_the_original(watcher: Clien
     assert watcher.unsubscribe("MessageProduced", Channel_Name="ch-pull", Queue_Id=str(queue)) == OK
     producer.publish("ch-pull", queue, b"x")
     producer.arrived("ch-pull")
-    assert told(watcher, "ch-pull") == []
+    assert events_of(watcher, "ch-pull") == []
 
 
 def test_message_produced_event_contains_the_producers_name(watcher: Client, connect: Connect) -> None:
@@ -273,7 +273,7 @@ def test_a_message_that_is_refused_is_not_told(watcher: Client, producer: Client
     producer.create_queue("ch", 1, Status=PULLED, MessageLimit=1)
     assert watcher.subscribe("MessageProduced", Channel_Name="ch", Queue_Id="1") == OK
     producer.publish_all([b"1", b"2"])
-    assert len(told(watcher)) == 1
+    assert len(events_of(watcher)) == 1
 
 
 # --- subscribing ---------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_subscribing_twice_is_subscribing_once(watcher: Client, producer: Client
     for _ in range(2):
         assert watcher.subscribe("ChannelCreated") == OK
     producer.create_channel()
-    assert len(told(watcher)) == 1
+    assert len(events_of(watcher)) == 1
 
 
 def test_unsubscribing_from_what_one_did_not_subscribe_to_does_no_harm(watcher: Client) -> None:
@@ -344,7 +344,7 @@ def test_an_unsubscription_may_have_any_number_but_one(watcher: Client, producer
         assert watcher.subscribe("ChannelCreated") == OK
         assert watcher.subscribe("ChannelCreated", content_type=content_type) == OK
     producer.create_channel()
-    assert told(watcher) == []
+    assert events_of(watcher) == []
 
 
 def test_events_reach_all_subscribers_after_one_disconnects(
@@ -356,4 +356,4 @@ def test_events_reach_all_subscribers_after_one_disconnects(
     others.pop().close()
     producer.create_channel()
     for client in (watcher, *others):
-        assert [name for name, _ in told(client)] == ["ChannelCreated"]
+        assert [name for name, _ in events_of(client)] == ["ChannelCreated"]

@@ -76,7 +76,7 @@ def test_a_router_says_where_each_message_goes(
 
 
 @pytest.mark.parametrize(
-    ("answer", "stored", "told"),
+    ("answer", "stored", "answered"),
     [
         (["a/1", "b/1"], (1, 1), None),
         (("a/1", Binding("b/1")), (1, 1), None),
@@ -96,10 +96,10 @@ def test_a_router_may_name_any_number_of_targets(
     style: str,
     answer: object,
     stored: tuple[int, int],
-    told: str | None,
+    answered: str | None,
 ) -> None:
     broker.routers["r"] = router(style, lambda message, publisher: answer)
-    assert reason(producer.routed("r", b"x")) == told
+    assert reason(producer.routed("r", b"x")) == answered
     assert (producer.stored("a")[1], producer.stored("b")[1]) == stored
 
 
@@ -271,8 +271,8 @@ def test_a_binding_in_python_takes_messages_or_leaves_them(
         assert reason(producer.routed("r", body)) is None
     assert taken == [b"mine 1", b"mine 2"]
     assert [producer.stored("a"), producer.stored("b")] == [(0, 1), (0, 1)]
-    told = producer.json(654, "r", body=b"there")
-    assert [(step["Target"], step["Takes"]) for step in told["Steps"]] == [("@handler:mine", True), ("b/1", True)]
+    answered = producer.json(654, "r", body=b"there")
+    assert [(step["Target"], step["Takes"]) for step in answered["Steps"]] == [("@handler:mine", True), ("b/1", True)]
 
 
 def test_a_test_of_a_python_router_asks_it(broker: mqcore.Broker, producer: Client, queues: list[str]) -> None:

@@ -330,9 +330,9 @@ def test_a_test_says_where_a_message_would_go_and_sends_nothing(producer: Client
         producer.bind("r", target, Priority=priority)
     answer = producer.ask(TEST_ROUTE, "r", body=b"x")
     assert answer.content_type == OK
-    told = json.loads(answer.payload)
-    assert (told["Method"], told["Taken"], told["Refusal"], told["Skipped"]) == ("only-first", True, None, [])
-    assert [(step["Target"], step["Takes"], step["Why"]) for step in told["Steps"]] == [
+    result = json.loads(answer.payload)
+    assert (result["Method"], result["Taken"], result["Refusal"], result["Skipped"]) == ("only-first", True, None, [])
+    assert [(step["Target"], step["Takes"], step["Why"]) for step in result["Steps"]] == [
         ("none/1", False, "the channel does not exist"),
         ("@client:gone", False, "no such client is connected"),
         ("a/1", True, "the queue takes it"),
