@@ -2,11 +2,13 @@
 
 A mutant is the program with one small defect: another comparison, a constant off by one, a statement less. The sample
 of a target depends only on `--seed`, so a run can be repeated. Python mutants run in a copy of the project against the
-tests that belong to their module; mutants that survive there can run against all Python tests with `--whole`. Rust
-mutants are made and run by cargo-mutants, with a sample of the same kind.
+tests that belong to their module: first against those that run the mutated line, then against all of them. With
+`--whole`, survivors run against all Python tests. Rust mutants are made and run by cargo-mutants, with a sample of the
+same kind.
 
-A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each
-survivor with its file, line and change, and exits with 1 if a target's share of caught mutants is below `--least`.
+A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each mutant
+with its file, line and change and the test that failed, and exits with 1 if a target's share of caught mutants is below
+`--least`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = ROOT / "python" / "mqcore"
@@ -36,24 +38,37 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "client": (
         ("client/*.py", "bodies.py"),
         (
-            *("test_client*.py", "test_message_ids.py", "test_serve.py", "test_join_handlers.py"),
+            *("test_client*.py", "test_documented_defaults.py", "test_message_ids.py", "test_serve.py"),
+            *("test_join_handlers.py",),
             *("test_mqks_client.py", "test_mm2_client.py", "protocols/test_tmqp_client.py", "test_router_cli.py"),
         ),
     ),
     "broker": (
         ("broker.py", "_answering.py", "handlers.py"),
-        ("test_broker.py", "test_handlers.py", "test_guards.py", "test_custom_messages.py"),
+        (
+            *("test_broker.py", "test_handlers.py", "test_handler_reports.py", "test_guards.py"),
+            *("test_custom_messages.py", "test_event_handlers.py", "test_raising_callbacks.py"),
+        ),
     ),
-    "config": (("config/*.py",), ("test_broker.py", "test_options.py", "test_public_api.py")),
-    "routing": (("routing.py",), ("test_router_cli.py", "protocols/test_tmqp_python_routers.py")),
+    "config": (
+        ("config/*.py",),
+        ("test_broker.py", "test_declare.py", "test_documented_defaults.py", "test_options.py", "test_public_api.py"),
+    ),
+    "routing": (
+        ("routing.py",),
+        ("test_documented_defaults.py", "test_router_cli.py", "protocols/test_tmqp_python_routers.py"),
+    ),
     "throttr": (("throttr/client.py", "throttr/models.py", "throttr/requests.py"), ("test_throttr_client.py",)),
-    "ratelimit": (("ratelimit/*.py",), ("test_ratelimit*.py",)),
+    "ratelimit": (("ratelimit/*.py",), ("test_documented_defaults.py", "test_ratelimit*.py")),
     "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_*.py",)),
     "ledger": (("spark/ledger.py", "spark/publisher.py"), ("spark/test_ledger*.py",)),
     "spark": (("spark/*.py",), ("spark/test_ledger*.py", "spark/test_sink.py", "spark/test_source.py")),
     "cli": (("cli/*.py",), ("test_cli*.py", "test_router_cli.py", "test_limit_cli.py")),
 }
 GENERATED: Final = ("throttr/sync_client.py",)
+
+# Seconds of tests that run the mutated line, before all tests of the target run.
+NEAREST_SECONDS: Final = 20.0
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
@@ -163,6 +178,41 @@ def first_line(node: ast.AST) -> str:
     return ast.unparse(node).partition("\n")[0][:70]
 
 
+# Names of the tests that run each line of a module.
+Lines: TypeAlias = dict[Path, dict[int, set[str]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run of tests."""
+
+    passed: bool
+    seconds: float
+    why: str
+    """The test that failed first, or another reason."""
+    durations: dict[str, float]
+    """Seconds of each test."""
+
+
+def nearest(mutant: Mutant, lines: Lines, durations: dict[str, float]) -> list[str]:
+    """The quickest tests that run the line of a mutant. Parts of a statement and defaults of arguments are not always
+    recorded as lines of their own: for those, the tests that run the recorded lines before and behind it.
+    """
+    recorded = lines.get(mutant.module, {})
+    before = max((line for line in recorded if line <= mutant.line), default=mutant.line)
+    behind = min((line for line in recorded if line >= mutant.line), default=mutant.line)
+    near = {mutant.line} if mutant.line in recorded else {before, behind}
+    tests = set().union(*(recorded.get(line, ()) for line in near))
+    found: list[str] = []
+    total = 0.0
+    for test in sorted(tests, key=lambda test: (durations.get(test, 0.0), test)):
+        total += durations.get(test, 0.0)
+        if found and total > NEAREST_SECONDS:
+            break
+        found.append(test)
+    return found
+
+
 class Copy:
     """The project in a directory of its own, whose modules can be replaced."""
 
@@ -175,31 +225,58 @@ class Copy:
                 (directory / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / path, directory / path)
 
-    def run(self, tests: list[str], processes: int, limit: float | None) -> tuple[bool, float]:
-        """Whether the tests pass, and how many seconds they took."""
+    def run(
+        self, tests: list[str], processes: int, limit: float | None, environment: dict[str, str] | None = None
+    ) -> Outcome:
+        """Runs tests until one fails."""
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", str(processes)]
-        environment = {**os.environ, "PYTHONPATH": str(self.directory / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
+        command += ["--dist", "loadscope", "--durations=0", "--durations-min=0", *tests]
+        paths = os.pathsep.join(filter(None, [str(self.directory / "python"), (environment or {}).get("PYTHONPATH")]))
+        fixed = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
         begin = time.monotonic()
         try:
             done = subprocess.run(
-                [*command, "--dist", "loadscope", *tests],
+                command,
                 cwd=self.directory,
-                env=environment,
+                env={**os.environ, **(environment or {}), **fixed},
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            return False, time.monotonic() - begin
-        if done.returncode > 1:
-            # No test failed: the mutant stops the tests from being collected, or the run itself is broken.
-            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr) if limit is None else None
-        return done.returncode == 0, time.monotonic() - begin
+            return Outcome(False, time.monotonic() - begin, f"time limit of {limit:.0f} s", {})
+        if limit is None and done.returncode != 0:
+            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+        durations: dict[str, float] = {}
+        for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", done.stdout, re.MULTILINE):
+            durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])
+        failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        why = failed[1] if failed else f"exit code {done.returncode}"
+        return Outcome(done.returncode == 0, time.monotonic() - begin, why, durations)
+
+    def record(self, tests: list[str], processes: int, files: list[Path]) -> tuple[Outcome, Lines]:
+        """Runs all tests without a mutant, and records which tests run each line of `files`."""
+        record = self.directory / "record"
+        variables = {
+            "PYTHONPATH": str(ROOT / "tools" / "recorder"),
+            "MUTANTS_FILES": os.pathsep.join(str(self.directory / path.relative_to(ROOT)) for path in files),
+            "MUTANTS_RECORD": str(record),
+        }
+        outcome = self.run(tests, processes, None, variables)
+        lines: Lines = {}
+        for entry in record.read_text(encoding="utf-8").splitlines() if record.exists() else ():
+            test, file, line = entry.split("\t")
+            lines.setdefault(ROOT / Path(file).relative_to(self.directory), {}).setdefault(int(line), set()).add(test)
+        return outcome, lines
 
     def replace(self, module: Path, source: str) -> None:
         """Overwrites a module of the copy."""
-        (self.directory / module.relative_to(ROOT)).write_text(source, encoding="utf-8")
+        path = self.directory / module.relative_to(ROOT)
+        path.write_text(source, encoding="utf-8")
+        # Python would take the compiled module for current if it is as long and from the same second.
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+            compiled.unlink()
 
 
 def run_python(target: str, count: int, seed: int, *, whole: bool, processes: int) -> tuple[int, list[Mutant]]:
@@ -216,20 +293,25 @@ def run_python(target: str, count: int, seed: int, *, whole: bool, processes: in
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
         project = Copy(Path(directory))
-        passed, seconds = project.run(tests, processes, None)
-        if not passed:
+        whole_run, lines = project.record(tests, processes, files)
+        if not whole_run.passed:
             sys.exit(f"{target}: the tests fail without a mutant; repair them first")
+        durations, seconds = whole_run.durations, whole_run.seconds
         print(f"{target}: {len(sample)} of {len(everything)} mutants, {seconds:.0f} s a run", flush=True)
         for number, mutant in enumerate(sample, 1):
             project.replace(mutant.module, mutant.source)
-            survived, _ = project.run(tests, processes, 3 * seconds + 30)
-            if survived and whole:
-                survived, _ = project.run(["tests"], processes, 3600)
+            first = nearest(mutant, lines, durations)
+            runs = [(first, 0, 3 * sum(durations.get(test, 0.0) for test in first) + 60)] if first else []
+            runs.append(([test for test in durations if test not in first], processes, 3 * seconds + 60))
+            if whole:
+                runs.append((["tests"], processes, 3600))
+            failed = next((outcome.why for run in runs if not (outcome := project.run(*run)).passed), None)
             project.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
             where = f"{mutant.module.relative_to(ROOT)}:{mutant.line}"
-            verdict = "SURVIVED" if survived else "caught"
-            print(f"  {number:3}/{len(sample)} {verdict:8} {where}: {mutant.change}", flush=True)
-            if survived:
+            verdict = "SURVIVED" if failed is None else "caught"
+            by = "" if failed is None else f"  [{failed}]"
+            print(f"  {number:3}/{len(sample)} {verdict:8} {where}: {mutant.change}{by}", flush=True)
+            if failed is None:
                 survivors.append(mutant)
     return len(sample), survivors
 
