@@ -34,7 +34,12 @@ GROUPS = {
         "spark/test_program.py::test_the_program_runs",
     ),
     # These need no session.
-    "spark ledger": ("spark/test_ledger.py", "spark/test_origin.py", "spark/test_reports.py"),
+    "spark ledger": (
+        "spark/test_ledger.py",
+        "spark/test_ledger_publisher.py",
+        "spark/test_origin.py",
+        "spark/test_reports.py",
+    ),
     # Two sessions, each for half of the remaining time.
     "spark pipelines": ("spark/test_pipelines.py", "spark/test_letters_limits_sessions.py", "spark/test_bundle.py"),
     "spark": ("spark/",),

@@ -141,8 +141,6 @@ class Publisher:
             time.sleep(pause)
 
     def _unpublished(self, rows: list[Outgoing]) -> list[Outgoing]:
-        if not self._known and (not rows or rows[0].number >= self._floor):
-            return rows
         return [row for row in rows if row.number >= self._floor and row.number not in self._known]
 
     def _attempt(self, rows: list[Outgoing]) -> tuple[list[Outgoing], errors.MqcoreError | None, bool]:
@@ -226,8 +224,8 @@ def _names(origin: Remote, before: Sequence[dict[str, Any]], now: Sequence[Ends]
     stretches = []
     for end in now:
         place = then.get(end.shard)
-        same = place is not None and place["journal"] in {"", end.journal}
-        stretches.append((end.shard, int(place["latest"]) if same and place is not None else 0, end.latest))
+        begin = int(place["latest"]) if place is not None and place["journal"] in {"", end.journal} else 0
+        stretches.append((end.shard, begin, end.latest))
     stretches = [stretch for stretch in stretches if stretch[1] < stretch[2]]
     request = Plan.request_of("messages", ["message_id", "headers"])
     found: set[str] = set()
