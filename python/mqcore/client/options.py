@@ -150,31 +150,33 @@ class ClientOptions:
     tls: TLSConfig | None = None
     """Trust and certificate for ``tmqps://``, unless the URL names them. Default: the system's authorities."""
     connect_timeout: Duration = 5.0
-    """Longest time of one attempt to connect."""
+    """Longest time of one attempt to connect. Default 5 s."""
     patience: Duration = 0.0
-    """How long the first connect keeps trying. 0: it tries every address once."""
+    """How long the first connect keeps trying; 0: it tries every address once. Default 0."""
     request_timeout: Duration = 15.0
-    """Longest wait for a confirmation or an answer, unless the call sets another."""
+    """Longest wait for a confirmation or an answer, unless the call sets another. Default 15 s."""
     drain_timeout: Duration = 5.0
-    """Time to finish in-flight work when the client closes."""
+    """Time to finish in-flight work when the client closes. Default 5 s."""
     ping_interval: Duration = 30.0
-    """Silence of the broker after which the client sends a ping."""
+    """Silence of the broker after which the client sends a ping. Default 30 s."""
     pong_timeout: Duration = 10.0
-    """Longest wait for anything after a ping. Then the client drops the connection and reconnects."""
+    """Longest wait for anything after a ping. Then the client drops the connection and reconnects. Default 10 s."""
     backoff_first: Duration = 0.1
-    """Delay before the first attempt to reconnect. It doubles each time, and is shortened at random by up to half."""
+    """Delay before the first attempt to reconnect. It doubles each time, and is shortened at random by up to half.
+    Default 100 ms."""
     backoff_max: Duration = 15.0
-    """Longest delay between two attempts."""
+    """Longest delay between two attempts. Default 15 s."""
     reconnect_attempts: int | None = None
     """Failed attempts in a row after which the client closes. Default: it never gives up."""
     max_outstanding: int = 65_536
-    """Publishes and requests that may wait for an answer. Further calls wait."""
+    """Publishes and requests that may wait for an answer. Further calls wait. Default 65,536."""
     write_buffer_bytes: int = 4 * 1024 * 1024
-    """Bytes waiting to be written above which publishing waits."""
+    """Bytes waiting to be written above which publishing waits. Default 4 MiB."""
     read_buffer_bytes: int = 64 * 1024 * 1024
-    """Bytes of received messages not yet taken above which the client stops reading."""
+    """Bytes of received messages not yet taken above which the client stops reading. Default 64 MiB."""
     frame_bytes_max: int = 64 * 1024 * 1024
-    """Largest frame in bytes, sent or received; in MQKS a line, in MicroMessage2 also a whole message."""
+    """Largest frame in bytes, sent or received; in MQKS a line, in MicroMessage2 also a whole message.
+    Default 64 MiB."""
     extensions: Sequence[Extension] | None = None
     """Offered extensions of MicroMessage2. Default: `mqcore.micromessage.DEFAULTS`."""
     id_generator: Callable[[], str] | None = None
