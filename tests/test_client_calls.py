@@ -222,6 +222,20 @@ async def test_pull_clears_the_messages_of_the_chosen_priority(
     assert (information.priority_messages, information.messages) == left
 
 
+@pytest.mark.parametrize(
+    ("options", "left"), [({}, (0, 0)), ({"high_priority": False}, (1, 0)), ({"normal": False}, (0, 1))]
+)
+async def test_clear_queue_removes_both_priorities_unless_one_is_left_out(
+    mq: Client, options: dict[str, bool], left: tuple[int, int]
+) -> None:
+    await mq.declare("orders", 1, PULL)
+    await mq.publish("orders/1", b"high", high_priority=True)
+    await mq.publish("orders/1", b"normal")
+    await mq.clear_queue("orders/1", **options)
+    information = await mq.queue_information("orders/1")
+    assert (information.priority_messages, information.messages) == left
+
+
 async def test_pull_names_the_order_and_the_clearing_that_it_does_not_know(mq: Client) -> None:
     queue = mq.queue("orders", 1)
     with pytest.raises(errors.InvalidArgument, match="'random'"):

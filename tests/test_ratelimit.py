@@ -197,6 +197,47 @@ async def test_a_slot_waits_as_long_as_it_may_and_no_longer(url: str) -> None:
         pytest.fail("it was let in")
 
 
+class CountingLocal(LocalRateLimiter):
+    """A limiter that counts its checks."""
+
+    checks = 0
+
+    def check(self, *arguments: Any, **options: Any) -> Verdict:
+        self.checks += 1
+        return super().check(*arguments, **options)
+
+
+class CountingRemote(RateLimiter):
+    """The same through a broker."""
+
+    checks = 0
+
+    async def check(self, *arguments: Any, **options: Any) -> Verdict:
+        self.checks += 1
+        return await super().check(*arguments, **options)
+
+
+async def test_slot_sleeps_between_checks(url: str) -> None:
+    local = CountingLocal("fixed-window", "", 10, 10_000)
+    for _ in range(2):
+        with local.slot("k", "1/200ms", wait="20s"):
+            pass
+    # One more if a sleep ends a moment too early.
+    assert 3 <= local.checks <= 4
+    async with CountingRemote(url, on_unavailable="raise", strategy="fixed-window") as remote:
+        for _ in range(2):
+            async with remote.slot("k", "1/200ms", wait="20s"):
+                pass
+    assert 3 <= remote.checks <= 4
+
+
+def test_slot_does_not_wait_unless_asked(limiter: LocalRateLimiter | SyncRateLimiter) -> None:
+    half_second = Limit(1, "500ms", "fixed-window")
+    assert limiter.check("k", half_second)
+    with pytest.raises(errors.RateLimited), limiter.slot("k", half_second):
+        pytest.fail("it was let in")
+
+
 async def test_unreachable_broker_leads_to_the_chosen_result() -> None:
     with mqcore.Broker(listen=("throttr://127.0.0.1:0",)) as broker:
         gone = broker.listeners[0]
@@ -237,8 +278,11 @@ def test_limits_that_the_listeners_width_cannot_say_are_refused_with_what_to_do(
         SyncRateLimiter(broker.listeners[0] + "?value=uint8", on_unavailable="raise") as limiter,
     ):
         assert limiter.check("k", "255/255s").remaining == 254
-        for wrong in ("256/s", "1/256s"):
-            with pytest.raises(errors.ConfigError, match="uint64"):
+        for wrong, value in (
+            ("256/s", "a limit of 256 exceeds 255,"),
+            ("1/256s", r"a period of 256\.0 s does not fit"),
+        ):
+            with pytest.raises(errors.ConfigError, match=f"{value}.*uint64"):
                 limiter.check("k", wrong)
         assert limiter.check("l", "1/300m"), "5 hours"
 

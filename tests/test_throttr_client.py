@@ -61,6 +61,9 @@ class DrivenClient:
         if isinstance(self._target, Client):
             self._runner.close()
 
+    def __len__(self) -> int:
+        return len(self._target)
+
     def pipeline(self) -> DrivenClient:
         return DrivenClient(self._target.pipeline(), self._runner)
 
@@ -189,6 +192,43 @@ async def test_messages_reach_subscribers_until_they_unsubscribe(url: str, proto
         assert await subscriber.unsubscribe("news")
         assert not await subscriber.unsubscribe("news")
         assert not await publisher.publish("news", b"x")
+
+
+async def test_messages_end_when_the_client_is_idle_or_closed(url: str) -> None:
+    async with Client(url) as client, Client(url) as publisher:
+        assert await client.subscribe("news")
+        async with asyncio.timeout(20):
+            assert [message async for message in client.messages(idle_timeout="20ms")] == []
+            assert await publisher.publish("news", b"x")
+            assert (await anext(client.messages())).payload == b"x"
+            endless = asyncio.ensure_future(anext(client.messages(), None))
+            await client.close()
+            assert await endless is None
+
+
+def test_client_is_closed_when_its_block_ends(url: str, opened: type[SyncClient]) -> None:
+    with SyncClient(url) as watcher:
+        with opened(url) as client:
+            assert len(watcher.connections()) == 2
+            assert (client.is_closed, client.dropped) == (False, 0)
+        assert client.is_closed
+        wait_until(lambda: len(watcher.connections()) == 1, what="the end of the connection")
+    with SyncClient(url) as closing:
+        closing.close()
+        with pytest.raises(errors.Draining):
+            closing.query("k")
+
+
+def test_pipeline_whose_block_raises_sends_nothing(url: str, opened: type[SyncClient]) -> None:
+    with opened(url) as client:
+        pipe = client.pipeline()
+        pipe.insert("k", 1, 60).insert("l", 1, 60)
+        assert len(pipe) == 2
+        with pytest.raises(ZeroDivisionError), pipe:
+            raise ZeroDivisionError
+        assert (pipe.results, client.query("k")) == ([], None)
+        assert pipe.execute() == [True, True]
+        assert (len(pipe), pipe.results) == (0, [True, True])
 
 
 async def test_a_pipeline_answers_in_its_order_also_with_many_requests(url: str) -> None:

@@ -307,6 +307,58 @@ def test_routers_may_be_changed_while_the_broker_runs(
     assert list(broker.routers) == []
 
 
+def test_declared_routers_and_bindings_are_mappings_of_what_was_declared(broker: mqcore.Broker) -> None:
+    class Taking(BindingHandler):
+        def send(self, message: mqcore.Message, publisher: mqcore.ClientView) -> bool:
+            return True
+
+    assert (dict(broker.routers), dict(broker.binding_handlers)) == ({}, {})
+    asked, taking = router("plain", lambda message, publisher: None), Taking()
+    broker.routers["asked"] = asked
+    broker.routers.add("plain", "only-first", ["a/1", Binding("b/1", priority=7)])
+    broker.routers["renamed"] = mqcore.RouterOptions("other")
+    broker.binding_handlers["k"] = taking
+    plain = mqcore.RouterOptions("plain", mqcore.RouteMethod.ONLY_FIRST, (Binding("a/1"), Binding("b/1", priority=7)))
+    renamed = mqcore.RouterOptions("renamed")
+    assert dict(broker.routers) == {"asked": asked, "plain": plain, "renamed": renamed}
+    assert dict(broker.binding_handlers) == {"k": taking}
+    assert (len(broker.routers), len(broker.binding_handlers)) == (3, 1)
+    assert {stats.name for stats in broker.stats().routers} == {"asked", "plain", "renamed"}
+
+
+def test_bindings_are_removed_by_their_name_or_else_their_target(broker: mqcore.Broker) -> None:
+    broker.routers.add("r", bindings=["a/1", Binding("b/1", "named")])
+    broker.routers.bind("r", "c/1", binding="further", method="round-robin", content_type=7)
+    added = Binding("c/1", "further", content_type=7, method=mqcore.RouteMethod.ROUND_ROBIN)
+    assert broker.routers["r"].bindings == (Binding("a/1"), Binding("b/1", "named"), added)  # type: ignore[union-attr]
+    for name in ("b/1", "c/1", "none"):
+        with pytest.raises(KeyError, match=name):
+            broker.routers.unbind("r", name)
+    broker.routers.unbind("r", "a/1")
+    broker.routers.unbind("r", "named")
+    assert broker.routers["r"].bindings == (added,)  # type: ignore[union-attr]
+
+
+def test_a_python_router_is_asked_before_its_fallback(broker: mqcore.Broker) -> None:
+    broker.routers["one"] = router("plain", lambda message, publisher: None, fallback="a/1")
+    broker.routers["binding"] = router("plain", lambda message, publisher: None, fallback=Binding("b/1", priority=9))
+    broker.routers["both"] = router("plain", lambda message, publisher: None, fallback=["a/1", Binding("b/1")])
+    bindings = {
+        stats.name: [(binding.name, binding.target, binding.priority) for binding in stats.bindings]
+        for stats in broker.stats().routers
+    }
+    highest = 2**31 - 1
+    assert bindings == {
+        "one": [("route", "@handler:router one", highest), ("fallback a/1", "a/1", 0)],
+        "binding": [("route", "@handler:router binding", highest), ("fallback b/1", "b/1", 0)],
+        "both": [
+            ("route", "@handler:router both", highest),
+            ("fallback a/1", "a/1", 0),
+            ("fallback b/1", "b/1", -1),
+        ],
+    }
+
+
 def test_routers_declared_before_the_start_are_there_from_the_start(
     connect: Connect, start_broker: StartBroker
 ) -> None:

@@ -1,0 +1,72 @@
+"""Log records about handlers that raise name the handler and the method, and count each failure once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+
+import pytest
+
+import mqcore
+from awaited import until
+from mqcore import Broker, Decision, DeliveryHandler
+
+
+class Raising(DeliveryHandler):
+    """Raises for each message."""
+
+    timeout = 0.05
+
+    def __init__(self, raised: type[BaseException]) -> None:
+        self.raised = raised
+
+    def received_from_producer(self, *_: object) -> Decision:
+        raise self.raised("on purpose")
+
+
+class AwaitedRaising(Raising):
+    """The same with ``await``."""
+
+    async def received_from_producer(self, *_: object) -> Decision:  # type: ignore[override]
+        raise self.raised("on purpose")
+
+
+class Late(Raising):
+    """Never answers."""
+
+    async def received_from_producer(self, *_: object) -> Decision:  # type: ignore[override]
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def reported(caplog: pytest.LogCaptureFixture) -> int:
+    """The failures of the delivery handler "asked" in all records. Any other record about a handler is an error."""
+    begin = "delivery handler 'asked' raised in received_from_producer"
+    total = 0
+    for record in caplog.records:
+        if record.name == "mqcore.handlers":
+            text = record.getMessage()
+            match = re.fullmatch(rf"{begin}(?: \((\d+) times in one batch; this is the first\))?; .*", text)
+            assert match is not None, text
+            assert (record.levelno, record.exc_info is None) == (logging.ERROR, False)
+            assert match[1] is None or int(match[1]) > 1
+            total += int(match[1] or 1)
+    return total
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+@pytest.mark.parametrize("kind", [Raising, AwaitedRaising, Late])
+async def test_log_counts_each_failure_of_a_delivery_handler_once(
+    kind: type[Raising], raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = Broker(
+        listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True, delivery_handler="asked"
+    )
+    broker.delivery_handlers["asked"] = kind(raised)
+    async with broker, mqcore.connect(broker) as mq:
+        for total in (100, 101, 161):
+            await mq.publish_many("orders/1", [b"x"] * (total - reported(caplog)), confirm=False)
+            await until(lambda total=total: reported(caplog) == total, "a record of every failure")
+        assert broker.stats().handlers[0].failed == 161
+    assert reported(caplog) == 161
