@@ -1,4 +1,4 @@
-"""Limits of a worker: time of jobs, delay of retries, prefetch and drain timeout, each distinguished from its absence."""
+"""Limits of a worker: time of jobs, delay of retries, prefetch and drain timeout, each compared with its absence."""
 
 from __future__ import annotations
 
