@@ -218,3 +218,35 @@ def test_an_answer_that_is_canceled_before_it_begins_is_settled_and_closed() -> 
     loop.close()
     assert reply.failed
     assert inspect.getcoroutinestate(handling) == inspect.CORO_CLOSED
+
+
+def test_answers_for_a_closed_loop_are_settled_closed_and_reported_once() -> None:
+    class Replied:
+        failed = False
+
+        def settle(self, _result: object) -> None:
+            raise AssertionError("the handler never ran")
+
+        def fail(self) -> None:
+            self.failed = True
+
+    async def received() -> bytes:
+        return b"never"
+
+    loop = asyncio.new_event_loop()
+    loop.close()
+    reports: list[tuple[Replied, BaseException]] = []
+    runner: LoopRunner[Replied] = LoopRunner(
+        1.0,
+        lambda: loop,
+        raised=lambda _reply, error: pytest.fail(str(error)),
+        closed=lambda reply, error: reports.append((reply, error)),
+    )
+    # Any awaitable is taken, not only a coroutine.
+    burst = [(received(), Replied()), (asyncio.Future(loop=loop), Replied()), (received(), Replied())]
+    runner.submit(burst)
+    assert all(reply.failed for _, reply in burst)
+    assert [inspect.getcoroutinestate(burst[at][0]) for at in (0, 2)] == [inspect.CORO_CLOSED] * 2  # type: ignore[arg-type]
+    ((reply, error),) = reports
+    assert reply is burst[0][1]
+    assert "closed" in str(error)

@@ -256,6 +256,20 @@ async def test_unsupported_tmqp_operation_raises(broker: mqcore.Broker) -> None:
                 await asyncio.wait_for(lacking, 5)
 
 
+async def test_a_broker_lists_its_latest_100_failed_requests_unless_asked_for_another_number(
+    broker: mqcore.Broker, mq: Client
+) -> None:
+    texts = []
+    for _ in range(105):
+        with pytest.raises(errors.OperationError) as caught:
+            await mq.statistic("1 + 1")
+        texts.append(str(caught.value))
+    found = broker.errors(1000)
+    assert len(found) == 105
+    assert all(failed.id in text for failed, text in zip(found, reversed(texts), strict=True))
+    assert (broker.errors(), broker.errors(3)) == (found[:100], found[:3])
+
+
 async def test_an_error_of_the_broker_names_its_number(broker: mqcore.Broker, mq: Client) -> None:
     with pytest.raises(errors.OperationError, match="cannot read statistic") as caught:
         await mq.statistic("1 + 1")

@@ -47,7 +47,8 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("broker.py", "_answering.py", "handlers.py"),
         (
             *("test_broker.py", "test_handlers.py", "test_handler_reports.py", "test_guards.py"),
-            *("test_custom_messages.py", "test_event_handlers.py", "test_raising_callbacks.py"),
+            *("test_custom_messages.py", "test_event_handlers.py", "test_raising_callbacks.py", "test_extensions.py"),
+            *("test_mqks_client.py", "jobs/test_ended_schedules.py"),
         ),
     ),
     "config": (

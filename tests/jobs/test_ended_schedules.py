@@ -101,3 +101,15 @@ def test_unscheduled_schedule_does_not_start_again_with_a_worker(tmp_path: Path)
         wait_until(lambda: not is_scheduled(broker), what="its end")
         with working(broker, jobs):
             assert not is_scheduled(broker)
+
+
+def test_a_broker_lists_the_next_100_schedules_unless_asked_for_another_number(tmp_path: Path) -> None:
+    with started(tmp_path) as broker:
+        jobs = program(broker, [], runs=1)
+        for number in range(103):
+            jobs.every(f"{number + 1}h", jobs.tasks["shop.continues"].bind(-number), nohaste=True)
+        with working(broker, jobs):
+            found = broker.schedules()
+            assert (found.total > 103, len(found.schedules)) == (True, 100)
+            assert broker.schedules(3).schedules == found.schedules[:3]
+            assert len(broker.schedules(1000).schedules) == found.total
