@@ -64,7 +64,13 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_*.py",)),
     "ledger": (("spark/ledger.py", "spark/publisher.py"), ("spark/test_ledger*.py",)),
     "spark": (("spark/*.py",), ("spark/test_ledger*.py", "spark/test_sink.py", "spark/test_source.py")),
-    "cli": (("cli/*.py",), ("test_cli*.py", "test_router_cli.py", "test_limit_cli.py")),
+    "cli": (
+        ("cli/*.py",),
+        (
+            *("test_cli*.py", "test_router_cli.py", "test_limit_cli.py", "test_authority.py", "test_backup.py"),
+            *("test_journal_*.py", "test_sighup.py", "test_client_topics.py", "jobs/test_jobs_cli.py"),
+        ),
+    ),
 }
 GENERATED: Final = ("throttr/sync_client.py",)
 
