@@ -67,8 +67,14 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "cli": (
         ("cli/*.py",),
         (
-            *("test_cli*.py", "test_router_cli.py", "test_limit_cli.py", "test_authority.py", "test_backup.py"),
-            *("test_journal_*.py", "test_sighup.py", "test_client_topics.py", "jobs/test_jobs_cli.py"),
+            *("test_cli.py", "test_cli_*.py", "test_router_cli.py", "test_limit_cli.py", "test_authority.py"),
+            *(
+                "test_backup.py",
+                "test_journal_*.py",
+                "test_sighup.py",
+                "test_client_topics.py",
+                "jobs/test_jobs_cli.py",
+            ),
         ),
     ),
 }
