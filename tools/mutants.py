@@ -201,8 +201,8 @@ class Outcome:
 
     passed: bool
     seconds: float
-    why: str
-    """The test that failed first, or another reason."""
+    why: list[str]
+    """The tests that failed, or another reason."""
     durations: dict[str, float]
     """Seconds of each test."""
 
@@ -218,8 +218,8 @@ def nearest(mutant: Mutant, lines: Lines, durations: dict[str, float]) -> list[s
     tests = set().union(*(recorded.get(line, ()) for line in near))
     found: list[str] = []
     total = 0.0
-    for test in sorted(tests, key=lambda test: (durations.get(test, 0.0), test)):
-        total += durations.get(test, 0.0)
+    for test in sorted(tests & durations.keys(), key=lambda test: (durations[test], test)):
+        total += durations[test]
         if found and total > NEAREST_SECONDS:
             break
         found.append(test)
@@ -241,9 +241,11 @@ class Copy:
     def run(
         self, tests: list[str], processes: int, limit: float | None, environment: dict[str, str] | None = None
     ) -> Outcome:
-        """Runs tests until one fails."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", str(processes)]
+        """Runs tests until one fails; all of them without a limit."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
         command += ["--dist", "loadscope", "--durations=0", "--durations-min=0", *tests]
+        if limit is not None:
+            command.append("-x")
         paths = os.pathsep.join(filter(None, [str(self.directory / "python"), (environment or {}).get("PYTHONPATH")]))
         fixed = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
         begin = time.monotonic()
@@ -258,14 +260,12 @@ class Copy:
                 timeout=limit,
             )
         except subprocess.TimeoutExpired:
-            return Outcome(False, time.monotonic() - begin, f"time limit of {limit:.0f} s", {})
-        if limit is None and done.returncode != 0:
-            print(done.stdout[-2000:], done.stderr[-2000:], file=sys.stderr)
+            return Outcome(False, time.monotonic() - begin, [f"time limit of {limit:.0f} s"], {})
         durations: dict[str, float] = {}
         for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", done.stdout, re.MULTILINE):
             durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])
-        failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        why = failed[1] if failed else f"exit code {done.returncode}"
+        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        why = failed or [f"exit code {done.returncode}", done.stderr[-2000:]]
         return Outcome(done.returncode == 0, time.monotonic() - begin, why, durations)
 
     def record(self, tests: list[str], processes: int, files: list[Path]) -> tuple[Outcome, Lines]:
@@ -307,14 +307,17 @@ def run_python(target: str, count: int, seed: int, *, whole: bool, processes: in
     with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
         project = Copy(Path(directory))
         whole_run, lines = project.record(tests, processes, files)
-        if not whole_run.passed:
-            sys.exit(f"{target}: the tests fail without a mutant; repair them first")
         durations, seconds = whole_run.durations, whole_run.seconds
+        if not whole_run.passed:
+            print(f"{target}: left out, because they fail without a mutant: {' '.join(whole_run.why)}", flush=True)
+            durations = {test: each for test, each in durations.items() if test not in whole_run.why}
+        if not durations:
+            sys.exit(f"{target}: no test passes without a mutant")
         print(f"{target}: {len(sample)} of {len(everything)} mutants, {seconds:.0f} s a run", flush=True)
         for number, mutant in enumerate(sample, 1):
             project.replace(mutant.module, mutant.source)
             first = nearest(mutant, lines, durations)
-            runs = [(first, 0, 3 * sum(durations.get(test, 0.0) for test in first) + 60)] if first else []
+            runs = [(first, 0, 3 * sum(durations[test] for test in first) + 60)] if first else []
             runs.append(([test for test in durations if test not in first], processes, 3 * seconds + 60))
             if whole:
                 runs.append((["tests"], processes, 3600))
@@ -322,7 +325,7 @@ def run_python(target: str, count: int, seed: int, *, whole: bool, processes: in
             project.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
             where = f"{mutant.module.relative_to(ROOT)}:{mutant.line}"
             verdict = "SURVIVED" if failed is None else "caught"
-            by = "" if failed is None else f"  [{failed}]"
+            by = "" if failed is None else f"  [{failed[0]}]"
             print(f"  {number:3}/{len(sample)} {verdict:8} {where}: {mutant.change}{by}", flush=True)
             if failed is None:
                 survivors.append(mutant)

@@ -119,6 +119,24 @@ def test_history_of_another_journal_is_read_from_its_beginning(live: Recorded, t
         assert len(drain(live.served.url, "target/1")) == 10
 
 
+def test_rows_with_keys_are_found_by_the_header_with_their_name(live: Recorded, tmp_path: Path) -> None:
+    setting = settings(live, tmp_path, queue="target/1")
+    ledger = Ledger(str(tmp_path), "sink")
+    headers = [[{"key": "Color", "value": "red"}], None]
+    rows = staged(tmp_path, {"value": ["a", "b"], "key": ["first", "second"], "headers": headers})
+    batch, _ = ledger.promise(0, [rows], history_ends(setting))
+    for _ in range(2):
+        Publisher(setting, ledger).publish(batch, fresh=False)
+        (tmp_path / "sink" / "manifests" / "0.progress").unlink()
+    with sync.connect(live.served.url) as mq:
+        found = list(mq.queue("target/1").pull(9))
+    names = ("Color", "Mqcore-Sink")
+    assert [(message.id, message.raw, *(message.headers.get(name) for name in names)) for message in found] == [
+        ("first", b"a", "red", "sink/0/0"),
+        ("second", b"b", None, "sink/0/1"),
+    ]
+
+
 def test_pauses_double_up_to_five_seconds() -> None:
     assert list(_pauses(9)) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert list(_pauses(0)) == []
