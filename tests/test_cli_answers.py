@@ -1,4 +1,4 @@
-"""What commands print when they are done, for people and as JSON, and which arguments they reject."""
+"""Output of commands that change or show something, for people and as JSON, and rejected arguments."""
 
 from __future__ import annotations
 
