@@ -103,6 +103,9 @@ def test_an_address_in_use_is_an_error_and_leaves_nothing_behind() -> None:
         ({"shards": -1}, "shards"),
         ({"ping_interval": "soon"}, "ping_interval: 'soon' is not a duration"),
         ({"channel": QueueOptions()}, "a ChannelOptions"),
+        ({"delivery_handler": "memry"}, r"has the key 'memry'; did you mean 'memory'\? \(registered: memory, "),
+        ({"delivery_handler": "7"}, r"has the key '7' \(registered: memory, at-most-once"),
+        ({"channel": ChannelOptions(queue=QueueOptions(delivery_handler="7"))}, "no delivery handler has the key '7'"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(options: Any, said: str) -> None:
@@ -118,7 +121,7 @@ def test_an_address_that_others_could_reach_needs_to_be_asked_for() -> None:
 
 
 def test_either_a_config_or_its_fields() -> None:
-    assert Broker(BrokerConfig(shards=1)).config == Broker(shards=1).config
+    assert Broker(BrokerConfig(shards=1)).config == Broker(shards=1).config == BrokerConfig(shards=1)
     with pytest.raises(TypeError, match="not both"):
         Broker(BrokerConfig(), shards=1)
 

@@ -421,6 +421,8 @@ def test_the_base_class_answers_what_the_policy_decides() -> None:
     assert base.received_from_producer(unused, unused, unused) == Decision(save=True, acknowledge=SendAck.IF_SAVED)
     assert base.acknowledge_timed_out(unused, unused) == Decision(put_back=PutBack.END)
     assert base.begin_send(unused, unused) == ALLOW
+    assert base.save_message(unused, unused) is False
+    assert base.exception_thrown(unused, None, ValueError()) == base.fallback == Decision(put_back=PutBack.END)
 
 
 def test_order_is_kept_through_a_handler(style: str, connect: Any) -> None:

@@ -311,12 +311,9 @@ class _AnswerRun:
                 self._loop.call_soon(self._flush)
         # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
         except BaseException as unhandled:
-            is_over = ends_task(task, unhandled)
-            if is_over and isinstance(unhandled, asyncio.CancelledError):
+            if isinstance(unhandled, asyncio.CancelledError) and ends_task(task, unhandled):
                 unhandled = TimeoutError(f"no answer within {self._timeout} seconds, or the loop has ended")
             self._fail(index, unhandled)
-            if is_over and isinstance(unhandled, GeneratorExit):
-                raise
         finally:
             self._left -= 1
             if not self._left:
