@@ -16,8 +16,6 @@ from mqcore import Broker, Decision, DeliveryHandler
 class Raising(DeliveryHandler):
     """Raises for each message."""
 
-    timeout = 0.05
-
     def __init__(self, raised: type[BaseException]) -> None:
         self.raised = raised
 
@@ -34,6 +32,8 @@ class AwaitedRaising(Raising):
 
 class Late(Raising):
     """Never answers."""
+
+    timeout = 0.05
 
     async def received_from_producer(self, *_: object) -> Decision:  # type: ignore[override]
         await asyncio.Event().wait()
@@ -68,5 +68,4 @@ async def test_log_counts_each_failure_of_a_delivery_handler_once(
         for total in (100, 101, 161):
             await mq.publish_many("orders/1", [b"x"] * (total - reported(caplog)), confirm=False)
             await until(lambda total=total: reported(caplog) == total, "a record of every failure")
-        assert broker.stats().handlers[0].failed == 161
     assert reported(caplog) == 161

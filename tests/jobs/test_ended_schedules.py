@@ -109,6 +109,7 @@ def test_a_broker_lists_the_next_100_schedules_unless_asked_for_another_number(t
         for number in range(103):
             jobs.every(f"{number + 1}h", jobs.tasks["shop.continues"].bind(-number), nohaste=True)
         with working(broker, jobs):
+            wait_until(lambda: not is_scheduled(broker), what="the end of the schedule with one run")
             found = broker.schedules()
             assert (found.total > 103, len(found.schedules)) == (True, 100)
             assert broker.schedules(3).schedules == found.schedules[:3]
