@@ -40,7 +40,7 @@ class Late(Raising):
         raise AssertionError
 
 
-def reported(caplog: pytest.LogCaptureFixture) -> int:
+def reported(caplog: pytest.LogCaptureFixture, raised: type[BaseException]) -> int:
     """The failures of the delivery handler "asked" in all records. Any other record about a handler is an error."""
     begin = "delivery handler 'asked' raised in received_from_producer"
     total = 0
@@ -49,13 +49,14 @@ def reported(caplog: pytest.LogCaptureFixture) -> int:
             text = record.getMessage()
             match = re.fullmatch(rf"{begin}(?: \((\d+) times in one batch; this is the first\))?; .*", text)
             assert match is not None, text
-            assert (record.levelno, record.exc_info is None) == (logging.ERROR, False)
+            assert record.exc_info is not None
+            assert (record.levelno, record.exc_info[0]) == (logging.ERROR, raised)
             assert match[1] is None or int(match[1]) > 1
             total += int(match[1] or 1)
     return total
 
 
-@pytest.mark.parametrize("raised", [ValueError, SystemExit])
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("kind", [Raising, AwaitedRaising, Late])
 async def test_log_counts_each_failure_of_a_delivery_handler_once(
     kind: type[Raising], raised: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -64,8 +65,9 @@ async def test_log_counts_each_failure_of_a_delivery_handler_once(
         listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True, delivery_handler="asked"
     )
     broker.delivery_handlers["asked"] = kind(raised)
+    expected = TimeoutError if kind is Late else raised
     async with broker, mqcore.connect(broker) as mq:
         for total in (100, 101, 161):
-            await mq.publish_many("orders/1", [b"x"] * (total - reported(caplog)), confirm=False)
-            await until(lambda total=total: reported(caplog) == total, "a record of every failure")
-    assert reported(caplog) == 161
+            await mq.publish_many("orders/1", [b"x"] * (total - reported(caplog, expected)), confirm=False)
+            await until(lambda total=total: reported(caplog, expected) == total, "a record of every failure")
+    assert reported(caplog, expected) == 161
