@@ -199,6 +199,35 @@ def test_acknowledge_received_decides_after_a_consumers_word(style: str, connect
         assert seen == [(False, "later", 1), (True, None, 2)]
 
 
+def test_acknowledge_received_of_the_base_class_answers_what_the_policy_decides(connect: Any) -> None:
+    decisions: dict[bool, Decision] = {}
+
+    class Watching(DeliveryHandler):
+        policy = "ack-on-consume"
+
+        def acknowledge_received(
+            self, queue: mqcore.QueueView, acknowledgement: mqcore.Acknowledgement, delivery: mqcore.Delivery | None
+        ) -> Any:
+            decision = super().acknowledge_received(queue, acknowledgement, delivery)
+            decisions[acknowledgement.positive] = decision
+            return decision
+
+    with broker(Watching(), request_acknowledge=True) as mq:
+        producer, consumer = connect(mq.listeners[0]), connect(mq.listeners[0])
+        consumer.join("orders")
+        message = producer.publish("orders", 1, b"x", confirm=True)
+        consumer.acknowledge(consumer.next())
+        assert (answer := producer.next()).id == message
+        assert nack_reason(answer) is None
+        producer.publish("orders", 1, b"y", confirm=True)
+        consumer.acknowledge(consumer.next(), negative="later")
+        assert nack_reason(producer.next()) == "later"
+    assert decisions == {
+        positive: policy_decision("ack-on-consume", "acknowledge_received", positive=positive)
+        for positive in (True, False)
+    }
+
+
 def test_acknowledge_timed_out_decides_when_no_word_comes(style: str, connect: Any) -> None:
     seen = []
 
