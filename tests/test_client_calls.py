@@ -222,6 +222,15 @@ async def test_pull_clears_the_messages_of_the_chosen_priority(
     assert (information.priority_messages, information.messages) == left
 
 
+async def test_declared_queue_has_the_tag_and_the_options_of_the_call(mq: Client) -> None:
+    assert await mq.declare("orders", 1, PULL, tag="fruit")
+    assert await mq.declare("orders", 2, tag="bread")
+    assert await mq.declare("orders", 3, mqcore.QueueOptions(status="pull", tag="milk"))
+    assert not await mq.declare("orders", 3, tag="fish")
+    found = sorted((queue.id, queue.tag_name, queue.status) for queue in await mq.queues("orders"))
+    assert found == [(1, "fruit", "pull"), (2, "bread", "push"), (3, "milk", "pull")]
+
+
 @pytest.mark.parametrize(
     ("options", "left"), [({}, (0, 0)), ({"high_priority": False}, (1, 0)), ({"normal": False}, (0, 1))]
 )
