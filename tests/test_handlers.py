@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import subprocess
 import sys
@@ -634,6 +635,33 @@ def test_a_handler_that_holds_the_interpreter_for_a_second_stops_neither_pings_n
     assert held >= 1.0, "the interpreter was not held, so nothing was shown"
     assert slowest_ping < 0.5
     assert slowest_publish < 0.5
+
+
+@pytest.mark.parametrize(
+    "base",
+    [
+        *((DeliveryHandler, step) for step in mqcore.handlers._ARGUMENTS),
+        *((mqcore.EventHandler, event) for event in mqcore.observing._EVENTS),
+        (mqcore.Authenticator, "authenticate"),
+    ],
+    ids=lambda base: f"{base[0].__name__}.{base[1]}",
+)
+def test_methods_take_exactly_the_arguments_of_the_base_class(base: tuple[type, str]) -> None:
+    kind, name = base
+    names = list(inspect.signature(getattr(kind, name)).parameters)
+    mq = Broker()
+    registry: Any = {
+        DeliveryHandler: mq.delivery_handlers, mqcore.EventHandler: mq.event_handlers,
+        mqcore.Authenticator: mq.authenticators,
+    }[kind]  # fmt: skip
+    for count in range(len(names) - 1, len(names) + 2):
+        method = eval(f"lambda {', '.join([*names, 'more'][:count])}: None")
+        made = type("Made", (kind,), {name: method})()
+        if count == len(names):
+            registry["k"] = made
+        else:
+            with pytest.raises(TypeError, match=rf"Made\.{name} cannot be called with its {len(names) - 1} argument"):
+                registry["k"] = made
 
 
 def test_a_handler_has_to_be_one() -> None:
