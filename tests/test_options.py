@@ -213,6 +213,13 @@ def test_methods_and_interactions_are_read_in_other_spellings() -> None:
         Binding(None)  # type: ignore[arg-type]
 
 
+def test_further_arguments_of_bindings_and_routers_have_names() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        Binding("a", "b", 3)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="positional"):
+        RouterOptions("r", RouteMethod.DISTRIBUTE, (), True)  # type: ignore[misc]
+
+
 def test_kinds_of_a_node_rule_are_known_words() -> None:
     kinds = ("queue", "router", "direct", "acknowledge", "response")
     assert NodeRule(kinds=kinds).kinds == kinds

@@ -208,17 +208,13 @@ class Outcome:
 
 
 def nearest(mutant: Mutant, lines: Lines, durations: dict[str, float]) -> list[str]:
-    """The quickest tests that run the line of a mutant. Parts of a statement and defaults of arguments are not always
-    recorded as lines of their own: for those, the tests that run the recorded lines before and behind it.
+    """The quickest tests that run the line of a mutant. A line that no test runs by itself may be a default or a part
+    of a statement: for those, the quickest of all tests.
     """
-    recorded = lines.get(mutant.module, {})
-    before = max((line for line in recorded if line <= mutant.line), default=mutant.line)
-    behind = min((line for line in recorded if line >= mutant.line), default=mutant.line)
-    near = {mutant.line} if mutant.line in recorded else {before, behind}
-    tests = set().union(*(recorded.get(line, ()) for line in near))
+    running = lines.get(mutant.module, {}).get(mutant.line, durations.keys())
     found: list[str] = []
     total = 0.0
-    for test in sorted(tests & durations.keys(), key=lambda test: (durations[test], test)):
+    for test in sorted(running & durations.keys(), key=lambda test: (durations[test], test)):
         total += durations[test]
         if found and total > NEAREST_SECONDS:
             break
