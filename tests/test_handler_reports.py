@@ -71,3 +71,25 @@ async def test_log_counts_each_failure_of_a_delivery_handler_once(
             await mq.publish_many("orders/1", [b"x"] * (total - reported(caplog, expected)), confirm=False)
             await until(lambda total=total: reported(caplog, expected) == total, "a record of every failure")
     assert reported(caplog, expected) == 161
+
+
+async def test_failures_of_a_batch_that_come_later_are_counted_by_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    go, asked = asyncio.Event(), []
+
+    class Staggered(DeliveryHandler):
+        async def received_from_producer(self, *_: object) -> Decision:  # type: ignore[override]
+            asked.append(1)
+            if len(asked) > 1:
+                await go.wait()
+            raise SystemExit
+
+    broker = Broker(
+        listen="tmqp://127.0.0.1:0", auto_create_channels=True, auto_create_queues=True, delivery_handler="asked"
+    )
+    broker.delivery_handlers["asked"] = Staggered()
+    async with broker, mqcore.connect(broker) as mq:
+        await mq.publish_many("orders/1", [b"x"] * 50, confirm=False)
+        await until(lambda: (len(asked), reported(caplog, SystemExit)) == (50, 1), "the first failure")
+        go.set()
+        await until(lambda: reported(caplog, SystemExit) >= 50, "the other failures")
+    assert reported(caplog, SystemExit) == 50
