@@ -220,6 +220,15 @@ def test_further_arguments_of_bindings_and_routers_have_names() -> None:
         RouterOptions("r", RouteMethod.DISTRIBUTE, (), True)  # type: ignore[misc]
 
 
+def test_decision_of_a_node_filter_is_a_function() -> None:
+    def decide(frame: object) -> bool:
+        return True
+
+    assert NodeFilter(decide=decide).decide is decide
+    with pytest.raises(errors.ConfigError, match="decide cannot be 7; it is a function, which only a program can give"):
+        NodeFilter(decide=7)  # type: ignore[arg-type]
+
+
 def test_kinds_of_a_node_rule_are_known_words() -> None:
     kinds = ("queue", "router", "direct", "acknowledge", "response")
     assert NodeRule(kinds=kinds).kinds == kinds
