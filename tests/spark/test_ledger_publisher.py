@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mqcore.spark.ledger import Batch, Ledger, Staged, Stager
 from mqcore.spark.options import WriteOptions
 from mqcore.spark.origin import Remote
 from mqcore.spark.publisher import Publisher, _pauses, history_ends
+from ports import free_port
 from spark.recorded import SAVING, Recorded, drain
 
 
@@ -140,6 +142,15 @@ def test_rows_with_keys_are_found_by_the_header_with_their_name(live: Recorded, 
 def test_pauses_double_up_to_five_seconds() -> None:
     assert list(_pauses(9)) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert list(_pauses(0)) == []
+
+
+def test_end_of_the_history_is_asked_for_again_after_pauses(tmp_path: Path) -> None:
+    given = {"url": "tmqp://127.0.0.1:1", "admin": f"http://127.0.0.1:{free_port()}", "queue": "target/1"}
+    setting = WriteOptions.parse({**given, "stagingLocation": str(tmp_path), "retries": "4"}, streaming=True)
+    began = time.monotonic()
+    with pytest.raises(errors.ConnectFailed):
+        history_ends(setting)
+    assert time.monotonic() - began > 1.4, "0.1, 0.2, 0.4 and 0.8 s"
 
 
 def test_staged_rows_are_a_complete_stream(tmp_path: Path) -> None:
