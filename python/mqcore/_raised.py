@@ -13,8 +13,8 @@ _T = TypeVar("_T")
 
 
 def ends_task(task: asyncio.Task[object] | None, error: BaseException) -> bool:
-    """Whether `error`, caught in a coroutine of `task`, cancels or closes it from outside. The coroutine must raise it
-    again then. Otherwise a callback raised it.
+    """Whether `error`, caught in a coroutine of `task`, cancels or closes it from outside. The coroutine must then
+    raise it again, or end without waiting. Otherwise a callback raised it.
     """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
