@@ -201,7 +201,7 @@ def test_a_shard_whose_files_are_gone_is_damage(killed_dir: Path) -> None:
         path.unlink()
     seen = run("verify", killed_dir)
     assert seen.returncode == 6
-    assert f"{shard.name}: the directory of this journal is missing or empty" in seen.stdout
+    assert f"{shard.name}: the directory of this journal is missing or has no segment" in seen.stdout
 
 
 def test_a_running_broker_is_left_alone(tmp_path: Path) -> None:

@@ -189,6 +189,9 @@ def test_damaged_segments_are_set_aside_told_and_dropped_when_that_is_meant(data
     assert again.returncode == 0
     assert json.loads(again.stdout)["dropped_bytes"] == len(data)
     assert list(data_dir.rglob("*.quarantined")) == []
+    # The shard takes no durable messages until someone has accepted the loss, although the files are whole now.
+    assert [finding.kind for finding in journal.verify(data_dir).findings] == ["lost"]
+    assert [(loss.journal, loss.cause) for loss in journal.accept_loss(data_dir)] == [("shard-0", "damaged")]
     assert journal.verify(data_dir).findings == ()
     assert content(data_dir) == left
 

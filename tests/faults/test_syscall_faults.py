@@ -65,14 +65,6 @@ class Cell:
         is_sync = self.call in ("fdatasync", "fsync", "fsync directory")
         return self.error in _PASSING and not (is_sync and self.error == "ENOSPC")
 
-    @property
-    def begins_another_journal(self) -> bool:
-        """Whether a start can read no file of a shard, neither segments nor catalog. The broker then begins another
-        journal, and the next start calls the old files foreign: docs/reliability.md, "Not covered".
-        """
-        lasting = (self.call, self.error) == ("pread", "EIO") and self.count > 1
-        return lasting and (self.phase == "start of a large directory" or (self.phase == "start" and self.skip == 0))
-
 
 _START = {
     "open": 16, "create": 5, "read": 8, "pread": 5, "write": 1, "pwrite": 5, "fdatasync": 5, "fsync directory": 4,
@@ -108,7 +100,7 @@ def cells() -> list[Cell]:
                 lasting = 3 if error == "EINTR" else 1 << 30
                 for skip in sorted({0, number // 2, number - 1}):
                     found += [Cell(phase, call, error, skip, 1), Cell(phase, call, error, skip, lasting)]
-    return [cell for cell in found if not cell.begins_another_journal]
+    return found
 
 
 def sampled() -> list[Cell]:
@@ -192,6 +184,40 @@ async def test_a_segment_that_the_disk_refuses_to_read_stops_writes_until_the_di
     code, text = verify(directory)
     assert code == 0, text
     await check(here)
+
+
+async def test_starts_that_read_no_file_of_a_shard_keep_its_journal(tmp_path: Path) -> None:
+    """Neither segments nor catalog, over several starts, before and after an operator accepts the loss."""
+    directory = tmp_path / "data"
+    ledger = await made(directory, "small")
+    here = World(directory, ledger, Faults(tmp_path / "control", directory))
+    before = identities(directory)
+    for number in range(2):
+        here.faults.arm("pread", "EIO", part="shard-0/")
+        code, text = here.run("journal", "verify", str(directory))
+        assert code == 6, text
+        async with here.broker() as (broker, mq):
+            assert alarms(broker) == {"shard-0"}
+            with pytest.raises(errors.Busy, match=r"cannot be read.*accept-loss"):
+                await mq.declare("orders", 1, SAVING)
+        here.faults.arm("pread", "EIO", part="shard-0/")
+        code, text = here.run("journal", "accept-loss", "--data-dir", str(directory))
+        assert (code, "cannot be read" in text) == (0, True), text
+        async with here.broker() as (broker, mq):
+            assert alarms(broker) == set()
+            await mq.declare("orders", 1, SAVING)
+            assert await ledger.publish(mq, f"meanwhile-{number}")
+    assert identities(directory) == before
+    code, text = verify(directory)
+    assert code == 0, text
+    await check(here)
+    left = [name_of(message.body) for message in journal.messages(directory, QUEUE)]
+    assert {"small-10", "meanwhile-0", "meanwhile-1"} <= set(left)
+
+
+def identities(directory: Path) -> list[str]:
+    """The journals in the manifest."""
+    return [line for line in (directory / "format").read_text().splitlines() if line.startswith("journal ")]
 
 
 async def test_an_accepted_segment_that_the_disk_reads_again_is_delivered(tmp_path: Path) -> None:

@@ -48,8 +48,10 @@ pub(crate) enum CatalogReading {
     Good { catalog: Catalog, damaged_copies: usize },
     /// Written by a newer version.
     Newer(u16),
-    /// Neither copy is readable.
+    /// Neither copy is valid.
     Bad,
+    /// The storage cannot read the file. Contains its error.
+    Unreadable(String),
     /// There is no file, as in a journal of version 1.
     Missing,
 }
@@ -140,7 +142,7 @@ pub(crate) fn read<S: Storage>(storage: &S) -> io::Result<CatalogReading> {
         Ok(bytes) => Ok(Catalog::parse(&bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(CatalogReading::Missing),
         Err(error) if Shortage::of(&error).is_some() => Err(error),
-        Err(_) => Ok(CatalogReading::Bad),
+        Err(error) => Ok(CatalogReading::Unreadable(error.to_string())),
     }
 }
 

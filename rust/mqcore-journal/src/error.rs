@@ -67,6 +67,17 @@ pub enum JournalError {
         /// Newest version supported.
         known: u16,
     },
+    /// The storage cannot read any file that identifies the journal, and the caller does not know its identity. Nothing was
+    /// changed.
+    #[error(
+        "the identity of the journal is unknown, because {file} cannot be read ({message}); check the disk and try again"
+    )]
+    Unidentified {
+        /// Name of a file.
+        file: String,
+        /// Message of the storage error.
+        message: String,
+    },
     /// The files belong to another shard. Nothing was changed.
     #[error("{file} belongs to shard {found}, not to shard {expected}; check the data directory")]
     Shard {

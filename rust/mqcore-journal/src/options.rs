@@ -18,12 +18,15 @@ pub struct Options {
     pub retain_notes_ms: Option<u64>,
     /// Maximum total size of notes in bytes; the oldest segments expire first. `None`: no limit. Default 1 GiB.
     pub retain_notes_bytes: Option<u64>,
-    /// Time of opening in milliseconds since the Unix epoch, written into the headers of new segments for information.
-    /// Default 0.
+    /// Time of opening in milliseconds since the Unix epoch, written into the headers of new segments for information. If the
+    /// disk can read neither the last segment nor the catalog, new records get numbers that follow from it. Default 0.
     pub now_ms: u64,
     /// Identity of a new journal, which distinguishes its bytes from those of other journals on the same disk. Ignored if the
     /// journal exists. Default: random; set it in tests only.
     pub identity: u64,
+    /// Identity of the existing journal, as the caller saved it. If the disk cannot read any file, the journal keeps this
+    /// identity, and a later opening that can read them finds all records. `None`: unknown. Default `None`.
+    pub expected_identity: Option<u64>,
 }
 
 impl Default for Options {
@@ -36,6 +39,7 @@ impl Default for Options {
             retain_notes_bytes: Some(1 << 30),
             now_ms: 0,
             identity: RandomState::new().build_hasher().finish(),
+            expected_identity: None,
         }
     }
 }

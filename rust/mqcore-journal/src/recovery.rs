@@ -5,12 +5,14 @@
 //! may be torn by a crash. Its marks record how far it was synced. Anything unreadable before that point is damage. After
 //! that point, everything from the first unreadable byte on is cut, so that no record survives without its predecessors.
 
+mod candidates;
 mod loss;
 mod report;
 mod scanned;
 
 use std::collections::BTreeMap;
 
+use candidates::{SegmentFile, examine, identity_of};
 use loss::LossCounter;
 pub use report::{
     CatalogDamage, Damage, DamageCause, DamagedPart, MissingSegment, RecordLoss, Recovered, RecoveryReport,
@@ -20,14 +22,19 @@ use scanned::{ScannedSegment, content, shortened};
 
 use crate::catalog::{self, CATALOG, Catalog, CatalogReading};
 use crate::error::{JournalError, Shortage};
-use crate::format::{self, END_UNKNOWN, HEADER_BYTES, Header, HeaderReading, Location, Record, VERSION};
+use crate::format::{self, END_UNKNOWN, HEADER_BYTES, HeaderReading, Location, Record};
 use crate::options::Options;
 use crate::scan::{self, Gap, SegmentScan, Span};
 use crate::state::{JournalState, Segment};
 use crate::storage::{Storage, read_most};
 
-/// Size of the shortest put in bytes, which limits how many numbers lost bytes can have used.
+/// Size of the shortest put in bytes, which limits how many numbers lost bytes can have used. No note is shorter.
 const PUT_BYTES_MIN: u64 = 18;
+/// No journal uses up more numbers than this in a millisecond, on average since 1970. Thus the time of an opening gives a number
+/// that is larger than all before.
+const NUMBERS_PER_MS_MAX: u64 = 1 << 10;
+/// Numbers that are skipped if the caller states no time.
+const NUMBERS_SKIPPED_MIN: u64 = 1 << 32;
 
 /// The result of recovery, from which opening continues.
 #[derive(Debug)]
@@ -76,13 +83,6 @@ pub(crate) struct UnusedFile {
     pub(crate) empty: bool,
 }
 
-/// A segment file before its records are read.
-#[derive(Debug)]
-struct SegmentFile {
-    length: u64,
-    reading: Result<HeaderReading, String>,
-}
-
 /// The latest list of all segments.
 #[derive(Debug, Default)]
 struct SegmentRoster {
@@ -107,17 +107,15 @@ pub(crate) fn recover<S: Storage>(
     }
     let reading = catalog::read(storage).map_err(|error| JournalError::io("reading", CATALOG, &error))?;
     let quarantined = parsed.iter().filter(|(_, aside)| *aside).count() as u64;
+    let identity = identity_of(&candidates, &reading, options)?;
     let (found, damaged_copies) = match reading {
         CatalogReading::Newer(found) => {
             return Err(JournalError::Version { file: CATALOG.to_owned(), found, known: 1 });
         }
         CatalogReading::Good { catalog, damaged_copies } => (Some(catalog), damaged_copies),
-        CatalogReading::Bad => (None, 2),
+        CatalogReading::Bad | CatalogReading::Unreadable(_) => (None, 2),
         CatalogReading::Missing => (None, 0),
     };
-    let identity = most_common_identity(&candidates)
-        .or(found.as_ref().map(|catalog| catalog.journal))
-        .unwrap_or(options.identity);
     let is_foreign = |catalog: &Catalog| catalog.journal != identity || catalog.shard != options.shard;
     let foreign = found.as_ref().is_some_and(is_foreign);
     let catalog = found.filter(|catalog| !is_foreign(catalog));
@@ -144,6 +142,7 @@ pub(crate) fn recover<S: Storage>(
         report: RecoveryReport { quarantined, catalog: catalog_damage, ..RecoveryReport::default() },
         catalog: catalog.unwrap_or_default(),
         unseen_bytes: 0,
+        has_unbounded: false,
         tails: Vec::new(),
         closings: Vec::new(),
         leftovers: Vec::new(),
@@ -159,8 +158,11 @@ pub(crate) fn recover<S: Storage>(
     if previous_followed && !reader.report.missing.iter().any(|missing| missing.segment == segment) {
         reader.report.missing.push(MissingSegment { segment, records: None });
     }
-    reader.finish();
-    let next_segment = parsed.iter().map(|(number, _)| number + 1).max().unwrap_or(1);
+    reader.finish(options.now_ms);
+    // The number of a missing file is not used again, since someone may put the file back.
+    let missing = reader.report.missing.iter().map(|missing| missing.segment);
+    let known = parsed.iter().map(|&(number, _)| number).chain(missing);
+    let next_segment = known.max().map_or(1, |last| last + 1);
     let RecoveryPass { state, definitions, report, tails, closings, leftovers, .. } = reader;
     Ok(Recovery {
         identity,
@@ -174,39 +176,6 @@ pub(crate) fn recover<S: Storage>(
         quarantined,
         has_catalog,
     })
-}
-
-fn examine<S: Storage>(storage: &S, number: u32, options: &Options) -> Result<SegmentFile, JournalError> {
-    let name = format::segment_name(number);
-    let mut length = 0;
-    let mut read = || {
-        let file = storage.open(&name)?;
-        length = storage.length(&file)?;
-        let mut bytes = vec![0; HEADER_BYTES as usize];
-        let count = read_most(storage, &file, 0, &mut bytes)?;
-        Ok::<_, std::io::Error>(Header::read(&bytes[..count]))
-    };
-    match read() {
-        // Says nothing about the file.
-        Err(error) if Shortage::of(&error).is_some() => Err(JournalError::io("reading", &name, &error)),
-        Err(error) => Ok(SegmentFile { length, reading: Err(error.to_string()) }),
-        Ok(HeaderReading::Newer(found)) => Err(JournalError::Version { file: name, found, known: VERSION }),
-        Ok(HeaderReading::Good { header, .. }) if header.shard != options.shard => {
-            Err(JournalError::Shard { file: name, found: header.shard, expected: options.shard })
-        }
-        Ok(reading) => Ok(SegmentFile { length, reading: Ok(reading) }),
-    }
-}
-
-/// The identity found in most headers, so that one foreign file does not make all others look foreign.
-fn most_common_identity(candidates: &BTreeMap<u32, SegmentFile>) -> Option<u64> {
-    let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
-    for candidate in candidates.values() {
-        if let Ok(HeaderReading::Good { header, .. }) = candidate.reading {
-            *counts.entry(header.journal).or_default() += 1;
-        }
-    }
-    counts.into_iter().max_by_key(|&(_, count)| count).map(|(identity, _)| identity)
 }
 
 struct RecoveryPass<'a, S> {
@@ -223,6 +192,8 @@ struct RecoveryPass<'a, S> {
     catalog: Catalog,
     /// Bytes of unreadable segments whose end no other segment lists.
     unseen_bytes: u64,
+    /// Whether the catalog does not list such a segment. Then nothing limits the numbers that its records may have.
+    has_unbounded: bool,
     tails: Vec<UnconfirmedTail>,
     closings: Vec<SegmentEnd>,
     leftovers: Vec<UnusedFile>,
@@ -377,8 +348,9 @@ impl<S: Storage> RecoveryPass<'_, S> {
     fn unreadable(&mut self, number: u32, length: u64, listed: Option<(u32, u32)>, why: String) {
         if listed.is_none() {
             // Its records may be readable later, so their numbers must not be used again.
-            let capacity = self.catalog.segments.get(&number).map_or(0, |entry| u64::from(entry.capacity));
-            self.unseen_bytes += length.max(capacity);
+            let cataloged = self.catalog.segments.get(&number);
+            self.unseen_bytes += cataloged.map_or(length, |entry| length.max(u64::from(entry.capacity)));
+            self.has_unbounded |= cataloged.is_none();
         }
         let segment = Segment {
             damaged: true,
@@ -550,13 +522,21 @@ impl<S: Storage> RecoveryPass<'_, S> {
         });
     }
 
-    fn finish(&mut self) {
+    fn finish(&mut self, now_ms: u64) {
+        let unseen = self.unseen_bytes / PUT_BYTES_MIN;
         let next = self.state.next_sequence.max(self.catalog.next_sequence);
-        self.state.next_sequence = next.saturating_add(self.unseen_bytes / PUT_BYTES_MIN);
+        self.state.next_sequence = next.saturating_add(unseen);
         // After a crash without damage, notes that were not durable leave no gap in the numbers. After a loss, numbers that the
         // lost notes may have used are not used again.
         if self.report.is_alarming() {
-            self.state.next_note = self.state.next_note.max(self.catalog.next_note);
+            let next = self.state.next_note.max(self.catalog.next_note);
+            self.state.next_note = next.saturating_add(unseen);
+        }
+        if self.has_unbounded {
+            for next in [&mut self.state.next_sequence, &mut self.state.next_note] {
+                let by_time = now_ms.saturating_mul(NUMBERS_PER_MS_MAX);
+                *next = next.saturating_add(NUMBERS_SKIPPED_MIN).max(by_time);
+            }
         }
         self.state.sweep_touches();
         (self.progress)(self.total, self.total);

@@ -5,8 +5,10 @@ use crate::world;
 use std::collections::BTreeMap;
 
 use mqcore_journal::error::{JournalError, Shortage};
+use mqcore_journal::identity::{JournalIdentity, identify};
 use mqcore_journal::journal::Journal;
-use mqcore_journal::recovery::RecoveryReport;
+use mqcore_journal::options::Options;
+use mqcore_journal::recovery::{DamageCause, RecordLoss, RecoveryReport};
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
@@ -166,6 +168,11 @@ fn with_open_segment() -> MemoryStorage {
     disk
 }
 
+/// Options of an opening that knows the identity of the journal. Another journal would be noticed at the next opening.
+fn known(now_ms: u64) -> Options {
+    Options { expected_identity: Some(small().identity), identity: 5, now_ms, ..small() }
+}
+
 fn open(disk: &MemoryStorage) -> (Journal<MemoryStorage>, World, RecoveryReport) {
     let (journal, recovered) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     let world = World::of(&journal, &definitions(&recovered));
@@ -186,10 +193,8 @@ fn segments_that_one_opening_could_not_read_are_complete_at_the_next() {
             let mut added = Vec::new();
             for _ in 0..openings {
                 disk.inject(StorageCall::Read, after, Fault::Error, lasting);
-                let Ok((mut journal, recovered)) = Journal::open(disk.clone(), small(), &mut |_, _| {})
-                else {
-                    break;
-                };
+                let opened = Journal::open(disk.clone(), known(0), &mut |_, _| {});
+                let (mut journal, recovered) = opened.unwrap_or_else(|error| panic!("{what}: {error}"));
                 let is_struck = disk.fault_count() > 0;
                 let is_alarming = recovered.report.is_alarming();
                 struck += u64::from(is_alarming);
@@ -219,6 +224,68 @@ fn segments_that_one_opening_could_not_read_are_complete_at_the_next() {
         }
     }
     assert!(struck > 20, "{struck}");
+}
+
+/// Nothing tells which numbers the journal has used: neither a file nor the size of the files.
+#[test]
+fn an_opening_that_can_read_no_file_keeps_the_identity_and_uses_no_number_again() {
+    for now_ms in [0, 1_800_000_000_000] {
+        let disk = MemoryStorage::new(1);
+        let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+        let first = 40_000_000;
+        for sequence in first..first + 50 {
+            journal.put(sequence, 1, &[b"confirmed"]).unwrap();
+            journal.note(1, b"noted").unwrap();
+        }
+        journal.write().unwrap();
+        journal.sync().unwrap();
+        drop(journal);
+        let mut expected = open(&disk).1;
+        let (mut number, mut note) = (first + 50, 50);
+        for round in 0..3 {
+            let what = format!("at {now_ms}, round {round}");
+            disk.inject(StorageCall::Read, 0, Fault::Error, true);
+            let (mut journal, recovered) =
+                Journal::open(disk.clone(), known(now_ms + round), &mut |_, _| {}).unwrap();
+            assert_eq!((journal.identity(), recovered.report.live), (77, 0), "{what}");
+            assert!(recovered.report.damaged.iter().all(|damage| {
+                matches!(damage.cause, DamageCause::Unreadable(_)) && damage.lost == RecordLoss::AtLeast(0)
+            }));
+            assert_eq!(recovered.report.damaged.len() as u64, round + 2, "{what}: {}", recovered.report);
+            let sequence = journal.next_sequence();
+            assert!(sequence >= number, "{what}: {sequence}");
+            journal.put(sequence, 1, &[b"put meanwhile"]).unwrap();
+            expected.live.insert(sequence, (1, b"put meanwhile".to_vec(), None));
+            let noted = journal.note(2, b"noted meanwhile").unwrap();
+            assert!(noted >= note, "{what}: {noted}");
+            expected.notes.insert(noted);
+            (number, note) = (sequence + 1, noted + 1);
+            journal.close().unwrap();
+            disk.clear_faults();
+        }
+        let (_, world, report) = open(&disk);
+        assert!(!report.is_alarming(), "{now_ms}: {report}");
+        assert_eq!(world, expected, "{now_ms}");
+    }
+}
+
+#[test]
+fn an_opening_that_can_read_no_file_of_an_unknown_journal_changes_nothing() {
+    let files = with_open_segment().files();
+    let before = open(&MemoryStorage::with_files(2, files.clone())).1;
+    let disk = MemoryStorage::with_files(3, files.clone());
+    for call in [StorageCall::Read, StorageCall::Open] {
+        disk.inject(call, 0, Fault::Error, true);
+        let refused = Journal::open(disk.clone(), small(), &mut |_, _| {}).map(drop);
+        assert!(matches!(refused, Err(JournalError::Unidentified { .. })), "{refused:?}");
+        assert_eq!(identify(&disk, None).unwrap(), JournalIdentity::Unreadable);
+        disk.clear_faults();
+        assert_eq!(disk.files(), files);
+    }
+    assert_eq!(identify(&disk, None).unwrap(), JournalIdentity::Known(77));
+    let (_, world, report) = open(&disk);
+    assert!(!report.is_alarming(), "{report}");
+    assert_eq!(world, before);
 }
 
 #[test]

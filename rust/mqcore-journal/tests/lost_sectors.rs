@@ -4,7 +4,9 @@ use crate::world;
 
 use std::collections::BTreeMap;
 
+use mqcore_journal::identity::{JournalIdentity, identify};
 use mqcore_journal::journal::Journal;
+use mqcore_journal::options::Options;
 use mqcore_journal::recovery::{CatalogDamage, DamageCause, RecordLoss, RecoveryReport};
 use mqcore_journal::storage::MemoryStorage;
 
@@ -61,6 +63,54 @@ fn damaged_sector_of_the_header_loses_nothing_and_is_reported() {
         assert!(report.is_alarming(), "{what}");
         assert_eq!(report.damaged[0].lost, RecordLoss::Exactly(0), "{what}: {report}");
     }
+}
+
+/// The caller's copy of the identity is enough, and wins against files of other journals.
+#[test]
+fn expected_identity_replaces_all_headers_and_the_catalog() {
+    let known = Options { expected_identity: Some(small().identity), identity: 5, ..small() };
+    let other = MemoryStorage::new(4);
+    Journal::open(other.clone(), Options { identity: 78, ..small() }, &mut |_, _| {}).unwrap();
+    for (has_foreign, has_catalog) in [(false, false), (true, true)] {
+        let mut files = killed(200, 10);
+        for name in names(&files) {
+            files.get_mut(&name).unwrap()[..8192].fill(0);
+        }
+        if !has_catalog {
+            files.remove("catalog");
+        }
+        if has_foreign {
+            for segment in 20..25 {
+                files.insert(format!("{segment:010}.segment"), other.files()[FIRST].clone());
+            }
+        }
+        let disk = MemoryStorage::with_files(2, files);
+        let told = identify(&disk, known.expected_identity).unwrap();
+        let expected = if has_catalog { JournalIdentity::Known(77) } else { JournalIdentity::Unreadable };
+        assert_eq!(told, expected);
+        for round in 0..2 {
+            let (journal, recovered) = Journal::open(disk.clone(), known.clone(), &mut |_, _| {}).unwrap();
+            assert_eq!(journal.identity(), 77);
+            assert_eq!(journal.live().collect::<Vec<_>>(), all(200), "{round}: {}", recovered.report);
+            assert!(round > 0 || recovered.report.is_alarming());
+        }
+    }
+}
+
+#[test]
+fn segments_without_a_file_are_absent_even_if_an_empty_or_damaged_catalog_is_left() {
+    let mut files = killed(20, 20);
+    assert_eq!(
+        identify(&MemoryStorage::with_files(1, files.clone()), None).unwrap(),
+        JournalIdentity::Known(77)
+    );
+    files.remove(FIRST);
+    assert_eq!(
+        identify(&MemoryStorage::with_files(1, files.clone()), None).unwrap(),
+        JournalIdentity::Known(77)
+    );
+    files.get_mut("catalog").unwrap().fill(0);
+    assert_eq!(identify(&MemoryStorage::with_files(1, files), None).unwrap(), JournalIdentity::Absent);
 }
 
 #[test]

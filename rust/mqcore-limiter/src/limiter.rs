@@ -571,6 +571,11 @@ impl Limiter {
         self.lock(shard % SHARDS).fetch_changes(max, give)
     }
 
+    /// Gives no new entry a sequence up to `last`. Default: sequences begin at 1.
+    pub fn skip_sequences(&self, last: u64) {
+        self.sequence.fetch_max(last.saturating_add(1), Ordering::Relaxed);
+    }
+
     /// Restores a persisted entry. Call it in the order of the sequences, before anything else is stored. Returns false if the
     /// entry has expired or its key exists.
     pub fn restore(&self, kept: &PersistentEntry, now: Nanos) -> bool {

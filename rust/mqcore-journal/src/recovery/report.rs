@@ -143,6 +143,12 @@ impl RecoveryReport {
             || !self.strays.is_empty()
             || self.catalog.is_some()
     }
+
+    /// Whether the storage could not read a segment. A later opening may read it, and then find records with smaller numbers
+    /// than those that were written meanwhile.
+    pub fn has_unreadable(&self) -> bool {
+        self.damaged.iter().any(|damage| matches!(damage.cause, DamageCause::Unreadable(_)))
+    }
 }
 
 impl fmt::Display for RecoveryReport {

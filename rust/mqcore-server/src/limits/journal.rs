@@ -69,9 +69,11 @@ pub(crate) struct Restored {
 type Read = (u64, u64, usize, usize);
 
 impl LimitJournal {
-    /// Opens or creates the journal and fills the store from it. Calls `found` with the report before it changes a file.
+    /// Opens or creates the journal and fills the store from it. `expected_identity` is that of the existing journal. Calls
+    /// `found` with the report before it changes a file.
     pub(crate) fn open(
         path: &Path,
+        expected_identity: Option<u64>,
         limiter: &Limiter,
         now: Nanos,
         found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
@@ -84,6 +86,7 @@ impl LimitJournal {
             shard: SideJournal::Limits.shard(),
             now_ms: now.0 / 1_000_000,
             max_record_bytes: RECORD_BYTES_MAX as u32,
+            expected_identity,
             ..Options::default()
         };
         let (journal, recovered) =
@@ -111,6 +114,10 @@ impl LimitJournal {
                 seconds = back / 1_000_000_000,
                 "the clock was set back since rate limits were saved"
             );
+        }
+        if recovered.report.has_unreadable() {
+            // Entries that a later start can read must not have the sequences of new ones.
+            limiter.skip_sequences(now.0);
         }
         limiter.watch_changes();
         let restored = opened.restore(limiter, back, now).map_err(failed)?;
@@ -357,11 +364,36 @@ mod tests {
     }
 
     #[test]
+    fn limits_that_can_be_read_again_are_restored_beside_those_of_the_meantime() {
+        let scratch = TempDir::new().unwrap();
+        let insert = |key: &[u8], now: Nanos| {
+            let limiter = store();
+            let (mut journal, restored) =
+                LimitJournal::open(scratch.path(), None, &limiter, now, &mut |_| Ok(())).unwrap();
+            assert_eq!(restored, Restored::default());
+            assert!(limiter.insert(key, 5, KEPT, seconds(600), now));
+            journal.save(&limiter, now).unwrap();
+        };
+        insert(b"before", START);
+        // A file that cannot be opened to read and write.
+        let (segment, aside) = (scratch.path().join("0000000001.segment"), scratch.path().join("aside"));
+        std::fs::rename(&segment, &aside).unwrap();
+        std::fs::create_dir(&segment).unwrap();
+        insert(b"meanwhile", after(1));
+        std::fs::remove_dir(&segment).unwrap();
+        std::fs::rename(&aside, &segment).unwrap();
+        let limiter = store();
+        let opened = LimitJournal::open(scratch.path(), None, &limiter, after(2), &mut |_| Ok(())).unwrap();
+        assert_eq!(opened.1, Restored { entries: 2, expired: 0, unreadable: 0 });
+        assert_eq!(quotas(&limiter, after(2)), [(b"before".to_vec(), 5), (b"meanwhile".to_vec(), 5)]);
+    }
+
+    #[test]
     fn what_was_saved_comes_back_in_its_order_with_what_is_left_of_its_time() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
         let (mut journal, nothing) =
-            LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
+            LimitJournal::open(scratch.path(), None, &limiter, START, &mut |_| Ok(())).unwrap();
         assert_eq!(nothing, Restored::default());
         for number in 0..300_u64 {
             let key = number.to_be_bytes();
@@ -382,7 +414,7 @@ mod tests {
 
         let again = store();
         let (journal, restored) =
-            LimitJournal::open(scratch.path(), &again, after(30), &mut |_| Ok(())).unwrap();
+            LimitJournal::open(scratch.path(), None, &again, after(30), &mut |_| Ok(())).unwrap();
         assert_eq!(restored, Restored { entries: 302, expired: 0, unreadable: 0 });
         assert_eq!(quotas(&again, after(30)), quotas(&limiter, after(30)));
         assert!(again.query(&0_u64.to_be_bytes(), after(59)).is_some());
@@ -395,12 +427,12 @@ mod tests {
 
         // An entry that expires while no broker runs is not restored, and leaves the journal.
         let (journal, restored) =
-            LimitJournal::open(scratch.path(), &store(), after(160), &mut |_| Ok(())).unwrap();
+            LimitJournal::open(scratch.path(), None, &store(), after(160), &mut |_| Ok(())).unwrap();
         assert_eq!(restored.entries + restored.expired, 302);
         assert!(restored.expired > 100);
         journal.journal.close().unwrap();
         let (journal, again) =
-            LimitJournal::open(scratch.path(), &store(), after(160), &mut |_| Ok(())).unwrap();
+            LimitJournal::open(scratch.path(), None, &store(), after(160), &mut |_| Ok(())).unwrap();
         assert_eq!((again.expired, again.entries), (0, restored.entries));
         assert_eq!(journal.places.len() as u64, restored.entries);
     }
@@ -409,7 +441,8 @@ mod tests {
     fn expired_removed_and_non_persistent_entries_leave_the_journal() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
+        let (mut journal, _) =
+            LimitJournal::open(scratch.path(), None, &limiter, START, &mut |_| Ok(())).unwrap();
         for number in 0..100_u64 {
             limiter.insert(&number.to_be_bytes(), 1, KEPT, seconds(10), START);
             limiter.insert(&number.to_le_bytes()[..7], 1, 16, seconds(1000), START);
@@ -430,7 +463,8 @@ mod tests {
     fn many_changes_of_one_counter_are_written_once() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
+        let (mut journal, _) =
+            LimitJournal::open(scratch.path(), None, &limiter, START, &mut |_| Ok(())).unwrap();
         limiter.insert(b"counter", 0, KEPT, seconds(1000), START);
         for round in 0..200 {
             for _ in 0..100 {
@@ -441,7 +475,7 @@ mod tests {
         assert_eq!(journal.journal.live().count(), 1);
         drop(journal);
         let again = store();
-        LimitJournal::open(scratch.path(), &again, after(300), &mut |_| Ok(())).unwrap();
+        LimitJournal::open(scratch.path(), None, &again, after(300), &mut |_| Ok(())).unwrap();
         assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
     }
 
@@ -449,13 +483,14 @@ mod tests {
     fn a_clock_set_back_extends_no_limit() {
         let scratch = TempDir::new().unwrap();
         let limiter = store();
-        let (mut journal, _) = LimitJournal::open(scratch.path(), &limiter, START, &mut |_| Ok(())).unwrap();
+        let (mut journal, _) =
+            LimitJournal::open(scratch.path(), None, &limiter, START, &mut |_| Ok(())).unwrap();
         limiter.insert(b"counter", 5, KEPT, seconds(60), START);
         journal.save(&limiter, after(10)).unwrap();
         drop(journal);
         let an_hour_ago = START.before(3_600_000_000_000);
         let again = store();
-        LimitJournal::open(scratch.path(), &again, an_hour_ago, &mut |_| Ok(())).unwrap();
+        LimitJournal::open(scratch.path(), None, &again, an_hour_ago, &mut |_| Ok(())).unwrap();
         let found = again.query(b"counter", an_hour_ago).unwrap();
         assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
     }

@@ -47,6 +47,7 @@ impl OpenedNodes {
         let mut found = |report: &RecoveryReport| directory.found(NODES, report);
         let OpenedStore { store, identity, kept, next } = ForwardJournal::open(
             &directory.nodes(),
+            directory.identity_of(NODES),
             &config.upstreams,
             config.keep_messages,
             &random,

@@ -16,6 +16,8 @@ use crate::storage::data_dir::{DataDirError, NODES_SHARD, RECORD_BYTES_MAX};
 
 /// Bytes before the frame: its upstream brokers, and when it was accepted.
 const HEAD_BYTES: usize = 12;
+/// The key of a definition that exists if the disk could not read a segment at the last opening.
+const UNREADABLE: &str = "unreadable";
 
 /// A node's ID and epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,9 +53,11 @@ pub(crate) struct OpenedStore {
 
 impl ForwardJournal {
     /// Opens or creates the journal. With `keeps`, message numbers continue; otherwise they start again in a new
-    /// epoch. `fresh_id` becomes the node's ID if it has none yet. Calls `found` with the report before it changes a file.
+    /// epoch. `expected_identity` is that of the existing journal. `fresh_id` becomes the node's ID if it has none yet. Calls
+    /// `found` with the report before it changes a file.
     pub(crate) fn open(
         path: &Path,
+        expected_identity: Option<u64>,
         upstreams: &[UpstreamConfig],
         keeps: bool,
         fresh_id: &str,
@@ -68,6 +72,7 @@ impl ForwardJournal {
             shard: NODES_SHARD,
             now_ms,
             max_record_bytes: RECORD_BYTES_MAX as u32,
+            expected_identity,
             ..Options::default()
         };
         let (mut journal, recovered) =
@@ -82,15 +87,24 @@ impl ForwardJournal {
         };
         let id = text("id").unwrap_or_else(|| fresh_id.to_owned());
         let before: Option<u64> = text("epoch").and_then(|epoch| epoch.parse().ok());
-        // Saved messages keep their numbers, and so their epoch. Without them, numbers start again.
+        // Saved messages keep their numbers, and so their epoch. Without them, numbers start again. Messages that can be read
+        // again have smaller numbers than messages that were sent meanwhile: in the same epoch, upstream brokers would ignore
+        // them as duplicates.
+        let had_unreadable = text(UNREADABLE).is_some();
         let epoch = match before {
-            Some(epoch) if keeps => epoch,
+            Some(epoch) if keeps && !had_unreadable => epoch,
             before => now_ms.max(before.unwrap_or(0) + 1),
         };
         let known = (0..UPSTREAMS_MAX).map(|slot| text(&format!("master {slot}"))).collect();
         let slots = allot(known, upstreams);
         journal.define(b"id", id.as_bytes()).map_err(failed)?;
         journal.define(b"epoch", epoch.to_string().as_bytes()).map_err(failed)?;
+        let marked = if recovered.report.has_unreadable() {
+            journal.define(UNREADABLE.as_bytes(), b"")
+        } else {
+            journal.undefine(UNREADABLE.as_bytes())
+        };
+        marked.map_err(failed)?;
         for (slot, upstream) in slots.iter().zip(upstreams) {
             journal
                 .define(format!("master {slot}").as_bytes(), upstream.address.as_bytes())
@@ -211,6 +225,45 @@ mod tests {
     fn upstreams(addresses: &[&str]) -> Vec<UpstreamConfig> {
         let url = |address| format!("tmqp://{address}").parse().expect("an upstream broker");
         addresses.iter().map(url).collect()
+    }
+
+    /// A broker that has confirmed larger numbers of an epoch ignores smaller ones.
+    #[test]
+    fn messages_that_can_be_read_again_get_an_epoch_in_which_no_larger_number_was_used() {
+        let scratch = tempfile::TempDir::new().unwrap();
+        let path = scratch.path().join("nodes");
+        let upstreams = upstreams(&["a:1"]);
+        let open = |now_ms: u64| {
+            ForwardJournal::open(&path, None, &upstreams, true, "fresh", now_ms, &mut |_| Ok(())).unwrap()
+        };
+        let put = |opened: &mut OpenedStore| {
+            opened.store.put(opened.next, UpstreamSet::one(0), 1, b"frame").unwrap();
+            opened.store.commit().unwrap();
+        };
+        let mut opened = open(1_000);
+        put(&mut opened);
+        let first = opened.next;
+        assert_eq!(opened.identity.epoch, 1_000);
+        drop(opened);
+        // A file that cannot be opened to read and write.
+        let (segment, aside) = (path.join("0000000001.segment"), path.join("aside"));
+        std::fs::rename(&segment, &aside).unwrap();
+        std::fs::create_dir(&segment).unwrap();
+        let mut opened = open(2_000);
+        assert!(opened.kept.is_empty() && opened.next > first);
+        let meanwhile = opened.identity.epoch;
+        put(&mut opened);
+        let second = opened.next;
+        drop(opened);
+        std::fs::remove_dir(&segment).unwrap();
+        std::fs::rename(&aside, &segment).unwrap();
+        let opened = open(3_000);
+        let kept: Vec<u64> = opened.kept.iter().map(|kept| kept.number).collect();
+        assert_eq!(kept, [first, second]);
+        assert!(opened.identity.epoch > meanwhile);
+        let renewed = opened.identity.clone();
+        drop(opened);
+        assert_eq!(open(4_000).identity, renewed, "everything was readable");
     }
 
     #[test]

@@ -26,6 +26,8 @@ const ENDED: u8 = 3;
 const STATE_BYTES: usize = 21;
 /// The key for the time at which the journal was created: a later journal numbers its runs anew.
 const EPOCH: &[u8] = b"epoch";
+/// The key of a definition that exists if the disk could not read a segment at the last opening.
+const UNREADABLE: &[u8] = b"unreadable";
 
 /// A saved schedule.
 #[derive(Debug)]
@@ -93,15 +95,28 @@ impl<S: Storage> ScheduleJournal<S> {
         if recovered.report.is_alarming() {
             tracing::error!(report = %recovered.report, "the journal of schedules is damaged; damaged records were skipped");
         }
-        let epoch = recovered.definitions.iter().find(|(key, _)| **key == *EPOCH);
-        let epoch = epoch.and_then(|(_, value)| value.first_chunk().copied()).map(u64::from_le_bytes);
-        if epoch.is_none() {
-            journal.define(EPOCH, &now_ms.to_le_bytes())?;
+        let defined = |wanted: &[u8]| recovered.definitions.iter().find(|(key, _)| **key == *wanted);
+        let before =
+            defined(EPOCH).and_then(|(_, value)| value.first_chunk().copied()).map(u64::from_le_bytes);
+        let (had_unreadable, has_unreadable) =
+            (defined(UNREADABLE).is_some(), recovered.report.has_unreadable());
+        // Runs that can be read again have smaller numbers than runs that their queues have meanwhile. In the same epoch, the
+        // queues would reject them as duplicates.
+        let epoch = match before {
+            Some(epoch) if !had_unreadable => epoch,
+            before => now_ms.max(before.map_or(0, |epoch| epoch + 1)),
+        };
+        if before != Some(epoch) || has_unreadable != had_unreadable {
+            journal.define(EPOCH, &epoch.to_le_bytes())?;
+            if has_unreadable {
+                journal.define(UNREADABLE, b"")?;
+            } else {
+                journal.undefine(UNREADABLE)?;
+            }
             journal.write()?;
             journal.sync()?;
         }
-        let mut kept =
-            Kept { epoch: epoch.unwrap_or(now_ms), next: recovered.next_sequence.max(1), ..Kept::default() };
+        let mut kept = Kept { epoch, next: recovered.next_sequence.max(1), ..Kept::default() };
         journal.each_live(0, &mut |sequence, live| {
             let read = live.map_err(|error| error.to_string());
             let read = read.and_then(|live| kept.read(sequence, live.payload, live.touch, cron));
@@ -273,5 +288,61 @@ impl EntryReader<'_> {
         let (taken, rest) = self.0.split_first_chunk().ok_or("it ends too early")?;
         self.0 = rest;
         Ok(*taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
+
+    use super::super::keeper::Crons;
+    use super::*;
+
+    fn open(disk: &MemoryStorage, now_ms: u64) -> (ScheduleJournal<MemoryStorage>, Kept) {
+        let options =
+            Options { now_ms, identity: now_ms, expected_identity: Some(1_000), ..Options::default() };
+        let crons = Crons::default();
+        let mut cron = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
+        ScheduleJournal::open(disk.clone(), options, &mut cron, &mut |_| Ok(())).unwrap()
+    }
+
+    fn run(due_ms: u64) -> RunRecord {
+        let (id, run) = (EntryId([7; 20]), Arc::from(*b"run"));
+        RunRecord { schedule: 1, id, due_ms, fence: due_ms, state: None, fallen_back: false, run }
+    }
+
+    /// Queues remember the largest number of an epoch that they have, and reject smaller ones as duplicates.
+    #[test]
+    fn runs_that_can_be_read_again_get_an_epoch_in_which_no_larger_number_was_used() {
+        for after in [0, 4] {
+            let disk = MemoryStorage::new(1);
+            let (mut journal, kept) = open(&disk, 1_000);
+            assert_eq!(kept.epoch, 1_000);
+            journal.put_run(kept.next, &run(1)).unwrap();
+            journal.commit().unwrap();
+            journal.close().unwrap();
+            let (journal, kept) = open(&disk, 2_000);
+            assert_eq!((kept.epoch, kept.runs.len()), (1_000, 1), "nothing was unreadable");
+            let first = kept.next;
+            drop(journal);
+
+            disk.inject(StorageCall::Read, after, Fault::Error, true);
+            let (mut journal, kept) = open(&disk, 3_000);
+            disk.clear_faults();
+            assert!(kept.next > first && kept.runs.is_empty(), "{after}: {kept:?}");
+            let meanwhile = kept.epoch;
+            journal.put_run(kept.next, &run(2)).unwrap();
+            journal.commit().unwrap();
+            drop(journal);
+
+            let (journal, kept) = open(&disk, 4_000);
+            let due: Vec<u64> = kept.runs.iter().map(|kept| kept.run.due_ms).collect();
+            assert_eq!(due, [1, 2], "{after}");
+            assert!(kept.epoch > meanwhile && kept.epoch > 1_000, "{after}: {}", kept.epoch);
+            let renewed = kept.epoch;
+            drop(journal);
+            let (_, kept) = open(&disk, 5_000);
+            assert_eq!((kept.epoch, kept.runs.len()), (renewed, 2), "{after}");
+        }
     }
 }

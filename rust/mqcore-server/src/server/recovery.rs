@@ -85,8 +85,8 @@ pub(super) async fn recover_limits(
     let read = tokio::task::spawn_blocking(move || {
         let name = SideJournal::Limits.as_str();
         let mut found = |report: &RecoveryReport| directory.found(name, report);
-        let (journal, restored) =
-            LimitJournal::open(&directory.side(SideJournal::Limits), &limiter, now, &mut found)?;
+        let (path, expected) = (directory.side(SideJournal::Limits), directory.identity_of(name));
+        let (journal, restored) = LimitJournal::open(&path, expected, &limiter, now, &mut found)?;
         directory.register(&[(name.to_owned(), journal.identity())])?;
         Ok((journal, restored, directory))
     });
@@ -121,7 +121,12 @@ pub(super) async fn recover_schedules(
     let read = tokio::task::spawn_blocking(move || {
         let (name, path) = (SideJournal::Schedules.as_str(), directory.side(SideJournal::Schedules));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = Options { now_ms, max_record_bytes: RECORD_BYTES_MAX as u32, ..Options::default() };
+        let options = Options {
+            now_ms,
+            max_record_bytes: RECORD_BYTES_MAX as u32,
+            expected_identity: directory.identity_of(name),
+            ..Options::default()
+        };
         let mut found = |report: &RecoveryReport| directory.found(name, report);
         let opened = Keeper::open(storage, options, placement, port.crons(), &mut found)
             .map_err(|source| DataDirError::Schedules { source })?;

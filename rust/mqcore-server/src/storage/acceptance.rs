@@ -103,10 +103,11 @@ impl LossAcceptance {
             }
             let io = |source| DataDirError::Io { path: path.clone(), source };
             let storage = ReadOnlyStorage::open(&path).map_err(io)?;
-            if let JournalIdentity::Known(identity) = identify(&storage).map_err(io)? {
+            let expected_identity = self.directory.identity_of(&name);
+            if let JournalIdentity::Known(identity) = identify(&storage, expected_identity).map_err(io)? {
                 identities.insert(name.clone(), identity);
             }
-            let options = Options { shard: part.number(), ..Options::default() };
+            let options = Options { shard: part.number(), expected_identity, ..Options::default() };
             let mut report = |done, total| is_stopped |= !progress(place, done, total);
             let inspection =
                 Inspection::new(storage, options, &mut report).map_err(|source| part.failed(source))?;

@@ -8,7 +8,7 @@ use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::FileStorage;
 
-use crate::storage::data_dir::{DataDir, DataDirError, journal_options};
+use crate::storage::data_dir::{DataDir, DataDirError, journal_options, shard_name};
 
 pub use mqcore_journal::recovery::RecoveryReport;
 
@@ -72,7 +72,7 @@ impl Compaction {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Option<CompactedShard>, DataDirError> {
         let failed = |source| DataDirError::Journal { shard, source };
-        let path = self.path.join(format!("shard-{shard}"));
+        let path = self.path.join(shard_name(shard));
         if !path.is_dir() {
             return Ok(None);
         }
@@ -81,9 +81,18 @@ impl Compaction {
         let storage = FileStorage::open(&path).map_err(io)?;
         let mut go_on = true;
         // The retention of history is up to the broker, which has the settings.
-        let options =
-            Options { retain_notes_ms: None, retain_notes_bytes: None, ..journal_options(shard, now_ms) };
-        let (mut journal, recovered) = Journal::open(storage, options, &mut |_, _| {}).map_err(failed)?;
+        let name = shard_name(shard);
+        let options = Options {
+            retain_notes_ms: None,
+            retain_notes_bytes: None,
+            expected_identity: self.directory.identity_of(&name),
+            ..journal_options(shard, now_ms)
+        };
+        // Compaction repairs what it finds, so that the next start would not report it.
+        let mut found = |report: &RecoveryReport| self.directory.found(&name, report);
+        let (mut journal, recovered) =
+            Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, &mut found)
+                .map_err(failed)?;
         let until = journal.newest_segment();
         let total = journal.compactable_bytes(until);
         let mut lost = 0;

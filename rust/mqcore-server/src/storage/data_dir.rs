@@ -282,6 +282,11 @@ impl DataDir {
         self.change(|manifest| manifest.journals.extend(journals.iter().cloned()))
     }
 
+    /// The identity that a journal had at its last opening. `None`: it was not created yet.
+    pub(crate) fn identity_of(&self, journal: &str) -> Option<u64> {
+        self.manifest().journals.get(journal).copied()
+    }
+
     /// Losses that the operator has not accepted.
     pub(crate) fn losses(&self) -> Vec<Loss> {
         self.manifest().losses.iter().filter(|loss| !loss.is_accepted).cloned().collect()
@@ -347,9 +352,10 @@ impl DataDir {
         let failed = |source| DataDirError::Journal { shard, source };
         let path = self.shard_path(shard);
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
-        let options = journal_options(shard, now_ms);
-        let mut state = RecoveryBuilder::default();
         let name = shard_name(shard);
+        let options =
+            Options { expected_identity: self.identity_of(&name), ..journal_options(shard, now_ms) };
+        let mut state = RecoveryBuilder::default();
         let (journal, recovered) = Journal::open_with_observers(
             storage,
             options,

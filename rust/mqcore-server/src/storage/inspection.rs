@@ -197,8 +197,9 @@ impl StoppedDataDir {
         shard: usize,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<InspectedShard, DataDirError> {
-        let storage = self.storage(&shard_name(shard))?;
-        let options = Options { shard: shard as u32, ..Options::default() };
+        let name = shard_name(shard);
+        let storage = self.storage(&name)?;
+        let options = self.options(&name, shard as u32);
         let journal = storage.map(|storage| Inspection::new(storage, options, progress)).transpose();
         let journal = journal.map_err(|source| DataDirError::Journal { shard, source })?;
         Ok(InspectedShard { shard, journal })
@@ -215,9 +216,14 @@ impl StoppedDataDir {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Option<InspectedSide>, DataDirError> {
         let Some(storage) = self.storage(which.as_str())? else { return Ok(None) };
-        let options = Options { shard: which.shard(), ..Options::default() };
+        let options = self.options(which.as_str(), which.shard());
         let journal = Inspection::new(storage, options, progress).map_err(|source| which.failed(source))?;
         Ok(Some(InspectedSide { which, journal }))
+    }
+
+    fn options(&self, journal: &str, shard: u32) -> Options {
+        let expected_identity = self.reading.manifest.journals.get(journal).copied();
+        Options { shard, expected_identity, ..Options::default() }
     }
 
     /// The files of one journal; `None`: its directory does not exist.

@@ -61,9 +61,10 @@ pub(crate) fn open(path: &Path, shards: usize) -> Result<Manifest, DataDirError>
 pub(crate) fn examine(path: &Path, manifest: &Manifest) -> Result<Vec<Loss>, DataDirError> {
     let mut losses = Vec::new();
     for (name, &expected) in &manifest.journals {
-        match identity(&path.join(name))? {
+        match identity(&path.join(name), Some(expected))? {
             JournalIdentity::Absent => {
-                losses.push(Loss::missing(name, "the directory of this journal is missing or empty"));
+                losses
+                    .push(Loss::missing(name, "the directory of this journal is missing or has no segment"));
             }
             JournalIdentity::Known(found) if found != expected => {
                 let text = format!(
@@ -71,6 +72,7 @@ pub(crate) fn examine(path: &Path, manifest: &Manifest) -> Result<Vec<Loss>, Dat
                 );
                 losses.push(Loss { cause: LossCause::Foreign, ..Loss::missing(name, &text) });
             }
+            // Opening keeps the expected identity, and reports each file that it cannot read.
             JournalIdentity::Known(_) | JournalIdentity::Unreadable => {}
         }
     }
@@ -88,7 +90,7 @@ pub(crate) fn extra(path: &Path, shards: usize) -> Result<Vec<String>, DataDirEr
         let entry = entry.map_err(|source| DataDirError::Io { path: path.to_path_buf(), source })?;
         if let Ok(name) = entry.file_name().into_string()
             && is_extra(&name)
-            && identity(&entry.path())? != JournalIdentity::Absent
+            && identity(&entry.path(), None)? != JournalIdentity::Absent
         {
             found.push(name);
         }
@@ -97,9 +99,9 @@ pub(crate) fn extra(path: &Path, shards: usize) -> Result<Vec<String>, DataDirEr
     Ok(found)
 }
 
-/// The identity of the journal in a directory that may not exist.
-fn identity(path: &Path) -> Result<JournalIdentity, DataDirError> {
-    let found = ReadOnlyStorage::open(path).and_then(|storage| identify(&storage));
+/// The identity of the journal in a directory that may not exist. `expected`: the one that the manifest lists.
+fn identity(path: &Path, expected: Option<u64>) -> Result<JournalIdentity, DataDirError> {
+    let found = ReadOnlyStorage::open(path).and_then(|storage| identify(&storage, expected));
     match found {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(JournalIdentity::Absent),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -139,7 +141,7 @@ fn check_old(path: &Path, shards: usize) -> Result<(), DataDirError> {
     let mut has_content = false;
     for shard in 0..shards.min(SHARDS_MAX) {
         let directory = path.join(shard_name(shard));
-        if identity(&directory)? == JournalIdentity::Absent {
+        if identity(&directory, None)? == JournalIdentity::Absent {
             missing.push(shard_name(shard));
         } else if !has_content {
             has_content = !is_unused(&directory, shard)?;
