@@ -16,6 +16,7 @@ import pytest
 
 import mqcore
 import programs
+from awaited import until
 from damaged_files import (
     MESSAGES,
     ONE_SHARD,
@@ -166,6 +167,46 @@ async def test_loss_stops_writes_until_it_is_accepted(segment: Path) -> None:
             assert (await mq.queue("orders", 1).information()).messages == left + 1
         assert broker.terminate() == 0
     assert "accept-loss" not in verify(directory)[1]
+
+
+async def test_damage_that_housekeeping_finds_stops_writes_at_once_and_after_a_restart(tmp_path: Path) -> None:
+    """The disk changes a record of a running broker, which finds it when it copies what is left in the segment."""
+    directory = tmp_path / "data"
+    mebibyte = 1 << 20
+    with serving("--data-dir", str(directory), *ADMIN, environment=ONE_SHARD) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.declare("orders", 1, SAVING)
+            # The first segment is full, and the next one begun.
+            for number in range(20):
+                await mq.publish("orders/1", f"body {number} ".ljust(mebibyte))
+            victim, other = (
+                next(path for path in directory.glob("shard-0/*.segment") if name in path.read_bytes())
+                for name in (b"body 13 ", b"body 19 ")
+            )
+            assert victim != other
+            overwrite(victim, victim.read_bytes().index(b"body 13 "), b"BODY")
+            async with mq.join("orders"):
+                for message in await mq.queue("orders/1").pull(13):
+                    assert await message.ack()
+            await until(lambda: page(broker, "/overview")["shards_rejecting_messages"] == [0], "the alarm")
+            assert alarms(broker) == {"shard-0"}
+            with pytest.raises(errors.Busy, match="accept-loss"):
+                await mq.publish("orders/1", "rejected")
+        assert victim.exists(), "a start could not report it"
+        broker.process.kill()
+        broker.process.wait()
+    code, text = verify(directory)
+    assert (code, "1 records are lost" in text) == (6, True), text
+    with serving("--data-dir", str(directory), *ADMIN, environment=ONE_SHARD) as broker:
+        assert alarms(broker) == {"shard-0"}
+        async with mqcore.connect(broker.url) as mq:
+            assert (await mq.queue("orders/1").information()).messages == 6
+        assert broker.terminate() == 0
+    assert "1 records are lost" in accept_loss(directory)
+    with serving("--data-dir", str(directory), *ADMIN, environment=ONE_SHARD) as broker:
+        assert alarms(broker) == set()
+        async with mqcore.connect(broker.url) as mq:
+            await mq.publish("orders/1", "taken again")
 
 
 async def test_a_deleted_shard_is_named_and_the_others_work(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ pub struct Maintenance {
     pub moved_bytes: u64,
     /// Damaged segments that were quarantined after everything readable in them was copied.
     pub quarantined: Vec<u32>,
+    /// Segments in which damage was found now, and that no opening has reported. They are left in place, so that the next
+    /// opening does. Raise an alarm.
+    pub damaged: Vec<u32>,
     /// Numbers of live records that turned out to be unreadable. They are lost; raise an alarm.
     pub lost: Vec<u64>,
     /// Keys of definitions that turned out to be unreadable. They are lost; raise an alarm.
@@ -72,7 +75,7 @@ impl<S: Storage> Journal<S> {
         }
         self.retry_after_full_disk()?;
         if self.moving.is_none() {
-            self.moving = find(self).and_then(|number| self.start_relocation(number));
+            self.moving = find(self).and_then(|number| self.start_relocation(number, &mut done));
         }
         if self.moving.is_some() {
             self.continue_relocation(budget_bytes, &mut done)?;
@@ -135,7 +138,7 @@ impl<S: Storage> Journal<S> {
         let moving = self.moving.as_ref().map(|moving| moving.segment);
         self.state.segments.range(..self.first_open()).find_map(|(&number, segment)| {
             let dead = segment.needed_bytes() == 0
-                && !segment.unreadable
+                && !segment.must_stay()
                 && segment.removal_retry_ms <= self.house_ms
                 && Some(number) != moving;
             (dead && !self.state.is_pinned(number)).then_some(number)
@@ -165,7 +168,7 @@ impl<S: Storage> Journal<S> {
             let affordable = self.condition == Condition::Healthy || needed < reserve / 2;
             let worth = segment.damaged || worth(segment, needed);
             let due = segment.removal_retry_ms <= self.house_ms;
-            (worth && affordable && due && !segment.unreadable).then_some(number)
+            (worth && affordable && due && !segment.must_stay()).then_some(number)
         })
     }
 
@@ -176,7 +179,7 @@ impl<S: Storage> Journal<S> {
         segment.needed_bytes() + held_down
     }
 
-    fn start_relocation(&mut self, number: u32) -> Option<Relocation> {
+    fn start_relocation(&mut self, number: u32, done: &mut Maintenance) -> Option<Relocation> {
         let end = self.state.segments.get(&number)?.end;
         let bytes = match self.read_segment(number, end) {
             Ok(bytes) => bytes,
@@ -191,8 +194,15 @@ impl<S: Storage> Journal<S> {
             }
         };
         let found = scan(&bytes, self.identity, number, Some(end));
-        if !found.gaps.is_empty() {
-            self.state.segments.entry(number).and_modify(|segment| segment.damaged = true);
+        if !found.gaps.is_empty()
+            && let Some(segment) = self.state.segments.get_mut(&number)
+        {
+            // Quarantining the file would hide what is lost from the next opening.
+            segment.unreported |= !segment.damaged;
+            segment.damaged = true;
+            if segment.unreported {
+                done.damaged.push(number);
+            }
         }
         Some(Relocation { segment: number, bytes, records: found.records, next: 0 })
     }
@@ -217,7 +227,7 @@ impl<S: Storage> Journal<S> {
             moving.next += 1;
         }
         self.drop_unreadable_records(moving.segment, done);
-        if !self.state.segments.get(&moving.segment).is_some_and(|segment| segment.unreadable) {
+        if !self.state.segments.get(&moving.segment).is_some_and(Segment::must_stay) {
             self.remove_segment(moving.segment, done)?;
         }
         Ok(())

@@ -46,6 +46,8 @@ pub(crate) struct Segment {
     pub(crate) damaged: bool,
     /// The disk cannot read the segment. It is left in place until the next opening.
     pub(crate) unreadable: bool,
+    /// Damage was found after opening. The segment is left in place, so that the next opening reports it.
+    pub(crate) unreported: bool,
     /// No other segment recorded where this unreadable one ends.
     pub(crate) end_unknown: bool,
     /// The file could not be removed; housekeeping leaves it alone until this time, in milliseconds. 0: no attempt failed.
@@ -53,6 +55,11 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Whether the file is left in place until the next opening.
+    pub(crate) fn must_stay(&self) -> bool {
+        self.unreadable || self.unreported
+    }
+
     /// Bytes that must be preserved somewhere, apart from settlements and removals of definitions.
     pub(crate) fn needed_bytes(&self) -> u64 {
         self.live_bytes + self.other_live_bytes + if self.notes_expired { 0 } else { self.note_bytes }

@@ -9,11 +9,13 @@ use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::{DamageCause, RecordLoss, RecoveryReport};
-use mqcore_journal::storage::MemoryStorage;
+use mqcore_journal::storage::{MemoryStorage, Storage};
 
 use world::{World, definitions, small};
 
 type Files = BTreeMap<String, Vec<u8>>;
+
+const FIRST: &str = "0000000001.segment";
 
 /// The files of a journal, what it holds, and every payload that was ever put.
 struct Sample {
@@ -207,6 +209,45 @@ fn heals(mut journal: Journal<MemoryStorage>, world: &World, report: &RecoveryRe
     assert_eq!(&again, world, "{what}");
     assert!(!report.is_alarming(), "{what}: {report}");
     assert_eq!(report.quarantined, damaged.len() as u64, "{what}");
+}
+
+/// Housekeeping finds it when it copies what is left in the segment.
+#[test]
+fn damage_that_the_disk_makes_while_the_journal_is_open_is_reported_at_once_and_at_the_next_opening() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..=66 {
+        journal.put(sequence, 5, &[&payload(sequence)]).unwrap();
+        journal.write().unwrap();
+    }
+    journal.settle(&(1..=60).filter(|sequence| sequence % 8 != 0).collect::<Vec<_>>()).unwrap();
+    journal.write().unwrap();
+    journal.sync().unwrap();
+    let (segment, at) = place(&disk.files(), &payload(8));
+    assert_eq!(segment, 1);
+    let file = disk.open(FIRST).unwrap();
+    disk.write_at(&file, at + 5, b"#").unwrap();
+    disk.sync_data(&file).unwrap();
+    let (mut damaged, mut lost) = (Vec::new(), Vec::new());
+    loop {
+        let done = journal.maintain(0, 500).unwrap();
+        damaged.extend(done.damaged);
+        lost.extend(done.lost);
+        assert!(done.quarantined.is_empty(), "the next opening could not report it");
+        if !done.more {
+            break;
+        }
+    }
+    assert_eq!((damaged, lost), (vec![1], vec![8]));
+    let live: Vec<u64> = journal.live().collect();
+    assert!(live.contains(&16) && !live.contains(&8));
+    drop(journal);
+    disk.crash();
+    let (journal, world, report) = open_on(disk.clone()).unwrap();
+    assert_eq!(journal.live().collect::<Vec<_>>(), live);
+    let [damage] = report.damaged.as_slice() else { panic!("{report}") };
+    assert_eq!((damage.segment, damage.lost), (1, RecordLoss::Exactly(1)), "{report}");
+    heals(journal, &world, &report, "reported");
 }
 
 #[test]

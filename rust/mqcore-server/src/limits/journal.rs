@@ -54,6 +54,8 @@ pub(crate) struct LimitJournal {
     bytes: Vec<u8>,
     /// Alive while a backup needs the files unchanged.
     pin: Weak<Pin>,
+    /// Segments in which housekeeping found damage that was not reported yet.
+    damaged: Vec<u32>,
 }
 
 /// The result of opening.
@@ -105,6 +107,7 @@ impl LimitJournal {
             replaced: Vec::new(),
             bytes: Vec::new(),
             pin: Weak::new(),
+            damaged: Vec::new(),
         };
         // If the clock shows less than at the last write, it was set back: the remaining times are those at that
         // write.
@@ -176,7 +179,9 @@ impl LimitJournal {
     fn save(&mut self, limiter: &Limiter, now: Nanos) -> Result<u64, JournalError> {
         self.journal.pin(self.pin.strong_count() > 0);
         // First of all, because settling frees space on a full disk.
-        for error in self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?.deferred {
+        let done = self.journal.maintain(now.0 / 1_000_000, HOUSEKEEPING_BYTES)?;
+        self.damaged.extend(done.damaged);
+        for error in done.deferred {
             tracing::warn!(%error, "cannot remove a segment of the journal of rate limits; trying again later");
         }
         let mut saved = 0;
@@ -287,6 +292,8 @@ pub(crate) async fn keep(
                 std::panic::resume_unwind(error.into_panic());
             }
         };
+        let damaged = std::mem::take(&mut journal.damaged);
+        hub.counters.journal.add_damage(SideJournal::Limits.as_str(), &damaged);
         let goes_on = note(&hub, outcome);
         if last || !goes_on {
             break;

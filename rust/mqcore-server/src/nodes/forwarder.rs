@@ -19,6 +19,8 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::nodes::store::{ForwardJournal, SavedForward};
 use crate::runtime::clock::{Clock, ClockConfig};
+use crate::storage::data_dir::NODES;
+use crate::storage::loss::Loss;
 
 /// How long the thread sleeps without requests. After it, the thread syncs changes for which no caller waits.
 const IDLE: Duration = Duration::from_millis(200);
@@ -364,11 +366,15 @@ impl ForwarderThread {
             return;
         }
         let now_ms = self.clock.now().0;
-        if let Some(store) = &mut self.store
-            && let Err(error) = store.keep_house(now_ms, HOUSEKEEPING_BYTES)
-            && !matches!(error, JournalError::Full { .. })
-        {
-            self.fail(&error);
+        let Some(store) = &mut self.store else { return };
+        match store.keep_house(now_ms, HOUSEKEEPING_BYTES) {
+            Ok(done) => {
+                for segment in done.damaged {
+                    Loss::of_housekeeping(NODES, segment).log();
+                }
+            }
+            Err(JournalError::Full { .. }) => {}
+            Err(error) => self.fail(&error),
         }
     }
 

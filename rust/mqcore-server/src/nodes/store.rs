@@ -7,6 +7,7 @@ use std::path::Path;
 use mqcore_cluster::log::{UPSTREAMS_MAX, UpstreamSet};
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
+use mqcore_journal::maintenance::Maintenance;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
@@ -185,8 +186,8 @@ impl ForwardJournal {
     }
 
     /// Reclaims space.
-    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<(), JournalError> {
-        self.journal.maintain(now_ms, bytes).map(drop)
+    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize) -> Result<Maintenance, JournalError> {
+        self.journal.maintain(now_ms, bytes)
     }
 
     /// The frame of a message.

@@ -12,6 +12,7 @@ use mqcore_broker::model::intake::{SCHEDULES, Ticket};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_journal::error::JournalError;
+use mqcore_journal::maintenance::Maintenance;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
@@ -550,8 +551,15 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Reclaims space. `pinned`: no file may be removed now.
-    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
-        self.store.as_mut().map_or(Ok(()), |store| store.keep_house(now_ms, bytes, pinned))
+    pub(crate) fn keep_house(
+        &mut self,
+        now_ms: u64,
+        bytes: usize,
+        pinned: bool,
+    ) -> Result<Maintenance, JournalError> {
+        self.store
+            .as_mut()
+            .map_or_else(|| Ok(Maintenance::default()), |store| store.keep_house(now_ms, bytes, pinned))
     }
 
     /// Closes the journal properly.

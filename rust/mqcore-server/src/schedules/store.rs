@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
+use mqcore_journal::maintenance::Maintenance;
 use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
@@ -203,9 +204,14 @@ impl<S: Storage> ScheduleJournal<S> {
     }
 
     /// Reclaims space, or detects that the disk has space again. `pinned`: no file may be removed now.
-    pub(crate) fn keep_house(&mut self, now_ms: u64, bytes: usize, pinned: bool) -> Result<(), JournalError> {
+    pub(crate) fn keep_house(
+        &mut self,
+        now_ms: u64,
+        bytes: usize,
+        pinned: bool,
+    ) -> Result<Maintenance, JournalError> {
         self.journal.pin(pinned);
-        self.journal.maintain(now_ms, bytes).map(drop)
+        self.journal.maintain(now_ms, bytes)
     }
 
     /// Closes the journal properly.

@@ -205,7 +205,8 @@ impl ScheduleThread {
         let now = self.hub.clock.now().0;
         if self.housekept.elapsed() >= HOUSEKEEPING {
             self.housekept = Instant::now();
-            self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
+            let done = self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
+            self.hub.counters.journal.add_damage(SideJournal::Schedules.as_str(), &done.damaged);
         }
         let system = self.look_at_clock(now);
         // A stopping broker begins no runs: what is due now is also due at the next start.

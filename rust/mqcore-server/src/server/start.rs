@@ -263,14 +263,10 @@ fn note_admin(directory: Option<&Arc<DataDir>>, bound: &Bound) {
 /// Raises the alarm for losses that the operator has not accepted.
 fn note_losses(hub: &Hub, directory: Option<&DataDir>) {
     let losses = directory.map(DataDir::losses).unwrap_or_default();
-    for loss in &losses {
-        tracing::warn!(
-            journal = loss.journal,
-            loss = loss.text,
-            "a journal has lost records; its shard rejects durable messages until `mqcore journal accept-loss` is run while the broker is stopped"
-        );
+    for loss in losses {
+        loss.log();
+        hub.counters.journal.add_loss(loss);
     }
-    hub.counters.journal.set_losses(losses);
 }
 
 /// The handlers that the configuration names are registered.
@@ -321,8 +317,10 @@ fn start_shards(
     }
     declare_all(&config.declarations, &mut engines, hub.placement)?;
     for (shard, engine) in engines.iter_mut().enumerate() {
-        if let Some(why) = refusal(hub, shard) {
-            engine.refuse(why);
+        let name = shard_name(shard);
+        // The operator has not accepted what the shard has lost.
+        if let Some(loss) = hub.counters.journal.losses().iter().find(|loss| loss.journal == name) {
+            engine.refuse(loss.refusal().into());
         }
     }
     // Checked now, because the queue may have been restored.
@@ -336,18 +334,6 @@ fn start_shards(
         tokio::spawn(engine.run(inbox));
     }
     Ok(())
-}
-
-/// Why a shard takes no durable messages: it has lost some, and the operator has not accepted that.
-fn refusal(hub: &Hub, shard: usize) -> Option<Box<str>> {
-    let name = shard_name(shard);
-    let loss = hub.counters.journal.losses().iter().find(|loss| loss.journal == name)?;
-    let text = format!(
-        "the journal of shard {shard} has lost records ({}); stop the broker and run `mqcore journal accept-loss`, then it \
-         continues",
-        loss.text
-    );
-    Some(text.into())
 }
 
 /// Creates what the configuration declares. A queue may name a dead-letter queue that is declared after it, so what is

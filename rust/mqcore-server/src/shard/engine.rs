@@ -241,6 +241,10 @@ impl Engine {
                 self.broker.storage_accepts(now, &mut self.effects);
                 self.refuse_after_loss(now);
             }
+            Urgent::RecordsLost(why) => {
+                self.refusal.get_or_insert(why);
+                self.refuse_after_loss(now);
+            }
             Urgent::Transferred(origins) => {
                 for origin in origins {
                     self.broker.transferred(origin, now, &mut self.effects);

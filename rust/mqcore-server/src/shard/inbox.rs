@@ -67,6 +67,8 @@ pub(crate) enum Urgent {
     StorageRefuses(Box<str>),
     /// The journal accepts messages again.
     StorageAccepts,
+    /// The journal has lost records, for this reason. The shard takes no durable messages until the operator accepts that.
+    RecordsLost(Box<str>),
     /// Bodies were read from the journal.
     Loaded(Loaded),
     /// The body of a dequeued message was read, for the handler that is notified.

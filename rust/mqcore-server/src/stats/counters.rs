@@ -1,7 +1,7 @@
 //! Counters of the server: connections, handlers, journals, history, archive, limits. The broker counts messages.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use mqcore_broker::model::time::Timestamp;
@@ -144,8 +144,8 @@ pub(crate) struct JournalCounters {
     quarantined: [AtomicU64; SHARDS_MAX],
     /// 1 for shards whose journal rejects messages.
     refusing: [AtomicU64; SHARDS_MAX],
-    /// Losses that the operator has not accepted, as the start found them.
-    losses: OnceLock<Box<[Loss]>>,
+    /// Losses that the operator has not accepted.
+    losses: Mutex<Vec<Loss>>,
 }
 
 impl JournalCounters {
@@ -158,15 +158,26 @@ impl JournalCounters {
         self.refusing[shard].store(u64::from(refuses), Ordering::Relaxed);
     }
 
-    /// Called once, at the start.
-    pub(crate) fn set_losses(&self, losses: Vec<Loss>) {
-        // A second call cannot happen; the first one would count.
-        let _ = self.losses.set(losses.into());
+    /// Adds a loss that the start or housekeeping found.
+    pub(crate) fn add_loss(&self, loss: Loss) {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner).push(loss);
+    }
+
+    /// Raises the alarm for segments of a journal in which housekeeping found damage. Returns one of the losses.
+    pub(crate) fn add_damage(&self, journal: &str, segments: &[u32]) -> Option<Loss> {
+        let mut last = None;
+        for &segment in segments {
+            let loss = Loss::of_housekeeping(journal, segment);
+            loss.log();
+            self.add_loss(loss.clone());
+            last = Some(loss);
+        }
+        last
     }
 
     /// Losses of journals that the operator has not accepted.
-    pub(crate) fn losses(&self) -> &[Loss] {
-        self.losses.get().map_or(&[], |losses| losses)
+    pub(crate) fn losses(&self) -> Vec<Loss> {
+        self.losses.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Shards whose journal rejects messages: its disk is full, or failed.

@@ -26,6 +26,7 @@ use crate::runtime::waker::WakeSender;
 use crate::shard::inbox::Urgent;
 use crate::storage::backup::Pin;
 use crate::storage::body_reader::BodyReader;
+use crate::storage::data_dir::shard_name;
 use crate::storage::journal_batch::{HistoryTerms, JournalBatch};
 
 /// Batches of the shard that are written with one write.
@@ -395,6 +396,10 @@ impl JournalThread {
         self.journal.pin(self.pin.strong_count() > 0);
         match self.journal.maintain(self.hub.clock.now().0, HOUSEKEEPING_BYTES) {
             Ok(done) => {
+                let counters = &self.hub.counters.journal;
+                if let Some(loss) = counters.add_damage(&shard_name(self.shard), &done.damaged) {
+                    self.send(Urgent::RecordsLost(loss.refusal().into()));
+                }
                 for error in done.deferred {
                     self.hub.counters.journal.failed_removals.add(1);
                     tracing::warn!(shard = self.shard, %error, "cannot remove or replace a file of the journal; nothing is lost, trying again later");

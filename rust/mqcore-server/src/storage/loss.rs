@@ -78,6 +78,31 @@ impl Loss {
         damaged.map(|damage| Self::of_damage(journal, damage)).chain(missing)
     }
 
+    /// Damage that housekeeping found in a segment. The next opening counts what is lost.
+    pub(crate) fn of_housekeeping(journal: &str, segment: u32) -> Self {
+        let text = format!(
+            "segment {segment}: checksum mismatch, found while the broker runs; an unknown number of records is lost"
+        );
+        Self { segment, cause: LossCause::Damaged, ..Self::missing(journal, &text) }
+    }
+
+    /// Writes it to the log.
+    pub(crate) fn log(&self) {
+        tracing::warn!(
+            journal = self.journal,
+            loss = self.text,
+            "a journal has lost records; its shard rejects durable messages until `mqcore journal accept-loss` is run while the broker is stopped"
+        );
+    }
+
+    /// Why its shard takes no durable messages.
+    pub(crate) fn refusal(&self) -> String {
+        format!(
+            "the journal {} has lost records ({}); stop the broker and run `mqcore journal accept-loss`, then it continues",
+            self.journal, self.text
+        )
+    }
+
     fn of_damage(journal: &str, damage: &Damage) -> Self {
         let parts = damage.parts.iter().map(|part| (part.offset, part.bytes)).collect();
         let mut known = damage.parts.iter().map(|part| part.sequences);
