@@ -277,7 +277,11 @@ async def test_losses_of_messages_for_upstream_brokers_are_accepted(tmp_path: Pa
     (segment,) = (directory / "nodes").glob("*.segment")
     # In the middle of the records, with whole ones behind it.
     text = segment.read_bytes()
+    assert journal.segments(directory).forwards == 20
+    assert verify(directory)[0] == 0
     overwrite(segment, text.index(b"message 9"), b"damaged!!")
+    code, found = verify(directory)
+    assert (code, "nodes: segment 1: checksum mismatch; 1 records are lost" in found) == (6, True), found
     accepted = accept_loss(directory)
     assert "nodes" in accepted
     with serving(*node, *ADMIN) as broker:

@@ -61,15 +61,15 @@ class Segment:
     """One file of a journal."""
 
     journal: str
-    """The name of its directory: ``shard-0``, ..., ``limits``, ``schedules``."""
+    """The name of its directory: ``shard-0``, ..., ``limits``, ``nodes``, ``schedules``."""
     shard: int | None
-    """The shard; ``None`` for limits and schedules."""
+    """The shard; ``None`` for other journals."""
     number: int
     """The number in its name."""
     records: int
     """Records of every kind, including lost ones."""
     live: int
-    """Unsettled messages in it; in other journals limits, or schedules and their runs."""
+    """Unsettled messages in it; in other journals limits, messages for upstream brokers, or schedules and their runs."""
     bytes: int
     """The length of its file."""
     state: State
@@ -82,7 +82,7 @@ class Listing:
 
     shards: int
     segments: tuple[Segment, ...]
-    """Ordered by shard and number, then those of limits and of schedules."""
+    """Ordered by shard and number, then those of limits, nodes and schedules."""
     definitions: int
     """Channels and queues that are defined."""
     limits: int = 0
@@ -91,6 +91,8 @@ class Listing:
     """Schedules of jobs."""
     runs: int = 0
     """Unconfirmed runs of schedules. The next start sends them again; a queue accepts each run once."""
+    forwards: int = 0
+    """Messages that not all upstream brokers have confirmed."""
 
     @property
     def records(self) -> int:
@@ -264,7 +266,8 @@ def messages(data_dir: str | os.PathLike[str], queue: str, *, progress: Progress
 def _inspect(data_dir: str | os.PathLike[str], progress: Progress | None, *, thorough: bool) -> Verification:
     seen = _core.journal_inspect(os.fspath(data_dir), progress or _unseen, thorough)
     found = tuple(Segment(*row) for row in seen["segments"])
-    listing = Listing(seen["shards"], found, seen["definitions"], seen["limits"], seen["schedules"], seen["runs"])
+    totals = (seen[name] for name in ("definitions", "limits", "schedules", "runs", "forwards"))
+    listing = Listing(seen["shards"], found, *totals)
     return Verification(listing, tuple(_finding(*row) for row in seen["findings"]), seen["losses"])
 
 

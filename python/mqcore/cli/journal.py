@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["journal"]
 
 _COLUMNS = ("journal", "number", "records", "live", "bytes", "state")
-_TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "schedules", "runs")
+_TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "schedules", "runs", "forwards")
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
@@ -48,7 +48,7 @@ journal.add_command(accept_loss)
 def ls(directory: Path, as_json: bool) -> None:
     """List the segments of DIR with their records, live records, bytes and state: sealed, open or damaged.
 
-    The segments of limits and schedules follow those of the shards.
+    The segments of limits, of messages for upstream brokers and of schedules follow those of the shards.
     """
     from mqcore.journal import segments
 
@@ -111,5 +111,10 @@ def _in_words(listing: Listing) -> str:
         f"{len(listing.segments)} segments of {listing.shards} shards, {listing.records} records, "
         f"{listing.live} live, {listing.bytes} bytes, {listing.definitions} definitions"
     )
-    beside = (("limits", listing.limits), ("schedules", listing.schedules), ("pending runs", listing.runs))
+    beside = (
+        ("limits", listing.limits),
+        ("schedules", listing.schedules),
+        ("pending runs", listing.runs),
+        ("messages for upstream brokers", listing.forwards),
+    )
     return ", ".join([words, *(f"{count} {name}" for name, count in beside if count)])

@@ -89,6 +89,7 @@ pub(crate) fn journal_inspect(
             contents
         });
         held.limits += contents.limits;
+        held.forwards += contents.forwards;
         held.schedules += contents.schedules;
         held.runs += contents.runs;
         py.check_signals()?;
@@ -99,6 +100,7 @@ pub(crate) fn journal_inspect(
     dict.set_item("definitions", definitions)?;
     dict.set_item("findings", findings)?;
     dict.set_item("limits", held.limits)?;
+    dict.set_item("forwards", held.forwards)?;
     dict.set_item("schedules", held.schedules)?;
     dict.set_item("runs", held.runs)?;
     dict.set_item("losses", losses.len())?;

@@ -19,7 +19,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::nodes::store::{ForwardJournal, SavedForward};
 use crate::runtime::clock::{Clock, ClockConfig};
-use crate::storage::data_dir::NODES;
+use crate::storage::data_dir::SideJournal;
 use crate::storage::loss::Loss;
 
 /// How long the thread sleeps without requests. After it, the thread syncs changes for which no caller waits.
@@ -370,7 +370,7 @@ impl ForwarderThread {
         match store.keep_house(now_ms, HOUSEKEEPING_BYTES) {
             Ok(done) => {
                 for segment in done.damaged {
-                    Loss::of_housekeeping(NODES, segment).log();
+                    Loss::of_housekeeping(SideJournal::Nodes.as_str(), segment).log();
                 }
             }
             Err(JournalError::Full { .. }) => {}

@@ -18,7 +18,7 @@ use crate::nodes::membership::Nodes;
 use crate::nodes::store::{ForwardJournal, NodeIdentity, OpenedStore, SavedForward};
 use crate::nodes::upstream::UpstreamTask;
 use crate::runtime::shutdown::Shutdown;
-use crate::storage::data_dir::{DataDir, DataDirError, NODES};
+use crate::storage::data_dir::{DataDir, DataDirError, SideJournal};
 
 /// Saved state, read before the server runs.
 pub(crate) struct OpenedNodes {
@@ -44,17 +44,18 @@ impl OpenedNodes {
             let identity = NodeIdentity { id, epoch: now_ms };
             return Ok(Self { config, identity, store: None, kept: Vec::new(), next: 1 });
         };
-        let mut found = |report: &RecoveryReport| directory.found(NODES, report);
+        let name = SideJournal::Nodes.as_str();
+        let mut found = |report: &RecoveryReport| directory.found(name, report);
         let OpenedStore { store, identity, kept, next } = ForwardJournal::open(
-            &directory.nodes(),
-            directory.identity_of(NODES),
+            &directory.side(SideJournal::Nodes),
+            directory.identity_of(name),
             &config.upstreams,
             config.keep_messages,
             &random,
             now_ms,
             &mut found,
         )?;
-        directory.register(&[(NODES.to_owned(), store.identity())])?;
+        directory.register(&[(name.to_owned(), store.identity())])?;
         if !kept.is_empty() {
             tracing::info!(messages = kept.len(), "restored messages for upstream brokers");
         }

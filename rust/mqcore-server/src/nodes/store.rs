@@ -13,7 +13,7 @@ use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 
 use crate::nodes::config::UpstreamConfig;
-use crate::storage::data_dir::{DataDirError, NODES_SHARD, RECORD_BYTES_MAX};
+use crate::storage::data_dir::{DataDirError, RECORD_BYTES_MAX, SideJournal};
 
 /// Bytes before the frame: its upstream brokers, and when it was accepted.
 const HEAD_BYTES: usize = 12;
@@ -70,7 +70,7 @@ impl ForwardJournal {
         let storage =
             FileStorage::open(path).map_err(|source| DataDirError::Io { path: directory, source })?;
         let options = Options {
-            shard: NODES_SHARD,
+            shard: SideJournal::Nodes.shard(),
             now_ms,
             max_record_bytes: RECORD_BYTES_MAX as u32,
             expected_identity,

@@ -10,9 +10,7 @@ use mqcore_journal::storage::ReadOnlyStorage;
 
 pub use crate::storage::loss::{Loss, LossCause};
 
-use crate::storage::data_dir::{
-    DataDir, DataDirError, JournalError, NODES, NODES_SHARD, SideJournal, shard_name,
-};
+use crate::storage::data_dir::{DataDir, DataDirError, JournalError, SideJournal, shard_name};
 
 /// A data directory locked against brokers and inspections until this is dropped.
 #[derive(Debug)]
@@ -25,8 +23,6 @@ pub struct LossAcceptance {
 enum Part {
     Shard(usize),
     Side(SideJournal),
-    /// Messages for upstream brokers.
-    Nodes,
 }
 
 impl Part {
@@ -35,7 +31,6 @@ impl Part {
         match self {
             Self::Shard(shard) => shard_name(*shard),
             Self::Side(side) => side.as_str().to_owned(),
-            Self::Nodes => NODES.to_owned(),
         }
     }
 
@@ -44,7 +39,6 @@ impl Part {
         match self {
             Self::Shard(shard) => *shard as u32,
             Self::Side(side) => side.shard(),
-            Self::Nodes => NODES_SHARD,
         }
     }
 
@@ -52,7 +46,6 @@ impl Part {
         match self {
             Self::Shard(shard) => DataDirError::Journal { shard: *shard, source },
             Self::Side(side) => side.failed(source),
-            Self::Nodes => DataDirError::Nodes { source },
         }
     }
 }
@@ -75,7 +68,7 @@ impl LossAcceptance {
     /// All journals that a data directory can have.
     fn parts(&self) -> Vec<Part> {
         let sides = SideJournal::ALL.into_iter().map(Part::Side);
-        (0..self.shards()).map(Part::Shard).chain(sides).chain([Part::Nodes]).collect()
+        (0..self.shards()).map(Part::Shard).chain(sides).collect()
     }
 
     /// Accepts the losses of one shard, or those of all journals, and returns them. Losses that no start has found yet are

@@ -118,7 +118,7 @@ impl Backup {
         for shard in 0..shards {
             add_segments(path, &shard_name(shard), &mut files)?;
         }
-        for journal in SideJournal::ALL.map(SideJournal::as_str) {
+        for journal in SideJournal::BACKED_UP.map(SideJournal::as_str) {
             if path.join(journal).is_dir() {
                 add_segments(path, journal, &mut files)?;
             }

@@ -38,37 +38,37 @@ use crate::storage::parts;
 /// The directory of the archive.
 pub const ARCHIVE: &str = "archive";
 
-/// The directory of the journal of messages for upstream brokers.
-pub(crate) const NODES: &str = "nodes";
-
-/// The shard number in its segments.
-pub(crate) const NODES_SHARD: u32 = u32::MAX;
-
 /// A journal other than those of shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SideJournal {
     /// Persistent limits.
     Limits,
+    /// Messages for upstream brokers.
+    Nodes,
     /// Schedules and their runs.
     Schedules,
 }
 
 impl SideJournal {
     /// All side journals, ordered by name.
-    pub const ALL: [Self; 2] = [Self::Limits, Self::Schedules];
+    pub const ALL: [Self; 3] = [Self::Limits, Self::Nodes, Self::Schedules];
+    /// Side journals in a backup. Messages for upstream brokers are not, because a restored broker would forward them again.
+    pub(crate) const BACKED_UP: [Self; 2] = [Self::Limits, Self::Schedules];
 
     /// Its name and the name of its directory.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Limits => "limits",
+            Self::Nodes => "nodes",
             Self::Schedules => "schedules",
         }
     }
 
-    /// The shard number in its segments. No real shard has it, nor has the journal of nodes.
+    /// The shard number in its segments. No real shard has it.
     pub(crate) const fn shard(self) -> u32 {
         match self {
+            Self::Nodes => u32::MAX,
             Self::Limits => u32::MAX - 1,
             Self::Schedules => u32::MAX - 2,
         }
@@ -78,6 +78,7 @@ impl SideJournal {
     pub(crate) const fn failed(self, source: JournalError) -> DataDirError {
         match self {
             Self::Limits => DataDirError::Limits { source },
+            Self::Nodes => DataDirError::Nodes { source },
             Self::Schedules => DataDirError::Schedules { source },
         }
     }
@@ -300,11 +301,6 @@ impl DataDir {
     /// The directory of a side journal.
     pub(crate) fn side(&self, journal: SideJournal) -> PathBuf {
         self.path.join(journal.as_str())
-    }
-
-    /// The directory of the journal of messages for upstream brokers.
-    pub(crate) fn nodes(&self) -> PathBuf {
-        self.path.join(NODES)
     }
 
     /// The directory of the archive.

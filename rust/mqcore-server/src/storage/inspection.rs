@@ -66,6 +66,8 @@ pub struct InspectedSide {
 pub struct SideContents {
     /// Saved limits; some may have expired by now.
     pub limits: u64,
+    /// Messages that not all upstream brokers have confirmed.
+    pub forwards: u64,
     /// Schedules.
     pub schedules: u64,
     /// Runs of schedules that no queue has confirmed; the next start sends them again.
@@ -208,8 +210,8 @@ impl StoppedDataDir {
     /// Reads a side journal like [`StoppedDataDir::inspect`]. `None`: it does not exist.
     ///
     /// # Errors
-    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Limits`] or [`DataDirError::Schedules`]
-    /// for a journal of a later version.
+    /// [`DataDirError::Running`], [`DataDirError::Io`], and [`DataDirError::Limits`], [`DataDirError::Nodes`] or
+    /// [`DataDirError::Schedules`] for a journal of a later version.
     pub fn inspect_side(
         &self,
         which: SideJournal,
@@ -263,6 +265,7 @@ impl InspectedSide {
             let Ok(live) = live else { return };
             match self.which {
                 SideJournal::Limits => contents.limits += 1,
+                SideJournal::Nodes => contents.forwards += 1,
                 SideJournal::Schedules => match store::kind(live.payload) {
                     Some(RecordKind::Schedule) => contents.schedules += 1,
                     Some(RecordKind::Run) => contents.runs += 1,
@@ -284,6 +287,7 @@ impl InspectedSide {
                     let read = |live: Live<'_>| mqcore_limiter::record::decode(live.payload).map(drop);
                     ("limit", live.and_then(|live| read(live).map_err(|error| error.to_string())))
                 }
+                SideJournal::Nodes => ("message for upstream brokers", live.map(drop)),
                 SideJournal::Schedules => {
                     let mut read = |live: Live<'_>| store::check(live.payload, live.touch, &mut cron);
                     ("schedule or run", live.and_then(&mut read))
