@@ -69,7 +69,7 @@ class Segment:
     records: int
     """Records of every kind, including lost ones."""
     live: int
-    """Unsettled messages in it; in other journals limits, messages for upstream brokers, or schedules and their runs."""
+    """Unsettled messages; in other journals limits, messages for upstream brokers, or schedules and their runs."""
     bytes: int
     """The length of its file."""
     state: State

@@ -45,7 +45,7 @@ async def test_messages_for_upstream_brokers_that_the_disk_reads_again_are_forwa
     faults = Faults(tmp_path / "control", directory)
     port = free_port()
     down = (*ADMIN, "--data-dir", str(directory), "--upstream", f"tmqp://127.0.0.1:{port}", "--keep-messages")
-    up = ("--listen", f"tmqp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "up"))
+    up = ("--listen", f"tmqp://127.0.0.1:{port}", "--data-dir", str(tmp_path / "up"), "--node-name", "up")
     before, meanwhile = [f"before-{number}" for number in range(10)], [f"meanwhile-{number}" for number in range(5)]
     with serving(*down, environment=faults.environment) as broker:
         async with mqcore.connect(broker.url) as mq:

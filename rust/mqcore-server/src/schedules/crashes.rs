@@ -9,16 +9,13 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, Request};
 use mqcore_broker::model::config::BrokerConfig;
-use mqcore_broker::model::definition::{
-    channel_key, decode_definition, encode_channel, encode_intake, encode_queue, intake_key, queue_key,
-};
 use mqcore_broker::model::effect::{Effect, Event};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Sequence};
-use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::options::{Durability, QueueChanges, Status};
 use mqcore_broker::model::placement::Placement;
-use mqcore_broker::model::record::{Record, decode_address, decode_put, decode_put_head, encode_put};
-use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
+use mqcore_broker::model::record::{Record, decode_put};
+use mqcore_broker::model::recovery::RecoveryBuilder;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_journal::journal::Journal;
@@ -52,44 +49,23 @@ struct Shard {
 
 impl Shard {
     fn open(shard: usize, disk: &MemoryStorage, now: u64) -> Self {
-        let mut seen: BTreeMap<u64, (String, RecoveredMessage, Option<Ticket>)> = BTreeMap::new();
+        let mut state = RecoveryBuilder::default();
         let opened = Journal::open_with_observers(
             disk.clone(),
             options(shard as u32, now),
             &mut |_, _| {},
-            &mut |number, payload| {
-                let head = decode_put_head(payload).expect("we wrote it");
-                let restored = RecoveredMessage {
-                    sequence: Sequence(number),
-                    queue: 0,
-                    bytes: head.memory_bytes as u32,
-                    number: head.number,
-                    high_priority: head.high_priority,
-                };
-                seen.insert(number, (head.queue.to_owned(), restored, head.ticket));
-            },
+            &mut |number, payload| state.put(number, payload),
             &mut |_| Ok(()),
         );
         let (journal, recovered) = opened.expect("it opens");
-        let mut had = RecoveredState {
-            definitions: recovered
-                .definitions
-                .iter()
-                .map(|(key, value)| decode_definition(key, value).expect("we wrote it"))
-                .collect(),
-            sequence: Sequence(recovered.next_sequence.saturating_sub(1)),
-            ..RecoveredState::default()
-        };
-        for number in journal.live() {
-            let (queue, restored, ticket) = seen.remove(&number).expect("it was seen");
-            let queue = decode_address(&queue).expect("we wrote it");
-            let place = had.queues.iter().position(|known| *known == queue).unwrap_or_else(|| {
-                had.queues.push(queue);
-                had.queues.len() - 1
-            });
-            had.messages.push(RecoveredMessage { queue: place as u32, ..restored });
-            had.tickets.extend(ticket);
+        for (key, value) in &recovered.definitions {
+            state.define(key, value).expect("we wrote it");
         }
+        journal.each_touch(&mut |number, progress| {
+            state.touch(number, progress.expect("it is readable")).expect("we wrote it");
+        });
+        let (had, unreadable) = state.finish(journal.live(), recovered.next_sequence).expect("we wrote it");
+        assert!(unreadable.is_empty());
         let config = BrokerConfig {
             shard,
             placement: PLACEMENT,
@@ -132,22 +108,12 @@ impl Shard {
         for (sequence, record) in self.records.drain(..count.min(self.records.len())) {
             last = Some(sequence);
             let journal = &mut self.journal;
-            let written = match &record {
-                Record::Put { queue, message, received, number } => {
-                    journal.put(sequence.0, 0, &[&encode_put(queue, message, *received, *number)])
-                }
-                Record::Settle(settled) => journal.settle(&[settled.0]),
-                Record::Touch(touched, progress) => journal.touch(touched.0, &progress.encode()),
-                Record::DefineChannel(name, options) => {
-                    journal.define(&channel_key(name), &encode_channel(name, options))
-                }
-                Record::DefineQueue(queue, options) => {
-                    journal.define(&queue_key(queue), &encode_queue(queue, options))
-                }
-                Record::DefineIntake(node, progress) => {
-                    journal.define(&intake_key(node), &encode_intake(node, progress))
-                }
-                other => panic!("unexpected command {other:?}"),
+            let written = match JournalEntry::from(&record) {
+                JournalEntry::Put(message) => journal.put(sequence.0, 0, &[&message.encode()]),
+                JournalEntry::Settle(settled) => journal.settle(&[settled.0]),
+                JournalEntry::Touch(touched, progress) => journal.touch(touched.0, &progress),
+                JournalEntry::Define(key, value) => journal.define(&key, &value),
+                JournalEntry::Undefine(key) => journal.undefine(&key),
             };
             written.expect("the disk is large enough");
         }
