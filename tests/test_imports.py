@@ -51,14 +51,15 @@ LAYERS: dict[str, list[set[str]]] = {
         {"address", "mailbox", "message_id"},
         {"config", "consumption", "request", "throttr/address", "throttr/pushes"},
         # Protocols as state machines, without a socket, and how to reach a server.
-        {"conversation", "dial", "route", "standing", "waiter", "micromessage/greeting", "mqks/greeting"}
+        {"confirmations", "conversation", "dial", "route", "socket_writer", "standing", "waiter"}
+        | {"micromessage/greeting", "mqks/greeting"}
         | {"micromessage/conversation", "mqks/conversation", "throttr/conversation"},
         {"dialogue", "throttr"},
-        {"shared", "membership", "post"},
+        {"shared", "immediate", "membership", "post"},
         {"connection"},
         {"client"},
         # Operations of a client.
-        {"admin", "consume", "direct", "event", "publish", "pull", "pull_stream"}
+        {"admin", "consume", "direct", "event", "publish", "publish_now", "pull", "pull_stream"}
         | {"micromessage/operations", "mqks/operations"},
     ],
     "mqcore-server": [

@@ -2,7 +2,7 @@
 
 Each generated file is its source with the words of asyncio replaced, formatted by ruff. Code that differs in more
 than words is in `base.py` and `joining.py` of `mqcore/client` and `mqcore/sync`. Lines of the source between
-`# asyncio only` and `# end asyncio only` are left out.
+`# asyncio only` and `# end asyncio only` are left out; behind `# blocking:` stands what replaces them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORDS = (
 )
 CLIENT_WORDS = (
     (
-        r"\bmqcore\.client\.(base|client|control|joining|messages|queue|streams|topic)\b",
+        r"\bmqcore\.client\.(base|client|control|joining|messages|publishing|queue|streams|topic)\b",
         r"mqcore.sync.\1",
     ),
     (r"\bmqcore\.connect\b", "mqcore.sync.connect"),
@@ -41,6 +41,7 @@ THROTTR_WORDS = (
     (r"from mqcore\.throttr import Client", "from mqcore.throttr import SyncClient"),
 )
 ASYNCIO_ONLY = re.compile(r"^ *# asyncio only\n.*?^ *# end asyncio only\n\n?", re.DOTALL | re.MULTILINE)
+BLOCKING_ONLY = re.compile(r"^( *)# blocking: ", re.MULTILINE)
 LEFT = re.compile(r".*(\basync|\bawait|asyncio|Async|Awaitable).*")
 NOTICE = "# Generated from {source} by tools/generate_sync.py: change that, then run `make generate`.\n"
 
@@ -58,7 +59,7 @@ def ruff(text: str, path: Path) -> str:
 
 def blocking(text: str, words: Replacements) -> str:
     """Replace the words of asyncio, and leave out what only asyncio has."""
-    text = ASYNCIO_ONLY.sub("", text)
+    text = BLOCKING_ONLY.sub(r"\1", ASYNCIO_ONLY.sub("", text))
     for pattern, replacement in (*WORDS, *words):
         text = re.sub(pattern, replacement, text)
     return text
@@ -79,7 +80,7 @@ def stub(path: Path) -> str:
     for name in ("Client", "ThrottrClient"):
         (twin,) = re.findall(rf"^@final\nclass Async{name}:\n(?:(?:    .*)?\n)+", text, re.MULTILINE)
         twin = twin.replace(f"Async{name}", f"Blocking{name}").replace("awaitables of their results", "their results")
-        twin = re.sub(r"-> Awaitable\[(.*)\]: \.\.\.", r"-> \1: ...", twin).rstrip() + "\n"
+        twin = re.sub(r"-> Awaitable\[(.*)\](?: \| None)?: \.\.\.", r"-> \1: ...", twin).rstrip() + "\n"
         begin, end = f"# generated: Blocking{name}\n", f"# end generated: Blocking{name}\n"
         head, rest = text.split(begin)
         text = head + begin + "\n" + twin + "\n" + end + rest.split(end)[1]
@@ -93,7 +94,7 @@ def targets() -> dict[Path, Callable[[], str]]:
     def twin(source: Path, target: Path, words: Replacements) -> None:
         made[target] = lambda: module(source, target, words)
 
-    for name in ("messages", "streams", "control", "queue", "topic", "client"):
+    for name in ("messages", "streams", "control", "publishing", "queue", "topic", "client"):
         twin(PACKAGE / "client" / f"{name}.py", PACKAGE / "sync" / f"{name}.py", CLIENT_WORDS)
     twin(PACKAGE / "throttr" / "client.py", PACKAGE / "throttr" / "sync_client.py", THROTTR_WORDS)
     core = PACKAGE / "_core.pyi"

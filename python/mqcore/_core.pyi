@@ -690,16 +690,16 @@ class AsyncClient:
         self,
         queue: str,
         body: bytes,
-        *,
         message_id: str | None = None,
-        headers: list[tuple[str, str]] = ...,
+        headers: list[tuple[str, str]] | None = None,
         high_priority: bool = False,
         confirm: bool = True,
-        cc: list[tuple[str, str | None]] = ...,
+        cc: list[tuple[str, str | None]] | None = None,
         timeout: float | None = None,
         retry: bool = False,
-        terms: tuple[int | None, float | None, float | None] = ...,
-    ) -> Awaitable[Confirmation]: ...
+        terms: tuple[int | None, float | None, float | None] | None = None,
+    ) -> Awaitable[Confirmation | None] | None: ...
+    def abandon(self, awaitable: object) -> None: ...
     def publish_many(
         self,
         queue: str,
@@ -853,16 +853,16 @@ class BlockingClient:
         self,
         queue: str,
         body: bytes,
-        *,
         message_id: str | None = None,
-        headers: list[tuple[str, str]] = ...,
+        headers: list[tuple[str, str]] | None = None,
         high_priority: bool = False,
         confirm: bool = True,
-        cc: list[tuple[str, str | None]] = ...,
+        cc: list[tuple[str, str | None]] | None = None,
         timeout: float | None = None,
         retry: bool = False,
-        terms: tuple[int | None, float | None, float | None] = ...,
-    ) -> Confirmation: ...
+        terms: tuple[int | None, float | None, float | None] | None = None,
+    ) -> Confirmation | None: ...
+    def abandon(self, awaitable: object) -> None: ...
     def publish_many(
         self,
         queue: str,

@@ -13,6 +13,7 @@ from mqcore.client.options import Clear, ClientOptions, ConsumeOptions, Copies, 
 from mqcore.config import Duration, QueueOptions, seconds
 
 __all__ = [
+    "UNCONFIRMED",
     "Confirmation",
     "Outcome",
     "address",
@@ -42,6 +43,10 @@ Confirmation: TypeAlias = tuple[Literal["server", "consumer"] | None, float, lis
 """The sender of an acknowledgement, the latency in seconds, and the outcomes of the copies."""
 Outcome: TypeAlias = Confirmation | errors.MqcoreError
 """The outcome of one of many published messages: its confirmation, or why it failed."""
+
+
+UNCONFIRMED: Final = Receipt(None, 0.0)
+"""The receipt of each message that is published without confirmation."""
 
 
 def address(channel: str, id: int | None) -> str:  # noqa: A002 (as in the protocol)

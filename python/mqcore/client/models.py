@@ -34,7 +34,7 @@ class Receipt:
     by: Literal["server", "consumer"] | None
     """The peer that confirmed: the broker or a consumer; ``None`` with ``confirm=False``."""
     latency: float
-    """Seconds from the call to the last confirmation, of the message or of a copy."""
+    """Seconds from the call to the last confirmation, of the message or of a copy; 0 with ``confirm=False``."""
     copies: tuple[CopyReceipt, ...] = ()
     """The outcome of each copy, in the order of `cc`; empty with ``confirm=False``."""
 

@@ -1,5 +1,5 @@
 # Generated from python/mqcore/client/client.py by tools/generate_sync.py: change that, then run `make generate`.
-"""The client: connection, publishing, direct messages, events and administration."""
+"""The client: connection, direct messages, events and administration."""
 
 from __future__ import annotations
 
@@ -9,21 +9,13 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 
 from mqcore import bodies, errors
 from mqcore.client.arguments import (
-    Outcome,
     address,
-    chunks,
-    copies,
     new_id,
-    numbered,
     optional_seconds,
     pairs,
-    publish_options,
     rebinding,
-    receipt,
-    receipts,
     subscriptions,
     tagged,
-    terms,
 )
 from mqcore.client.incoming import Incoming
 from mqcore.client.lifetime import OPEN
@@ -33,7 +25,6 @@ from mqcore.client.models import (
     ClientInformation,
     NodeInformation,
     QueueInformation,
-    Receipt,
     RouterInformation,
     RouterTest,
     State,
@@ -43,16 +34,15 @@ from mqcore.client.options import (
     PREFETCH,
     ClientOptions,
     ConnectOptions,
-    Copies,
     EmbeddedBroker,
     Headers,
     Subscription,
     target_and_options,
 )
 from mqcore.config import Binding, ChannelOptions, Duration, QueueOptions, RouteMethod
-from mqcore.sync.control import ControlBase
 from mqcore.sync.joining import Joined
 from mqcore.sync.messages import Delivered
+from mqcore.sync.publishing import PublishingBase
 from mqcore.sync.queue import Queue
 from mqcore.sync.streams import Events, ExtensionFrames, Requests
 from mqcore.sync.topic import Topic
@@ -62,7 +52,7 @@ __all__ = ["Client", "connect"]
 _T = TypeVar("_T")
 
 
-class Client(ControlBase):
+class Client(PublishingBase):
     """A client of a broker, made by `connect`.
 
     Every call raises `ConnectionLost` if there is no connection within its timeout, and `RequestTimeout` if no answer
@@ -137,125 +127,6 @@ class Client(ControlBase):
     def topic(self, name: str) -> Topic:
         """Return a topic: ``topic("orders.new")``, or the topics of a pattern: ``topic("orders.*")``."""
         return Topic(self, name)
-
-    def publish(
-        self,
-        queue: str,
-        body: object,
-        *,
-        id: str | None = None,  # noqa: A002 (as in the protocol)
-        headers: Headers = (),
-        high_priority: bool = False,
-        confirm: bool = True,
-        cc: Copies = (),
-        timeout: Duration | None = None,
-        retry: bool = False,
-        delay: Duration | None = None,
-        expires_in: Duration | None = None,
-        priority: int | None = None,
-    ) -> Receipt:
-        """Publish a message and wait for the confirmation.
-
-        Raises `NotFound` if the queue does not exist, `Nacked` if the message was rejected, `ConfirmTimeout` if no
-        confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
-        writing, and rejections are only counted. With ``retry=True``, which needs an `id`, the client publishes again
-        when the connection was lost before the confirmation. An empty `id`, with ``confirm=False``, publishes without
-        an id; the queue assigns one unless its option `use_message_id` is off.
-
-        Each queue in `cc` (at most 64) gets a copy; ``("audit/1", "copy-7")`` chooses its id. The call also waits for
-        the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.
-        An exception concerns the message itself: queues of `cc` may have accepted their copies.
-
-        The queue delivers the message after `delay`, and drops it as ``expired`` if it still waits after `expires_in`,
-        which includes the delay. Messages with a higher `priority`, 0 to 255, go first; `high_priority` is 255. All of
-        this is saved with the message. In TMQP `queue` may be a topic, ``@topic:NAME``; see `Topic.publish`.
-
-        In MQKS `queue` is an event, and the broker accepts the message whether or not a queue is bound to it. Headers,
-        delays, expiries, priorities and copies raise `NotSupported`; an empty body and one with line ends, TABs or
-        trailing white space raise `InvalidArgument`, because a line cannot hold them.
-        In MicroMessage2 `queue` is a destination: a queue or ``topic/NAME``. Headers are properties of the message,
-        `mqcore.micromessage.headers` gives them types. The receipt is the broker's acknowledgement; ``confirm=True``
-        raises `NotSupported` without agreed acknowledgements. Ids, delays, expiries, priorities and copies always do.
-
-        >>> receipt = mq.publish("orders/1", b"2 apples", headers={"Country": "fr"})
-        >>> receipt.by
-        'server'
-        """
-        confirmation = self._connected().publish(
-            queue,
-            bodies.encode(body),
-            message_id=new_id(id, self._options),
-            headers=pairs(headers),
-            high_priority=high_priority,
-            confirm=confirm,
-            cc=copies(cc),
-            timeout=optional_seconds(timeout),
-            retry=retry,
-            terms=terms(priority, delay, expires_in),
-        )
-        return receipt(confirmation)
-
-    @overload
-    def publish_many(
-        self,
-        queue: str,
-        bodies: Iterable[object],
-        *,
-        headers: Headers = ...,
-        high_priority: bool = ...,
-        confirm: bool = ...,
-        cc: Copies = ...,
-        timeout: Duration | None = ...,
-        delay: Duration | None = ...,
-        expires_in: Duration | None = ...,
-        priority: int | None = ...,
-        return_exceptions: Literal[False] = ...,
-    ) -> list[Receipt]: ...
-    @overload
-    def publish_many(
-        self,
-        queue: str,
-        bodies: Iterable[object],
-        *,
-        headers: Headers = ...,
-        high_priority: bool = ...,
-        confirm: bool = ...,
-        cc: Copies = ...,
-        timeout: Duration | None = ...,
-        delay: Duration | None = ...,
-        expires_in: Duration | None = ...,
-        priority: int | None = ...,
-        return_exceptions: Literal[True],
-    ) -> list[Receipt | errors.MqcoreError]: ...
-    def publish_many(
-        self,
-        queue: str,
-        bodies: Iterable[object],
-        *,
-        headers: Headers = (),
-        high_priority: bool = False,
-        confirm: bool = True,
-        cc: Copies = (),
-        timeout: Duration | None = None,
-        delay: Duration | None = None,
-        expires_in: Duration | None = None,
-        priority: int | None = None,
-        return_exceptions: bool = False,
-    ) -> list[Receipt] | list[Receipt | errors.MqcoreError]:
-        """Publish many messages in order, with few writes; return their receipts in that order.
-
-        If some fail, the others are still published, and the first failure is raised with a note that counts the
-        failures. With `return_exceptions`, the list holds an exception in place of each missing receipt.
-        """
-        options = publish_options(headers, high_priority, confirm, cc, timeout, terms(priority, delay, expires_in))
-        outcomes: list[Outcome] = []
-        for chunk in chunks(bodies):
-            if self._options.id_generator is None or cc:
-                outcomes += self._connected().publish_many(queue, chunk, **options)
-                continue
-            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout", "terms")}
-            outcomes += self._connected().publish_each(queue, numbered(chunk, self._options, headers), **waiting)
-        return receipts(outcomes, return_exceptions)
 
     # --- clients ---------------------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ impl Client {
     /// The protocol of the connection.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
-        lock(&self.shared.core).conversation.protocol()
+        self.shared.protocol
     }
 
     /// Parses a queue or another destination in the spelling of this client's protocol.

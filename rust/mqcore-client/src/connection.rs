@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, WriteHalf};
 use tokio::sync::oneshot;
 
 use crate::config::Transport;
+use crate::confirmations::WakeList;
 use crate::conversation::{FrameEvent, PullAnswer, RequestAnswer};
 use crate::counters::ClientCounters;
 use crate::dial::{Endpoint, OpenConnection, Stream, dial};
@@ -25,6 +26,7 @@ use crate::random::{jittered, random_u64};
 use crate::received::Received;
 use crate::route::{Route, Routes};
 use crate::shared::{Core, SharedClient};
+use crate::socket_writer::SocketWriter;
 use crate::state::ClientState;
 use crate::waiter::Waiter;
 
@@ -201,13 +203,19 @@ impl Timers {
     }
 
     /// The next deadline. Without `reading`, silence of the broker has no meaning.
-    fn next(&self, shared: &SharedClient, reading: bool, closing: Option<Instant>) -> Instant {
+    fn next(
+        &self,
+        shared: &SharedClient,
+        reading: bool,
+        closing: Option<Instant>,
+        expiry: Option<Instant>,
+    ) -> Instant {
         let since = if reading { self.heard.min(self.spoke) } else { self.spoke };
         let ping = since + shared.config.ping_interval;
         let pong = if reading { self.pong_until } else { None };
         // Only one ping is outstanding.
         let ping = if pong.is_some() { None } else { Some(ping) };
-        [ping, pong, self.restore_at, self.check_at, closing]
+        [ping, pong, self.restore_at, self.check_at, closing, expiry]
             .into_iter()
             .flatten()
             .min()
@@ -231,15 +239,15 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
             written = 0;
             shared.take_output(&mut bytes);
         }
-        let (reading, closing) = match shared.outlook(bytes.is_empty()) {
+        let (reading, closing, expiry) = match shared.outlook(bytes.is_empty()) {
             Outlook::Finished => {
                 // The broker has all data, so an error of the shutdown does not matter.
                 drop(writer.shutdown().await);
                 return ConnectionEnd::Done;
             }
-            Outlook::Goes { reading, closing } => (reading, closing),
+            Outlook::Goes { reading, closing, expiry } => (reading, closing, expiry),
         };
-        let next = timers.next(shared, reading, closing);
+        let next = timers.next(shared, reading, closing, expiry);
         tokio::select! {
             read = reader.read_buf(&mut input), if reading => {
                 match read {
@@ -290,6 +298,8 @@ enum Outlook {
     Goes {
         reading: bool,
         closing: Option<Instant>,
+        /// When to look for late confirmations.
+        expiry: Option<Instant>,
     },
 }
 
@@ -303,6 +313,7 @@ impl SharedClient {
         let mut core = lock(&self.core);
         core.epoch += 1;
         core.conversation.opened(&link.greeted);
+        core.socket = SocketWriter::of(&link.stream);
         drop(core);
         ClientCounters::add(&self.counters.connects, 1);
         self.set_state(ClientState::Connected {
@@ -320,7 +331,8 @@ impl SharedClient {
         let mut core = lock(&self.core);
         core.cause = cause.clone();
         let epoch = core.epoch;
-        core.writing = false;
+        (core.writing, core.unannounced) = (false, false);
+        (core.socket, core.expire_at) = (None, None);
         let waiters = core.conversation.lost();
         let is_stale = |message: &Received| message.wants_acknowledge();
         core.forget_leaving();
@@ -330,9 +342,11 @@ impl SharedClient {
             .sum();
         drop(core);
         ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
+        let mut list = WakeList::default();
         for (waiter, partial) in waiters {
-            waiter.settle(outcome_of_loss(partial, cause), now);
+            waiter.settle(outcome_of_loss(partial, cause), now, &mut list);
         }
+        list.wake();
         self.room.notify_waiters();
         self.written.notify_waiters();
     }
@@ -369,6 +383,7 @@ impl SharedClient {
         bytes.shrink_to(READ_BUFFER_KEPT_BYTES);
         let mut core = lock(&self.core);
         core.conversation.take_output(bytes);
+        core.unannounced = false;
         let was_writing = std::mem::replace(&mut core.writing, !bytes.is_empty());
         drop(core);
         if !bytes.is_empty() {
@@ -380,15 +395,15 @@ impl SharedClient {
 
     fn outlook(&self, nothing_to_write: bool) -> Outlook {
         let core = lock(&self.core);
-        let outstanding = core.conversation.outstanding();
+        let (outstanding, expiry) = (core.conversation.outstanding(), core.expire_at);
         let Some(until) = core.closing else {
-            return Outlook::Goes { reading: self.gauge.may_read(), closing: None };
+            return Outlook::Goes { reading: self.gauge.may_read(), closing: None, expiry };
         };
         let late = Instant::now() >= until;
         if late || (nothing_to_write && outstanding == 0) {
             return Outlook::Finished;
         }
-        Outlook::Goes { reading: true, closing: Some(until) }
+        Outlook::Goes { reading: true, closing: Some(until), expiry }
     }
 
     /// Pings a silent broker, detects a dead one, and requests refused intents again.
@@ -405,6 +420,7 @@ impl SharedClient {
             let silence = now - timers.heard;
             return Some(format!("no heartbeat from the broker for {silence:?}").into());
         }
+        self.expire_confirmations(now);
         let since = if reading { timers.heard.min(timers.spoke) } else { timers.spoke };
         let waits = reading && timers.pong_until.is_some();
         if now - since >= self.config.ping_interval && !waits {
@@ -459,17 +475,17 @@ impl SharedClient {
     ) -> Result<(), Arc<str>> {
         match arrival {
             FrameEvent::Nothing => {}
-            FrameEvent::Settled(waiter, result) => waiter.settle(result, now),
+            FrameEvent::Settled(waiter, result) => waiter.settle(result, now, &mut post.confirmations),
             FrameEvent::SettledMany(all) => {
                 for (waiter, result) in all {
-                    waiter.settle(result, now);
+                    waiter.settle(result, now, &mut post.confirmations);
                 }
             }
             FrameEvent::Joined { queue, timeout, by_queue, settled } => {
                 core.joined(&queue, timeout, by_queue);
                 timers.check(timeout.map(|timeout| now + timeout / 3));
                 if let Some((waiter, result)) = settled {
-                    waiter.settle(result, now);
+                    waiter.settle(result, now, &mut post.confirmations);
                 }
             }
             FrameEvent::Left(queue) => core.left(&queue),

@@ -279,6 +279,11 @@ impl<W> Conversation<W> {
         self.pending.get(id)?.waiter.as_ref()
     }
 
+    /// Every caller that waits for an answer, with the id of its request.
+    pub fn waiters(&self) -> impl Iterator<Item = (&MessageId, &W)> {
+        self.pending.iter().filter_map(|(id, pending)| Some((id, pending.waiter.as_ref()?)))
+    }
+
     /// Adds a user of `intent`. Each call needs a [`Conversation::give_up`].
     ///
     /// # Errors

@@ -140,6 +140,14 @@ impl Dialogue {
         }
     }
 
+    /// The output, if it may be written in parts and without [`Dialogue::take_output`].
+    pub(crate) fn untouched_output(&mut self) -> Option<&mut Vec<u8>> {
+        match self {
+            Self::Tmqp(_) | Self::Mqks(_) => Some(self.output()),
+            Self::Micromessage(_) => None,
+        }
+    }
+
     /// Whether the limits allow more requests.
     pub(crate) fn has_room(&mut self, config: &ClientConfig) -> bool {
         let agreed = match self {
@@ -340,6 +348,11 @@ impl Dialogue {
     /// Forgets a request. Returns the messages that a pull had received.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         whichever!(self, conversation => conversation.forget(id))
+    }
+
+    /// Visits every caller that waits for an answer, with the id of its request.
+    pub(crate) fn each_waiter(&self, mut visit: impl FnMut(&MessageId, &Waiter)) {
+        whichever!(self, conversation => conversation.waiters().for_each(|(id, waiter)| visit(id, waiter)));
     }
 
     /// Reads the frame or line at the front of `input`, and returns its size in bytes. `None`: more bytes are needed.

@@ -1,17 +1,20 @@
-//! Puts received messages into mailboxes, and wakes their readers once for each read.
+//! Puts received messages into mailboxes, and wakes their readers, and those of confirmations, once for each read.
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::confirmations::WakeList;
 use crate::mailbox::{Mailbox, TIMEOUT_CHECK_MIN};
 use crate::received::Received;
 use crate::shared::Core;
 
-/// Mailboxes to wake after all messages of a read are in them.
+/// Readers to wake after all messages and confirmations of a read are stored.
 #[derive(Default)]
 pub(crate) struct Post {
     mailboxes: Vec<Arc<Mailbox>>,
+    /// Programs with new confirmations.
+    pub(crate) confirmations: WakeList,
     /// When to look whether the messages still wait.
     pub(crate) check_at: Option<Instant>,
 }
@@ -46,5 +49,6 @@ impl Post {
         for mailbox in self.mailboxes {
             mailbox.wake();
         }
+        self.confirmations.wake();
     }
 }

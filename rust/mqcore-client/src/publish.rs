@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
+use crate::confirmations::{confirm_timeout, confirmed_by};
 use crate::conversation::{By, MessageId, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
 use crate::error::ClientError;
@@ -64,6 +65,24 @@ impl Default for PublishOptions {
             timeout: None,
             retry: false,
         }
+    }
+}
+
+impl PublishOptions {
+    /// The message for the connection. `headers`: from [`header_text`].
+    fn message<'a>(&'a self, queue: &'a QueueAddress, headers: &'a [u8], body: &'a [u8]) -> QueueMessage<'a> {
+        QueueMessage { queue, id: self.id.as_deref(), headers, body, high_priority: is_high(self) }
+    }
+
+    /// Calls `act` with the message for the connection.
+    pub(crate) fn with_message<R>(
+        &self,
+        queue: &QueueAddress,
+        body: &[u8],
+        act: impl FnOnce(&QueueMessage<'_>) -> R,
+    ) -> Result<R, ClientError> {
+        let headers = header_text(self, &[], &[])?;
+        Ok(act(&self.message(queue, &headers, body)))
     }
 }
 
@@ -140,8 +159,7 @@ impl Client {
     ) -> Result<Receipt, ClientError> {
         let started = Instant::now();
         let deadline = self.shared.deadline(options.timeout);
-        self.check_copies(queue, options)?;
-        self.check_terms(options)?;
+        self.check(queue, options)?;
         if options.retry && options.id.is_none() {
             return Err(ClientError::invalid(
                 "retry",
@@ -154,13 +172,7 @@ impl Client {
             return self.publish_with_copies(queue, message, options, started, deadline).await;
         }
         let headers = header_text(options, &[], &[])?;
-        let publication = QueueMessage {
-            queue,
-            id: options.id.as_deref(),
-            headers: &headers,
-            body: body.as_ref(),
-            high_priority: is_high(options),
-        };
+        let publication = options.message(queue, &headers, body.as_ref());
         if !options.confirm {
             self.shared.say(deadline, |conversation| conversation.publish(&publication, None)).await??;
             return Ok(Receipt::new(None, started.elapsed()));
@@ -195,6 +207,12 @@ impl Client {
         }
     }
 
+    /// Checks the options of a message.
+    pub(crate) fn check(&self, queue: &QueueAddress, options: &PublishOptions) -> Result<(), ClientError> {
+        self.check_copies(queue, options)?;
+        self.check_terms(options)
+    }
+
     /// Checks the priority, delay and expiry, which only TMQP transmits as headers.
     fn check_terms(&self, options: &PublishOptions) -> Result<(), ClientError> {
         if options.priority.is_none() && options.delay.is_none() && options.expires_in.is_none() {
@@ -204,7 +222,7 @@ impl Client {
             let why = "a message has either a priority or high priority; give one of them";
             return Err(ClientError::invalid("priority", why));
         }
-        match self.protocol() {
+        match self.shared.protocol {
             Protocol::Tmqp => Ok(()),
             other => Err(ClientError::NotSupported {
                 what: "delays, expiries and priorities of messages".into(),
@@ -216,7 +234,7 @@ impl Client {
 
     /// Checks copies, which only TMQP transmits as headers.
     fn check_copies(&self, queue: &QueueAddress, options: &PublishOptions) -> Result<(), ClientError> {
-        match self.protocol() {
+        match self.shared.protocol {
             Protocol::Tmqp if queue.is_topic() && !options.cc.is_empty() => Err(ClientError::invalid(
                 "cc",
                 format!("{queue} is a topic; bind the queues to it, or publish to them"),
@@ -269,7 +287,7 @@ impl Client {
             let error = ClientError::invalid("options", "ids and a retry are for one message, not for many");
             return vec![Err(error); messages.len()];
         }
-        if let Err(error) = self.check_copies(queue, options).and_then(|()| self.check_terms(options)) {
+        if let Err(error) = self.check(queue, options) {
             return vec![Err(error); messages.len()];
         }
         let mut together = Together::new(self, queue, messages, options);
@@ -322,7 +340,7 @@ impl<'a> Together<'a> {
             let index = self.said;
             self.said += 1;
             if let Err(error) = self.say_one(conversation, index) {
-                self.waiter(index, 0).settle(Err(error), Instant::now());
+                self.settle(index, Err(error));
             }
             if self.said == self.messages.len() || !conversation.has_room(config) {
                 return;
@@ -334,6 +352,11 @@ impl<'a> Together<'a> {
     /// the waits for its copies.
     fn waiter(&self, index: usize, number: usize) -> Waiter {
         Waiter::Many(self.batch.clone(), (index * self.outcomes + number) as u32)
+    }
+
+    /// Ends the wait for the outcome of the message at `index`.
+    fn settle(&self, index: usize, result: Result<RequestAnswer, ClientError>) {
+        self.batch.settle((index * self.outcomes) as u32, result, Instant::now());
     }
 
     fn say_one(&mut self, conversation: &mut Dialogue, index: usize) -> Result<(), ClientError> {
@@ -355,8 +378,7 @@ impl<'a> Together<'a> {
         if self.options.confirm {
             self.question.ids.push(id);
         } else {
-            let confirmed = Ok(RequestAnswer::Confirmed(By::Server));
-            self.waiter(index, 0).settle(confirmed, Instant::now());
+            self.settle(index, Ok(RequestAnswer::Confirmed(By::Server)));
         }
         for (number, (copy, id)) in self.options.cc.iter().zip(copies).enumerate() {
             conversation.expect_copy(id.clone(), &copy.queue, self.waiter(index, 1 + number));
@@ -374,7 +396,7 @@ impl<'a> Together<'a> {
     ) -> Vec<Result<Receipt, ClientError>> {
         if let Err(error) = &said {
             for index in self.said..self.messages.len() {
-                self.waiter(index, 0).settle(Err(error.clone()), Instant::now());
+                self.settle(index, Err(error.clone()));
             }
         }
         let is_complete = tokio::time::timeout_at(deadline, self.batch.completed()).await.is_ok();
@@ -407,11 +429,7 @@ impl<'a> Together<'a> {
 }
 
 fn receipt((result, at): Outcome, started: Instant) -> Result<Receipt, ClientError> {
-    let by = match result? {
-        RequestAnswer::Confirmed(by) => by,
-        RequestAnswer::Response(_) | RequestAnswer::Pulled(_) => By::Server,
-    };
-    Ok(Receipt::new(Some(by), at.saturating_duration_since(started)))
+    Ok(Receipt::new(Some(confirmed_by(&result?)), at.saturating_duration_since(started)))
 }
 
 /// Adds the outcome of a copy to the receipt of its message.
@@ -468,10 +486,6 @@ fn check_copy_id(id: &str) -> Result<(), ClientError> {
         return Err(ClientError::invalid(COPY_ID, why));
     }
     Ok(())
-}
-
-fn confirm_timeout(queue: &QueueAddress, started: Instant) -> ClientError {
-    ClientError::ConfirmTimeout { target: queue.to_string().into(), waited: started.elapsed() }
 }
 
 /// Whether the frame of a message has the bit for high priority.

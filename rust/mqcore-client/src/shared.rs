@@ -1,5 +1,6 @@
 //! State that the program's handles and the connection task share: the conversation, waiters and consumers.
 
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -18,8 +19,9 @@ use crate::mailbox::{Bound, Gauge, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::{Request, Subscription};
+use crate::socket_writer::SocketWriter;
 use crate::state::ClientState;
-use crate::waiter::{Outcome, Waiter};
+use crate::waiter::{CountedWait, Outcome, Waiter};
 
 /// The consumers of one queue in this client, which share its messages in turn.
 #[derive(Debug)]
@@ -52,8 +54,14 @@ pub(crate) struct Core {
     pub(crate) writing: bool,
     /// The reason why there is no connection.
     pub(crate) cause: Arc<str>,
+    /// Whether output was added without a wake-up of the connection task; [`SharedClient::flush`] follows.
+    pub(crate) unannounced: bool,
+    /// Writes output from other threads, if the connection allows it.
+    pub(crate) socket: Option<SocketWriter>,
     /// Whether the connection task has ended.
     pub(crate) ended: bool,
+    /// When to look for late confirmations of messages that were published without waiting; never too late.
+    pub(crate) expire_at: Option<Instant>,
 }
 
 /// Maximum queues remembered for the warning.
@@ -62,10 +70,13 @@ const UNCLAIMED_REMEMBERED_MAX: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct SharedClient {
     pub(crate) config: ClientConfig,
+    pub(crate) protocol: Protocol,
     pub(crate) core: Mutex<Core>,
     pub(crate) gauge: Arc<Gauge>,
     /// Notified when there may be room to write or a connection.
     pub(crate) room: Notify,
+    /// Number of calls that wait for room or a connection.
+    pub(crate) waiting: AtomicUsize,
     /// Notified when all output is written, or lost with its connection.
     pub(crate) written: Notify,
     pub(crate) state: watch::Sender<ClientState>,
@@ -94,13 +105,18 @@ impl SharedClient {
             closing: None,
             writing: false,
             cause: "not connected yet".into(),
+            unannounced: false,
+            socket: None,
             ended: false,
+            expire_at: None,
         };
         Arc::new(Self {
             gauge: Arc::new(Gauge::new(config.read_buffer_bytes)),
             config,
+            protocol,
             core: Mutex::new(core),
             room: Notify::new(),
+            waiting: AtomicUsize::new(0),
             written: Notify::new(),
             state: watch::Sender::new(ClientState::Connecting { attempt: 1 }),
             counters: ClientCounters::default(),
@@ -113,6 +129,7 @@ impl SharedClient {
         deadline: Instant,
         mut act: impl FnMut(&mut Dialogue) -> R,
     ) -> Result<R, ClientError> {
+        let mut waiting = None;
         loop {
             let room = self.room.notified();
             tokio::pin!(room);
@@ -121,7 +138,9 @@ impl SharedClient {
             match self.try_say(&mut act) {
                 Act::Done(result) => return Ok(result),
                 Act::Never(error) => return Err(error),
-                Act::NotYet => {}
+                Act::NotYet => {
+                    waiting.get_or_insert_with(|| CountedWait::new(&self.waiting));
+                }
             }
             if tokio::time::timeout_at(deadline, room).await.is_err() {
                 return Err(self.no_room());
@@ -147,10 +166,11 @@ impl SharedClient {
     }
 
     /// Wakes the connection task at the first output since its last write.
-    fn with_wake<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
-        let before = core.conversation.output().len();
+    pub(crate) fn with_wake<R>(&self, core: &mut Core, act: impl FnOnce(&mut Core) -> R) -> R {
+        let announced = !core.conversation.output().is_empty() && !core.unannounced;
         let result = act(core);
-        if before == 0 && !core.conversation.output().is_empty() {
+        if !announced && !core.conversation.output().is_empty() {
+            core.unannounced = false;
             self.gauge.wake.notify_one();
         }
         result

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use crate::confirmations::{PendingConfirmation, WakeList};
 use crate::conversation::RequestAnswer;
 use crate::error::ClientError;
 use crate::mailbox::{Mailbox, QueuedMessage, lock};
@@ -21,10 +22,18 @@ pub(crate) enum Waiter {
     Stream(oneshot::Sender<Outcome>, Arc<Mailbox>),
     /// One message of many that were published together.
     Many(Arc<PublishBatch>, u32),
+    /// A message whose outcome the program collects. Boxed because it is much larger than the other variants.
+    Collected(Box<PendingConfirmation>),
 }
 
 impl Waiter {
-    pub(crate) fn settle(self, mut result: Result<RequestAnswer, ClientError>, now: Instant) {
+    /// Ends the wait. Programs that collect outcomes are added to `list`.
+    pub(crate) fn settle(
+        self,
+        mut result: Result<RequestAnswer, ClientError>,
+        now: Instant,
+        list: &mut WakeList,
+    ) {
         match self {
             // The receiver is gone if the caller gave up.
             Self::One(sender) => drop(sender.send((result, now))),
@@ -39,7 +48,25 @@ impl Waiter {
                 mailbox.close();
             }
             Self::Many(batch, index) => batch.settle(index, result, now),
+            Self::Collected(pending) => pending.settle(result, now, list),
         }
+    }
+}
+
+/// A call that waits for room or a connection, counted while it exists.
+#[derive(Debug)]
+pub(crate) struct CountedWait<'a>(&'a AtomicUsize);
+
+impl<'a> CountedWait<'a> {
+    pub(crate) fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for CountedWait<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -61,7 +88,7 @@ impl PublishBatch {
     }
 
     /// Takes an outcome. If a message failed, nothing waits for its copies any longer.
-    fn settle(&self, index: u32, result: Result<RequestAnswer, ClientError>, now: Instant) {
+    pub(crate) fn settle(&self, index: u32, result: Result<RequestAnswer, ClientError>, now: Instant) {
         let index = index as usize;
         let is_last = result.is_err() && index.is_multiple_of(self.per_message);
         let end = if is_last { index + self.per_message } else { index + 1 };
@@ -105,7 +132,7 @@ mod tests {
     #[tokio::test]
     async fn a_failed_message_ends_the_waits_for_its_copies_and_for_no_others() {
         let batch = PublishBatch::new(2, 3);
-        let settle = |index, result| Waiter::Many(batch.clone(), index).settle(result, Instant::now());
+        let settle = |index, result| batch.settle(index, result, Instant::now());
         settle(1, confirmed());
         settle(0, Err(ClientError::Closed));
         // The answer of a copy that nothing waits for any longer.

@@ -1,6 +1,6 @@
 //! The client against the real broker, in this process and over a socket.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mqcore_broker::model::options::{
@@ -9,14 +9,18 @@ use mqcore_broker::model::options::{
 use mqcore_client::address::{BrokerAddress, QueueAddress};
 use mqcore_client::client::Client;
 use mqcore_client::config::{ClientConfig, Transport};
+use mqcore_client::confirmations::{Confirmation, ConfirmationTicket, Confirmations};
 use mqcore_client::consume::{Delivered, Settlement};
+use mqcore_client::conversation::By;
 use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::models::{QueueOptions, QueueStatus};
 use mqcore_client::publish::{BatchMessage, PublishOptions};
+use mqcore_client::publish_now::PublishNow;
 use mqcore_client::pull::PullOptions;
 use mqcore_server::config::{Config, Protocol};
 use mqcore_server::handler::NoHandlers;
 use mqcore_server::server::Server;
+use tokio::sync::Notify;
 
 async fn broker() -> Server {
     let queue = BrokerQueueOptions { request_acknowledge: true, ..BrokerQueueOptions::default() };
@@ -161,5 +165,120 @@ async fn messages_that_arrive_while_a_consumer_is_dropped_are_requeued() {
     }
     let information = client.queue(&queue).await.unwrap();
     assert_eq!((settled, information.messages), (MESSAGES as usize, 0));
+    server.stop(Duration::from_secs(1)).await;
+}
+
+/// Outcomes of messages that were published without waiting.
+#[derive(Debug, Default)]
+struct Collected {
+    outcomes: Mutex<Vec<(u64, Result<Confirmation, ClientError>)>>,
+    woken: Notify,
+}
+
+impl Confirmations for Collected {
+    fn put(&self, ticket: ConfirmationTicket, outcome: Result<Confirmation, ClientError>) -> bool {
+        let mut outcomes = self.outcomes.lock().unwrap();
+        outcomes.push((ticket.number, outcome));
+        outcomes.len() == 1
+    }
+
+    fn wake(&self) {
+        self.woken.notify_one();
+    }
+}
+
+impl Collected {
+    /// Takes outcomes as they come, until there are so many.
+    async fn take(&self, count: usize) -> Vec<(u64, Result<Confirmation, ClientError>)> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            tokio::time::timeout(Duration::from_secs(10), self.woken.notified()).await.unwrap();
+            all.append(&mut self.outcomes.lock().unwrap());
+        }
+        all
+    }
+}
+
+#[tokio::test]
+async fn messages_published_without_waiting_keep_their_order_and_are_all_confirmed() {
+    const MESSAGES: u64 = 1_000;
+    let server = broker().await;
+    for client in [over_tcp(&server).await, inside(&server).await] {
+        let queue = QueueAddress::new("orders", 7).unwrap();
+        let options = QueueOptions { status: Some(QueueStatus::Pull), ..QueueOptions::default() };
+        client.create_queue(&queue, &options).await.unwrap();
+        let collected = Arc::new(Collected::default());
+        let confirmations: Arc<dyn Confirmations> = collected.clone();
+        let (confirmed, unconfirmed) =
+            (PublishOptions::default(), PublishOptions { confirm: false, ..PublishOptions::default() });
+        for number in 0..MESSAGES {
+            let body = number.to_le_bytes();
+            let ticket = ConfirmationTicket { slot: 0, number };
+            let published = if number % 2 == 0 {
+                client.publish_now(&queue, &body, &confirmed, Some((&confirmations, ticket)))
+            } else {
+                client.publish_now(&queue, &body, &unconfirmed, None)
+            };
+            assert!(matches!(published, Ok(PublishNow::Queued(_))), "{published:?}");
+        }
+        client.flush();
+        let outcomes = collected.take(MESSAGES as usize / 2).await;
+        let expected: Vec<u64> = (0..MESSAGES).step_by(2).collect();
+        assert_eq!(outcomes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), expected);
+        assert!(outcomes.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|c| c.by == By::Server)));
+        let pull = PullOptions { count: MESSAGES as u32, ..PullOptions::default() };
+        let pulled = client.pull(&queue, &pull).await.unwrap();
+        let bodies = pulled.messages.iter().map(|message| message.message().body_slice().to_vec());
+        assert!(bodies.eq((0..MESSAGES).map(|number| number.to_le_bytes().to_vec())));
+        for message in &pulled.messages {
+            message.ack();
+        }
+        client.remove_queue(&queue).await.unwrap();
+    }
+    server.stop(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn late_confirmations_of_messages_published_without_waiting_are_timeouts() {
+    let server = broker().await;
+    let client = over_tcp(&server).await;
+    let queue = QueueAddress::new("orders", 8).unwrap();
+    // The confirmation waits for a consumer, and there is none.
+    let options = QueueOptions {
+        status: Some(QueueStatus::Pull),
+        message_delivery_handler: Some("ack-on-consume".into()),
+        ..QueueOptions::default()
+    };
+    client.create_queue(&queue, &options).await.unwrap();
+    let collected = Arc::new(Collected::default());
+    let confirmations: Arc<dyn Confirmations> = collected.clone();
+    let publish = |number, timeout| {
+        let options = PublishOptions { timeout: Some(timeout), ..PublishOptions::default() };
+        let ticket = ConfirmationTicket { slot: 0, number };
+        let published = client.publish_now(&queue, b"x", &options, Some((&confirmations, ticket)));
+        client.flush();
+        let Ok(PublishNow::Queued(id)) = published else { panic!("{published:?}") };
+        id
+    };
+    let forgotten = publish(1, Duration::from_millis(10));
+    client.forget_confirmation(&forgotten);
+    publish(2, Duration::from_secs(3600));
+    publish(3, Duration::from_millis(50));
+    let late = collected.take(1).await;
+    assert!(matches!(&*late, [(3, Err(ClientError::ConfirmTimeout { .. }))]), "{late:?}");
+    publish(4, Duration::from_millis(50));
+    let late = collected.take(1).await;
+    assert!(matches!(&*late, [(4, Err(ClientError::ConfirmTimeout { .. }))]), "{late:?}");
+    client.abort();
+    let lost = collected.take(1).await;
+    assert!(matches!(&*lost, [(2, Err(ClientError::ConnectionLost { .. }))]), "{lost:?}");
+    assert_eq!(client.publish_now(&queue, b"x", &PublishOptions::default(), None), Ok(PublishNow::NotNow));
+    let closed = client.publish_now(
+        &queue,
+        b"x",
+        &PublishOptions { confirm: false, ..PublishOptions::default() },
+        None,
+    );
+    assert!(matches!(closed, Err(ClientError::Closed)), "{closed:?}");
     server.stop(Duration::from_secs(1)).await;
 }

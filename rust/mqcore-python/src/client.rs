@@ -4,6 +4,7 @@
 //! Longer than 600 lines because PyO3 takes the methods of a class from one block.
 
 mod bridge;
+mod confirming;
 mod connecting;
 mod error;
 mod membership;
@@ -14,6 +15,7 @@ mod publishing;
 mod received;
 mod streams;
 mod throttr;
+mod wakeup;
 mod way;
 
 use std::future::Future;
@@ -39,7 +41,7 @@ use self::error::InvalidArgument;
 use self::membership::Membership;
 use self::models::{Model, Modelled};
 use self::process::Owned;
-use self::publishing::{Receipts, copies, outgoing, py_receipt};
+use self::publishing::{Published, Publisher, Receipts, copies, outgoing, py_receipt};
 use self::received::Received;
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, PullStream, States};
 use self::way::Way;
@@ -69,6 +71,7 @@ type Pairs = Vec<(String, String)>;
 struct Client {
     core: Owned<CoreClient>,
     way: Way,
+    publisher: Publisher,
 }
 
 impl Client {
@@ -150,8 +153,10 @@ impl Client {
         }
     }
 
-    #[pyo3(signature = (queue, body, *, message_id=None, headers=Vec::new(), high_priority=false, confirm=true, cc=Vec::new(),
-                        timeout=None, retry=false, terms=(None, None, None)))]
+    /// Returns `None` if the message is queued for writing and requests no confirmation. Otherwise the result is a
+    /// confirmation, or `None` if it requests none.
+    #[pyo3(signature = (queue, body, message_id=None, headers=None, high_priority=false, confirm=true, cc=None, timeout=None,
+                        retry=false, terms=None))]
     #[allow(clippy::too_many_arguments, reason = "the options of publishing, named in Python")]
     fn publish<'py>(
         &self,
@@ -159,29 +164,45 @@ impl Client {
         queue: &str,
         body: &[u8],
         message_id: Option<String>,
-        headers: Pairs,
+        headers: Option<Pairs>,
         high_priority: bool,
         confirm: bool,
-        cc: Vec<(String, Option<String>)>,
+        cc: Option<Vec<(String, Option<String>)>>,
         timeout: Option<f64>,
         retry: bool,
-        terms: PyTerms,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let queue = self.address(queue)?;
-        let timeout = optional_seconds(timeout, "timeout")?;
-        let cc = copies(cc)?;
+        terms: Option<PyTerms>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let core = self.core.get()?;
+        let queue = self.publisher.address(core, queue)?;
         let options = PublishOptions {
             id: message_id,
-            headers,
+            headers: headers.unwrap_or_default(),
             high_priority,
             confirm,
-            cc,
-            timeout,
+            cc: copies(cc.unwrap_or_default())?,
+            timeout: optional_seconds(timeout, "timeout")?,
             retry,
-            ..with_terms(terms)?
+            ..with_terms(terms.unwrap_or_default())?
         };
+        match self.publisher.publish(py, core, self.way, &queue, body, &options)? {
+            Published::Queued => return Ok(None),
+            Published::Result(result) => return Ok(Some(result)),
+            Published::NotNow => {}
+        }
         let body = body.to_vec();
-        self.run(py, |core| async move { core.publish(&queue, body, &options).await.map(py_receipt) })
+        let publish = |core: CoreClient| async move {
+            let receipt = core.publish(&queue, body, &options).await;
+            receipt.map(|receipt| options.confirm.then(|| py_receipt(receipt)))
+        };
+        self.run(py, publish).map(Some)
+    }
+
+    /// Stops waiting for the confirmation that `awaitable`, a result of `publish`, would have.
+    fn abandon(&self, awaitable: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Some(id) = self.publisher.forget(awaitable)? {
+            self.core.get()?.forget_confirmation(&id);
+        }
+        Ok(())
     }
 
     /// Publishes many messages in one call.

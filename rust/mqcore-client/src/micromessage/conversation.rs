@@ -111,8 +111,7 @@ impl<W> Conversation<W> {
         let acknowledging = agreement.acknowledging();
         self.sent = acknowledging.map(|acknowledging| SendWindow::new(acknowledging.window));
         self.window = acknowledging.map(|acknowledging| ReceiveWindow::new(acknowledging.window));
-        self.last = 0;
-        self.acknowledgement_at = None;
+        (self.last, self.acknowledgement_at) = (0, None);
         self.common = common_lines(agreement.serializer(), b"");
         self.type_named.clear();
         self.output.clear();
@@ -123,9 +122,8 @@ impl<W> Conversation<W> {
 
     /// Ends the connection. Returns all waiters.
     pub(crate) fn lost(&mut self) -> Vec<(W, Option<PullAnswer>)> {
-        self.open = false;
+        (self.open, self.acknowledgement_at) = (false, None);
         self.output.clear();
-        self.acknowledgement_at = None;
         (self.sent, self.window) = (None, None);
         let pending = std::mem::take(&mut self.pending);
         let mut waiters: Vec<_> = pending.into_values().map(|pending| (pending.waiter, None)).collect();
@@ -209,10 +207,9 @@ impl<W> Conversation<W> {
                 self.last
             }
         };
-        let destination = publication.queue.name();
         encode_split(
             sequence,
-            destination.as_bytes(),
+            publication.queue.name().as_bytes(),
             &content.properties,
             publication.body,
             &mut self.output,
@@ -336,6 +333,11 @@ impl<W> Conversation<W> {
             self.command("ping", &[("id", KEEP_ALIVE)]);
         }
         answers
+    }
+
+    /// Every caller that waits for an answer to its request, with the id of the request.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = (&MessageId, &W)> {
+        self.pending.iter().map(|(id, pending)| (id, &pending.waiter))
     }
 
     /// Forgets a request.

@@ -243,6 +243,11 @@ impl<W> Conversation<W> {
         encode_request(KEEP_ALIVE, "ping", false, &[b"."], &mut self.output);
     }
 
+    /// Every caller that waits for an answer to its request, with the id of the request.
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = (&MessageId, &W)> {
+        self.pending.iter().map(|(id, pending)| (id, &pending.waiter))
+    }
+
     /// Forgets a request.
     pub(crate) fn forget(&mut self, id: &[u8]) -> Option<PullAnswer> {
         if self.pending.remove(id).is_none() {

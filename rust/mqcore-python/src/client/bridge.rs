@@ -79,7 +79,8 @@ where
     Ok(future)
 }
 
-fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+/// The event loop of this thread. Fails if none runs.
+pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     GET.import(py, "asyncio", "get_running_loop")?.call0()
 }

@@ -4,6 +4,7 @@ use mqcore_client::client::Client as CoreClient;
 use pyo3::prelude::*;
 
 use super::process::{self, Owned};
+use super::publishing::Publisher;
 use super::way::Way;
 use super::{Client, error, options};
 
@@ -56,7 +57,7 @@ fn connect<'py>(
         if let Some(local) = local {
             local.add(core.output());
         }
-        Ok(Connected(Client { core: Owned::new(core), way }))
+        Ok(Connected(Client { core: Owned::new(core), way, publisher: Publisher::default() }))
     })
 }
 

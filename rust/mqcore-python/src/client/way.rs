@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use super::{bridge, process};
 
 /// Interval at which a blocking call checks for signals. Ctrl-C takes effect within this time.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a call returns its result.
 #[derive(Debug, Clone, Copy)]
