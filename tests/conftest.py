@@ -22,35 +22,6 @@ from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
-# Tests that must not run beside each other, by what they share: a Spark session (one serves all tests of a group),
-# memory for programs that start a Spark of their own, environments that are installed once, and interfaces of the
-# machine. Folders, files and tests, relative to this folder; the first match decides.
-GROUPS = {
-    "spark programs": (
-        "spark/test_cluster.py",
-        "spark/test_connect.py::test_connect_reads_follows_and_writes",
-        "spark/test_jvm.py",
-        "spark/test_kills.py",
-        "spark/test_program.py::test_the_program_runs",
-    ),
-    # These need no session.
-    "spark ledger": (
-        "spark/test_ledger.py",
-        "spark/test_ledger_publisher.py",
-        "spark/test_origin.py",
-        "spark/test_reports.py",
-    ),
-    # Two sessions, each for half of the remaining time.
-    "spark pipelines": ("spark/test_pipelines.py", "spark/test_letters_limits_sessions.py", "spark/test_bundle.py"),
-    "spark": ("spark/",),
-    "eventmq original": (
-        "jobs/test_original_router.py",
-        "protocols/test_eventmq_libzmq.py",
-        "protocols/test_eventmq_original.py",
-    ),
-    "network and disks": ("test_nodes_netns.py", "test_disk_full.py"),
-}
-
 
 def pytest_configure() -> None:
     """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT. Measure no time of
@@ -81,13 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run each group in one process, and all other tests wherever there is time. Groups begin first."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class GroupScheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            place = nodeid.removeprefix("tests/")
-            return next((group for group, places in GROUPS.items() if place.startswith(places)), nodeid)
+    """Run each group in one process, and all other tests wherever there is time."""
+    from scheduling import GroupScheduling
 
     return GroupScheduling(config, log)
 
