@@ -55,7 +55,9 @@ def test_every_promise_of_the_demonstration_is_kept() -> None:
 
 @pytest.mark.timeout(120)
 def test_the_demonstration_also_holds_for_a_few_files() -> None:
-    assert run_demo("--files", "12", "--no-pipelines").returncode == 0
+    result = run_demo("--files", "12", "--no-pipelines")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def run_damaged(part: str) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ import mqcore
 from mqcore import errors
 from mqcore.demo.library import Key, Page, digest, expected
 from mqcore.demo.outcome import Outcome
+from mqcore.demo.processes import kill
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -71,9 +72,7 @@ class Served:
 
     async def kill(self) -> None:
         """Kill the process with SIGKILL, so that it cannot clean up."""
-        if self.process.returncode is None:
-            self.process.kill()
-        await self.process.wait()
+        await kill(self.process)
 
 
 @contextlib.asynccontextmanager
@@ -97,9 +96,7 @@ async def serve(directory: Path, *arguments: str, listen: str = "tmqp://127.0.0.
             raise RuntimeError(f"the broker did not start: {log.read_text(errors='replace')}")
         yield Served(process, f"tmqp://{json.loads(ready)['listeners']['tmqp']}")
     finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+        await kill(process)
 
 
 class Story:

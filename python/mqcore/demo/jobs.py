@@ -16,6 +16,7 @@ from mqcore import errors
 from mqcore.demo import hashing
 from mqcore.demo.library import Page, digest
 from mqcore.demo.outcome import Outcome
+from mqcore.demo.processes import ended, kill
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -67,10 +68,9 @@ async def _workers(url: str) -> AsyncIterator[list[asyncio.subprocess.Process]]:
                 worker.terminate()
         for worker in started:
             try:
-                await asyncio.wait_for(worker.wait(), _LIMIT)
+                await asyncio.wait_for(ended(worker), _LIMIT)
             except TimeoutError:
-                worker.kill()
-                await worker.wait()
+                await kill(worker)
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import mqcore
 from mqcore.demo.library import Key, Page, digest, expected
 from mqcore.demo.outcome import Outcome
+from mqcore.demo.processes import kill
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -97,9 +98,7 @@ class _Talker:
         if self._nc is None:
             await self._writer.wait_closed()
             return
-        if self._nc.returncode is None:
-            self._nc.kill()
-        await self._nc.wait()
+        await kill(self._nc)
 
 
 async def run(pages: Sequence[Page], progress: Progress) -> list[Outcome]:

@@ -17,6 +17,7 @@ import mqcore
 from mqcore import errors
 from mqcore.demo.library import Key, Page, digest, expected
 from mqcore.demo.outcome import Outcome
+from mqcore.demo.processes import ended
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -267,7 +268,7 @@ class RoundRobin(Scene):
             self.hall.progress.advance(self.bar)
         if line == "holding":
             self.process.kill()
-        await self.process.wait()
+        await ended(self.process)
 
     async def finish(self) -> Outcome:
         await self.hall.until(lambda: self.hall.stats(self.queue).acks >= self.wanted())
