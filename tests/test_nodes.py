@@ -123,7 +123,8 @@ async def test_however_often_either_side_is_killed_everything_taken_is_at_the_ma
         await until("everything is at the upstream", arrived, 60.0)
         there = await bodies(upstream.url, "work/1")
     assert len(taken) > 20 * ROUNDS, "there was load"
-    assert there[-1] == "end"
+    # A message may follow whose confirmation the load did not wait for.
+    assert set(taken).isdisjoint(there[there.index("end") :])
     assert len(set(there)) == len(there), "nothing comes twice"
     assert not set(taken) - set(there), "these were taken, and never came"
     names = set(taken)

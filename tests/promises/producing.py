@@ -187,6 +187,8 @@ def _record(
         rules = scene.world.queues.get(queue)
         if outcome == "rejected" and rules is not None and rules.decisions.confirms_at in {"sent", "consumed"}:
             outcome = "nacked"  # by a consumer, after the queue had taken it
+        if outcome == "rejected" and via == "topic" and len(places) > 1:
+            outcome = "unknown"  # by one of its queues; the others may have taken their copies
         scene.history.add(
             "publish",
             at,
