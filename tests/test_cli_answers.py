@@ -92,7 +92,7 @@ def test_limits_are_reported_on_stderr_or_as_json() -> None:
 def test_users_and_tokens_are_made_shown_and_removed(tmp_path: Path) -> None:
     place = ("--data-dir", str(tmp_path))
     code, text, talk = said("token", "create", "deploy", *place)
-    assert (code, text.count("_")) == (0, 2)
+    assert (code, text.startswith("mqt_")) == (0, True)
     number = text.split("_")[1]
     assert f"created token {number} (deploy); allowed: nothing (add rights with --allow); save it now" in talk
     code, text, talk = said("token", "create", "ci", "--allow", "push", "--allow", "pull:a/*", *place)
