@@ -246,7 +246,7 @@ impl Oracle {
 
     /// Why an earlier delivery forbids another one now.
     fn doubled(&self, message: &SeenMessage, link: ConnectionId, now: Micros) -> Option<String> {
-        // What a client receives that did not read may have been sent before the earlier delivery.
+        // A client that did not read may receive now what was sent before the earlier delivery.
         if self.links.get(&link).is_some_and(|link| link.is_doubtful) {
             return None;
         }
