@@ -153,8 +153,12 @@ async def test_confirmed_messages_of_a_saving_queue_survive_the_end_of_the_broke
             await end(served, how)
     with serving(*arguments) as served:
         async with mqcore.connect(served.url) as mq:
-            expected = {"broadcast": [], "cache": [b"second"]}.get(status, [b"first", b"second"])
-            assert await state_of(mq, status) == expected
+            left = await state_of(mq, status)
+            if status == "broadcast" and how == "kill -9":
+                # A broker that is killed at once may not have written that no client wanted the messages.
+                assert left in ([], [b"second"], [b"first", b"second"])
+            else:
+                assert left == {"broadcast": [], "cache": [b"second"]}.get(status, [b"first", b"second"])
             assert (await mq.queue_information("memory/1")).messages == 0
 
 

@@ -27,7 +27,10 @@ async def look(scene: Scene) -> None:
             if rules.statuses != {"cache"}:
                 with contextlib.suppress(errors.NotFound):
                     await client.update_queue(rules.address, QueueOptions(status="pull", wait_for_acknowledge=False))
-        for rules in scene.world.queues.values():
+        # A message that moves to another queue meanwhile must be found there.
+        targets = {rules.dead_letter for rules in scene.world.queues.values()}
+        targets |= {rules.expired_to for rules in scene.world.queues.values()}
+        for rules in sorted(scene.world.queues.values(), key=lambda rules: rules.address in targets):
             await _empty(scene, client, rules)
 
 

@@ -15,7 +15,7 @@ from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark.origin import Directory
 from mqcore.spark.plan import Plan
 from served import serving, wait_until
-from spark.recorded import HISTORY, Recorded, archived
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, Recorded, archived
 
 SAVED = QueueOptions(
     status=QueueStatus.PULL,
@@ -103,7 +103,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> Eventful:
         eventful = Eventful(data_dir, served)
         with sync.connect(served.url, name="shop") as mq:
             _work(mq, eventful)
-            wait_until(lambda: archived(data_dir, 355 + eventful.dead), limit=60, what="the archive")
+            wait_until(lambda: archived(data_dir, 355 + eventful.dead), limit=ARCHIVE_SECONDS, what="the archive")
         served.process.kill()
     with serving("--data-dir", str(data_dir), environment={**HISTORY, "MQCORE_ARCHIVE": "off"}) as served:
         with sync.connect(served.url, name="shop") as mq:

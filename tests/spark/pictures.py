@@ -23,7 +23,7 @@ from mqcore import QueueOptions, QueueStatus, sync
 from mqcore.spark import pipelines
 from served import ROOT, serving, wait_until
 from spark.eventful import recorded_messages
-from spark.recorded import archived
+from spark.recorded import ARCHIVE_SECONDS, archived
 
 IMAGES = ROOT / "docs" / "images"
 SECONDS = 40.0
@@ -140,7 +140,7 @@ def main() -> int:
             # Bodies of the first half, for those of the whole to be compared with.
             shutil.copytree(data, place / "half")
             shop.run(SECONDS / 2)
-            wait_until(lambda: archived(data, recorded_messages(data) // 2), limit=60, what="the archive")
+            wait_until(lambda: archived(data, recorded_messages(data) // 2), limit=ARCHIVE_SECONDS, what="the archive")
             served.terminate()
         spark = mqcore.spark.session("local[2]", config={"spark.log.level": "OFF"})
         pipelines.run("features", spark, place / "half", place / "reports", **OPTIONS["features"])

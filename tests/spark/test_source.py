@@ -16,7 +16,7 @@ import mqcore.spark
 from depth import by_depth
 from mqcore import sync
 from served import serving, wait_until
-from spark.recorded import HISTORY, LENIENT, QUEUES, Recorded, archived, declare
+from spark.recorded import ARCHIVE_SECONDS, HISTORY, LENIENT, QUEUES, Recorded, archived, declare
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,7 +198,7 @@ def test_more_files_than_spark_looks_at_itself_are_one_relation_and_no_setting_i
             for number in range(40):
                 declare(mq, f"orders/{number}")
                 mq.publish(f"orders/{number}", str(number))
-        wait_until(lambda: archived(tmp_path, 40), limit=40.0, what="the archive")
+        wait_until(lambda: archived(tmp_path, 40), limit=ARCHIVE_SECONDS, what="the archive")
     name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     for before in (None, "7"):
         if before is not None:
@@ -296,7 +296,7 @@ def test_rows_are_there_while_they_are_written_and_carried_over(spark: SparkSess
             for queue in QUEUES:
                 live.publish(mq, queue, 200)
             assert bodies(read(spark, live)) == expected(live), "each round, wherever the archiver is"
-        wait_until(lambda: archived(live.data_dir, live.count), limit=60, what="the archive")
+        wait_until(lambda: archived(live.data_dir, live.count), limit=ARCHIVE_SECONDS, what="the archive")
         live.publish(mq, "orders/1", 10)
     assert bodies(read(spark, live)) == expected(live)
 

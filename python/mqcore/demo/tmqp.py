@@ -275,6 +275,8 @@ class RoundRobin(Scene):
         # The broker counts an acknowledgement shortly before the consumer records it.
         shared = (self.steady, self.picky, self.killed)
         await self.hall.until(lambda: sum(ledger.total() for ledger in shared) >= self.wanted())
+        # The broker requeues the files of a killed consumer shortly before this process learns that it is dead.
+        await self.hall.until(lambda: self.process.returncode is not None)
         outcome = self.outcome(*shared)
         stats = outcome.stats
         together = self.steady + self.picky + self.killed

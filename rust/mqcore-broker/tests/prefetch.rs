@@ -410,6 +410,64 @@ fn a_returned_message_that_another_consumer_has_is_settled_by_that_one() {
     assert_eq!(world.delivered(), [""; 0]);
 }
 
+/// Publishes a message with an id that other messages may have too.
+fn publish_body(world: &mut World, client: &Arc<Client>, id: &str, body: &str) {
+    let properties = Properties { hops: 15, content_type: 1, ..Properties::default() };
+    let message = Message::from_parts(id.as_bytes(), b"", body.as_bytes(), properties, Some(client.clone()));
+    world.command(client, Command::Publish { queue: queue("orders/1"), message });
+}
+
+/// Bodies that were delivered since the last call.
+fn delivered_bodies(world: &mut World) -> Vec<String> {
+    let effects = std::mem::take(&mut world.effects).into_iter();
+    let bodies = effects.filter_map(|effect| match effect {
+        Effect::Deliver(deliver) => Some(String::from_utf8_lossy(deliver.message.body()).into_owned()),
+        _ => None,
+    });
+    bodies.collect()
+}
+
+#[test]
+fn of_several_messages_with_one_id_the_oldest_is_settled_first() {
+    let (mut world, producer, one, _) = siblings(Status::RoundRobin);
+    world.join_queues(&one, &[1], 1000).unwrap();
+    for round in 0..100 {
+        // Other deliveries come and go, so the table of deliveries has free places in other positions.
+        let others: Vec<String> = (0..20).map(|number| format!("other-{round}-{number}")).collect();
+        for id in &others {
+            publish_body(&mut world, &producer, id, id);
+        }
+        let id = format!("shared-{round}");
+        publish_body(&mut world, &producer, &id, "first");
+        for id in &others {
+            world.ack(&one, "orders/1", id);
+        }
+        publish_body(&mut world, &producer, &id, "second");
+        delivered_bodies(&mut world);
+        world.nack(&one, "orders/1", &id, "later");
+        world.ack(&one, "orders/1", &id);
+        world.turn();
+        assert_eq!(delivered_bodies(&mut world), ["first"], "round {round}");
+        world.ack(&one, "orders/1", &id);
+        assert_eq!(world.information("orders/1").unsettled, 0);
+    }
+}
+
+#[test]
+fn more_time_for_an_id_is_more_time_for_all_messages_with_it() {
+    let (mut world, producer, one, _) = siblings(Status::RoundRobin);
+    world.join_queues(&one, &[1], 2).unwrap();
+    for body in ["first", "second"] {
+        publish_body(&mut world, &producer, "shared", body);
+    }
+    world.advance(TIMEOUT * 3 / 4);
+    world.extend(&one, "orders/1", "shared");
+    world.advance(TIMEOUT * 3 / 4);
+    assert_eq!(world.information("orders/1").stats.negative_acks, 0);
+    world.advance(TIMEOUT / 2);
+    assert_eq!(world.information("orders/1").stats.negative_acks, 2);
+}
+
 #[test]
 fn extending_a_delivery_restarts_its_timeout() {
     let (mut world, producer, one, _) = siblings(Status::RoundRobin);

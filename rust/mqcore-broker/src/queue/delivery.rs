@@ -238,10 +238,12 @@ impl Deliveries {
         }
     }
 
-    /// The delivery of the message `id` to `consumer`.
-    pub(crate) fn find(&self, id: &[u8], consumer: ConsumerKey) -> Option<usize> {
+    /// The deliveries of messages with this `id` to `consumer`, in no order. There are several if clients published
+    /// several messages with one id.
+    pub(crate) fn all_of(&self, id: &[u8], consumer: ConsumerKey) -> impl Iterator<Item = usize> {
         let Self { by_message, outstanding, deliveries, hasher, .. } = self;
-        by_message.find(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding)).copied()
+        let found = by_message.iter_hash(hasher.hash_one(id)).copied();
+        found.filter(is_of(id, consumer, deliveries, outstanding))
     }
 
     /// The consumer of a delivery.
@@ -256,24 +258,17 @@ impl Deliveries {
         }
     }
 
-    /// Removes the delivery of the message `id` to `consumer`, if it exists. The caller takes over its
-    /// hold on the message.
-    pub(crate) fn take_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
-        let Self { by_message, outstanding, deliveries, hasher, .. } = self;
-        let found = by_message.find_entry(hasher.hash_one(id), is_of(id, consumer, deliveries, outstanding));
-        let (key, _) = found.ok()?.remove();
-        Some(self.unlisted(key))
+    /// Removes the oldest delivery of a message `id` to `consumer`, if it exists: of several messages with one id,
+    /// programs settle the earlier ones first. The caller takes over its hold on the message.
+    pub(crate) fn take_oldest_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
+        let oldest = self.all_of(id, consumer).min_by_key(|key| self.deliveries[*key].serial)?;
+        Some(self.take(oldest))
     }
 
     /// Removes the latest delivery of a message `id` to `consumer`, if it exists, for one that its program has not
     /// started: of several messages with one id, programs start the earlier ones first.
     pub(crate) fn take_newest_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
-        let newest = {
-            let Self { by_message, outstanding, deliveries, hasher, .. } = &*self;
-            let found = by_message.iter_hash(hasher.hash_one(id)).copied();
-            let wanted = found.filter(is_of(id, consumer, deliveries, outstanding));
-            wanted.max_by_key(|key| deliveries[*key].serial)?
-        };
+        let newest = self.all_of(id, consumer).max_by_key(|key| self.deliveries[*key].serial)?;
         Some(self.take(newest))
     }
 

@@ -17,9 +17,12 @@ impl Queue {
         message_id: &[u8],
         context: &mut Context<'_>,
     ) {
-        let Some(key) = self.deliveries.find(message_id, (connection, tag)) else { return };
-        let deadline = self.acknowledge_deadline(self.deliveries.consumer(key), context.now);
-        self.deliveries.extend(key, deadline);
+        // Which of several messages with one id is meant is unknown, and time does no harm to the others.
+        let those: Vec<usize> = self.deliveries.all_of(message_id, (connection, tag)).collect();
+        for key in those {
+            let deadline = self.acknowledge_deadline(self.deliveries.consumer(key), context.now);
+            self.deliveries.extend(key, deadline);
+        }
     }
 
     /// A consumer returns a message that no program has seen. It is requeued at its old position, and the attempt

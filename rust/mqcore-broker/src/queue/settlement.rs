@@ -40,7 +40,9 @@ impl Queue {
             self.returned(&delivery, context);
             return true;
         }
-        let Some(delivery) = self.deliveries.take_of(&acknowledgement.message_id, key) else { return false };
+        let Some(delivery) = self.deliveries.take_oldest_of(&acknowledgement.message_id, key) else {
+            return false;
+        };
         self.settle_by(delivery, acknowledgement, context);
         true
     }
@@ -66,7 +68,7 @@ impl Queue {
         negative: Option<&str>,
         context: &mut Context<'_>,
     ) {
-        if let Some(delivery) = self.deliveries.take_of(message_id, consumer) {
+        if let Some(delivery) = self.deliveries.take_oldest_of(message_id, consumer) {
             self.settle_for(delivery, negative, context);
         }
     }
