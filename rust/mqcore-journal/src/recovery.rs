@@ -90,6 +90,8 @@ struct SegmentRoster {
     source_segment: u32,
     listed: BTreeMap<u32, (u32, u32)>,
     dropped: Vec<u32>,
+    /// Whether a later segment, which may record more removals, cannot be read.
+    is_stale: bool,
 }
 
 /// Reads all segments without changing anything.
@@ -226,7 +228,10 @@ impl<S: Storage> RecoveryPass<'_, S> {
     fn read_roster(&self, candidates: &BTreeMap<u32, SegmentFile>) -> Result<SegmentRoster, JournalError> {
         let mut roster = SegmentRoster::default();
         for &number in candidates.keys().rev() {
-            let Ok(bytes) = self.load(number)? else { continue };
+            let Ok(bytes) = self.load(number)? else {
+                roster.is_stale = true;
+                continue;
+            };
             let records = scan::scan(&bytes, self.identity, number, None).records;
             for span in records {
                 match format::decode(&bytes[span.offset as usize..span.end() as usize]) {
@@ -258,8 +263,13 @@ impl<S: Storage> RecoveryPass<'_, S> {
             let there = candidates.contains_key(&segment) || parsed.contains(&(segment, true));
             !there && !roster.dropped.contains(&segment)
         };
+        // A catalog with a later segment lists everything that was not removed before it was written.
+        let later =
+            self.catalog.segments.keys().next_back().is_some_and(|&last| last > roster.source_segment);
+        let removed =
+            |segment: u32| roster.is_stale && later && !self.catalog.segments.contains_key(&segment);
         for (&segment, &(end, records)) in &roster.listed {
-            if gone(segment) {
+            if gone(segment) && !removed(segment) {
                 let records = (end != END_UNKNOWN).then_some(u64::from(records));
                 self.report.missing.push(MissingSegment { segment, records });
             }

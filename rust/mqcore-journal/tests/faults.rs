@@ -320,6 +320,46 @@ fn with_dead_segments(disk: &MemoryStorage) -> Journal<MemoryStorage> {
     journal
 }
 
+/// A journal of several segments without the first one, whose removal the last one records, and which the second one lists.
+fn without_first_segment() -> MemoryStorage {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 1..200 {
+        journal.put(sequence, 1, &[&[1; 100]]).unwrap();
+        journal.write().unwrap();
+        journal.sync().unwrap();
+    }
+    let first = journal.stats().segments[0].live;
+    journal.settle(&(1..=u64::from(first)).collect::<Vec<u64>>()).unwrap();
+    while journal.maintain(1_000, 1 << 20).unwrap().more {}
+    assert!(journal.stats().segments.len() > 2);
+    assert!(journal.stats().segments[0].number == 2);
+    disk
+}
+
+/// If the disk does not read the segment that records a removal, an older one still lists what was removed.
+#[test]
+fn removed_segment_is_not_missing_if_the_latest_list_of_segments_cannot_be_read() {
+    let files = without_first_segment().files();
+    let before = open(&MemoryStorage::with_files(2, files.clone())).1;
+    let mut struck = 0;
+    for lasting in [false, true] {
+        for after in 0..40 {
+            let disk = MemoryStorage::with_files(2, files.clone());
+            disk.inject(StorageCall::Read, after, Fault::Error, lasting);
+            let (_, recovered) = Journal::open(disk.clone(), known(0), &mut |_, _| {}).unwrap();
+            let what = format!("read {after}, lasting: {lasting}");
+            assert_eq!(recovered.report.missing, [], "{what}");
+            struck += disk.fault_count();
+            disk.clear_faults();
+            let (_, world, report) = open(&disk);
+            assert!(!report.is_alarming(), "{what}: {report}");
+            assert_eq!(world, before, "{what}");
+        }
+    }
+    assert!(struck > 10, "{struck}");
+}
+
 #[test]
 fn failed_removal_is_reported_and_retried_and_the_journal_stays_healthy() {
     let disk = MemoryStorage::new(1);
