@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -83,6 +84,10 @@ class EventmqPeer:
         """Send a message of eMQP: a command, an id, and the rest."""
         self.send(b"", b"eMQP/1.0", *(word.encode() if isinstance(word, str) else word for word in words))
 
+    def read(self, size: int) -> bytes:
+        """So many bytes. Raises `EOFError` if the other side closes before."""
+        return self._take(size)
+
     def _take(self, size: int) -> bytes:
         while len(self._read) < size:
             part = self.socket.recv(1 << 16)
@@ -127,6 +132,14 @@ class EventmqPeer:
             found = self._next()
             if isinstance(found, list):
                 return found
+
+    def has_input(self) -> bool:
+        """Whether a message, or a part of one, has arrived."""
+        return bool(self.kept or self._read or select.select([self.socket], [], [], 0)[0])
+
+    def heard_or_control(self) -> Message | tuple[bytes, bytes]:
+        """The next message, heartbeats too, or the next command of ZMTP as name and data."""
+        return self._next()
 
     def until_now(self) -> list[Message]:
         """All messages that the broker has written before it answered to this; no heartbeats."""

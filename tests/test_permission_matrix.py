@@ -1,7 +1,7 @@
 """Every command of every protocol with every kind of rule, compared with a model of the rules in docs/security.md.
 
 `test_authority_matrix.py` has the commands and a few personas. Here each persona has one or some rules of a vocabulary:
-every action with patterns that match, nearly match, or match in another case. The full depth tries more than 20,000
+every action with patterns that match, nearly match, or match in another case. The full depth tries more than 30,000
 cells, the quick depth a random part of them.
 """
 
@@ -16,20 +16,10 @@ from pathlib import Path
 import pytest
 
 from depth import FULL, choices, rounds
+from eventmq_rights import Refused, connect
+from personas import ALLOWED, DENIED, MINE, OTHER, TURNED_AWAY, Attempt, Persona, Place, place
 from served import wait_until
-from test_authority_matrix import (
-    ADAPTERS,
-    ALLOWED,
-    DENIED,
-    MINE,
-    OTHER,
-    TOKENS_ONLY,
-    TURNED_AWAY,
-    Attempt,
-    Persona,
-    Place,
-    place,
-)
+from test_authority_matrix import ADAPTERS, TOKENS_ONLY
 
 ACTIONS = (
     "create", "join", "push", "pull", "receive", "direct", "route", "events", "administer", "publish", "subscribe",
@@ -39,20 +29,32 @@ PATTERNS = (
     "", "orders", "orders/*", "orders/1", "ORDERS/*", "Orders.*", "orders.new", "*s/1", "o*/*", "sorter", "p*r", "/*",
 )  # fmt: skip
 """Patterns that cover something, nearly do, or do in another case. The first covers everything."""
+OF_JOBS = (
+    ("push:orders/*", "push:default"),
+    ("push:orders/*", "create:default"),
+    ("push:orders/*", "push:default", "create:default"),
+    ("push:orders/*", "create:orders/77"),
+    ("push:orders/1", "direct"),
+    ("receive:orders/*", "direct"),
+    ("receive:orders/*", "push:invoices/1"),
+    ("administer:@scheduler",),
+    ("administer:@scheduler", "push:orders/1"),
+)
+"""Rules that clients, workers and schedulers need together, some of them incomplete."""
 COMBINATIONS = 20
 CHUNK = 8
 """Number of rule sets that share a broker."""
 
 
 def rule_sets() -> list[tuple[str, ...]]:
-    """Each rule alone, all actions but one, and random combinations."""
+    """Each rule alone, all actions but one, those of jobs, and random combinations."""
     rules = [f"{action}:{pattern}" if pattern else action for action, pattern in product(ACTIONS, PATTERNS)]
     alone = [(rule,) for rule in rules]
     all_but_one = [tuple(action for action in ACTIONS if action != missing) for missing in ACTIONS]
     scoped = [(f"{','.join(ACTIONS)}:{pattern}",) for pattern in PATTERNS if pattern]
     chance = choices(__name__)
     combined = [tuple(chance.sample(rules, chance.randint(2, 8))) for _ in range(COMBINATIONS)]
-    return alone + all_but_one + scoped + combined
+    return [*alone, *all_but_one, *scoped, *OF_JOBS, *combined]
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -121,7 +123,7 @@ def broker_with(directory: Path, sets: dict[str, tuple[str, ...]]) -> Iterator[P
 
 
 def test_the_matrix_has_enough_cells_and_both_verdicts_of_each_command() -> None:
-    assert sum(len(attempts_of(protocol)) for protocol in ADAPTERS) * len(RULE_SETS) >= 20_000
+    assert sum(len(attempts_of(protocol)) for protocol in ADAPTERS) * len(RULE_SETS) >= 30_000
     for protocol, adapter in ADAPTERS.items():
         assert adapter.entry == ()
         for attempt in attempts_of(protocol):
@@ -161,3 +163,32 @@ def test_every_command_obeys_every_rule(protocol: str, first: int, last: int, tm
                 assert outcome != TURNED_AWAY, (attempt.name, rules)
         wait_until(lambda: here.denials() >= denials + denied, what="the audit lines")
     assert not wrong, "\n".join(wrong)
+
+
+def test_only_administrators_stop_the_broker(tmp_path: Path) -> None:
+    stop = Attempt("DISCONNECT", (("administer", "*"),))
+    refused = [rules for rules in RULE_SETS if expected(rules, stop) == DENIED]
+    allowed = [rules for rules in RULE_SETS if expected(rules, stop) == ALLOWED]
+    chance = choices(f"{__name__} stop")
+    tried = [*(refused if FULL else chance.sample(refused, 8)), chance.choice(allowed)]
+    sets = {f"token that has rules {number}": rules for number, rules in enumerate(tried)}
+    with broker_with(tmp_path, sets) as here:
+        for name, rules in sets.items():
+            with connect(here, "admin", here.shown[name]) as peer:
+                peer.say("DISCONNECT", "asked")
+                answer = peer.heard_or_control()
+            if expected(rules, stop) == DENIED:
+                assert answer[0] == b"ERROR", rules
+                assert b"401 " in answer[1], rules
+            else:
+                assert answer[2:3] == [b"ACK"], rules
+        # The last one has stopped it: it accepts no client any more.
+        wait_until(lambda: not accepts_connections(here), what="the end of the broker")
+
+
+def accepts_connections(here: Place) -> bool:
+    try:
+        connect(here, "admin", here.shown["admin token"]).close()
+    except (OSError, EOFError, Refused):
+        return False
+    return True
