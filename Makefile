@@ -65,8 +65,10 @@ help:
 demo: $(EXTENSION) ## publish Python's standard library through every kind of queue, and compare every byte
 	@$(PY) -m mqcore.demo
 
+# The audit asks servers, so that `make check` reuses its recent results; `make audit` always runs it.
 .PHONY: check
-check: lint-python lint-rust types ## formatting, lints, types and prose; CONTRIBUTING.md has a table of all tiers
+check: AUDIT_FLAGS += --remember '$(VENV)/.audit.json'
+check: lint-python lint-rust types audit ## formatting, lints, types, prose and audit; CONTRIBUTING.md has a table of all tiers
 	$(call step,check passed)
 
 # The extension module comes first, so that the code it shares with the Rust tests is compiled once.
@@ -172,6 +174,12 @@ types: $(ENVIRONMENT) $(if $(wildcard $(EXTENSION)),$(STUB_CHECKED)) ## mypy; co
 	$(call step,mypy --strict)
 	@$(PY) -m mypy --strict
 	@test -e $(EXTENSION) || echo 'skipped: stubtest, because there is no extension module yet (make develop)'
+
+# `make audit AUDIT_FLAGS=--require` fails where a tool is missing or advisories are unreachable.
+.PHONY: audit
+audit: $(ENVIRONMENT) ## compare dependencies with deny.toml and with known vulnerabilities, or state why that is not possible
+	$(call step,audit of dependencies)
+	@$(PY) tools/audit.py $(AUDIT_FLAGS)
 
 # stubtest keeps no cache and takes longer than all other checks together.
 $(STUB_CHECKED): python/mqcore/_core.pyi $(wildcard python/mqcore/_core.*.so python/mqcore/_core.pyd) $(ENVIRONMENT)

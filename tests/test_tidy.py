@@ -391,6 +391,15 @@ def test_every_place_that_names_the_oldest_rust_names_the_same_one() -> None:
     assert f"Rust (stable, {oldest} or newer)" in (ROOT / "CONTRIBUTING.md").read_text()
 
 
+def test_workflows_name_actions_by_commit_and_the_locked_maturin() -> None:
+    text = "".join(path.read_text() for path in sorted((ROOT / ".github" / "workflows").glob("*.yml")))
+    actions = re.findall(r"\buses: (.+)", text)
+    assert actions
+    assert not [action for action in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)]
+    locked = re.findall(r"^maturin==(\S+)", (ROOT / "requirements" / "test.lock").read_text(), flags=re.MULTILINE)
+    assert set(re.findall(r"maturin-version: v(\S+)", text)) == set(locked)
+
+
 def test_pip_installs_a_module_without_debug_information() -> None:
     profile = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["maturin"]["profile"]
     settings = tomllib.loads((ROOT / "Cargo.toml").read_text())["profile"][profile]
