@@ -330,7 +330,7 @@ fn without_first_segment() -> MemoryStorage {
         journal.sync().unwrap();
     }
     let first = journal.stats().segments[0].live;
-    journal.settle(&(1..=u64::from(first)).collect::<Vec<u64>>()).unwrap();
+    journal.settle(&(1..=first).collect::<Vec<u64>>()).unwrap();
     while journal.maintain(1_000, 1 << 20).unwrap().more {}
     assert!(journal.stats().segments.len() > 2);
     assert!(journal.stats().segments[0].number == 2);
