@@ -193,19 +193,24 @@ def test_a_broker_that_stops_does_not_wait_for_a_handler_for_ever() -> None:
     assert time.monotonic() - began < 30
 
 
+class Replied:
+    """The reply to a handler that never runs."""
+
+    failed = False
+
+    def settle(self, _result: object) -> None:
+        raise AssertionError("the handler never ran")
+
+    def fail(self) -> None:
+        self.failed = True
+
+
+async def received() -> bytes:
+    """A handler that never runs."""
+    return b"never"
+
+
 def test_an_answer_that_is_canceled_before_it_begins_is_settled_and_closed() -> None:
-    class Replied:
-        failed = False
-
-        def settle(self, _result: object) -> None:
-            raise AssertionError("the handler never ran")
-
-        def fail(self) -> None:
-            self.failed = True
-
-    async def received() -> bytes:
-        return b"never"
-
     loop, handling, reply = asyncio.new_event_loop(), received(), Replied()
     runner: LoopRunner[Replied] = LoopRunner(
         1.0, lambda: loop, raised=lambda _reply, error: pytest.fail(str(error)), closed=lambda _reply, error: None
@@ -220,19 +225,22 @@ def test_an_answer_that_is_canceled_before_it_begins_is_settled_and_closed() -> 
     assert inspect.getcoroutinestate(handling) == inspect.CORO_CLOSED
 
 
+def test_answers_for_a_loop_that_closes_before_it_takes_them_are_settled_and_closed() -> None:
+    loop, replies = asyncio.new_event_loop(), [Replied(), Replied()]
+    handlings = [received(), received()]
+    runner: LoopRunner[Replied] = LoopRunner(
+        1.0,
+        lambda: loop,
+        raised=lambda _reply, error: pytest.fail(str(error)),
+        closed=lambda _reply, error: pytest.fail(str(error)),
+    )
+    runner.submit(list(zip(handlings, replies, strict=True)))
+    loop.close()
+    assert all(reply.failed for reply in replies)
+    assert [inspect.getcoroutinestate(handling) for handling in handlings] == [inspect.CORO_CLOSED] * 2
+
+
 def test_answers_for_a_closed_loop_are_settled_closed_and_reported_once() -> None:
-    class Replied:
-        failed = False
-
-        def settle(self, _result: object) -> None:
-            raise AssertionError("the handler never ran")
-
-        def fail(self) -> None:
-            self.failed = True
-
-    async def received() -> bytes:
-        return b"never"
-
     loop = asyncio.new_event_loop()
     loop.close()
     reports: list[tuple[Replied, BaseException]] = []

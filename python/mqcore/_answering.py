@@ -23,6 +23,35 @@ class Reply(Protocol):
 R = TypeVar("R", bound=Reply)
 
 
+class _Burst(Generic[R]):
+    """Awaitables on their way to a loop. A loop that is closed before it takes them drops this object, which then
+    reports that there is no answer.
+    """
+
+    def __init__(self, answers: list[tuple[Awaitable[object], R]]) -> None:
+        self._answers = answers
+
+    def take(self) -> list[tuple[Awaitable[object], R]]:
+        """The awaitables and their replies. The caller settles them."""
+        taken, self._answers = self._answers, []
+        return taken
+
+    def abandon(self) -> None:
+        """Report that there is no answer to any of them."""
+        for awaitable, reply in self.take():
+            reply.fail()
+            _discard(awaitable)
+
+    def __del__(self) -> None:
+        self.abandon()
+
+
+def _discard(awaitable: Awaitable[object]) -> None:
+    """Close a coroutine that may not have been awaited, so that Python does not warn about it."""
+    if asyncio.iscoroutine(awaitable):
+        awaitable.close()
+
+
 class LoopRunner(Generic[R]):
     """Runs awaitables on an event loop and returns their answers.
 
@@ -46,18 +75,17 @@ class LoopRunner(Generic[R]):
 
     def submit(self, burst: list[tuple[Awaitable[object], R]]) -> None:
         """Run awaitables; the core calls this on its own threads."""
+        first = burst[0][1]
+        waiting = _Burst(burst)
         try:
             loop = self._loop()
-            loop.call_soon_threadsafe(self._run, loop, burst)
+            loop.call_soon_threadsafe(self._run, loop, waiting)
         except RuntimeError as closed:
-            for awaitable, reply in burst:
-                reply.fail()
-                if asyncio.iscoroutine(awaitable):
-                    awaitable.close()
-            self._closed(burst[0][1], closed)
+            waiting.abandon()
+            self._closed(first, closed)
 
-    def _run(self, loop: asyncio.AbstractEventLoop, burst: list[tuple[Awaitable[object], R]]) -> None:
-        for awaitable, reply in burst:
+    def _run(self, loop: asyncio.AbstractEventLoop, burst: _Burst[R]) -> None:
+        for awaitable, reply in burst.take():
             task = loop.create_task(self._answer(awaitable, reply))
             self._tasks.add(task)
             task.add_done_callback(partial(self._done, awaitable, reply))
@@ -66,8 +94,7 @@ class LoopRunner(Generic[R]):
         self._tasks.discard(task)
         # A task that is canceled before its first step neither awaits nor replies.
         reply.fail()
-        if asyncio.iscoroutine(awaitable):
-            awaitable.close()
+        _discard(awaitable)
 
     async def _answer(self, awaitable: Awaitable[object], reply: R) -> None:
         task = asyncio.current_task()
