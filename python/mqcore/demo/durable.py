@@ -114,12 +114,15 @@ class Story:
         self.arrived: Counter[Key] = Counter()
         self.room = asyncio.Event()
         """Whether producers may publish all files. Until then they keep some for after the restart."""
+        self.connected = asyncio.Barrier(_PRODUCERS + _CONSUMERS)
+        """Producers wait for the consumers: one that joined first would get all of a few files, and keep most."""
         self.publishing = progress.add_task("durable: receipts", total=len(pages))
         self.arriving = progress.add_task("durable: arrive", total=len(pages))
 
     async def produce(self, url: str, number: int, pages: Sequence[Page]) -> None:
         """Publish files with confirmations, several at a time."""
         async with mqcore.connect(url, name=f"producer-{number}") as client:
+            await self.connected.wait()
             for first in range(0, len(pages), _WINDOW):
                 if len(self.saved) >= len(self.pages) * 3 // 4:
                     await self.room.wait()
@@ -137,6 +140,7 @@ class Story:
             mqcore.connect(url, name=f"consumer-{number}") as client,
             client.queue(_QUEUE).consume() as messages,
         ):
+            await self.connected.wait()
             for count in itertools.count(1):
                 if quota is not None and count > quota:
                     await asyncio.Event().wait()
