@@ -109,6 +109,9 @@ def test_cache_without_its_newest_message_is_found() -> None:
     assert rules_found(rules, *both, event("stored", 9, label="a")) == ["lost"]
     assert rules_found(rules, *both) == ["lost"]
     assert rules_found(rules, *both, event("stored", 9, label="b")) == []
+    # A message without a confirmation may have arrived later.
+    late = (published("a", 1, outcome="sent"), published("b", 2))
+    assert rules_found(rules, *late, event("stored", 9, label="a")) == []
 
 
 def test_saved_messages_that_are_fewer_after_a_crash_are_found() -> None:
@@ -117,6 +120,14 @@ def test_saved_messages_that_are_fewer_after_a_crash_are_found() -> None:
         "lost"
     ]
     assert rules_found(rules, event("saved", 1, count=20), event("crash", 2), event("remaining", 9, count=20)) == []
+
+
+def test_two_saved_copies_of_one_message_count_as_two() -> None:
+    rules = QueueRules(QUEUE, status="pull", policy="at-least-once", storage=True)
+    copies = (published("a", 1), event("stored", 9, label="a"), event("stored", 9, label="a", count=1))
+    assert "lost" in rules_found(rules, *copies, event("saved", 2, count=3))
+    # Dead letters of two queues, as a third queue sees them.
+    assert "lost" not in rules_found(rules, *copies, event("saved", 2, count=2))
 
 
 # --- drops ---------------------------------------------------------------------------------------------------------
