@@ -54,8 +54,9 @@ class PublishingBase(ControlBase):
         confirmation came within `timeout`. With ``confirm=False`` the call returns when the message is queued for
         writing, and rejections are only counted; it waits only while there is no connection, or no room for output.
         With ``retry=True``, which needs an `id`, the client publishes again when the connection was lost before the
-        confirmation. An empty `id`, with ``confirm=False``, publishes without an id; the queue assigns one unless its
-        option `use_message_id` is off.
+        confirmation, and while the queue then answers that it is busy: it may still be saving the first copy.
+        An empty `id`, with ``confirm=False``, publishes without an id; the queue assigns one unless its option
+        `use_message_id` is off.
 
         Each queue in `cc` (at most 64) gets a copy; ``("audit/1", "copy-7")`` chooses its id. The call also waits for
         the confirmations of the copies. ``Receipt.copies`` has their outcomes, ``Receipt.rejected`` the rejected ones.

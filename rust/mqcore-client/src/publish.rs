@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::confirmations::{confirm_timeout, confirmed_by};
 use crate::conversation::{By, MessageId, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
-use crate::error::ClientError;
+use crate::error::{ClientError, StatusMeaning};
 use crate::request::push;
 use crate::shared::{PendingCall, Waited};
 use crate::waiter::{Outcome, PublishBatch, Waiter};
@@ -21,6 +21,8 @@ use mqcore_wire::tmqp::header::key;
 
 /// Maximum copies of one message.
 pub const COPIES_MAX: usize = 64;
+/// Pause before a message is published again because its queue is busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// How to publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,6 +145,48 @@ pub enum CopyOutcome {
     Unconfirmed(Arc<str>),
 }
 
+/// The attempts to publish one message.
+struct Attempts {
+    /// Whether it may be sent more than once.
+    retry: bool,
+    deadline: Instant,
+    /// The cause if the outcome of an attempt is unknown.
+    lost: Option<Arc<str>>,
+}
+
+impl Attempts {
+    fn new(retry: bool, deadline: Instant) -> Self {
+        Self { retry, deadline, lost: None }
+    }
+
+    /// Takes the result of an attempt, and returns the result for the caller; `None`: publish again.
+    ///
+    /// After an attempt with an unknown outcome, a busy queue does not mean that it has no copy: it may still be saving
+    /// the first one, and answers the second when that is done.
+    async fn settle(&mut self, result: Result<Receipt, ClientError>) -> Option<Result<Receipt, ClientError>> {
+        match result {
+            Err(ClientError::ConnectionLost { cause, sent })
+                if self.retry && Instant::now() < self.deadline =>
+            {
+                if sent {
+                    self.lost = Some(cause);
+                }
+                None
+            }
+            Err(ClientError::Refused(refusal)) if refusal.status() == StatusMeaning::Busy => {
+                let Some(cause) = &self.lost else { return Some(Err(ClientError::Refused(refusal))) };
+                if Instant::now() + BUSY_PAUSE >= self.deadline {
+                    let cause = format!("{cause}; the broker answered later attempts: {refusal}").into();
+                    return Some(Err(ClientError::ConnectionLost { cause, sent: true }));
+                }
+                tokio::time::sleep(BUSY_PAUSE).await;
+                None
+            }
+            result => Some(result),
+        }
+    }
+}
+
 impl Client {
     /// Publishes one message. The receipt tells which copies were rejected.
     ///
@@ -177,11 +221,11 @@ impl Client {
             self.shared.say(deadline, |conversation| conversation.publish(&publication, None)).await??;
             return Ok(Receipt::new(None, started.elapsed()));
         }
+        let mut attempts = Attempts::new(options.retry, deadline);
         loop {
             let result = self.publish_confirmed(&publication, started, deadline).await;
-            match result {
-                Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
-                result => return result,
+            if let Some(result) = attempts.settle(result).await {
+                return result;
             }
         }
     }
@@ -196,13 +240,14 @@ impl Client {
         deadline: Instant,
     ) -> Result<Receipt, ClientError> {
         let messages = [message];
+        let mut attempts = Attempts::new(options.retry, deadline);
         loop {
             let mut together = Together::new(self, queue, &messages, options);
             let said = together.say_all(deadline).await;
             let mut results = together.finish(said, started, deadline).await;
-            match results.pop().unwrap_or_else(|| Err(confirm_timeout(queue, started))) {
-                Err(ClientError::ConnectionLost { .. }) if options.retry && Instant::now() < deadline => {}
-                result => return result,
+            let result = results.pop().unwrap_or_else(|| Err(confirm_timeout(queue, started)));
+            if let Some(result) = attempts.settle(result).await {
+                return result;
             }
         }
     }

@@ -332,6 +332,52 @@ async fn a_message_with_an_id_is_published_again_if_the_caller_allows_it() {
 }
 
 #[tokio::test]
+async fn a_busy_queue_after_a_lost_attempt_is_asked_again_and_not_taken_for_a_refusal() {
+    let (client, mut broker, mut peer) = connect(soon()).await;
+    let timeout = Some(Duration::from_millis(300));
+    let options =
+        PublishOptions { id: Some("mine".into()), retry: true, timeout, ..PublishOptions::default() };
+    let publish = || {
+        let (client, options) = (client.clone(), options.clone());
+        tokio::spawn(async move { client.publish(&queue(), b"x", &options).await })
+    };
+    // A busy queue that got the message for the first time has refused it.
+    let publishing = publish();
+    let message = peer.read().await;
+    peer.respond(&message, 503, b"").await;
+    assert!(matches!(publishing.await.unwrap(), Err(ClientError::Refused(_))));
+    // It may be saving the copy of the lost attempt.
+    let publishing = publish();
+    peer.read().await;
+    drop(peer);
+    let mut peer = broker.accept().await;
+    let again = peer.read().await;
+    peer.respond(&again, 503, b"").await;
+    let third = peer.read().await;
+    peer.acknowledge(&third).await;
+    publishing.await.unwrap().unwrap();
+    // The outcome is unknown if it stays busy.
+    let publishing = publish();
+    peer.read().await;
+    drop(peer);
+    let mut peer = broker.accept().await;
+    let busy = async {
+        loop {
+            let again = peer.read().await;
+            peer.respond(&again, 503, b"").await;
+        }
+    };
+    tokio::select! {
+        () = busy => unreachable!("it has no end"),
+        result = publishing => {
+            let error = result.unwrap().unwrap_err();
+            assert!(matches!(&error, ClientError::ConnectionLost { sent: true, .. }), "{error}");
+            assert!(error.to_string().contains("503"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_join_that_is_refused_after_a_reconnect_is_tried_until_it_stands() {
     let (client, mut broker, mut peer) = connect(soon()).await;
     let (consumer, _) = tokio::join!(async { client.consume(&queue(), 10).await.unwrap() }, peer.answer(0));
