@@ -195,6 +195,18 @@ async def test_declared_objects_survive_a_restart(tmp_path: Path) -> None:
             assert await broker.declare(router) is first
 
 
+async def test_a_removed_queue_does_not_return_with_the_settled_messages_of_a_segment(tmp_path: Path) -> None:
+    options = QueueOptions(delivery_handler="at-least-once", status="pull")  # type: ignore[arg-type]
+    async with Broker(data_dir=str(tmp_path), shards=1) as broker, mqcore.connect(broker) as client:
+        for address in ("orders/1", "orders/2"):
+            assert await broker.declare(address, options)
+            # The message of the second queue keeps the segment, which also has the first one's.
+            await client.publish(address, b"saved")
+        await client.remove_queue("orders/1")
+    async with Broker(data_dir=str(tmp_path)) as broker:
+        assert [queue.address for queue in broker.stats().queues] == ["orders/2"]
+
+
 async def test_a_broker_publishes_and_sends_by_itself(tmp_path: Path) -> None:
     # Every other client must log in.
     config = BrokerConfig(

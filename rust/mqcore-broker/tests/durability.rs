@@ -11,17 +11,17 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::definition::{
-    NUMBERS_KEY, channel_key, decode_definition, encode_channel, encode_intake, encode_message_id,
-    encode_numbers, encode_queue, encode_router, encode_topic_binding, intake_key, message_id_key, queue_key,
-    router_key, topic_binding_key,
+    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
+    encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
+    topic_binding_key,
 };
-use mqcore_broker::model::effect::{Effect, Event, Reply};
+use mqcore_broker::model::effect::{Effect, Event, Reply, Report};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
-use mqcore_broker::model::record::{DeliveryProgress, Record, decode_put, decode_put_head, encode_put};
-use mqcore_broker::model::recovery::{RecoveredMessage, RecoveredState};
+use mqcore_broker::model::record::{Record, decode_put, encode_put};
+use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
 use mqcore_broker::model::time::Timestamp;
@@ -103,11 +103,14 @@ impl Disk {
     pub(crate) fn start_from(&self, kept: usize, now: Timestamp) -> World {
         let mut definitions = BTreeMap::new();
         let mut puts = BTreeMap::new();
+        let mut written = Vec::new();
         let mut progress = BTreeMap::new();
         for (sequence, record) in &self.records[..kept] {
             match record {
                 Record::Put { queue, message, received, number } => {
-                    puts.insert(*sequence, encode_put(queue, message, *received, *number));
+                    let bytes = encode_put(queue, message, *received, *number);
+                    written.push((*sequence, bytes.clone()));
+                    puts.insert(*sequence, bytes);
                 }
                 Record::Settle(settled) => {
                     puts.remove(settled);
@@ -157,55 +160,26 @@ impl Disk {
                 }
             }
         }
-        let definitions = definitions
-            .iter()
-            .map(|(key, value)| decode_definition(key, value).expect("just encoded"))
-            .collect();
-        let (mut queues, mut tickets, mut unique_keys) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut terms, mut remembered) = (Vec::new(), Vec::new());
-        let messages = puts
-            .iter()
-            .map(|(sequence, bytes)| {
-                let put = decode_put(bytes).expect("just encoded");
-                let head = decode_put_head(bytes).expect("just encoded");
-                unique_keys.extend(head.unique_key.map(|key| (*sequence, key.into())));
-                terms.extend(head.terms.map(|terms| (*sequence, terms)));
-                remembered.extend(head.remembered.map(|(id, arrived)| (*sequence, id.into(), arrived)));
-                tickets.extend(put.message.ticket().cloned());
-                let queue = queues.iter().position(|known| *known == put.queue).unwrap_or_else(|| {
-                    queues.push(put.queue);
-                    queues.len() - 1
-                });
-                RecoveredMessage {
-                    sequence: *sequence,
-                    queue: queue as u32,
-                    bytes: put.message.memory_bytes() as u32,
-                    number: put.number,
-                    high_priority: put.message.properties().high_priority,
-                }
-            })
-            .collect();
-        let progress = progress
-            .iter()
-            .map(|(sequence, bytes)| (*sequence, DeliveryProgress::decode(bytes).expect("encoded")))
-            .collect();
-        let sequence = self.records[..kept].last().map_or(Sequence(0), |(sequence, _)| *sequence);
+        let mut builder = RecoveryBuilder::default();
+        for (key, value) in &definitions {
+            builder.define(key, value).expect("just encoded");
+        }
+        // A journal still has settled messages; only what is live is restored.
+        for (sequence, bytes) in &written {
+            builder.put(sequence.0, bytes);
+        }
+        for (sequence, bytes) in progress.iter().filter(|(sequence, _)| puts.contains_key(*sequence)) {
+            builder.touch(sequence.0, bytes).expect("just encoded");
+        }
+        let last = self.records[..kept].last().map_or(0, |(sequence, _)| sequence.0);
+        let live = puts.keys().map(|sequence| sequence.0);
+        let (had, unreadable) = builder.finish(live, last + 1).expect("just encoded");
+        assert_eq!(unreadable, [0_u64; 0]);
         let mut world = World::new();
         world.now = now;
         for (sequence, bytes) in &puts {
             world.journal.insert(*sequence, decode_put(bytes).expect("just encoded").message);
         }
-        let had = RecoveredState {
-            definitions,
-            queues,
-            messages,
-            progress,
-            tickets,
-            unique_keys,
-            terms,
-            remembered,
-            sequence,
-        };
         world.broker.restore(had, world.now, &mut world.effects);
         world.turn();
         world
@@ -577,6 +551,39 @@ fn a_queue_that_was_removed_or_stopped_stays_empty() {
     assert_eq!(survey.queues.len(), 1);
     assert_eq!(again.stored("ch/2"), 0);
     assert_eq!(again.information("ch/2").options.status, Status::Stopped);
+}
+
+#[test]
+fn a_queue_whose_definition_is_lost_keeps_its_messages_until_it_is_declared_again() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Pull));
+    w.publish(&p, "ch/1", "old");
+    disk.commit(&mut w);
+    assert_eq!(w.heard(&p), ["old ok"]);
+    disk.records.retain(|(_, record)| !matches!(record, Record::DefineQueue(..)));
+    let mut again = disk.start(disk.records.len());
+    let lost = Report::DefinitionLost { queue: queue("ch/1") };
+    assert!(again.effects.iter().any(|effect| matches!(effect, Effect::Report(report) if **report == lost)));
+    assert_eq!(again.information("ch/1").options.status, Status::Paused);
+    // Someone may put the damaged part back, so nothing replaces the definition in it.
+    again.broker.storage_accepts(again.now, &mut again.effects);
+    let defined = |effect: &Effect| matches!(effect, Effect::Record(_, Record::DefineQueue(..)));
+    assert!(!again.effects.iter().any(defined));
+    disk.commit(&mut again);
+    let (p, a) = (again.client("p"), again.client("a"));
+    again.join(&a, "ch").unwrap();
+    again.publish(&p, "ch/1", "new");
+    assert_eq!(again.heard(&p), [""; 0], "it is confirmed once it is saved");
+    disk.commit(&mut again);
+    assert_eq!(again.heard(&p), ["new ok"]);
+    assert_eq!((again.delivered().len(), again.stored("ch/1")), (0, 2));
+    create(&mut again, &mut disk, &p, "ch/1", saving(Status::Push));
+    assert_eq!(again.information("ch/1").options.status, Status::Push);
+    assert_eq!(again.seen().into_iter().map(|(_, id, _)| id).collect::<Vec<_>>(), ["old", "new"]);
+    let refused =
+        answer(&mut again, &p, Request::CreateQueue { queue: queue("ch/1"), changes: saving(Status::Pull) });
+    assert_eq!(refused.expect_err("it exists").kind, RejectionKind::AlreadyExists);
 }
 
 #[test]

@@ -81,6 +81,11 @@ pub enum Report {
         /// The queue that is used.
         used: QueueAddress,
     },
+    /// The journal has messages of a queue, and no definition of it: a damaged part had that.
+    DefinitionLost {
+        /// The queue, which is paused now.
+        queue: QueueAddress,
+    },
 }
 
 /// Data that one shard forwards to another.

@@ -117,6 +117,7 @@ impl RecoveryBuilder {
         next_sequence: u64,
     ) -> Result<(RecoveredState, Vec<u64>), RecordError> {
         let unreadable = self.keep(live)?;
+        self.drop_unused_queues();
         let Self { definitions, queues, messages, progress, .. } = self;
         let is_kept =
             |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
@@ -138,6 +139,20 @@ impl RecoveryBuilder {
             sequence,
         };
         Ok((state, unreadable))
+    }
+
+    /// Leaves out queues of settled messages only: they may have been removed.
+    fn drop_unused_queues(&mut self) {
+        let mut places = vec![None; self.queues.len()];
+        let mut used = Vec::new();
+        for message in &mut self.messages {
+            let place = &mut places[message.queue as usize];
+            message.queue = *place.get_or_insert_with(|| {
+                used.push(self.queues[message.queue as usize].clone());
+                used.len() as u32 - 1
+            });
+        }
+        self.queues = used;
     }
 
     fn place(&mut self, queue: &str) -> Result<u32, RecordError> {

@@ -45,7 +45,7 @@ use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, QueueRef, Sequence};
 use crate::model::metadata::QueueMetadata;
 use crate::model::observation::Observers;
-use crate::model::options::{QueueChanges, QueueOptions, Status};
+use crate::model::options::{QueueOptions, Status};
 use crate::model::rate::TokenBucket;
 use crate::model::stats::{DropReason, QueueInformation, QueueStats};
 use crate::model::time::Timestamp;
@@ -130,6 +130,7 @@ impl Queue {
                 address: Arc::new(address),
                 queue_ref,
                 options,
+                options_lost: false,
                 handler: HandlerId(0),
                 missing_handler: None,
                 overrides: Steps::NONE,
@@ -251,9 +252,10 @@ impl Queue {
     }
 
     /// Changes options, including the status.
-    pub(crate) fn update(&mut self, changes: &QueueChanges, context: &mut Context<'_>) {
+    pub(crate) fn set_options(&mut self, options: QueueOptions, context: &mut Context<'_>) {
         let before = self.metadata.options.status;
-        changes.apply_to(&mut self.metadata.options);
+        self.metadata.options = options;
+        self.metadata.options_lost = false;
         self.choose_handler(context.state);
         if !self.remembers_ids() {
             self.forget_ids(context);

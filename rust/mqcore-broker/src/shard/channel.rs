@@ -225,6 +225,9 @@ impl Channel {
         creator: Option<&Client>,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
+        if self.has_lost_options(id) {
+            return self.change_options(id, self.options.queue.clone(), changes, context);
+        }
         self.may_create(id)?;
         let address = QueueAddress { channel: self.name.clone(), id };
         check_changes(Some(&address), changes, context.state)?;
@@ -261,6 +264,11 @@ impl Channel {
         self.observe_queue(Step::QueueCreated, id, None, context);
     }
 
+    /// Whether there is such a queue, without its definition.
+    pub(crate) fn has_lost_options(&self, id: u16) -> bool {
+        self.queues.get(&id).is_some_and(|queue| queue.metadata.options_lost)
+    }
+
     fn may_create(&self, id: u16) -> Result<(), Rejection> {
         let name = &self.name;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
@@ -292,14 +300,26 @@ impl Channel {
         changes: &QueueChanges,
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
+        let queue = self.queues.get(&id).ok_or_else(|| no_queue(&self.name, id))?;
+        let options = queue.metadata.options.clone();
+        self.change_options(id, options, changes, context)
+    }
+
+    /// Gives a queue these options with some changed.
+    fn change_options(
+        &mut self,
+        id: u16,
+        mut options: QueueOptions,
+        changes: &QueueChanges,
+        context: &mut Context<'_>,
+    ) -> Result<(), Rejection> {
         let Some(queue) = self.queues.get_mut(&id) else { return Err(no_queue(&self.name, id)) };
         check_changes(Some(&queue.metadata.address), changes, context.state)?;
         context.check_definitions()?;
-        let mut options = queue.metadata.options.clone();
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
         let status = queue.metadata.options.status;
-        queue.update(changes, context);
+        queue.set_options(options, context);
         let options = Box::new(queue.metadata.options.clone());
         context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
         let changed = queue.metadata.options.status != status;

@@ -46,7 +46,7 @@ impl Entities {
         Ok(Declared::Replaced(conflicts))
     }
 
-    /// The options that differ from the declared ones; `None` if it does not exist.
+    /// The options that differ from the declared ones; `None` if it does not exist, or its options are lost.
     fn conflicts(&mut self, declaration: &Declaration) -> Option<Vec<String>> {
         match declaration {
             Declaration::Channel(name, changes) => {
@@ -55,7 +55,9 @@ impl Entities {
             }
             Declaration::Queue(address, changes) => {
                 let key = self.lookup(&address.channel)?;
-                let queue = self.channels[key].queues.get(&address.id)?;
+                let channel = &self.channels[key];
+                let queue =
+                    channel.queues.get(&address.id).filter(|_| !channel.has_lost_options(address.id))?;
                 Some(queue_conflicts(&queue.metadata.options, changes))
             }
             Declaration::Router(router) => {

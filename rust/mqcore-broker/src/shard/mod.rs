@@ -245,8 +245,7 @@ impl Broker {
     }
 
     /// Restores a shard from its journal. From now on the shard appends records. Call this before
-    /// anything else. Queues without a definition are created with the server's defaults, so that no
-    /// message is lost with them.
+    /// anything else. A queue whose definition was lost is paused, saves messages, and is reported.
     pub fn restore(&mut self, recovered: RecoveredState, now: Timestamp, effects: &mut Vec<Effect>) {
         let (entities, mut context) = self.split(now, effects);
         entities.restore(recovered, &mut context);

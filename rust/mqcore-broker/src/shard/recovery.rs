@@ -8,10 +8,11 @@ use crate::context::Context;
 use crate::context::commits::{Awaiting, Storage};
 use crate::model::decision::Decision;
 use crate::model::definition::Definition;
-use crate::model::effect::{Effect, Event};
+use crate::model::effect::{Effect, Event, Report};
 use crate::model::entry::PagedOut;
 use crate::model::id::{ChannelName, MessageNumber, QueueAddress, Sequence};
-use crate::model::options::Durability;
+use crate::model::options::{Durability, QueueOptions, Status};
+use crate::model::policy;
 use crate::model::record::{DeliveryProgress, PutTerms, Record};
 use crate::model::recovery::{RecoveredMessage, RecoveredState};
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -163,18 +164,27 @@ impl Entities {
         })
     }
 
-    /// Creates the queue of a restored message if its definition is missing; returns the key of its
-    /// channel.
+    /// Creates the queue of a restored message if its definition is missing, and returns the key of its
+    /// channel. Such a queue keeps its messages and saves new ones. Any other options could lose them: those
+    /// of a memory queue would confirm messages that it does not save. The options are not recorded,
+    /// because the damaged part may be readable again later.
     pub(crate) fn restore_queue(&mut self, address: &QueueAddress, context: &mut Context<'_>) -> usize {
         let key = self.restore_channel(&address.channel, context);
         let channel = &mut self.channels[key];
         if !channel.queues.contains_key(&address.id) {
-            let options = channel.options.queue.clone();
+            let options = QueueOptions {
+                status: Status::Paused,
+                request_acknowledge: true,
+                delivery_handler: Some(policy::AT_LEAST_ONCE.key.into()),
+                ..QueueOptions::default()
+            };
             context.state.config.names.restore_queue(address);
-            context.record(Record::DefineQueue(address.clone(), Box::new(options.clone())));
             let mut queue = Queue::new(address.clone(), key, options, context.state);
+            queue.metadata.options_lost = true;
             queue.metadata.message_observers = context.state.message_observers(channel.observers);
             channel.queues.insert(address.id, queue);
+            let report = Report::DefinitionLost { queue: address.clone() };
+            context.effects.push(Effect::Report(Box::new(report)));
         }
         key
     }
@@ -278,7 +288,7 @@ impl Entities {
         for (_, channel) in &self.channels {
             let options = Box::new(channel.options.clone());
             context.record(Record::DefineChannel(channel.name.clone(), options));
-            for queue in channel.queues.values() {
+            for queue in channel.queues.values().filter(|queue| !queue.metadata.options_lost) {
                 let options = Box::new(queue.metadata.options.clone());
                 context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
                 queue.record_ids(context);

@@ -420,6 +420,9 @@ fn log(report: &Report) {
         Report::DeadLetterQueueMissing { missing, from, used } => {
             tracing::warn!(%from, %missing, %used, "the dead-letter queue does not exist any more; using another one");
         }
+        Report::DefinitionLost { queue } => {
+            tracing::error!(%queue, "the definition of a queue is lost, so it is paused with its messages; declare it again");
+        }
     }
 }
 
