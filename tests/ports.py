@@ -61,6 +61,8 @@ def _block() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe, contextlib.suppress(OSError):
+        # As servers do. Otherwise a port stays taken for a minute after its connections have ended.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
         return True
     return False
