@@ -674,6 +674,28 @@ fn job_is_lost_with_its_worker_unless_guaranteed() {
 }
 
 #[test]
+fn each_of_several_jobs_with_one_id_is_settled_by_its_own_result() {
+    let mut world = World::new(1);
+    let (client, worker) = (world.client(), world.worker("", 3));
+    for _ in 0..3 {
+        world.request(client, "twin", "default", "guarantee,reply-requested");
+    }
+    assert_eq!(world.jobs(worker), ["twin", "twin", "twin"]);
+    world.messages(client);
+    for results in [1, 2] {
+        world.say(worker, &["REPLY", "x", "{}", "twin"]);
+        assert_eq!((world.messages(client).len(), world.count(|c| &c.finished)), (1, results));
+    }
+    world.close(worker);
+    let other = world.worker("", 3);
+    assert_eq!(world.jobs(other), ["twin"], "the one without a result");
+    world.say(other, &["REPLY", "x", "{}", "twin"]);
+    world.close(other);
+    let third = world.worker("", 3);
+    assert!(world.jobs(third).is_empty(), "all are finished");
+}
+
+#[test]
 fn worker_can_ask_for_the_number_of_each_attempt() {
     let mut world = World::new(1);
     let client = world.client();

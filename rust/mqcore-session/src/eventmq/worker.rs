@@ -18,6 +18,7 @@ use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
 use serde_json::Value;
+use smallvec::SmallVec;
 
 use super::job::{self, Handed};
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
@@ -90,10 +91,11 @@ pub(super) struct Work {
     registration: Registration<Worker>,
     exchange: Arc<EventmqShared>,
     served: Vec<Served>,
-    running: HashMap<MessageId, Running>,
+    /// By id, those with one id in the order of their arrival: the broker settles the oldest of them first.
+    running: HashMap<MessageId, SmallVec<[Running; 1]>>,
     /// The jobs in `running` in the order of their arrival, and some that have finished.
     order: VecDeque<(MessageId, u64)>,
-    due: BTreeSet<(Timestamp, MessageId)>,
+    due: BTreeSet<(Timestamp, MessageId, u64)>,
     serial: u64,
     /// The most slots that were free at once. READY after a finished job and READY of a new process look the same, so
     /// the number of slots is not known better.
@@ -179,7 +181,8 @@ impl Work {
 
     /// The worker's connection has ended: notifies the clients of jobs that no other worker gets.
     pub(super) fn abandon(&self, commands: &mut Vec<Command>) {
-        let lost = self.running.iter().filter(|(_, running)| !running.kept);
+        let jobs = self.running.iter().flat_map(|(id, jobs)| jobs.iter().map(move |running| (id, running)));
+        let lost = jobs.filter(|(_, running)| !running.kept);
         commands.extend(lost.filter_map(|(id, running)| Some(lost_job(running.client.as_ref()?, id))));
     }
 
@@ -260,47 +263,62 @@ impl Work {
             now.after(time)
         });
         if let Some(at) = due {
-            self.due.insert((at, id.clone()));
+            self.due.insert((at, id.clone(), serial));
         }
         if let Some(served) = self.queue(deliver.tag) {
             served.tally.began();
         }
         let (tag, put_backs) = (deliver.tag, deliver.requeues);
         let running = Running { tag, kept, wishes, put_backs, client, results, since: now, due, serial };
-        if let Some(other) = self.running.insert(id.clone(), running) {
-            self.forget(&id, &other);
+        // A job that is settled already ends when another one with its id begins.
+        let replaced = self.jobs(&id).iter().find(|job| !job.kept).map(|job| job.serial);
+        self.running.entry(id.clone()).or_default().push(running);
+        if let Some(replaced) = replaced {
+            self.remove(&id, replaced);
         }
         self.order.push_back((id, serial));
         while self.order.len() > RUNNING_MAX {
             let Some((oldest, serial)) = self.order.pop_front() else { break };
-            let known = self.running.get(&oldest);
             // Jobs that must not be lost are bounded by the number of slots and stay.
-            if known.is_some_and(|known| known.serial == serial && !known.kept)
-                && let Some(running) = self.running.remove(&oldest)
-            {
-                self.forget(&oldest, &running);
+            if self.job(&oldest, serial).is_some_and(|job| !job.kept) {
+                self.remove(&oldest, serial);
             }
         }
+    }
+
+    /// The running jobs with this id.
+    fn jobs(&self, id: &MessageId) -> &[Running] {
+        self.running.get(id).map_or(&[], SmallVec::as_slice)
+    }
+
+    fn job(&self, id: &MessageId, serial: u64) -> Option<&Running> {
+        self.jobs(id).iter().find(|job| job.serial == serial)
+    }
+
+    fn job_mut(&mut self, id: &MessageId, serial: u64) -> Option<&mut Running> {
+        self.running.get_mut(id)?.iter_mut().find(|job| job.serial == serial)
     }
 
     /// Removes a job that is not in `running` any more.
     fn forget(&mut self, id: &MessageId, running: &Running) {
         if let Some(at) = running.due {
-            self.due.remove(&(at, id.clone()));
+            self.due.remove(&(at, id.clone(), running.serial));
         }
         if let Some(served) = self.queue(running.tag) {
             served.tally.left();
         }
-        let live = |entry: &(MessageId, u64)| {
-            self.running.get(&entry.0).is_some_and(|running| running.serial == entry.1)
-        };
-        while self.order.front().is_some_and(|entry| !live(entry)) {
+        while self.order.front().is_some_and(|(id, serial)| self.job(id, *serial).is_none()) {
             self.order.pop_front();
         }
     }
 
-    fn remove(&mut self, id: &MessageId) -> Option<Running> {
-        let running = self.running.remove(id)?;
+    fn remove(&mut self, id: &MessageId, serial: u64) -> Option<Running> {
+        let jobs = self.running.get_mut(id)?;
+        let place = jobs.iter().position(|job| job.serial == serial)?;
+        let running = jobs.remove(place);
+        if jobs.is_empty() {
+            self.running.remove(id);
+        }
         self.forget(id, &running);
         Some(running)
     }
@@ -314,13 +332,13 @@ impl Work {
         if let Some((id, _)) = self.running.get_key_value(&MessageId::from_slice(reply)) {
             return Ok(id.clone());
         }
-        let mut running = self.running.keys();
+        let mut running = self.running.iter().flat_map(|(id, jobs)| jobs.iter().map(move |_| id));
         match (running.next(), running.next()) {
             (Some(id), None) => Ok(id.clone()),
             (None, _) => Err("a REPLY without the id of its request arrived, and the worker has no job whose result is awaited".to_owned()),
             (Some(_), Some(_)) => Err(format!(
                 "a REPLY without the id of its request arrived, and the worker has {} jobs; add a sixth frame with the id of the REQUEST",
-                self.running.len()
+                2 + running.count()
             )),
         }
     }
@@ -335,28 +353,27 @@ impl Work {
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(request);
-        let Some(running) = self.running.get(&id) else { return false };
-        if matches!(running.results, Results::Sent) {
-            return false;
-        }
+        let waits = |job: &&Running| !matches!(job.results, Results::Sent);
+        let Some(running) = self.jobs(&id).iter().find(waits) else { return false };
+        let serial = running.serial;
         let outcome =
             if running.kept { JobOutcome::of(body, running.wishes.timeout > 0) } else { JobOutcome::Done };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         match outcome {
             JobOutcome::Failed(Some(after)) => {
-                self.retry(&id, "failed", now.after(after), commands);
+                self.retry(&id, serial, "failed", now.after(after), commands);
                 return true;
             }
             JobOutcome::Failed(None) if tries_left => {
-                self.retry(&id, "failed", now.after(running.backoff()), commands);
+                self.retry(&id, serial, "failed", now.after(running.backoff()), commands);
                 return true;
             }
             JobOutcome::Failed(None) | JobOutcome::Done => {}
         }
-        if self.keep_result(&id, body, me, commands) {
+        if self.keep_result(&id, serial, body, me, commands) {
             return true;
         }
-        self.finish(id, body, outcome, now, commands);
+        self.finish((id, serial), body, outcome, now, commands);
         true
     }
 
@@ -364,18 +381,19 @@ impl Work {
     fn keep_result(
         &mut self,
         id: &MessageId,
+        serial: u64,
         body: &[u8],
         me: &Arc<Client>,
         commands: &mut Vec<Command>,
     ) -> bool {
-        let Some(running) = self.running.get_mut(id) else { return false };
+        let Some(running) = self.job_mut(id, serial) else { return false };
         let Results::To(queue) = std::mem::replace(&mut running.results, Results::Sent) else {
             running.results = Results::Nowhere;
             return false;
         };
         let tag = running.tag;
         if let Some(at) = running.due.take() {
-            self.due.remove(&(at, id.clone()));
+            self.due.remove(&(at, id.clone(), serial));
         }
         let Some(served) = self.queue(tag) else { return false };
         let message = job::result(id, body, &served.address, &queue, me);
@@ -391,25 +409,24 @@ impl Work {
         commands: &mut Vec<Command>,
     ) -> bool {
         let id = MessageId::from_slice(message.id());
-        let Some(Running { results: Results::Sent, wishes, .. }) = self.running.get(&id) else {
-            return false;
-        };
-        let outcome = JobOutcome::of(message.body(), wishes.timeout > 0);
-        self.finish(id, message.body(), outcome, now, commands);
+        let is_sent = |job: &&Running| matches!(job.results, Results::Sent);
+        let Some(running) = self.jobs(&id).iter().find(is_sent) else { return false };
+        let (serial, outcome) = (running.serial, JobOutcome::of(message.body(), running.wishes.timeout > 0));
+        self.finish((id, serial), message.body(), outcome, now, commands);
         true
     }
 
     /// Finishes a job after its last attempt: notifies its client and settles its delivery.
     fn finish(
         &mut self,
-        id: MessageId,
+        (id, serial): (MessageId, u64),
         body: &[u8],
         outcome: JobOutcome,
         now: Timestamp,
         commands: &mut Vec<Command>,
     ) {
         let failed = outcome != JobOutcome::Done;
-        let Some(running) = self.remove(&id) else { return };
+        let Some(running) = self.remove(&id, serial) else { return };
         if let Some(client) = &running.client {
             let message = Message::from_parts(&id, b"", body, Properties::default(), None);
             commands.push(Command::Respond { to: client.clone(), message });
@@ -425,8 +442,8 @@ impl Work {
     }
 
     /// Requeues a job with a delay before its next attempt.
-    fn retry(&mut self, id: &MessageId, why: &str, at: Timestamp, commands: &mut Vec<Command>) {
-        if let Some(running) = self.remove(id) {
+    fn retry(&mut self, id: &MessageId, serial: u64, why: &str, at: Timestamp, commands: &mut Vec<Command>) {
+        if let Some(running) = self.remove(id, serial) {
             self.exchange.count(|counters| &counters.retried);
             self.settle(running.tag, id.clone(), Some((why, Retry::NotBefore(at))), commands);
         }
@@ -439,14 +456,14 @@ impl Work {
     }
 
     /// A job has timed out: its worker has forgotten it.
-    fn late(&mut self, id: &MessageId, now: Timestamp, commands: &mut Vec<Command>) {
-        let Some(running) = self.running.get(id) else { return };
+    fn late(&mut self, id: &MessageId, serial: u64, now: Timestamp, commands: &mut Vec<Command>) {
+        let Some(running) = self.job(id, serial) else { return };
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         if running.kept && !running.wishes.guarantee && tries_left {
             let at = now.after(running.backoff());
-            return self.retry(id, "timeout", at, commands);
+            return self.retry(id, serial, "timeout", at, commands);
         }
-        let Some(running) = self.remove(id) else { return };
+        let Some(running) = self.remove(id, serial) else { return };
         if !running.kept {
             return;
         }
@@ -464,21 +481,21 @@ impl Work {
     // --- time ---------------------------------------------------------------------------------------------------
 
     pub(super) fn next_timeout(&self) -> Timestamp {
-        let due = self.due.first().map_or(Timestamp::NEVER, |(at, _)| *at);
+        let due = self.due.first().map_or(Timestamp::NEVER, |(at, ..)| *at);
         due.min(self.reminder_at)
     }
 
     /// Requeues the jobs that have timed out. True if the worker needs a reminder to look for finished jobs.
     pub(super) fn timeout(&mut self, now: Timestamp, commands: &mut Vec<Command>) -> bool {
-        while let Some((at, id)) = self.due.first().cloned() {
+        while let Some((at, id, serial)) = self.due.pop_first() {
             if at > now {
+                self.due.insert((at, id, serial));
                 break;
             }
-            self.due.remove(&(at, id.clone()));
-            if let Some(running) = self.running.get_mut(&id) {
+            if let Some(running) = self.job_mut(&id, serial) {
                 running.due = None;
             }
-            self.late(&id, now, commands);
+            self.late(&id, serial, now, commands);
         }
         if now < self.reminder_at {
             return false;
@@ -496,7 +513,7 @@ impl Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        for running in self.running.values() {
+        for running in self.running.values().flatten() {
             if let Some(served) = self.queue(running.tag) {
                 served.tally.left();
             }
