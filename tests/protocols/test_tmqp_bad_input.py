@@ -27,6 +27,7 @@ from protocols.conversation import (
     BAD_REQUEST,
     BROADCAST,
     CHANNEL_INFORMATION,
+    CHANNEL_LIST,
     CLIENT_LIST,
     DIRECT,
     EVENT,
@@ -597,7 +598,10 @@ def test_a_peer_that_asks_and_never_reads_is_closed(start_broker: StartBroker, c
     other = connect("other", to=broker)
     greedy = never_reading(broker, connect)
     greedy.socket.setblocking(False)
-    request = RawFrame(kind=SERVER, id=b"q", content_type=CLIENT_LIST, pending_response=True).encode() * 1000
+    # Long answers: with short ones the peer's requests fill the buffers of the system before its answers do.
+    for number in range(100):
+        other.create_channel(f"c{number}")
+    request = RawFrame(kind=SERVER, id=b"q", content_type=CHANNEL_LIST, pending_response=True).encode() * 1000
     deadline = time.monotonic() + 20
     with contextlib.suppress(ConnectionError):
         while True:

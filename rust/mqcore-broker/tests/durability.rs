@@ -20,6 +20,7 @@ use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
+use mqcore_broker::model::page::Page;
 use mqcore_broker::model::record::{Record, decode_put, encode_put};
 use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -402,8 +403,9 @@ fn failed_journal_rejects_changes_of_definitions_and_leaves_them_as_they_were() 
     let found =
         answer(&mut w, &p, Request::CreateQueue { queue: queue("ch/1"), changes: Default::default() });
     assert_eq!(found.expect_err("it exists").kind, RejectionKind::AlreadyExists);
-    let routers = answer(&mut w, &p, Request::ListRouters { filter: None }).expect("a list");
-    assert!(matches!(&routers, Reply::Routers(routers) if routers.is_empty()), "{routers:?}");
+    let routers =
+        answer(&mut w, &p, Request::ListRouters { filter: None, page: Page::default() }).expect("a list");
+    assert!(matches!(&routers, Reply::Routers(routers) if routers.items.is_empty()), "{routers:?}");
     let bound = answer(&mut w, &p, Request::ListTopicBindings { queue: queue("ch/1") }).expect("a list");
     assert!(matches!(&bound, Reply::TopicBindings(bound) if bound.is_empty()), "{bound:?}");
     w.broker.storage_accepts(w.now, &mut w.effects);

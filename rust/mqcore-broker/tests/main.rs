@@ -4,6 +4,7 @@ mod duplicates;
 mod durability;
 mod handlers;
 mod history;
+mod lists;
 mod model;
 mod prefetch;
 mod retries;

@@ -13,6 +13,7 @@ use mqcore_broker::model::effect::{Effect, PullOutcome, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId, Tag};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{ChannelChanges, QueueChanges, Status};
+use mqcore_broker::model::page::Page;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::subscription::QueueJoin;
 use world::{ALLOW, World, acknowledged, changes, handler, queue};
@@ -63,8 +64,8 @@ impl Prefetching for World {
     }
 
     fn members(&mut self, admin: &Arc<Client>) -> usize {
-        match self.request(admin, Request::ListConsumers { channel: channel() }) {
-            Ok(Reply::Clients(clients)) => clients.len(),
+        match self.request(admin, Request::ListConsumers { channel: channel(), page: Page::default() }) {
+            Ok(Reply::Clients(clients)) => clients.items.len(),
             other => panic!("{other:?}"),
         }
     }

@@ -14,6 +14,7 @@ use mqcore_broker::model::id::{ChannelName, ConnectionId};
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, Status};
+use mqcore_broker::model::page::Page;
 use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::stats::DropReason;
 use mqcore_broker::model::time::Timestamp;
@@ -360,11 +361,12 @@ fn channels_are_found_without_respect_to_case_and_listed_by_filter() {
     w.create(&p, "other/1", QueueChanges::default());
     w.publish(&p, "CH-PUSH/1", "1");
     assert_eq!(w.stored("Ch-Push/1"), 1);
-    let Ok(Reply::Channels(found)) = w.request(&p, Request::ListChannels { filter: Some("*h-pu*".into()) })
+    let Ok(Reply::Channels(found)) =
+        w.request(&p, Request::ListChannels { filter: Some("*h-pu*".into()), page: Page::default() })
     else {
         panic!("a list of channels is the answer")
     };
-    assert_eq!(found.iter().map(|c| c.channel.as_str()).collect::<Vec<_>>(), ["Ch-Push"]);
+    assert_eq!(found.items.iter().map(|c| c.channel.as_str()).collect::<Vec<_>>(), ["Ch-Push"]);
     let again = Request::CreateChannel {
         channel: ChannelName::new("CH-push").unwrap(),
         changes: ChannelChanges::default(),
@@ -1186,8 +1188,12 @@ fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
         other => panic!("{other:?}"),
     };
     assert_eq!(nodes(&mut w), ["m-1 north 127.0.0.1:1 false true 250", "s-1 south 10.0.0.1 true true 250"]);
-    let Ok(Reply::Clients(clients)) = w.request(&p, Request::ListClients { kind: None }) else { panic!() };
-    assert_eq!(clients.len(), 1);
+    let Ok(Reply::Clients(clients)) =
+        w.request(&p, Request::ListClients { kind: None, page: Page::default() })
+    else {
+        panic!()
+    };
+    assert_eq!(clients.items.len(), 1);
     let again = Client { connection: ConnectionId(78), ..(*p).clone() };
     w.command(&Arc::new(again), Command::Introduce(Box::new(introduction)));
     let closed = w.effects.iter().any(|effect| matches!(effect, Effect::Close(ConnectionId(77), _)));
@@ -1257,8 +1263,8 @@ fn administration_is_for_administrators() {
     let queue_1 = queue("ch/1");
     let forbidden = [
         Request::RemoveChannel { channel: queue_1.channel.clone() },
-        Request::ListChannels { filter: None },
-        Request::ListClients { kind: None },
+        Request::ListChannels { filter: None, page: Page::default() },
+        Request::ListClients { kind: None, page: Page::default() },
         Request::ListNodes,
         Request::RemoveQueue { queue: queue_1.clone() },
         Request::QueueInformation { queue: queue_1 },
@@ -1267,11 +1273,12 @@ fn administration_is_for_administrators() {
         assert_eq!(w.request(&plain, request).unwrap_err().kind, RejectionKind::Unauthorized);
     }
     w.join(&plain, "ch").expect("joining is for everybody");
-    let Ok(Reply::Clients(clients)) = w.request(&admin, Request::ListClients { kind: Some("test*".into()) })
+    let Ok(Reply::Clients(clients)) =
+        w.request(&admin, Request::ListClients { kind: Some("test*".into()), page: Page::default() })
     else {
         panic!("a list of clients is the answer")
     };
-    assert_eq!(clients.len(), 2);
+    assert_eq!(clients.items.len(), 2);
 }
 
 #[test]

@@ -219,6 +219,12 @@ impl Config {
         self.listeners.iter().filter_map(|listener| listener.terms.limits())
     }
 
+    /// Maximum bytes of the answer to a list operation: the output of a connection, but at least 4 MiB, so that a page
+    /// fits, and at most 64 MiB, which clients accept by default.
+    pub(crate) fn answer_bytes_max(&self) -> u32 {
+        self.output_bytes_max.clamp(4 << 20, 64 << 20) as u32
+    }
+
     /// Rejects values with which no server could work.
     ///
     /// # Errors

@@ -77,6 +77,8 @@ pub(crate) struct Hub {
 pub(crate) struct SessionTerms {
     pub(crate) limits: Limits,
     pub(crate) login_bytes_max: u64,
+    /// Maximum bytes of the answer to a list operation.
+    pub(crate) answer_bytes_max: u32,
     pub(crate) handshake_timeout: Duration,
     pub(crate) ping_interval: Duration,
     pub(crate) pong_timeout: Duration,
@@ -98,6 +100,7 @@ impl Hub {
             shards: self.shards.len(),
             limits,
             login_bytes_max: u32::try_from(login_bytes_max).unwrap_or(u32::MAX),
+            answer_bytes_max: self.session.answer_bytes_max,
             handshake_timeout: self.session.handshake_timeout,
             ping_interval: self.session.ping_interval,
             pong_timeout: self.session.pong_timeout,

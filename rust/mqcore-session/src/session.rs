@@ -35,6 +35,8 @@ pub struct SessionConfig {
     /// Maximum bytes of the peer's input before the broker accepts it. Protocols with a smaller limit for their handshake
     /// keep it. Default 64 KiB if the peer has to log in, else `frame_bytes_max`.
     pub login_bytes_max: u32,
+    /// Maximum bytes of a list that is answered as a whole or in one page, for protocols that have pages. Default 8 MiB.
+    pub answer_bytes_max: u32,
     /// Time for the handshake. Default 10 s.
     pub handshake_timeout: Duration,
     /// Time without input after which the peer is pinged. Default 60 s.

@@ -117,6 +117,7 @@ impl ServerConnection {
             shards: terms.placement.shards(),
             limits,
             login_bytes_max: limits.frame_bytes_max as u32,
+            answer_bytes_max: 1 << 23,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),

@@ -12,6 +12,7 @@ use crate::model::id::{ChannelName, QueueAddress, RequestId, RouterName, Tag, To
 use crate::model::intake::Ticket;
 use crate::model::message::Message;
 use crate::model::options::{ChannelChanges, QueueChanges};
+use crate::model::page::Page;
 use crate::model::placement::Placement;
 use crate::model::router::{Binding, RouterMethod};
 use crate::model::subscription::{QueueJoin, QueueSubscription, Remote};
@@ -390,11 +391,12 @@ pub enum Request {
     RemoveChannel { channel: ChannelName },
     /// One channel's information. For administrators.
     ChannelInformation { channel: ChannelName },
-    /// List channels whose name matches (see [`crate::model::filter`]). Sent to every shard. For
+    /// List channels whose name matches (see [`crate::model::filter`]), by name. Sent to every shard. For
     /// administrators.
-    ListChannels { filter: Option<Box<str>> },
-    /// List the clients that joined a channel. For administrators.
-    ListConsumers { channel: ChannelName },
+    ListChannels { filter: Option<Box<str>>, page: Page },
+    /// List the clients that joined a channel, oldest first, and then the subscribers of its queues. For
+    /// administrators.
+    ListConsumers { channel: ChannelName, page: Page },
     /// Create a queue, and its channel if it does not exist; `AlreadyExists` if the queue exists.
     CreateQueue { queue: QueueAddress, changes: QueueChanges },
     /// Change options of a queue, including its status. For administrators.
@@ -405,10 +407,10 @@ pub enum Request {
     ClearQueue { queue: QueueAddress, clear: Clear },
     /// One queue's information. For administrators.
     QueueInformation { queue: QueueAddress },
-    /// All queues of a channel. For administrators.
-    ListQueues { channel: ChannelName },
-    /// List connected clients whose type matches. Sent to the home shard. For administrators.
-    ListClients { kind: Option<Box<str>> },
+    /// List the queues of a channel, by id. For administrators.
+    ListQueues { channel: ChannelName, page: Page },
+    /// List connected clients whose type matches, oldest first. Sent to the home shard. For administrators.
+    ListClients { kind: Option<Box<str>>, page: Page },
     /// List nodes. Sent to the home shard. For administrators.
     ListNodes,
     /// Subscribe to events. Subscriptions to server-wide channel events are sent to every shard.
@@ -453,9 +455,9 @@ pub enum Request {
     EnableRouter { router: RouterName, enabled: bool },
     /// Close the connections of these clients; `NotFound` if none is connected. For administrators.
     Disconnect { to: ClientPattern },
-    /// List routers whose name matches (see [`crate::model::filter`]). Sent to every shard. For
+    /// List routers whose name matches (see [`crate::model::filter`]), by name. Sent to every shard. For
     /// administrators.
-    ListRouters { filter: Option<Box<str>> },
+    ListRouters { filter: Option<Box<str>>, page: Page },
     /// List the bindings of a router. For administrators.
     ListBindings { router: RouterName },
     /// Add a binding to a router. For administrators.
@@ -552,6 +554,19 @@ impl Request {
         }
     }
 
+    /// The page of a list that is returned in pages; `None` for other requests.
+    #[must_use]
+    pub fn page_mut(&mut self) -> Option<&mut Page> {
+        match self {
+            Self::ListChannels { page, .. }
+            | Self::ListConsumers { page, .. }
+            | Self::ListQueues { page, .. }
+            | Self::ListClients { page, .. }
+            | Self::ListRouters { page, .. } => Some(page),
+            _ => None,
+        }
+    }
+
     /// The number of answers in a broker with `shards` shards: every shard that the request is sent to answers with its part.
     #[must_use]
     pub fn answers(&self, shards: usize) -> usize {
@@ -572,8 +587,8 @@ impl Request {
             | Self::UpdateChannel { channel, .. }
             | Self::RemoveChannel { channel }
             | Self::ChannelInformation { channel }
-            | Self::ListConsumers { channel }
-            | Self::ListQueues { channel } => of(channel),
+            | Self::ListConsumers { channel, .. }
+            | Self::ListQueues { channel, .. } => of(channel),
             Self::CreateQueue { queue, .. }
             | Self::UpdateQueue { queue, .. }
             | Self::RemoveQueue { queue }

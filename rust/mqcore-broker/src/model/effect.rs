@@ -14,6 +14,7 @@ use crate::model::id::{
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::observation::Observation;
+use crate::model::page::ListPage;
 use crate::model::record::Record;
 use crate::model::rejection::Rejection;
 use crate::model::route::{Route, RouteTest};
@@ -392,15 +393,15 @@ pub enum PullOutcome {
 pub enum Reply {
     Done,
     Channel(Box<ChannelInformation>),
-    Channels(Vec<ChannelInformation>),
+    Channels(ListPage<ChannelInformation>),
     Queue(Box<QueueInformation>),
-    Queues(Vec<QueueInformation>),
-    Clients(Vec<ClientInformation>),
+    Queues(ListPage<QueueInformation>),
+    Clients(ListPage<ClientInformation>),
     Nodes(Vec<NodeInformation>),
     Topics(Vec<TopicInformation>),
     TopicBindings(Vec<TopicPattern>),
     Subscribers(Vec<SubscriberInformation>),
-    Routers(Vec<RouterDefinition>),
+    Routers(ListPage<RouterDefinition>),
     Bindings(Vec<Binding>),
     RouteTest(Box<RouteTest>),
     /// Subscribers that received the message, and queues that took and saved a copy.

@@ -93,6 +93,13 @@ impl ChannelName {
     }
 }
 
+/// For indexes in the order of the text.
+impl Borrow<str> for ChannelName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Display for ChannelName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.0)
@@ -131,6 +138,12 @@ impl RouterName {
     /// The shard that owns this router.
     pub fn shard(&self, placement: Placement) -> usize {
         self.0.shard(placement)
+    }
+}
+
+impl Borrow<str> for RouterName {
+    fn borrow(&self) -> &str {
+        self.as_str()
     }
 }
 

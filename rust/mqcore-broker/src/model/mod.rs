@@ -22,6 +22,7 @@ pub mod names;
 pub mod node;
 pub mod observation;
 pub mod options;
+pub mod page;
 pub mod placement;
 pub mod policy;
 pub mod rate;

@@ -239,6 +239,12 @@ pub struct ClientInformation {
     pub online_ms: u64,
 }
 
+impl ClientInformation {
+    pub(crate) fn new(client: &Arc<Client>, since: Timestamp, now: Timestamp) -> Self {
+        Self { client: Arc::clone(client), online_ms: now.since(since).as_millis() as u64 }
+    }
+}
+
 /// Counters of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TopicStats {

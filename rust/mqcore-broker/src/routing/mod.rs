@@ -10,7 +10,8 @@ pub(crate) mod bindings;
 pub(crate) mod pattern_index;
 pub(crate) mod topics;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -244,6 +245,8 @@ impl HandlerQueue {
 pub(crate) struct Routers {
     entries: Slab<Router>,
     names: HashMap<RouterName, usize>,
+    /// The same keys in the order in which routers are listed.
+    ordered: BTreeMap<RouterName, usize>,
     /// The router that was published to last, compared by pointer.
     last: Option<(RouterName, usize)>,
     pub(crate) counts: RouterCounters,
@@ -257,6 +260,13 @@ impl Routers {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Router> {
         self.entries.iter().map(|(_, router)| router)
+    }
+
+    /// The routers whose names follow `after`, in the order of their names.
+    pub(crate) fn following(&self, after: Option<&str>) -> impl Iterator<Item = &RouterDefinition> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let keys = self.ordered.range::<str, _>((begin, Bound::Unbounded)).map(|(_, key)| *key);
+        keys.map(|key| &self.entries[key].definition)
     }
 
     /// Begins the route of a message; `None` if the router does not exist or is disabled.
@@ -299,12 +309,14 @@ impl Routers {
         }
         let name = definition.name.clone();
         let key = self.entries.insert(Router { definition, plan, next_binding: 0, address, saved });
-        self.names.insert(name, key);
+        self.names.insert(name.clone(), key);
+        self.ordered.insert(name, key);
         Ok(())
     }
 
     pub(crate) fn remove(&mut self, name: &RouterName) -> Option<Router> {
         self.last = None;
+        self.ordered.remove(name);
         self.names.remove(name).map(|key| self.entries.remove(key))
     }
 }

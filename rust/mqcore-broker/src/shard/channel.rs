@@ -16,8 +16,7 @@ use crate::model::observation::{ChannelState, ObservedSubject, Observers};
 use crate::model::options::{ChannelChanges, ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::{ChannelInformation, ClientInformation, QueueInformation};
-use crate::model::time::Timestamp;
+use crate::model::stats::{ChannelInformation, QueueInformation};
 use crate::queue::Queue;
 use crate::queue::members::{Consumer, Member, Members};
 
@@ -77,18 +76,6 @@ impl Channel {
             queues: self.queues.keys().copied().collect(),
             active_clients: self.client_count() as u32,
         }
-    }
-
-    pub(crate) fn consumers(&self, now: Timestamp) -> Vec<ClientInformation> {
-        let online = |joined: Timestamp| now.since(joined).as_millis() as u64;
-        let subscriptions = self.queues.values().flat_map(Queue::subscriptions);
-        let information = |member: &Member| ClientInformation {
-            client: member.consumer.client.clone(),
-            online_ms: online(member.joined_at),
-        };
-        let partial = self.members.partial().iter().map(|partial| &partial.member);
-        let members = self.members.list().iter().chain(partial);
-        members.chain(subscriptions).map(information).collect()
     }
 
     /// Number of clients that joined the channel, for all or for some of its queues.

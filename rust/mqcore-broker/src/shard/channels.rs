@@ -14,7 +14,7 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::subscription::{JoinedQueues, QueueJoin};
 use crate::shard::channel::{Channel, check_changes, check_channel_changes, no_queue};
-use crate::shard::entities::{Entities, find, folded, no_channel};
+use crate::shard::entities::{Entities, find, no_channel};
 
 impl Entities {
     /// A connection was closed. Call this on every shard.
@@ -188,8 +188,7 @@ impl Entities {
         added.map_err(|limit| context.not_created(&limit))?;
         let mut options = context.state.config.channel.clone();
         changes.apply_to(&mut options);
-        let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
-        self.names.insert(folded(name), key);
+        let key = self.insert_channel(Channel::new(name.clone(), options, context.state));
         self.notify(EventKind::ChannelCreated, key, context);
         let options = Box::new(self.channels[key].options.clone());
         context.record(Record::DefineChannel(name.clone(), options));
@@ -251,9 +250,7 @@ impl Entities {
         context.record(Record::RemoveChannel(self.channels[key].name.clone()));
         context.state.config.names.remove_channel(&self.channels[key].name);
         self.notify(EventKind::ChannelRemoved, key, context);
-        let channel = self.channels.remove(key);
-        self.names.remove(&folded(&channel.name));
-        self.last = None;
+        self.take_channel(key);
         for peer in self.peers.values_mut() {
             peer.joined.retain(|joined| *joined != key);
         }

@@ -1,6 +1,7 @@
 //! All clients of the server, on the home shard, and the subscribers of their events.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -10,7 +11,6 @@ use crate::model::client::{Client, ConnectionData, Introduction};
 use crate::model::command::{ClientPattern, EventKind};
 use crate::model::decision::Step;
 use crate::model::effect::{Effect, Event, Notification, Subject};
-use crate::model::filter;
 use crate::model::id::ConnectionId;
 use crate::model::intake::SCHEDULES;
 use crate::model::node::{NodeInformation, Upstream};
@@ -211,19 +211,15 @@ impl ClientDirectory {
         self.by_connection.len()
     }
 
-    /// Clients whose type matches the filter, oldest first.
-    pub(crate) fn list(&self, kind: Option<&str>, now: Timestamp) -> Vec<ClientInformation> {
-        let passes = |client: &&Arc<Client>| {
-            kind.is_none_or(|filter| filter::matches(filter, client.kind.as_deref().unwrap_or_default()))
-        };
-        self.by_connection
-            .values()
-            .filter(passes)
-            .map(|client| ClientInformation {
-                client: client.clone(),
-                online_ms: now.since(client.connected_at).as_millis() as u64,
-            })
-            .collect()
+    /// The clients whose connections are newer than `after`, oldest first.
+    pub(crate) fn following(&self, after: Option<ConnectionId>) -> impl Iterator<Item = &Arc<Client>> {
+        let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.by_connection.range((begin, Bound::Unbounded)).map(|(_, client)| client)
+    }
+
+    /// All clients, oldest first.
+    pub(crate) fn all(&self, now: Timestamp) -> Vec<ClientInformation> {
+        self.following(None).map(|client| ClientInformation::new(client, client.connected_at, now)).collect()
     }
 
     pub(crate) fn watch(&mut self, kind: EventKind, connection: ConnectionId, on: bool) {

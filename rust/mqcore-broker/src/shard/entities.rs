@@ -1,5 +1,6 @@
 //! Everything on a shard that has a name, and how to find it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -36,6 +37,8 @@ pub(crate) struct Entities {
     pub(crate) channels: Slab<Channel>,
     /// Keys of `channels` by lower-case name.
     pub(crate) names: HashMap<Box<str>, usize>,
+    /// The same keys in the order in which channels are listed.
+    pub(crate) ordered: BTreeMap<ChannelName, usize>,
     /// The channel looked up last: most peers stay with one channel for a while. It is compared by pointer, which is cheap.
     pub(crate) last: Option<(ChannelName, usize)>,
     pub(crate) peers: HashMap<ConnectionId, PeerState>,
@@ -58,6 +61,7 @@ impl Entities {
         Self {
             channels: Slab::new(),
             names: HashMap::new(),
+            ordered: BTreeMap::new(),
             last: None,
             peers: HashMap::new(),
             directory: ClientDirectory::new(),
@@ -85,6 +89,23 @@ impl Entities {
         let key = *self.names.get(&folded(name))?;
         self.last = Some((name.clone(), key));
         Some(key)
+    }
+
+    /// Adds a channel whose name is new.
+    pub(crate) fn insert_channel(&mut self, channel: Channel) -> usize {
+        let name = channel.name.clone();
+        let key = self.channels.insert(channel);
+        self.names.insert(folded(&name), key);
+        self.ordered.insert(name, key);
+        key
+    }
+
+    /// Takes a channel out of all indexes.
+    pub(crate) fn take_channel(&mut self, key: usize) {
+        let channel = self.channels.remove(key);
+        self.names.remove(&folded(&channel.name));
+        self.ordered.remove(&channel.name);
+        self.last = None;
     }
 
     pub(crate) fn channel(&mut self, name: &ChannelName) -> Result<&Channel, Rejection> {

@@ -7,6 +7,7 @@ mod dead_letters;
 mod declarations;
 pub(crate) mod directory;
 mod entities;
+mod lists;
 mod locate;
 mod messages;
 mod nodes;

@@ -20,7 +20,7 @@ use crate::model::terms::{LEVEL_HIGH, LEVEL_NORMAL};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::shard::channel::Channel;
-use crate::shard::entities::{Entities, folded};
+use crate::shard::entities::Entities;
 
 impl Entities {
     /// Restores a shard from its journal.
@@ -158,9 +158,7 @@ impl Entities {
         self.lookup(name).unwrap_or_else(|| {
             let options = context.state.config.channel.clone();
             context.state.config.names.restore_channel(name);
-            let key = self.channels.insert(Channel::new(name.clone(), options, context.state));
-            self.names.insert(folded(name), key);
-            key
+            self.insert_channel(Channel::new(name.clone(), options, context.state))
         })
     }
 

@@ -9,7 +9,6 @@ use crate::model::command::{Reliance, Request};
 use crate::model::declaration::{Declaration, OnConflict};
 use crate::model::definition::{channel_key, queue_key};
 use crate::model::effect::{Effect, Event, Reply};
-use crate::model::filter;
 use crate::model::id::{ChannelName, QueueAddress, RequestId, Sequence};
 use crate::model::options::{ChannelChanges, Durability, QueueChanges};
 use crate::model::record::Record;
@@ -167,13 +166,11 @@ impl Entities {
             Request::ChannelInformation { channel } => {
                 self.channel(&channel).map(|channel| Reply::Channel(Box::new(channel.information())))
             }
-            Request::ListChannels { filter } => Ok(self.list_channels(filter.as_deref())),
-            Request::ListConsumers { channel } => {
-                self.channel(&channel).map(|channel| Reply::Clients(channel.consumers(context.now)))
+            Request::ListChannels { filter, page } => Ok(self.list_channels(filter.as_deref(), &page)),
+            Request::ListConsumers { channel, page } => {
+                self.channel(&channel)?.list_consumers(&page, context.now)
             }
-            Request::ListQueues { channel } => {
-                self.channel(&channel).map(|channel| Reply::Queues(channel.queue_information().collect()))
-            }
+            Request::ListQueues { channel, page } => self.channel(&channel)?.list_queues(&page),
             Request::QueueInformation { queue } => self.queue_information(&queue),
             Request::UpdateQueue { queue, changes } => {
                 self.change(&queue.channel, context, |channel, context| {
@@ -199,16 +196,14 @@ impl Entities {
             Request::Disconnect { to } => {
                 done_or(self.reach_clients(&to, None, context) > 0, || "no such client is connected".into())
             }
-            Request::ListRouters { filter } => Ok(Reply::Routers(self.list_routers(filter.as_deref()))),
+            Request::ListRouters { filter, page } => Ok(self.list_routers(filter.as_deref(), &page)),
             Request::ListBindings { router } => {
                 let found = self.routers.get(&router).ok_or_else(|| no_router(&router))?;
                 Ok(Reply::Bindings(found.definition.bindings.clone()))
             }
             Request::AddBinding { router, binding } => self.add_binding(&router, binding, context),
             Request::RemoveBinding { router, binding } => self.remove_binding(&router, &binding, context),
-            Request::ListClients { kind } => {
-                Ok(Reply::Clients(self.directory.list(kind.as_deref(), context.now)))
-            }
+            Request::ListClients { kind, page } => self.list_clients(kind.as_deref(), &page, context.now),
             Request::MayAdminister => Ok(Reply::Done),
             Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(context.now))),
             // `answer_request` starts the route that answers a test; `request` carries out the rest.
@@ -293,13 +288,6 @@ impl Entities {
             bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
         }
         Ok(Reply::TopicBindings(bindings))
-    }
-
-    fn list_channels(&self, filter: Option<&str>) -> Reply {
-        let passes =
-            |channel: &&Channel| filter.is_none_or(|filter| filter::matches(filter, channel.name.as_str()));
-        let channels = self.channels.iter().map(|(_, channel)| channel).filter(passes);
-        Reply::Channels(channels.map(Channel::information).collect())
     }
 
     fn queue_information(&mut self, queue: &QueueAddress) -> Result<Reply, Rejection> {

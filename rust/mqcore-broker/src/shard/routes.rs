@@ -9,7 +9,6 @@ use crate::model::client::Client;
 use crate::model::decision::Step;
 use crate::model::definition::router_key;
 use crate::model::effect::{Answer, Effect, Event, Forwarded, HandlerFailure, Reply};
-use crate::model::filter;
 use crate::model::id::{HandlerId, QueueAddress, QueueRef, RequestId, RouterName, TopicName};
 use crate::model::message::Message;
 use crate::model::record::Record;
@@ -420,14 +419,6 @@ impl Entities {
             context.forward(shard, Forwarded::ForgetRouter(name.clone(), Some(binding.into())));
         }
         Ok(done)
-    }
-
-    /// Routers whose name matches the filter.
-    pub(crate) fn list_routers(&self, filter: Option<&str>) -> Vec<RouterDefinition> {
-        let passes = |router: &&RouterDefinition| {
-            filter.is_none_or(|filter| filter::matches(filter, router.name.as_str()))
-        };
-        self.routers.iter().map(|router| &router.definition).filter(passes).cloned().collect()
     }
 }
 

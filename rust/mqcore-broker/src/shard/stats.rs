@@ -16,7 +16,7 @@ impl Entities {
         ShardStats {
             channels: channels.clone().map(Channel::information).collect(),
             queues: channels.flat_map(Channel::queue_information).collect(),
-            clients: self.directory.list(None, now),
+            clients: self.directory.all(now),
             nodes: self.directory.nodes(now),
             refused: state.counters.refused,
             unknown_acks: state.counters.unknown_acks,

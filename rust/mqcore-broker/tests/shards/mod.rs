@@ -140,6 +140,14 @@ impl Shards {
                 all.extend(more);
                 Ok(Reply::TopicBindings(all))
             }
+            (Reply::Channels(mut all), Reply::Channels(more)) => {
+                all.merge(more);
+                Ok(Reply::Channels(all))
+            }
+            (Reply::Routers(mut all), Reply::Routers(more)) => {
+                all.merge(more);
+                Ok(Reply::Routers(all))
+            }
             (Reply::Topics(mut all), Reply::Topics(more)) => {
                 all.extend(more);
                 Ok(Reply::Topics(all))

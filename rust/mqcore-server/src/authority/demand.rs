@@ -116,10 +116,10 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::RemoveQueue { queue: address }
         | Request::ClearQueue { queue: address, .. }
         | Request::QueueInformation { queue: address } => visit(Action::Administer, queue(address)),
-        Request::RemoveChannel { channel } | Request::ListQueues { channel } => {
+        Request::RemoveChannel { channel } | Request::ListQueues { channel, .. } => {
             visit(Action::Administer, all_queues(channel));
         }
-        Request::ChannelInformation { channel } | Request::ListConsumers { channel } => {
+        Request::ChannelInformation { channel } | Request::ListConsumers { channel, .. } => {
             visit(Action::Administer, Resource::Channel(channel.as_str()));
         }
         // A binding publishes or sends on behalf of the client that creates it.

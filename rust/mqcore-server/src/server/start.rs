@@ -219,6 +219,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         session: SessionTerms {
             limits: config.limits,
             login_bytes_max: config.login_bytes_max,
+            answer_bytes_max: config.answer_bytes_max(),
             handshake_timeout: config.handshake_timeout,
             ping_interval: config.ping_interval,
             pong_timeout: config.pong_timeout,

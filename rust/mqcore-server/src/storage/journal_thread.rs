@@ -472,6 +472,7 @@ mod tests {
             session: SessionTerms {
                 limits: Limits::default(),
                 login_bytes_max: 1 << 16,
+                answer_bytes_max: 1 << 23,
                 handshake_timeout: patience,
                 ping_interval: patience,
                 pong_timeout: patience,

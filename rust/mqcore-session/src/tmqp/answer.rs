@@ -64,6 +64,23 @@ pub(super) fn response(
     tmqp::encode(&frame, output);
 }
 
+/// Writes the response to a list operation. `next`: the cursor of the next page.
+pub(super) fn list(
+    repeated: &RepeatedParts<'_>,
+    target: &[u8],
+    body: &[u8],
+    next: Option<&str>,
+    output: &mut Vec<u8>,
+) {
+    let mut headers = Vec::new();
+    if let Some(next) = next {
+        let pushed = header::push_header(&mut headers, key::NEXT_PAGE, next.as_bytes());
+        debug_assert_eq!(pushed, Ok(()), "a name or digits");
+    }
+    let frame = Frame { headers: &headers, payload: body, ..response_frame(repeated, target, status::OK) };
+    tmqp::encode(&frame, output);
+}
+
 /// Writes the response to a join by queues: the terms as the broker applies them.
 pub(super) fn joined_queues(
     repeated: &RepeatedParts<'_>,

@@ -13,11 +13,13 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 use super::exchange::{Exchange, Next};
 use super::keep_alive::{Due, KeepAlive};
 use super::passing::Greeting;
-use super::{handshake, options, pending, publish};
+use super::{handshake, lists, options, pending, publish};
 use crate::session::{Session, SessionConfig, SessionError};
 
 /// Maximum unanswered operations and pulls of one session; further ones are rejected as busy.
 pub const OPEN_REQUESTS_MAX: usize = pending::OPEN_MAX;
+/// At this many unanswered lists a session reads no further frames.
+pub const OPEN_LISTS_MAX: usize = lists::OPEN_LISTS_MAX;
 /// Maximum bytes of the first frame, including its body.
 pub const HELLO_BYTES_MAX: u64 = handshake::HELLO_BYTES_MAX;
 /// Maximum bytes of the JSON in an operation.
@@ -77,6 +79,8 @@ impl TmqpSession {
         output: &mut Vec<u8>,
     ) -> Result<Option<usize>, SessionError> {
         match self.stage {
+            // A flood of lists waits in the buffers of the connection.
+            Stage::Open if self.exchange.pending.has_too_many_lists() => Ok(None),
             Stage::Open => self.read_frame(input, commands, output),
             Stage::Preamble => self.read_preamble(input, output),
             Stage::Hello => self.read_hello(input, commands, output),
@@ -224,6 +228,10 @@ impl Session for TmqpSession {
             (_, _) => {}
         }
         Ok(())
+    }
+
+    fn take_commands(&mut self) -> Vec<Command> {
+        self.exchange.pending.take_commands()
     }
 
     fn is_node(&self) -> bool {

@@ -19,7 +19,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 use super::answer::{self, RepeatedParts};
 use super::frame::{addressee, pattern_text, properties};
 use super::passing::{self, Greeting, Names, Passing};
-use super::pending::{Form, PendingAnswer, PendingRequests, UNANSWERED};
+use super::pending::{Form, PendingAnswer, PendingRequests, UNANSWERED, WholeAnswer};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
 use super::{delivery, information, occurrence, operation, pull, routers, subscription, topic};
@@ -30,13 +30,14 @@ use crate::session::{SessionConfig, SessionError};
 /// The state of a client's conversation between two frames.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    shards: usize,
-    /// Maximum bytes of all copies of one message: the maximum size of a message.
-    copied_bytes_max: u64,
+    shards: u32,
+    /// Maximum bytes of a frame, and so of all copies of one message.
+    frame_bytes_max: u64,
+    answer_bytes_max: u32,
     ids: MessageIds,
     channels: ChannelNames,
     topics: TopicNames,
-    pending: PendingRequests,
+    pub(super) pending: PendingRequests,
     ignored: u64,
     /// Boxed, because most brokers stand alone.
     node: Option<Box<AmongNodes>>,
@@ -76,8 +77,9 @@ pub(super) enum Next {
 impl Exchange {
     pub(super) fn new(config: &SessionConfig, now: Timestamp) -> Self {
         Self {
-            shards: config.shards.max(1),
-            copied_bytes_max: config.limits.frame_bytes_max,
+            shards: config.shards.max(1) as u32,
+            frame_bytes_max: config.limits.frame_bytes_max,
+            answer_bytes_max: config.answer_bytes_max,
             ids: MessageIds::new(config.connection, now),
             channels: ChannelNames::default(),
             topics: TopicNames::default(),
@@ -173,7 +175,7 @@ impl Exchange {
 
     fn publisher<'a>(&'a mut self, client: &'a Arc<Client>) -> Publisher<'a> {
         let (channels, ids) = (&mut self.channels, &mut self.ids);
-        Publisher { client, channels, ids, copied_bytes_max: self.copied_bytes_max }
+        Publisher { client, channels, ids, copied_bytes_max: self.frame_bytes_max }
     }
 
     /// A consumer's acknowledgement. One without a channel or an id is ignored, because it has no answer.
@@ -364,9 +366,9 @@ impl Exchange {
         };
         match (request, form) {
             (Ok(request), Some(form)) => {
-                let parts = request.answers(self.shards);
-                let number = self.pending.expect_answer(PendingAnswer::new(repeated, form), parts);
-                commands.push(Command::Request(number, Box::new(request)));
+                let parts = request.answers(self.shards as usize);
+                let answer = PendingAnswer::new(repeated, form);
+                commands.extend(self.pending.ask(answer, request, parts, self.answer_bytes_max));
             }
             (Ok(request), None) => commands.push(Command::Request(UNANSWERED, Box::new(request))),
             (Err(rejection), Some(form)) => answer_request(client, repeated, &form, Err(rejection), output),
@@ -406,7 +408,7 @@ impl Exchange {
             }
             Event::Answered(request, part) => {
                 if let Some((pending, answer)) = self.pending.answered(request, part) {
-                    answer_request(client, &pending.repeated(), &pending.form, answer, output);
+                    answer_whole(client, &pending, answer, output);
                 }
             }
             Event::Pulled {
@@ -485,11 +487,25 @@ fn retry(headers: &[u8]) -> Retry {
 /// How the sender of an operation wants the answer; `None` if it wants none.
 fn answer_form(frame: &Frame<'_>) -> Option<Form> {
     if frame.pending_response {
-        return Some(Form::Response);
+        let is_page = header::header_value(frame.headers, key::PAGE_SIZE).is_some();
+        return Some(if is_page { Form::Page } else { Form::Response });
     }
     let acknowledged = frame.pending_acknowledge && !frame.id.is_empty();
     acknowledged
         .then(|| Form::Acknowledgement { target: frame.target.into(), content_type: frame.content_type })
+}
+
+fn answer_whole(client: &Client, pending: &PendingAnswer, answer: WholeAnswer, output: &mut Vec<u8>) {
+    let repeated = pending.repeated();
+    match answer {
+        WholeAnswer::Reply(answer) => answer_request(client, &repeated, &pending.form, answer, output),
+        WholeAnswer::List(Ok(list)) => {
+            answer::list(&repeated, client.id.as_bytes(), &list.body, list.next.as_deref(), output);
+        }
+        WholeAnswer::List(Err(rejection)) => {
+            answer_request(client, &repeated, &pending.form, Err(rejection), output);
+        }
+    }
 }
 
 fn answer_request(
@@ -501,13 +517,15 @@ fn answer_request(
 ) {
     let to = client.id.as_bytes();
     match (form, answer) {
-        (Form::Response, Ok(Reply::JoinedQueues(joined))) => {
+        (Form::Response | Form::Page, Ok(Reply::JoinedQueues(joined))) => {
             answer::joined_queues(repeated, to, &joined, output);
         }
-        (Form::Response, Ok(reply)) => {
+        (Form::Response | Form::Page, Ok(reply)) => {
             answer::response(repeated, to, status::OK, &information::body(&reply), output);
         }
-        (Form::Response, Err(rejection)) => answer::refusal(repeated, to, &rejection, output),
+        (Form::Response | Form::Page, Err(rejection)) => {
+            answer::refusal(repeated, to, &rejection, output);
+        }
         (Form::YesOrNo, Ok(_)) => answer::response(repeated, to, status::OK, &[], output),
         (Form::YesOrNo, Err(rejection)) => {
             answer::refusal_with_code(repeated, to, status::FAILED, &rejection.reason, output);

@@ -15,7 +15,48 @@ use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, DropRea
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::routers::BindingType;
+use super::binding_type::BindingType;
+
+/// Appends the items of a page to a list without its end, and returns the cursor of the next page. `max`: items to append;
+/// the parts of several shards together may have more.
+pub(super) fn append_page(page: Reply, max: usize, list: &mut Vec<u8>) -> Option<Box<str>> {
+    match page {
+        Reply::Channels(mut channels) => {
+            channels.cut(max, |channel| channel.channel.as_str());
+            append(channels.items.iter().map(Channel::from), list);
+            channels.next
+        }
+        Reply::Routers(mut routers) => {
+            routers.cut(max, |router| router.name.as_str());
+            append(routers.items.iter().map(Router::from), list);
+            routers.next
+        }
+        Reply::Queues(queues) => {
+            append(queues.items.iter().map(Queue::from), list);
+            queues.next
+        }
+        Reply::Clients(clients) => {
+            append(clients.items.iter().map(Client::from), list);
+            clients.next
+        }
+        _ => None,
+    }
+}
+
+fn append(items: impl Iterator<Item = impl Serialize>, list: &mut Vec<u8>) {
+    for item in items {
+        list.push(if list.is_empty() { b'[' } else { b',' });
+        serde_json::to_writer(&mut *list, &item).expect("models are plain values with text for keys");
+    }
+}
+
+/// Ends a list of any length.
+pub(super) fn end_list(list: &mut Vec<u8>) {
+    if list.is_empty() {
+        list.push(b'[');
+    }
+    list.push(b']');
+}
 
 /// The body of a response with this reply. `Done` has none.
 pub(super) fn body(reply: &Reply) -> Vec<u8> {
@@ -29,24 +70,10 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::JoinedQueues(_)
         | Reply::ObjectCounts(_)
         | Reply::Declared(_) => Vec::new(),
+        // Answered in pages.
+        Reply::Channels(_) | Reply::Queues(_) | Reply::Clients(_) | Reply::Routers(_) => Vec::new(),
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
-        Reply::Channels(channels) => {
-            let mut models: Vec<_> = channels.iter().map(Channel::from).collect();
-            models.sort_by_key(|model| model.name);
-            json(&models)
-        }
         Reply::Queue(queue) => json(&Queue::from(&**queue)),
-        Reply::Queues(queues) => {
-            let mut models: Vec<_> = queues.iter().map(Queue::from).collect();
-            models.sort_by_key(|model| (model.channel, model.id));
-            json(&models)
-        }
-        Reply::Clients(clients) => json(&clients.iter().map(Client::from).collect::<Vec<_>>()),
-        Reply::Routers(routers) => {
-            let mut models: Vec<_> = routers.iter().map(Router::from).collect();
-            models.sort_by_key(|model| model.name);
-            json(&models)
-        }
         Reply::Bindings(bindings) => json(&bindings.iter().map(RouterBinding::from).collect::<Vec<_>>()),
         Reply::RouteTest(test) => json(&Route::from(&**test)),
         Reply::Nodes(nodes) => json(&nodes.iter().map(Node::from).collect::<Vec<_>>()),

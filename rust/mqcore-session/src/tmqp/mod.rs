@@ -10,12 +10,15 @@
 //! | `passing` | a peer that is another broker |
 //! | [`forwards`] | commands of clients as frames for other brokers |
 //! | [`uplink`] | the connection of this broker to another one that it forwards to |
+//! | `lists` | lists, page by page |
 //! | `options` | the JSON that clients send |
 //! | `pending` | requests that are not answered yet |
 //! | `answer`, `delivery` | frames that answer, frames that deliver |
 //! | `information`, `occurrence` | the JSON that clients receive |
+//! | `binding_type` | numbers and words that both kinds of JSON have |
 
 mod answer;
+mod binding_type;
 pub mod conversation;
 mod delivery;
 mod exchange;
@@ -24,6 +27,7 @@ mod frame;
 mod handshake;
 mod information;
 mod keep_alive;
+mod lists;
 mod occurrence;
 mod operation;
 mod options;
@@ -39,7 +43,7 @@ pub mod uplink;
 use mqcore_broker::model::time::Timestamp;
 
 pub use self::conversation::{
-    COPIES_MAX, HELLO_BYTES_MAX, OPEN_REQUESTS_MAX, OPTIONS_BYTES_MAX, TmqpSession,
+    COPIES_MAX, HELLO_BYTES_MAX, OPEN_LISTS_MAX, OPEN_REQUESTS_MAX, OPTIONS_BYTES_MAX, TmqpSession,
 };
 pub use self::delivery::{delivery_size, encode_delivery, encode_publication};
 use crate::listener::{BadOption, ListenerOptions};

@@ -12,7 +12,7 @@ use mqcore_wire::tmqp::header::{self, key};
 use mqcore_wire::tmqp::operation::Operation;
 
 use super::publish::{ChannelNames, channel_name, queue_id};
-use super::{options, routers, topic};
+use super::{lists, options, routers, topic};
 
 /// Maximum number of queues in one join.
 const JOINED_QUEUES_MAX: usize = 1_000;
@@ -56,8 +56,8 @@ pub(super) fn request(
         },
         O::RemoveChannel => Request::RemoveChannel { channel: channel(frame)? },
         O::ChannelInformation => Request::ChannelInformation { channel: channel(frame)? },
-        O::ChannelList => Request::ListChannels { filter: channel_filter(frame)? },
-        O::ChannelConsumers => Request::ListConsumers { channel: channel(frame)? },
+        O::ChannelList => Request::ListChannels { filter: channel_filter(frame)?, page: lists::page(frame)? },
+        O::ChannelConsumers => Request::ListConsumers { channel: channel(frame)?, page: lists::page(frame)? },
         O::CreateQueue => {
             let mut changes = options::queue_changes(frame.payload)?;
             options::apply_headers(frame.headers, &mut changes)?;
@@ -73,9 +73,9 @@ pub(super) fn request(
         O::RemoveQueue => Request::RemoveQueue { queue: queue(frame)? },
         O::ClearMessages => Request::ClearQueue { queue: queue(frame)?, clear: cleared(frame.headers) },
         O::QueueInformation => Request::QueueInformation { queue: queue(frame)? },
-        O::QueueList => Request::ListQueues { channel: channel(frame)? },
+        O::QueueList => Request::ListQueues { channel: channel(frame)?, page: lists::page(frame)? },
         O::NodeList => Request::ListNodes,
-        O::ClientList => Request::ListClients { kind: text_filter(frame.target)? },
+        O::ClientList => Request::ListClients { kind: text_filter(frame.target)?, page: lists::page(frame)? },
         O::Disconnect => match str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
             Some(to) => Request::Disconnect { to: ClientPattern::parse(to) },
             None => return Err(bad("the target is a client id, @name:NAME or @type:TYPE".into())),
@@ -84,7 +84,9 @@ pub(super) fn request(
             router: routers::router_name(frame.target)?,
             enabled: routers::is_enabled(frame.headers)?,
         },
-        O::RouterList => Request::ListRouters { filter: text_filter(frame.target)? },
+        O::RouterList => {
+            Request::ListRouters { filter: text_filter(frame.target)?, page: lists::page(frame)? }
+        }
         O::CreateRouter => routers::create(frame)?,
         O::RemoveRouter => Request::RemoveRouter { router: routers::router_name(frame.target)? },
         O::BindingList => Request::ListBindings { router: routers::router_name(frame.target)? },

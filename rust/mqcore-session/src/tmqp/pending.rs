@@ -1,6 +1,6 @@
 //! Requests to the broker that are not answered yet.
 
-use mqcore_broker::model::command::MessageId;
+use mqcore_broker::model::command::{Command, MessageId, Request};
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::rejection::Rejection;
@@ -8,6 +8,7 @@ use mqcore_wire::tmqp::Frame;
 use slab::Slab;
 
 use super::answer::RepeatedParts;
+use super::lists::{List, ListAnswer, ListQueue, Progress};
 
 /// At this many unanswered requests further ones are rejected.
 pub(super) const OPEN_MAX: usize = 65_536;
@@ -18,10 +19,12 @@ const KEPT_ENTRIES: usize = 32;
 pub(super) const UNANSWERED: RequestId = RequestId(u32::MAX);
 
 /// The form of an answer.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Form {
     /// A response.
     Response,
+    /// A response; if it is a list, with one page of it.
+    Page,
     /// An acknowledgement that repeats the target and content type of the request.
     Acknowledgement { target: Box<[u8]>, content_type: u16 },
     /// A response without details: accepted or not.
@@ -31,6 +34,10 @@ pub(super) enum Form {
 }
 
 impl Form {
+    pub(super) fn is_response(&self) -> bool {
+        matches!(self, Self::Response | Self::Page)
+    }
+
     /// The receipt of a message.
     pub(super) fn receipt(frame: &Frame<'_>) -> Self {
         Self::Receipt { target: frame.target.into(), content_type: frame.content_type }
@@ -84,8 +91,13 @@ impl PendingAnswer {
         RepeatedParts { id: &self.id, first_acquirer: self.first_acquirer, high_priority: self.high_priority }
     }
 
+    /// Begins to wait for this many parts.
+    pub(super) fn expect_parts(&mut self, parts: usize) {
+        self.parts_left = parts.max(1);
+    }
+
     /// Takes one part of the answer. Returns the whole answer after the last part.
-    fn take(&mut self, part: Result<Reply, Rejection>) -> Option<Result<Reply, Rejection>> {
+    pub(super) fn take(&mut self, part: Result<Reply, Rejection>) -> Option<Result<Reply, Rejection>> {
         self.parts_left = self.parts_left.saturating_sub(1);
         let answer = match self.gathered.take() {
             None => part,
@@ -104,15 +116,15 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
     use Reply::{Channels, Clients, Nodes, Queues, Routers, TopicBindings, Topics};
     let joined = match (one?, other?) {
         (Channels(mut all), Channels(more)) => {
-            all.extend(more);
+            all.merge(more);
             Channels(all)
         }
         (Queues(mut all), Queues(more)) => {
-            all.extend(more);
+            all.merge(more);
             Queues(all)
         }
         (Clients(mut all), Clients(more)) => {
-            all.extend(more);
+            all.merge(more);
             Clients(all)
         }
         (Nodes(mut all), Nodes(more)) => {
@@ -120,7 +132,7 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
             Nodes(all)
         }
         (Routers(mut all), Routers(more)) => {
-            all.extend(more);
+            all.merge(more);
             Routers(all)
         }
         (Topics(mut all), Topics(more)) => {
@@ -139,13 +151,22 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
 #[derive(Debug)]
 enum PendingRequest {
     Answer(PendingAnswer),
+    List(Box<List>),
     Pull(PendingPull),
+}
+
+/// The whole answer to a request.
+pub(super) enum WholeAnswer {
+    Reply(Result<Reply, Rejection>),
+    List(Result<ListAnswer, Rejection>),
 }
 
 /// All unanswered requests, by request id.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     open: Slab<PendingRequest>,
+    /// Boxed, because most clients never ask for a list.
+    lists: Option<Box<ListQueue>>,
 }
 
 impl PendingRequests {
@@ -156,8 +177,52 @@ impl PendingRequests {
 
     /// Adds a request that `parts` shards answer.
     pub(super) fn expect_answer(&mut self, mut answer: PendingAnswer, parts: usize) -> RequestId {
-        answer.parts_left = parts.max(1);
+        answer.expect_parts(parts);
         self.insert(PendingRequest::Answer(answer))
+    }
+
+    /// Adds a request that `parts` shards answer. Returns the command for the broker, unless it is a list that waits for
+    /// other lists.
+    pub(super) fn ask(
+        &mut self,
+        answer: PendingAnswer,
+        mut request: Request,
+        parts: usize,
+        bytes_max: u32,
+    ) -> Option<Command> {
+        if !answer.form.is_response() || request.page_mut().is_none() {
+            let number = self.expect_answer(answer, parts);
+            return Some(Command::Request(number, Box::new(request)));
+        }
+        let list = List::new(answer, request, parts, bytes_max);
+        let number = self.insert(PendingRequest::List(Box::new(list)));
+        let lists = self.lists.get_or_insert_default();
+        lists.add(number);
+        if lists.is_alone() { self.begin_list() } else { None }
+    }
+
+    /// Whether so many lists wait that no further frames are read.
+    #[inline]
+    pub(super) fn has_too_many_lists(&self) -> bool {
+        self.lists.as_ref().is_some_and(|lists| lists.is_full())
+    }
+
+    /// Begins the list that waits longest.
+    fn begin_list(&mut self) -> Option<Command> {
+        let number = self.lists.as_ref()?.first()?;
+        let Some(PendingRequest::List(list)) = self.open.get_mut(number.0 as usize) else { return None };
+        Some(Command::Request(number, list.request()))
+    }
+
+    fn send_later(&mut self, command: Option<Command>) {
+        if let Some(lists) = &mut self.lists {
+            lists.commands.extend(command);
+        }
+    }
+
+    /// Takes the requests for further pages.
+    pub(super) fn take_commands(&mut self) -> Vec<Command> {
+        self.lists.as_mut().map(|lists| std::mem::take(&mut lists.commands)).unwrap_or_default()
     }
 
     /// Adds a pull.
@@ -174,13 +239,26 @@ impl PendingRequests {
         &mut self,
         request: RequestId,
         part: Result<Reply, Rejection>,
-    ) -> Option<(PendingAnswer, Result<Reply, Rejection>)> {
-        let Some(PendingRequest::Answer(pending)) = self.open.get_mut(request.0 as usize) else {
-            return None;
+    ) -> Option<(PendingAnswer, WholeAnswer)> {
+        let answer = match self.open.get_mut(request.0 as usize)? {
+            PendingRequest::Answer(pending) => WholeAnswer::Reply(pending.take(part)?),
+            PendingRequest::List(list) => match list.take(part)? {
+                Progress::Next(page) => {
+                    self.send_later(Some(Command::Request(request, page)));
+                    return None;
+                }
+                Progress::Done(answer) => {
+                    self.lists = self.lists.take().and_then(|lists| lists.end());
+                    let next = self.begin_list();
+                    self.send_later(next);
+                    WholeAnswer::List(answer)
+                }
+            },
+            PendingRequest::Pull(_) => return None,
         };
-        let answer = pending.take(part)?;
         match self.remove(request)? {
             PendingRequest::Answer(pending) => Some((pending, answer)),
+            PendingRequest::List(list) => Some((list.answer, answer)),
             PendingRequest::Pull(_) => None,
         }
     }
@@ -189,7 +267,7 @@ impl PendingRequests {
     pub(super) fn pull(&self, request: RequestId) -> Option<&PendingPull> {
         match self.open.get(request.0 as usize)? {
             PendingRequest::Pull(pull) => Some(pull),
-            PendingRequest::Answer(_) => None,
+            PendingRequest::Answer(_) | PendingRequest::List(_) => None,
         }
     }
 
@@ -198,7 +276,7 @@ impl PendingRequests {
         self.pull(request)?;
         match self.remove(request)? {
             PendingRequest::Pull(pull) => Some(pull),
-            PendingRequest::Answer(_) => None,
+            PendingRequest::Answer(_) | PendingRequest::List(_) => None,
         }
     }
 

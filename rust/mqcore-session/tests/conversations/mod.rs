@@ -6,6 +6,7 @@ mod direct;
 mod events;
 mod handshake;
 mod keep_alive;
+mod lists;
 mod nodes;
 mod operations;
 mod pulls;

@@ -7,16 +7,23 @@ use mqcore_broker::model::command::{Clear, Command, Request};
 use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::RequestId;
 use mqcore_broker::model::node::NodeInformation;
-use mqcore_broker::model::options::{
-    ChannelChanges, ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status,
-};
+use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, QueueOptions, Status};
+use mqcore_broker::model::page::Page;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
-use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
+use mqcore_broker::model::stats::{ClientInformation, QueueInformation, QueueStats};
 use mqcore_broker::model::subscription::{JoinedQueues, QueueJoin};
 use mqcore_session::tmqp::OPEN_REQUESTS_MAX;
 use mqcore_wire::tmqp::{Frame, Kind};
 
-use super::talk::{Talk, channel, client, encoded, only_frame, operation, queue, rejection, vector};
+use super::talk::{
+    Talk, channel, channel_information, client, encoded, list_text, only_frame, operation, queue, rejection,
+    vector,
+};
+
+/// The first page of a list that the session asks each shard for.
+fn page(max: usize) -> Page {
+    Page { after: None, max }
+}
 
 /// A request as text that can be compared.
 fn described(request: &Request) -> String {
@@ -29,7 +36,6 @@ fn expect(talk: &mut Talk, bytes: &[u8], expected: &Request) {
 
 #[test]
 fn the_requests_of_real_clients_are_understood() {
-    let mut talk = Talk::open();
     let ch = || channel("ch");
     let changes = QueueChanges::default;
     let both = Clear { high_priority: true, normal: true };
@@ -41,16 +47,15 @@ fn the_requests_of_real_clients_are_understood() {
         ("V15", Request::RemoveQueue { queue: queue("ch/258") }),
         ("V16", Request::QueueInformation { queue: queue("ch/258") }),
         ("V17", Request::ClearQueue { queue: queue("ch/7"), clear: both }),
-        ("V18", Request::ListChannels { filter: Some("*x*".into()) }),
-        ("V19", Request::ListClients { kind: Some("ty*".into()) }),
+        ("V18", Request::ListChannels { filter: Some("*x*".into()), page: page(250) }),
+        ("V19", Request::ListClients { kind: Some("ty*".into()), page: page(1000) }),
     ] {
-        expect(&mut talk, &vector(name), &expected);
+        expect(&mut Talk::open(), &vector(name), &expected);
     }
 }
 
 #[test]
 fn operation_numbers_of_document_and_program_are_equivalent() {
-    let mut talk = Talk::open();
     for (document, program) in [
         (101, 603),
         (103, 604),
@@ -66,9 +71,9 @@ fn operation_numbers_of_document_and_program_are_equivalent() {
         (301, 621),
         (302, 631),
     ] {
-        let mut request = |code| {
+        let request = |code| {
             let frame = Frame { headers: b"Queue-Id:5\r\n", payload: b"{}", ..operation(code, "ch") };
-            described(&talk.request(&encoded(&frame)).1)
+            described(&Talk::open().request(&encoded(&frame)).1)
         };
         assert_eq!(request(document), request(program), "{document}");
     }
@@ -76,29 +81,31 @@ fn operation_numbers_of_document_and_program_are_equivalent() {
 
 #[test]
 fn every_operation_has_its_request() {
-    let mut talk = Talk::open();
     let ch = || channel("ch");
     for (code, expected) in [
         (603, Request::CreateChannel { channel: ch(), changes: ChannelChanges::default() }),
         (604, Request::RemoveChannel { channel: ch() }),
         (605, Request::ChannelInformation { channel: ch() }),
-        (606, Request::ListChannels { filter: Some("ch".into()) }),
-        (607, Request::ListConsumers { channel: ch() }),
-        (616, Request::ListQueues { channel: ch() }),
+        (606, Request::ListChannels { filter: Some("ch".into()), page: page(250) }),
+        (607, Request::ListConsumers { channel: ch(), page: page(1000) }),
+        (616, Request::ListQueues { channel: ch(), page: page(1000) }),
         (621, Request::ListNodes),
-        (631, Request::ListClients { kind: Some("ch".into()) }),
+        (631, Request::ListClients { kind: Some("ch".into()), page: page(1000) }),
     ] {
-        expect(&mut talk, &encoded(&operation(code, "ch")), &expected);
+        expect(&mut Talk::open(), &encoded(&operation(code, "ch")), &expected);
     }
-    expect(&mut talk, &encoded(&operation(606, "")), &Request::ListChannels { filter: None });
-    expect(&mut talk, &encoded(&operation(631, "")), &Request::ListClients { kind: None });
+    for (code, expected) in [
+        (606, Request::ListChannels { filter: None, page: page(250) }),
+        (631, Request::ListClients { kind: None, page: page(1000) }),
+    ] {
+        expect(&mut Talk::open(), &encoded(&operation(code, "")), &expected);
+    }
 }
 
 #[test]
 fn channel_header_replaces_a_missing_target() {
-    let mut talk = Talk::open();
     let frame = Frame { headers: b"Channel-Name:ch\r\n", ..operation(601, "") };
-    expect(&mut talk, &encoded(&frame), &Request::Join { channel: channel("ch") });
+    expect(&mut Talk::open(), &encoded(&frame), &Request::Join { channel: channel("ch") });
 }
 
 #[test]
@@ -266,42 +273,6 @@ fn request_without_an_answer_gets_none() {
     }
 }
 
-fn channel_information(name: &str) -> ChannelInformation {
-    ChannelInformation {
-        channel: channel(name),
-        options: ChannelOptions::default(),
-        queues: vec![1, 7],
-        active_clients: 2,
-    }
-}
-
-#[test]
-fn a_list_of_every_shard_is_joined_and_sorted_by_name() {
-    let mut talk = Talk::open();
-    let (request, _) = talk.request(&encoded(&operation(606, "")));
-    for names in [&["d", "b"][..], &[], &["c"]] {
-        let part = names.iter().map(|name| channel_information(name)).collect();
-        assert_eq!(talk.reply(request, Ok(Reply::Channels(part))), b"");
-    }
-    let output = talk.reply(request, Ok(Reply::Channels(vec![channel_information("a")])));
-    let list: serde_json::Value = serde_json::from_slice(only_frame(&output).payload).unwrap();
-    let names: Vec<_> =
-        list.as_array().unwrap().iter().map(|model| model["Name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["a", "b", "c", "d"]);
-    assert_eq!(talk.reply(request, Ok(Reply::Channels(Vec::new()))), b"", "it was answered");
-}
-
-#[test]
-fn first_rejection_of_a_shard_is_the_answer() {
-    let mut talk = Talk::open();
-    let (request, _) = talk.request(&encoded(&operation(606, "")));
-    assert_eq!(talk.reply(request, Ok(Reply::Channels(Vec::new()))), b"");
-    assert_eq!(talk.reply(request, Err(rejection(RejectionKind::Unauthorized))), b"");
-    assert_eq!(talk.reply(request, Err(rejection(RejectionKind::Busy))), b"");
-    let output = talk.reply(request, Ok(Reply::Channels(vec![channel_information("a")])));
-    assert_eq!(only_frame(&output).content_type, 401);
-}
-
 #[test]
 fn answers_arrive_in_any_order_and_unknown_ones_are_ignored() {
     let mut talk = Talk::open();
@@ -356,7 +327,10 @@ fn channel_information_has_the_members_that_clients_know_in_their_order() {
         r#""DeadLetter":null,"Durability":"fsync","DeduplicationWindow":0,"PublishLimit":null}"#
     );
     assert_eq!(answer_text(Reply::Channel(Box::new(channel_information("ch")))), expected);
-    assert_eq!(answer_text(Reply::Channels(vec![channel_information("ch")])), format!("[{expected}]"));
+    assert_eq!(
+        list_text(606, Reply::Channels(vec![channel_information("ch")].into())),
+        format!("[{expected}]")
+    );
 }
 
 #[test]
@@ -413,7 +387,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         r#""refused":22,"erased":23,"unreadable":27,"duplicate":30},"DelayedMessages":28,"NextAttempt":29,"MissingHandler":"key","Consumers":31}"#
     );
     assert_eq!(answer_text(Reply::Queue(Box::new(information.clone()))), expected);
-    assert_eq!(answer_text(Reply::Queues(vec![information])), format!("[{expected}]"));
+    assert_eq!(list_text(616, Reply::Queues(vec![information].into())), format!("[{expected}]"));
 }
 
 #[test]
@@ -429,7 +403,7 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
         online_ms: 6,
     };
     assert_eq!(
-        answer_text(Reply::Clients(vec![listed, nameless])),
+        list_text(631, Reply::Clients(vec![listed, nameless].into())),
         concat!(
             r#"[{"Id":"cli","Name":"nm","Type":"ty","Online":5,"IsAuthenticated":false},"#,
             r#"{"Id":"x","Name":null,"Type":null,"Online":6,"IsAuthenticated":true}]"#

@@ -8,7 +8,9 @@ use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::{Event, Reply};
 use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::options::ChannelOptions;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::stats::ChannelInformation;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_session::any::{AnySession, Protocol};
 use mqcore_session::session::{Session, SessionConfig, SessionError};
@@ -30,6 +32,7 @@ pub(crate) fn config() -> SessionConfig {
         shards: 4,
         limits: Limits::default(),
         login_bytes_max: 1 << 16,
+        answer_bytes_max: 1 << 23,
         handshake_timeout: Duration::from_secs(10),
         ping_interval: Duration::from_secs(60),
         pong_timeout: Duration::from_secs(10),
@@ -209,6 +212,29 @@ pub(crate) fn message_with(
 
 pub(crate) fn rejection(kind: RejectionKind) -> Rejection {
     Rejection::new(kind, "because")
+}
+
+/// A channel with two queues and two clients.
+pub(crate) fn channel_information(name: &str) -> ChannelInformation {
+    ChannelInformation {
+        channel: channel(name),
+        options: ChannelOptions::default(),
+        queues: vec![1, 7],
+        active_clients: 2,
+    }
+}
+
+/// The JSON that answers a list operation if one shard returns `part` and the others nothing.
+pub(crate) fn list_text(operation_code: u16, part: Reply) -> String {
+    let mut talk = Talk::open();
+    let (request, _) = talk.request(&encoded(&operation(operation_code, "ch")));
+    let mut output = talk.reply(request, Ok(part));
+    while output.is_empty() {
+        output = talk.reply(request, Ok(Reply::Done));
+    }
+    let frame = only_frame(&output);
+    assert_eq!(frame.content_type, 0);
+    String::from_utf8(frame.payload.to_vec()).unwrap()
 }
 
 /// A server operation of the client, with id `q`, that asks for an answer.

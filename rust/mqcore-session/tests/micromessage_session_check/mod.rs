@@ -69,6 +69,7 @@ impl Play {
             shards: 2,
             limits: Limits { frame_bytes_max: 4096, ..Limits::default() },
             login_bytes_max: 1 << 16,
+            answer_bytes_max: 1 << 23,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),

@@ -128,6 +128,7 @@ impl World {
             shards: self.shards.len(),
             limits: Limits::default(),
             login_bytes_max: 1 << 16,
+            answer_bytes_max: 1 << 23,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),

@@ -230,6 +230,7 @@ impl Side {
             shards: 3,
             limits: Limits { frame_bytes_max: FRAME_BYTES_MAX, ..Limits::default() },
             login_bytes_max: 1 << 16,
+            answer_bytes_max: 1 << 23,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),

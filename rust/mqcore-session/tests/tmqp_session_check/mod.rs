@@ -18,6 +18,7 @@ use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId, Tag};
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::node::NodeInformation;
 use mqcore_broker::model::options::{ChannelOptions, QueueOptions, Status};
+use mqcore_broker::model::page::ListPage;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::stats::{ChannelInformation, ClientInformation, QueueInformation, QueueStats};
 use mqcore_broker::model::time::Timestamp;
@@ -36,6 +37,9 @@ const SHARDS: usize = 3;
 const FRAME_BYTES_MAX: u64 = 100_000;
 /// Maximum bytes that answer one frame, besides the parts that the answer repeats.
 const ANSWER_BYTES_MAX: usize = 4096;
+/// Maximum items of a list in one event, and bytes of an item.
+const ITEMS_MAX: usize = 2;
+const ITEM_BYTES_MAX: usize = 2048;
 /// Maximum commands whose events are outstanding; later ones are forgotten, as by a broker that drops them.
 const OPEN_MAX: usize = 1000;
 
@@ -67,6 +71,8 @@ struct Play {
     /// The sessions' output so far, from here on unread.
     said: Vec<u8>,
     echoed: bool,
+    /// Items of lists that events may have had so far.
+    items: usize,
 }
 
 impl Play {
@@ -79,6 +85,7 @@ impl Play {
             open: Vec::new(),
             said: Vec::new(),
             echoed: false,
+            items: 0,
         }
     }
 
@@ -144,8 +151,23 @@ impl Play {
 
     fn tell(&mut self, event: &Event) {
         self.both(|side, now| side.session.event(event.clone(), now, &mut side.output));
+        self.continue_lists();
         // After an event the caller offers unread input again.
         self.arrive(&[]);
+    }
+
+    /// The requests for further pages, and for lists that waited, go to the broker.
+    fn continue_lists(&mut self) {
+        self.items += ITEMS_MAX;
+        self.both(|side, _| {
+            side.commands.extend(side.session.take_commands());
+            Ok(())
+        });
+        let commands = std::mem::take(&mut self.whole.commands);
+        assert_eq!(describe_all(&commands), describe_all(&std::mem::take(&mut self.bytes.commands)));
+        assert!(commands.len() <= 1, "one page at a time");
+        self.open.extend(commands);
+        self.open.truncate(OPEN_MAX);
     }
 
     fn happen(&mut self, what: u8) {
@@ -214,7 +236,8 @@ impl Play {
         while !rest.is_empty() {
             let limits = Limits { frame_bytes_max: u64::MAX, ..Limits::default() };
             let (frame, size) = tmqp::decode(rest, &limits).expect("a frame").expect("a whole frame");
-            assert!(frame.payload.len() <= FRAME_BYTES_MAX as usize + ANSWER_BYTES_MAX);
+            let answers = ANSWER_BYTES_MAX + self.items * ITEM_BYTES_MAX;
+            assert!(frame.payload.len() <= FRAME_BYTES_MAX as usize + answers);
             rest = &rest[size..];
         }
         self.said.clear();
@@ -238,6 +261,7 @@ impl Side {
             shards: SHARDS,
             limits: Limits { frame_bytes_max: FRAME_BYTES_MAX, ..Limits::default() },
             login_bytes_max: 1 << 16,
+            answer_bytes_max: 1 << 23,
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(60),
             pong_timeout: Duration::from_secs(10),
@@ -454,10 +478,11 @@ fn reply(how: u8, now: Timestamp) -> Reply {
     match how {
         0..=2 => Reply::Done,
         3 => Reply::Channel(Box::new(channel())),
-        4 => Reply::Channels(vec![channel(), channel()]),
+        4 => Reply::Channels(vec![channel(), channel()].into()),
         5 => Reply::Queue(Box::new(queue())),
-        6 => Reply::Queues(vec![queue()]),
-        7 => Reply::Clients(vec![ClientInformation { client: client("x", now), online_ms: 1 }]),
+        6 => Reply::Queues(vec![queue()].into()),
+        7 => Reply::Clients(vec![ClientInformation { client: client("x", now), online_ms: 1 }].into()),
+        8 => Reply::Channels(ListPage { items: vec![channel()], next: Some("ch".into()) }),
         _ => Reply::Nodes(Vec::new()),
     }
 }

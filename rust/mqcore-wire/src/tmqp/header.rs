@@ -190,6 +190,12 @@ pub mod key {
     pub const ENABLED: &str = "Enabled";
     /// 3.7: name of the binding to remove.
     pub const BINDING_NAME: &str = "Binding-Name";
+    /// mqcore extension: maximum items of one page of a list, decimal. The answer has only this page.
+    pub const PAGE_SIZE: &str = "Page-Size";
+    /// mqcore extension: the [`NEXT_PAGE`] of the page before.
+    pub const PAGE_AFTER: &str = "Page-After";
+    /// mqcore extension: in the answer, the cursor of the next page. Absent after the last page.
+    pub const NEXT_PAGE: &str = "Next-Page";
     /// 3.7: topic of a new channel.
     pub const CHANNEL_TOPIC: &str = "Channel-Topic";
 }
