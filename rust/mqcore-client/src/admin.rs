@@ -12,9 +12,11 @@ use crate::models::{
     Binding, ChannelInformation, ChannelOptions, ClientInformation, NodeInformation, QueueInformation,
     QueueOptions, RouterInformation, RouterTest,
 };
+use crate::received::Received;
 use crate::request::{Clear, Request};
 
-/// Administrative operations. Each returns [`ClientError::Refused`] if the broker refuses (401: not permitted; 404: not
+/// Administrative operations. Lists are fetched in pages, each of which may take the request timeout, so entries that are
+/// added or removed meanwhile may or may not be listed. Each operation returns [`ClientError::Refused`] if the broker refuses (401: not permitted; 404: not
 /// found; 481: exists already; 482: limit reached), [`ClientError::RequestTimeout`] or [`ClientError::ConnectionLost`].
 #[allow(clippy::missing_errors_doc, reason = "the same for all, stated above")]
 impl Client {
@@ -41,12 +43,12 @@ impl Client {
     /// Describes the channels whose name matches `*x*` (contains), `x*` (begins with), `*x` (ends with) or `x`
     /// (equals).
     pub async fn channels(&self, filter: Option<&str>) -> Result<Vec<ChannelInformation>, ClientError> {
-        self.read(&Request::channel_list(filter)?).await
+        self.list(&Request::channel_list(filter)?).await
     }
 
     /// Describes the clients that have joined a channel.
     pub async fn channel_consumers(&self, channel: &str) -> Result<Vec<ClientInformation>, ClientError> {
-        self.read(&Request::channel_consumers(&channel_name(channel)?)).await
+        self.list(&Request::channel_consumers(&channel_name(channel)?)).await
     }
 
     /// Creates a queue, and its channel if that is missing.
@@ -92,12 +94,12 @@ impl Client {
 
     /// Describes the queues of a channel.
     pub async fn queues(&self, channel: &str) -> Result<Vec<QueueInformation>, ClientError> {
-        self.read(&Request::queue_list(&channel_name(channel)?)).await
+        self.list(&Request::queue_list(&channel_name(channel)?)).await
     }
 
     /// Describes the clients whose type matches a filter; without one, all of them.
     pub async fn clients(&self, filter: Option<&str>) -> Result<Vec<ClientInformation>, ClientError> {
-        self.read(&Request::client_list(filter)).await
+        self.list(&Request::client_list(filter)).await
     }
 
     /// Creates a router. Succeeds if there is one of this name and method (`distribute`, `round-robin`, `only-first`).
@@ -128,7 +130,7 @@ impl Client {
     /// Describes the routers whose name matches; without a filter, all of them.
     pub async fn routers(&self, filter: Option<&str>) -> Result<Vec<RouterInformation>, ClientError> {
         let what = (Operation::RouterList, "list routers");
-        self.read(&Request::router(what, filter.unwrap_or(""), &[], Vec::new())?).await
+        self.list(&Request::router(what, filter.unwrap_or(""), &[], Vec::new())?).await
     }
 
     /// Describes the bindings of a router.
@@ -170,13 +172,33 @@ impl Client {
     }
 
     async fn read<T: DeserializeOwned>(&self, request: &Request) -> Result<T, ClientError> {
-        let response = self.shared.ask(request, None).await?;
-        serde_json::from_slice(response.body_slice()).map_err(|error| ClientError::BadAnswer {
-            operation: request.operation,
-            target: request.about.to_text(),
-            why: error.to_string().into(),
-        })
+        parse(request, &self.shared.ask(request, None).await?)
     }
+
+    /// Reads a list page by page. Servers that know no pages answer with the whole list.
+    async fn list<T: DeserializeOwned>(&self, request: &Request) -> Result<Vec<T>, ClientError> {
+        let mut items = Vec::new();
+        let mut after: Option<String> = None;
+        loop {
+            let response = self.shared.ask(&request.page(after.as_deref())?, None).await?;
+            items.append(&mut parse(request, &response)?);
+            match response.header(key::NEXT_PAGE) {
+                None => return Ok(items),
+                Some(next) if after.as_deref() == Some(&*next) => {
+                    return Err(bad_answer(request, format!("page {next:?} is followed by itself")));
+                }
+                Some(next) => after = Some(next.into_owned()),
+            }
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(request: &Request, response: &Received) -> Result<T, ClientError> {
+    serde_json::from_slice(response.body_slice()).map_err(|error| bad_answer(request, error.to_string()))
+}
+
+fn bad_answer(request: &Request, why: String) -> ClientError {
+    ClientError::BadAnswer { operation: request.operation, target: request.about.to_text(), why: why.into() }
 }
 
 /// Options as JSON; an empty body if there are none.

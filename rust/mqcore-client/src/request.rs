@@ -10,6 +10,9 @@ use mqcore_wire::tmqp::operation::{EVENT_SUBSCRIBE, EVENT_UNSUBSCRIBE, Operation
 use crate::address::QueueAddress;
 use crate::error::ClientError;
 
+/// Items of a page of a list: the maximum of the protocol.
+const PAGE_SIZE: &str = "1000";
+
 /// The target of an operation, for error texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
@@ -225,6 +228,20 @@ impl Request {
         let mut request = Self { body, ..Self::operation(operation, name, router.into()) };
         for (key, value) in headers {
             push(&mut request.headers, key, value)?;
+        }
+        Ok(request)
+    }
+
+    /// The same list operation for one page: the first one, or the one after a cursor.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError::InvalidArgument`] for a cursor that is not a valid header value.
+    pub fn page(&self, after: Option<&str>) -> Result<Self, ClientError> {
+        let mut request = self.clone();
+        request.header(key::PAGE_SIZE, PAGE_SIZE);
+        if let Some(after) = after {
+            push(&mut request.headers, key::PAGE_AFTER, after)?;
         }
         Ok(request)
     }

@@ -13,7 +13,7 @@ use mqcore_client::confirmations::{Confirmation, ConfirmationTicket, Confirmatio
 use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::conversation::By;
 use mqcore_client::error::{ClientError, StatusMeaning};
-use mqcore_client::models::{QueueOptions, QueueStatus};
+use mqcore_client::models::{ChannelOptions, QueueOptions, QueueStatus};
 use mqcore_client::publish::{BatchMessage, PublishOptions};
 use mqcore_client::publish_now::PublishNow;
 use mqcore_client::pull::PullOptions;
@@ -281,4 +281,26 @@ async fn late_confirmations_of_messages_published_without_waiting_are_timeouts()
     );
     assert!(matches!(closed, Err(ClientError::Closed)), "{closed:?}");
     server.stop(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn lists_of_more_than_a_page_are_complete_and_in_order() {
+    let server = broker().await;
+    let client = inside(&server).await;
+    let names: Vec<_> = (0..2_300).map(|number| format!("c{number:04}")).collect();
+    for name in &names {
+        client.create_channel(name, &ChannelOptions::default()).await.unwrap();
+    }
+    for id in 0..1_200 {
+        let queue = QueueAddress::new("c0000", id).unwrap();
+        client.create_queue(&queue, &QueueOptions::default()).await.unwrap();
+    }
+    let listed = client.channels(None).await.unwrap();
+    assert_eq!(listed.iter().map(|channel| &*channel.name).collect::<Vec<_>>(), names);
+    assert_eq!(client.channels(Some("*99")).await.unwrap().len(), 23);
+    let queues = client.queues("c0000").await.unwrap();
+    assert_eq!(queues.iter().map(|queue| queue.id).collect::<Vec<_>>(), (0..1_200).collect::<Vec<_>>());
+    assert_eq!(client.clients(None).await.unwrap().len(), 1);
+    assert!(client.routers(None).await.unwrap().is_empty());
+    assert!(client.channel_consumers("c0000").await.unwrap().is_empty());
 }
