@@ -568,11 +568,6 @@ fn a_queue_whose_definition_is_lost_keeps_its_messages_until_it_is_declared_agai
     let lost = Report::DefinitionLost { queue: queue("ch/1") };
     assert!(again.effects.iter().any(|effect| matches!(effect, Effect::Report(report) if **report == lost)));
     assert_eq!(again.information("ch/1").options.status, Status::Paused);
-    // Someone may put the damaged part back, so nothing replaces the definition in it.
-    again.broker.storage_accepts(again.now, &mut again.effects);
-    let defined = |effect: &Effect| matches!(effect, Effect::Record(_, Record::DefineQueue(..)));
-    assert!(!again.effects.iter().any(defined));
-    disk.commit(&mut again);
     let (p, a) = (again.client("p"), again.client("a"));
     again.join(&a, "ch").unwrap();
     again.publish(&p, "ch/1", "new");
@@ -586,6 +581,41 @@ fn a_queue_whose_definition_is_lost_keeps_its_messages_until_it_is_declared_agai
     let refused =
         answer(&mut again, &p, Request::CreateQueue { queue: queue("ch/1"), changes: saving(Status::Pull) });
     assert_eq!(refused.expect_err("it exists").kind, RejectionKind::AlreadyExists);
+}
+
+#[test]
+fn a_start_without_definitions_records_nothing_in_their_place() {
+    let (mut w, mut disk) = durable();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let window = Some(Duration::from_secs(60));
+    let options = QueueChanges { deduplication_window: window, ..saving(Status::RoundRobin) };
+    create(&mut w, &mut disk, &p, "ch/1", options);
+    w.join(&a, "ch").unwrap();
+    for id in ["gone", "left"] {
+        w.publish(&p, "ch/1", id);
+        disk.commit(&mut w);
+    }
+    w.ack(&a, "ch/1", "gone");
+    disk.take(&mut w);
+    assert!(disk.records.iter().any(|(_, record)| matches!(record, Record::RememberId(..))));
+    let all = disk.records.clone();
+    let is_definition =
+        |record: &Record| matches!(record, Record::DefineQueue(..) | Record::DefineChannel(..));
+    let is_left = |record: &Record| matches!(record, Record::Put { message, .. } if message.id() == b"left");
+    for has_messages in [true, false] {
+        // The damaged part has the definitions, and all messages of the queue or none. It may be readable again later.
+        disk.records.clone_from(&all);
+        disk.records.retain(|(_, record)| !is_definition(record) && (has_messages || !is_left(record)));
+        let mut again = disk.start_from(disk.records.len(), w.now);
+        again.broker.storage_accepts(again.now, &mut again.effects);
+        let recorded = again.effects.iter().filter(|effect| matches!(effect, Effect::Record(..)));
+        assert_eq!(recorded.count(), 0, "{:?}", again.effects);
+    }
+    disk.records = all;
+    let mut again = disk.start_from(disk.records.len(), w.now);
+    let p = again.client("p");
+    again.publish(&p, "ch/1", "gone");
+    assert_eq!((again.heard(&p), again.stored("ch/1")), (vec!["gone ok".to_owned()], 1), "a duplicate");
 }
 
 #[test]

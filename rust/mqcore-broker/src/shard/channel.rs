@@ -25,6 +25,8 @@ use crate::queue::members::{Consumer, Member, Members};
 pub(crate) struct Channel {
     pub(crate) name: ChannelName,
     pub(crate) options: ChannelOptions,
+    /// Whether its definition was lost with a part of the journal. `options` are then those of a new channel.
+    pub(crate) options_lost: bool,
     pub(crate) members: Members,
     pub(crate) queues: BTreeMap<u16, Queue>,
     /// The event handlers that hear about this channel.
@@ -39,6 +41,7 @@ impl Channel {
             observers: state.observers(&options),
             name,
             options,
+            options_lost: false,
             members: Members::default(),
             queues: BTreeMap::new(),
             watchers: Vec::new(),

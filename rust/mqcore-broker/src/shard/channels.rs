@@ -207,6 +207,7 @@ impl Entities {
         context.check_definitions()?;
         let channel = &mut self.channels[key];
         changes.apply_to(&mut channel.options);
+        channel.options_lost = false;
         channel.choose_observers(context.state);
         let options = Box::new(channel.options.clone());
         context.record(Record::DefineChannel(channel.name.clone(), options));

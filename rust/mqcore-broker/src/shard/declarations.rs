@@ -106,6 +106,7 @@ impl Entities {
         if let Some(key) = self.lookup(name) {
             let channel = &mut self.channels[key];
             changes.apply_to(&mut channel.options);
+            channel.options_lost = false;
             context.record(Record::DefineChannel(name.clone(), Box::new(channel.options.clone())));
         }
         Ok(())

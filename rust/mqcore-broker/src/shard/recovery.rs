@@ -125,6 +125,7 @@ impl Entities {
             Definition::Channel(name, options) => {
                 let key = self.restore_channel(name, context);
                 self.channels[key].options = (**options).clone();
+                self.channels[key].options_lost = false;
                 self.channels[key].choose_observers(context.state);
                 key
             }
@@ -142,15 +143,18 @@ impl Entities {
         }
     }
 
-    /// Restores the id of a message that left its queue, or forgets it if the queue is gone.
+    /// Restores the id of a message that left its queue, or forgets it if its time is over. If the definition
+    /// of the queue is lost, the id stays in the journal: a later start may read the definition.
     fn restore_id(&mut self, definition: Definition, context: &mut Context<'_>) {
         let Definition::MessageId(address, id, until) = definition else { return };
         let key = self.lookup(&address.channel);
-        match key.and_then(|key| self.channels[key].queues.get_mut(&address.id)) {
+        let queue = key.and_then(|key| self.channels[key].queues.get_mut(&address.id));
+        match queue.filter(|queue| !queue.metadata.options_lost) {
             Some(queue) => queue.restore_id(&id, until, Sequence(0), context),
-            None => {
+            None if until <= context.now => {
                 context.record(Record::ForgetId(Arc::new(address), id.into()));
             }
+            None => {}
         }
     }
 
@@ -158,7 +162,9 @@ impl Entities {
         self.lookup(name).unwrap_or_else(|| {
             let options = context.state.config.channel.clone();
             context.state.config.names.restore_channel(name);
-            self.insert_channel(Channel::new(name.clone(), options, context.state))
+            let mut channel = Channel::new(name.clone(), options, context.state);
+            channel.options_lost = true;
+            self.insert_channel(channel)
         })
     }
 
@@ -284,8 +290,10 @@ impl Entities {
             context.record(Record::Numbers(numbers));
         }
         for (_, channel) in &self.channels {
-            let options = Box::new(channel.options.clone());
-            context.record(Record::DefineChannel(channel.name.clone(), options));
+            if !channel.options_lost {
+                let options = Box::new(channel.options.clone());
+                context.record(Record::DefineChannel(channel.name.clone(), options));
+            }
             for queue in channel.queues.values().filter(|queue| !queue.metadata.options_lost) {
                 let options = Box::new(queue.metadata.options.clone());
                 context.record(Record::DefineQueue((*queue.metadata.address).clone(), options));
