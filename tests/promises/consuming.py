@@ -21,6 +21,8 @@ IDLE_SECONDS = 0.03
 """How long a consumer waits for a message before it looks whether it should leave."""
 REQUEUES = "requeue"
 """Detail of a settlement in protocols whose nack always asks the broker to requeue."""
+LATE_SHARE = 0.8
+"""After this share of the acknowledge timeout an ack may be late for the client, and in time for the broker."""
 SLOW_SECONDS = 0.06
 PAUSE_SECONDS = 0.01
 
@@ -96,12 +98,14 @@ async def _next(messages: Any) -> Delivered[bytes] | None:
 
 
 async def _settle(scene: Scene, actor: Actor, habit: str, session: str, message: Delivered[bytes]) -> None:
+    taken = scene.history.now()
     work = actor.options["work"] / 1000 + (SLOW_SECONDS if habit == "slow" else 0)
     if work:
         await asyncio.sleep(work)
     if habit == "hold":
         return
     at = scene.history.now()
+    is_late = at - taken >= LATE_SHARE * scene.world.queues[actor.target].acknowledge_timeout
     said = "ack" if habit in {"ack", "slow"} else "nack"
     if habit == "raise":
         sent = not message.is_settled
@@ -116,7 +120,7 @@ async def _settle(scene: Scene, actor: Actor, habit: str, session: str, message:
         client=session,
         queue=actor.target,
         label=label_of(message.body),
-        outcome=said if sent else "",
+        outcome=said if sent else "late" if said == "ack" and is_late else "",
         detail="" if actor.protocol == "tmqp" else REQUEUES,
     )
 

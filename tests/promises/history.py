@@ -13,7 +13,7 @@ Kind = Literal[
     "join",  # a session begins to consume `queue`; `limit` is its prefetch
     "leave",  # the session ends; outcome: closed, died
     "deliver",  # the program of the session received `label`
-    "settle",  # outcome: ack, nack; empty if the client reported that it sent neither
+    "settle",  # outcome: ack, nack, late: an ack that the broker may have had in time; empty if the client sent none
     "fence",  # the broker processed everything that this session sent before; outcome "saved": and synced it
     "erase",  # an administrator cleared, stopped or removed `queue`
     "status",  # an administrator changed the status of `queue`; outcome: the new status

@@ -100,6 +100,10 @@ class Lives:
         """Acks of a message that were sent."""
         return [event for event in self.settled[label] if event.outcome == "ack"]
 
+    def late_acks(self, label: str) -> list[Event]:
+        """Acks that the client sent after the acknowledge timeout; the broker may have had them in time."""
+        return [event for event in self.settled[label] if event.outcome == "late"]
+
     def could_time_out(self, since: float, until: float) -> bool:
         """Whether a delivery that began after `since` could be late by `until`."""
         joined = min((one.joined for one in self.sessions.values()), default=END)

@@ -83,7 +83,7 @@ def missing(all_lives: dict[str, Lives], lives: Lives) -> Iterator[Finding]:
 
 def _has_left_by_right(lives: Lives, label: str, publish: Event) -> bool:
     rules, decisions = lives.rules, lives.rules.decisions
-    if label in lives.stored or lives.acks(label) or lives.erased_after(publish.at):
+    if label in lives.stored or lives.acks(label) or lives.late_acks(label) or lives.erased_after(publish.at):
         return True
     if _is_duplicate(lives, publish):
         return True
@@ -263,7 +263,7 @@ def counters(lives: Lives) -> Iterator[Finding]:
             "counter", rules.address, f"{received} messages received; clients published {least} to {most + is_grave}"
         )
     acks = counted.get("acks")
-    sent = sum(len(lives.acks(label)) for label in lives.settled)
+    sent = sum(len(lives.acks(label)) + len(lives.late_acks(label)) for label in lives.settled)
     if rules.acks and acks is not None and acks > sent:
         yield Finding("counter", rules.address, f"{acks} acks counted; clients sent {sent}")
 

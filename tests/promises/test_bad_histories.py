@@ -122,6 +122,11 @@ def test_saved_messages_that_are_fewer_after_a_crash_are_found() -> None:
     assert rules_found(rules, event("saved", 1, count=20), event("crash", 2), event("remaining", 9, count=20)) == []
 
 
+def test_an_ack_that_was_late_for_its_client_may_have_settled_the_message() -> None:
+    assert rules_found(SHARED, *WORKED[:3], settled("a", 3, outcome="late"), event("leave", 9, client="k")) == []
+    assert rules_found(SHARED, *WORKED[:3], settled("a", 3, outcome=""), event("leave", 9, client="k")) == ["lost"]
+
+
 def test_two_saved_copies_of_one_message_count_as_two() -> None:
     rules = QueueRules(QUEUE, status="pull", policy="at-least-once", storage=True)
     copies = (published("a", 1), event("stored", 9, label="a"), event("stored", 9, label="a", count=1))

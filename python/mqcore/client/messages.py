@@ -54,7 +54,8 @@ class Delivered(Incoming[_T_co]):
         """Acknowledge it. Return whether the acknowledgement was sent.
 
         False is not an error: the queue does not request acknowledgements, the message was settled before, or the
-        broker delivers it again, because its connection is lost or its acknowledge timeout has passed.
+        broker delivers it again, because its connection is lost or its acknowledge timeout has passed. An
+        acknowledgement that the client sends at the end of the timeout can still be in time for the broker.
         """
         return self._core.ack() == "sent"
 
