@@ -15,9 +15,11 @@ use crate::models::{
 use crate::received::Received;
 use crate::request::{Clear, Request};
 
-/// Administrative operations. Lists are fetched in pages, each of which may take the request timeout, so entries that are
-/// added or removed meanwhile may or may not be listed. Each operation returns [`ClientError::Refused`] if the broker refuses (401: not permitted; 404: not
+/// Administrative operations. Each returns [`ClientError::Refused`] if the broker refuses (401: not permitted; 404: not
 /// found; 481: exists already; 482: limit reached), [`ClientError::RequestTimeout`] or [`ClientError::ConnectionLost`].
+///
+/// Lists are fetched in pages, each of which may take the request timeout. An entry that is added or removed meanwhile may
+/// or may not be listed.
 #[allow(clippy::missing_errors_doc, reason = "the same for all, stated above")]
 impl Client {
     /// Creates a channel.

@@ -15,7 +15,7 @@ pub(crate) struct QueueMetadata {
     pub(crate) queue_ref: QueueRef,
     pub(crate) options: QueueOptions,
     /// Whether its definition was lost with a part of the journal. `options` then keep its messages until
-    /// someone creates, declares or updates the queue.
+    /// a client creates, declares or updates the queue.
     pub(crate) options_lost: bool,
     pub(crate) handler: HandlerId,
     /// The key of the handler, if none is registered under it: the queue then neither takes nor delivers

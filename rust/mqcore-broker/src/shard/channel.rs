@@ -255,7 +255,7 @@ impl Channel {
     }
 
     /// Whether there is such a queue, without its definition.
-    pub(crate) fn has_lost_options(&self, id: u16) -> bool {
+    fn has_lost_options(&self, id: u16) -> bool {
         self.queues.get(&id).is_some_and(|queue| queue.metadata.options_lost)
     }
 

@@ -55,9 +55,8 @@ impl Entities {
             }
             Declaration::Queue(address, changes) => {
                 let key = self.lookup(&address.channel)?;
-                let channel = &self.channels[key];
-                let queue =
-                    channel.queues.get(&address.id).filter(|_| !channel.has_lost_options(address.id))?;
+                let queue = self.channels[key].queues.get(&address.id);
+                let queue = queue.filter(|queue| !queue.metadata.options_lost)?;
                 Some(queue_conflicts(&queue.metadata.options, changes))
             }
             Declaration::Router(router) => {
