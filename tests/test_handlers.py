@@ -117,6 +117,36 @@ def test_begin_send_can_end_the_way(style: str, connect: Any) -> None:
         assert mq.stats().queue("orders/1").dropped["refused"] == 1
 
 
+def test_queue_information_counts_messages_whose_delivery_is_undecided(style: str) -> None:
+    """They are neither stored nor in flight, so without this count they would look lost."""
+    begun, release = threading.Event(), threading.Event()
+
+    def begin(*_: object) -> Decision:
+        begun.set()
+        release.wait(10)
+        return ALLOW
+
+    async def scenario(mq: Broker) -> None:
+        async with mqcore.connect(mq.listeners[0]) as client, client.join("orders"):
+            await client.create_queue("orders/1", QueueOptions(status="pull", request_acknowledge=True))
+            queue = client.queue("orders/1")
+            for _ in range(3):
+                await queue.publish(b"")
+            pull = asyncio.create_task(queue.pull(3))
+            assert await asyncio.to_thread(begun.wait, 10)
+            information = await queue.information()
+            assert (information.messages, information.in_flight, information.unsettled) == (0, 0, 3)
+            release.set()
+            batch = await pull
+            assert (await queue.information()).unsettled == 3
+            for message in batch:
+                assert await message.ack()
+            assert (await queue.information()).unsettled == 0
+
+    with broker(handler(style, begin_send=begin)) as mq:
+        asyncio.run(scenario(mq))
+
+
 def test_can_consumer_receive_chooses_among_consumers(style: str, connect: Any) -> None:
     chosen: list[str] = []
     can = lambda queue, message, consumer: ALLOW if consumer.id in chosen else REFUSE  # noqa: E731

@@ -35,7 +35,8 @@ class QueueStats:
     undecided: int
     """Waiting for a handler's decision."""
     unsettled: int
-    """Messages that are being delivered and are not settled; a message for several consumers counts once."""
+    """Messages that are being delivered and are not settled, each counted once: those in flight, and those that wait
+    for a handler to decide their delivery."""
     memory_bytes: int
     """Bytes of stored and unsettled messages."""
     received: int

@@ -35,11 +35,11 @@ async def look(scene: Scene) -> None:
 
 
 async def _rest(broker: mqcore.Broker) -> None:
-    """Wait until messages of consumers that left are back in their queues."""
+    """Wait until messages of consumers that left, and those that a handler decides about, are in their queues."""
     deadline = asyncio.get_running_loop().time() + REST_SECONDS
     while asyncio.get_running_loop().time() < deadline:
         queues = broker.stats().queues
-        if not any(queue.in_flight or queue.undecided for queue in queues):
+        if not any(queue.unsettled or queue.undecided for queue in queues):
             return
         await asyncio.sleep(0.01)
 
@@ -62,6 +62,16 @@ def _count(scene: Scene, broker: mqcore.Broker) -> None:
         scene.history.add("counter", queue=queue.address, outcome="arrived", count=arrived)
 
 
+async def _rested(queue: mqcore.Queue) -> mqcore.QueueInformation:
+    """The state of a queue once no message of it is with a consumer or a handler."""
+    deadline = asyncio.get_running_loop().time() + REST_SECONDS
+    while True:
+        information = await queue.information()
+        if not (information.unsettled or information.undecided) or asyncio.get_running_loop().time() > deadline:
+            return information
+        await asyncio.sleep(0.01)
+
+
 async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None:
     queue = client.queue(rules.address)
     try:
@@ -76,7 +86,7 @@ async def _empty(scene: Scene, client: mqcore.Client, rules: QueueRules) -> None
         at = scene.history.now()
         async with client.join(rules.address.rpartition("/")[0]):
             for _ in range(LOOKS):
-                information = await queue.information()
+                information = await _rested(queue)
                 left = information.messages + information.priority_messages
                 if not left:
                     break

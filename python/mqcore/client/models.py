@@ -218,6 +218,9 @@ class QueueInformation:
     """Deliveries that are not settled."""
     undecided: int = 0
     """Messages that wait for a handler to decide whether the queue takes them."""
+    unsettled: int = 0
+    """Messages that are being delivered and are not settled, each counted once: those in flight, and those that wait
+    for a handler to decide their delivery."""
     memory_bytes: int = 0
     """Bytes of stored and unsettled messages."""
     put_back_messages: int = 0

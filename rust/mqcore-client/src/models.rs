@@ -146,6 +146,9 @@ pub struct QueueInformation {
     pub in_flight: u64,
     /// Messages that wait for a handler to decide their admission.
     pub undecided: u64,
+    /// Messages that are being delivered and are not settled, each counted once: those in flight, and
+    /// those that wait for a handler to decide their delivery.
+    pub unsettled: u64,
     /// Bytes of stored and unsettled messages.
     pub memory_bytes: u64,
     /// Requeued messages.

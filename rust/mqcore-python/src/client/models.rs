@@ -125,6 +125,7 @@ impl Model for QueueInformation {
             consumers: self.consumers,
             in_flight: self.in_flight,
             undecided: self.undecided,
+            unsettled: self.unsettled,
             memory_bytes: self.memory_bytes,
             put_back_messages: self.put_back_messages,
             save_failed_messages: self.save_failed_messages,
