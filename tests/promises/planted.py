@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -143,13 +144,36 @@ def plant(project: Path, bugs: tuple[Bug, ...] = BUGS) -> None:
 
 
 def copied(directory: Path) -> Path:
-    """Copy the tracked files of the project."""
+    """Copy the tracked files of the project. The copy shares the target directory, and has another version.
+
+    Cargo identifies a crate of the project by its name and version, not by its directory. With the same version, it
+    would take what it built from the copy, bugs included, for the project's own crates.
+    """
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, directory / name)
+            # Not the times: a file that another copy changed must look newer than what was built from that copy.
+            shutil.copyfile(ROOT / name, directory / name)
+    _mark_version(directory)
     return directory
+
+
+def _mark_version(project: Path) -> None:
+    version = tomllib.loads((project / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]["version"]
+    crates = {crate.parent.name for crate in (project / "rust").glob("*/Cargo.toml")} | {"mqcore-bench"}
+    old, new = f'version = "{version}"', f'version = "{version}-planted"'
+    for path, wanted in ((project / "Cargo.toml", 1), (project / "Cargo.lock", len(crates))):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        changed = 0
+        for number, line in enumerate(lines):
+            names_own_crate = lines[number - 1].removeprefix("name = ").strip('"') in crates
+            if line == old and (path.name == "Cargo.toml" or names_own_crate):
+                lines[number] = new
+                changed += 1
+        if changed != wanted:
+            raise ValueError(f"{path.name} has the version of the project {changed} times, not {wanted} times")
+        path.write_text("\n".join(lines), encoding="utf-8")
 
 
 def build(project: Path) -> None:

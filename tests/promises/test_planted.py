@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,17 @@ def test_place_of_a_planted_bug_is_in_the_sources(bug: planted.Bug, tmp_path: Pa
     text = copy.read_text()
     assert f'"{bug.name}"' in text
     assert planted.CONDITION not in text
+
+
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+def test_crates_of_a_copy_are_not_taken_for_those_of_the_project(tmp_path: Path) -> None:
+    """Both use one target directory. Cargo would otherwise serve builds of the copy, with bugs, to the project."""
+    command = ["cargo", "pkgid", "--locked", "--offline", "--package", "mqcore-broker"]
+    own, copied = (
+        subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout.strip()
+        for project in (ROOT, planted.copied(tmp_path))
+    )
+    assert copied.partition("#")[2] == own.partition("#")[2] + "-planted"
 
 
 @pytest.mark.full("builds the extension module with bugs, which takes minutes, and runs hundreds of plans")
