@@ -15,8 +15,9 @@ use crate::model::time::Timestamp;
 
 /// Offsets of the parts of a message in its block.
 ///
-/// Invariant, checked by [`Message::new`]: `id`, `source`, `headers` and `body` lie inside the block,
-/// in this order, without overlap. Gaps are allowed, so that a codec can pass a part of its buffer.
+/// Invariant, checked by [`Message::new`]: the block begins with the id, directly followed by the source, and ends with
+/// the headers, directly followed by the body. A gap is allowed between source and headers, so that a codec can pass a
+/// part of its buffer.
 #[derive(Debug, Clone, Default)]
 pub struct Layout {
     /// Message id; empty if the message has none.
@@ -107,21 +108,79 @@ impl Properties {
     }
 }
 
+/// [`Properties`] in half the size. Each message is written by one thread and read by another, so its size costs time.
+#[derive(Debug, Clone, Copy)]
+struct PackedProperties {
+    flags: u8,
+    priority: u8,
+    hops: u8,
+    content_type: u16,
+}
+
+impl PackedProperties {
+    const HIGH_PRIORITY: u8 = 1;
+    const FIRST_ACQUIRER: u8 = 2;
+    const PENDING_RESPONSE: u8 = 4;
+    const PENDING_ACKNOWLEDGE: u8 = 8;
+    const UNIQUE: u8 = 16;
+    const TERMS: u8 = 32;
+    const REMEMBERED: u8 = 64;
+
+    #[inline]
+    fn pack(properties: Properties) -> Self {
+        let Properties { priority, hops, content_type, .. } = properties;
+        let flags = [
+            (properties.high_priority, Self::HIGH_PRIORITY),
+            (properties.first_acquirer, Self::FIRST_ACQUIRER),
+            (properties.pending_response, Self::PENDING_RESPONSE),
+            (properties.pending_acknowledge, Self::PENDING_ACKNOWLEDGE),
+            (properties.unique, Self::UNIQUE),
+            (properties.terms, Self::TERMS),
+            (properties.remembered, Self::REMEMBERED),
+        ];
+        let flags = flags.into_iter().fold(0, |all, (is_set, flag)| all | if is_set { flag } else { 0 });
+        Self { flags, priority, hops, content_type }
+    }
+
+    #[inline]
+    fn unpack(self) -> Properties {
+        let is_set = |flag| self.flags & flag != 0;
+        Properties {
+            high_priority: is_set(Self::HIGH_PRIORITY),
+            first_acquirer: is_set(Self::FIRST_ACQUIRER),
+            pending_response: is_set(Self::PENDING_RESPONSE),
+            pending_acknowledge: is_set(Self::PENDING_ACKNOWLEDGE),
+            unique: is_set(Self::UNIQUE),
+            terms: is_set(Self::TERMS),
+            remembered: is_set(Self::REMEMBERED),
+            priority: self.priority,
+            hops: self.hops,
+            content_type: self.content_type,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct MessageHead {
     producer: Option<Arc<Client>>,
     /// When the first queue took it, in Unix milliseconds; 0: none has.
     received: AtomicU64,
     ticket: Option<Box<Ticket>>,
-    properties: Properties,
+    properties: PackedProperties,
+    // The other offsets follow from these.
     id_len: u8,
     source_len: u8,
     headers_len: u16,
-    id_at: u32,
-    source_at: u32,
     headers_at: u32,
-    body_at: u32,
-    body_len: u32,
+}
+
+// With the counters of its allocation, the head fills less than a cache line.
+const _: () = assert!(size_of::<MessageHead>() <= 40);
+
+impl MessageHead {
+    fn body_at(&self) -> usize {
+        self.headers_at as usize + usize::from(self.headers_len)
+    }
 }
 
 /// A published message. Cloning shares the allocation.
@@ -157,27 +216,26 @@ impl Message {
         ticket: Option<Box<Ticket>>,
     ) -> Self {
         assert!(block.len() <= BLOCK_BYTES_MAX, "codecs limit frames far below this");
+        let (id, source) = (layout.id.len(), layout.source.len());
+        let headers_at =
+            layout.body.start.checked_sub(layout.headers.len()).expect("headers precede the body");
         assert!(
-            layout.id.end <= layout.source.start.max(layout.id.end)
-                && layout.headers.end <= layout.body.start
-                && layout.body.end <= block.len()
-                && layout.source.end <= block.len()
-                && layout.id.end <= block.len(),
-            "the parts of a message lie inside its block"
+            (id == 0 || layout.id.start == 0)
+                && (source == 0 || layout.source.start == id)
+                && (layout.headers.is_empty() || layout.headers.start == headers_at)
+                && layout.body.end == block.len()
+                && id + source <= headers_at,
+            "the parts of a message fill its block in order"
         );
         let head = MessageHead {
             producer,
             received: AtomicU64::new(0),
             ticket,
-            properties,
-            id_len: u8::try_from(layout.id.len()).expect("ids have at most 255 bytes"),
-            source_len: u8::try_from(layout.source.len()).expect("sources have at most 255 bytes"),
+            properties: PackedProperties::pack(properties),
+            id_len: u8::try_from(id).expect("ids have at most 255 bytes"),
+            source_len: u8::try_from(source).expect("sources have at most 255 bytes"),
             headers_len: u16::try_from(layout.headers.len()).expect("headers have at most 65535 bytes"),
-            id_at: layout.id.start as u32,
-            source_at: layout.source.start as u32,
-            headers_at: layout.headers.start as u32,
-            body_at: layout.body.start as u32,
-            body_len: layout.body.len() as u32,
+            headers_at: headers_at as u32,
         };
         Self(ThinArc::from_header_and_slice(head, block))
     }
@@ -222,7 +280,8 @@ impl Message {
             body: body_at..block.len(),
         };
         let head = &self.0.header.header;
-        let same = Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone());
+        let same =
+            Self::build(&block, &layout, self.properties(), head.producer.clone(), head.ticket.clone());
         same.received_at(self.received());
         same
     }
@@ -245,7 +304,8 @@ impl Message {
             body: body_at..block.len(),
         };
         let head = &self.0.header.header;
-        let same = Self::build(&block, &layout, head.properties, head.producer.clone(), head.ticket.clone());
+        let same =
+            Self::build(&block, &layout, self.properties(), head.producer.clone(), head.ticket.clone());
         same.received_at(self.received());
         Some(same)
     }
@@ -263,15 +323,15 @@ impl Message {
     /// The same message, marked as one whose id counts.
     pub(crate) fn remembered(&self) -> Self {
         let head = &self.0.header.header;
-        let properties = Properties { remembered: true, ..head.properties };
+        let properties = PackedProperties::pack(Properties { remembered: true, ..self.properties() });
         let (producer, ticket) = (head.producer.clone(), head.ticket.clone());
         let received = AtomicU64::new(self.received().0);
         let head = MessageHead { producer, ticket, properties, received, ..*head };
         Self(ThinArc::from_header_and_slice(head, &self.0.slice))
     }
 
-    fn part(&self, at: u32, len: usize) -> &[u8] {
-        &self.0.slice[at as usize..at as usize + len]
+    fn part(&self, at: usize, len: usize) -> &[u8] {
+        &self.0.slice[at..at + len]
     }
 
     /// Whether `other` is a clone of this message.
@@ -281,7 +341,7 @@ impl Message {
 
     /// Message id; empty if it has none.
     pub fn id(&self) -> &[u8] {
-        self.part(self.0.header.header.id_at, self.0.header.header.id_len.into())
+        self.part(0, self.0.header.header.id_len.into())
     }
 
     /// Id of the producing client; empty if it is unknown.
@@ -296,7 +356,8 @@ impl Message {
 
     /// The source in the block.
     fn own_source(&self) -> &[u8] {
-        self.part(self.0.header.header.source_at, self.0.header.header.source_len.into())
+        let head = &self.0.header.header;
+        self.part(head.id_len.into(), head.source_len.into())
     }
 
     /// The same message without a ticket.
@@ -305,15 +366,14 @@ impl Message {
         if head.ticket.is_none() {
             return self.clone();
         }
-        let (id, headers) = (usize::from(head.id_len), usize::from(head.headers_len));
-        let range = |at: u32, len: usize| at as usize..at as usize + len;
+        let (id, headers_at, body_at) = (usize::from(head.id_len), head.headers_at as usize, head.body_at());
         let layout = Layout {
-            id: range(head.id_at, id),
-            source: range(head.source_at, head.source_len.into()),
-            headers: range(head.headers_at, headers),
-            body: range(head.body_at, head.body_len as usize),
+            id: 0..id,
+            source: id..id + usize::from(head.source_len),
+            headers: headers_at..body_at,
+            body: body_at..self.0.slice.len(),
         };
-        Self::build(&self.0.slice, &layout, head.properties, head.producer.clone(), None)
+        Self::build(&self.0.slice, &layout, self.properties(), head.producer.clone(), None)
     }
 
     /// The ticket of a message from a downstream broker.
@@ -323,12 +383,13 @@ impl Message {
 
     /// Header text, `key:value` lines each ended by CR LF; empty if there is none.
     pub fn headers(&self) -> &[u8] {
-        self.part(self.0.header.header.headers_at, self.0.header.header.headers_len.into())
+        let head = &self.0.header.header;
+        self.part(head.headers_at as usize, head.headers_len.into())
     }
 
     /// The body.
     pub fn body(&self) -> &[u8] {
-        self.part(self.0.header.header.body_at, self.0.header.header.body_len as usize)
+        &self.0.slice[self.0.header.header.body_at()..]
     }
 
     /// The terms that its producer set.
@@ -356,8 +417,9 @@ impl Message {
     }
 
     /// Flags, hops and content type.
+    #[inline]
     pub fn properties(&self) -> Properties {
-        self.0.header.header.properties
+        self.0.header.header.properties.unpack()
     }
 
     /// The producer if it is connected to this broker.
@@ -395,5 +457,48 @@ impl fmt::Debug for Message {
             .field("body_bytes", &self.body().len())
             .field("properties", &self.properties())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_property_survives_packing() {
+        let plain = Properties { high_priority: false, hops: 0, ..Properties::default() };
+        let set = [
+            Properties { high_priority: true, ..plain },
+            Properties { first_acquirer: true, ..plain },
+            Properties { pending_response: true, ..plain },
+            Properties { pending_acknowledge: true, ..plain },
+            Properties { unique: true, ..plain },
+            Properties { terms: true, ..plain },
+            Properties { remembered: true, ..plain },
+            Properties { priority: u8::MAX, ..plain },
+            Properties { hops: u8::MAX, ..plain },
+            Properties { content_type: u16::MAX, ..plain },
+        ];
+        for properties in set.into_iter().chain([plain, Properties::default()]) {
+            assert_eq!(PackedProperties::pack(properties).unpack(), properties);
+        }
+    }
+
+    #[test]
+    fn parts_keep_their_bytes_around_a_gap() {
+        let layout = Layout { id: 0..2, source: 2..5, headers: 9..13, body: 13..16 };
+        let message = Message::new(b"idsrcGAP!a:b\nend", &layout, Properties::default(), None);
+        assert_eq!((message.id(), message.source()), (&b"id"[..], &b"src"[..]));
+        assert_eq!((message.headers(), message.body()), (&b"a:b\n"[..], &b"end"[..]));
+        let renamed = message.with_id(b"other");
+        assert_eq!((renamed.id(), renamed.source()), (&b"other"[..], &b"src"[..]));
+        assert_eq!((renamed.headers(), renamed.body()), (&b"a:b\n"[..], &b"end"[..]));
+    }
+
+    #[test]
+    #[should_panic(expected = "the parts of a message fill its block in order")]
+    fn body_that_ends_before_its_block_panics() {
+        let layout = Layout { body: 0..3, ..Layout::default() };
+        Message::new(b"body", &layout, Properties::default(), None);
     }
 }

@@ -193,7 +193,15 @@ impl UnsavedShare {
         entry.counted = true;
         let bytes = entry.message.memory_bytes() as u64;
         self.add(bytes);
-        if let Some(user) = self.limited_user(&entry.message) {
+        if self.limits_users() {
+            self.enter_of_user(&entry.message, bytes);
+        }
+    }
+
+    // Not inlined, nor are the other parts for users, so that the callers stay small: most brokers limit no users.
+    #[inline(never)]
+    fn enter_of_user(&mut self, message: &Message, bytes: u64) {
+        if let Some(user) = user_of(message) {
             let share = self.user(user);
             share.set(share.bytes + bytes);
         }
@@ -214,9 +222,14 @@ impl UnsavedShare {
         }
         let bytes = entry.message.memory_bytes() as u64;
         self.subtract(bytes);
-        if let Some(user) = self.limited_user(&entry.message)
-            && let Some(share) = self.users.get_mut(user)
-        {
+        if self.limits_users() {
+            self.left_of_user(&entry.message, bytes);
+        }
+    }
+
+    #[inline(never)]
+    fn left_of_user(&mut self, message: &Message, bytes: u64) {
+        if let Some(share) = user_of(message).and_then(|user| self.users.get_mut(user)) {
             share.set(share.bytes.saturating_sub(bytes));
         }
     }
@@ -251,7 +264,12 @@ impl UnsavedShare {
         if bytes.saturating_add(more) > limit {
             return Some(MemoryExcess::Broker { bytes, limit });
         }
-        let user = self.limited_user(message)?;
+        if self.limits_users() { self.excess_of_user(message, more) } else { None }
+    }
+
+    #[inline(never)]
+    fn excess_of_user(&self, message: &Message, more: u64) -> Option<MemoryExcess> {
+        let user = user_of(message)?;
         let bytes = match self.users.get(user) {
             Some(share) => share.total(),
             None => self.memory.of_user(user).bytes.load(Ordering::Relaxed),
@@ -264,13 +282,10 @@ impl UnsavedShare {
         })
     }
 
-    /// The user whose limit applies to a message.
+    /// Whether there is a limit for the messages of each user.
     #[inline]
-    fn limited_user<'a>(&self, message: &'a Message) -> Option<&'a Arc<str>> {
-        if self.limits.per_user_max == u64::MAX {
-            return None;
-        }
-        message.producer()?.user.as_ref()
+    fn limits_users(&self) -> bool {
+        self.limits.per_user_max != u64::MAX
     }
 
     fn user(&mut self, user: &Arc<str>) -> &mut Share {
@@ -288,6 +303,11 @@ impl UnsavedShare {
     pub(crate) fn count_rejected(&self) {
         self.memory.count_rejected();
     }
+}
+
+/// The user or token that published a message; `None` without authentication.
+fn user_of(message: &Message) -> Option<&Arc<str>> {
+    message.producer()?.user.as_ref()
 }
 
 /// Saved messages in memory whose records nothing waits for and that are not written yet.

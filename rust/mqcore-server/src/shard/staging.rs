@@ -20,11 +20,13 @@ use crate::stats::counters::CloseReason;
 /// At this size a chunk is closed, so that the connection can start to write and free it.
 const CHUNK_BYTES: usize = 256 * 1024;
 
+type Connections = HashMap<ConnectionId, Staged, foldhash::fast::RandomState>;
+
 /// Collects the output.
 #[derive(Debug)]
 pub(crate) struct Staging {
     shard: usize,
-    connections: HashMap<ConnectionId, Staged, foldhash::fast::RandomState>,
+    connections: Connections,
     /// Those of `connections` that have output.
     dirty: Vec<ConnectionId>,
     run: Option<Run>,
@@ -133,6 +135,25 @@ impl Staged {
     }
 }
 
+/// The entry of a connection. It is new if the connection never sent to this shard: that of the producer of a message
+/// that was dead-lettered here, for example. `None` if the connection is gone.
+#[inline]
+fn find_or_add<'a>(
+    connections: &'a mut Connections,
+    connection: ConnectionId,
+    hub: &Hub,
+) -> Option<&'a mut Staged> {
+    match connections.entry(connection) {
+        MapEntry::Occupied(occupied) => Some(occupied.into_mut()),
+        MapEntry::Vacant(vacant) => {
+            // An ended connection may still be in the registry, but this shard would not be notified of its end
+            // again, and would keep its entry forever.
+            let outbox = hub.registry.find(connection).filter(|outbox| !outbox.has_ended())?;
+            Some(vacant.insert(Staged::new(outbox)))
+        }
+    }
+}
+
 impl Staging {
     pub(crate) fn new(shard: usize) -> Self {
         Self { shard, connections: HashMap::default(), dirty: Vec::new(), run: None, runs_begun: 0 }
@@ -150,33 +171,14 @@ impl Staging {
         self.connections.remove(&connection);
     }
 
-    /// Registers a connection that never sent to this shard, for example the producer of a message that was
-    /// dead-lettered here. `false` if the connection is gone.
-    fn know(&mut self, connection: ConnectionId, hub: &Hub) -> bool {
-        match self.connections.entry(connection) {
-            MapEntry::Occupied(_) => true,
-            MapEntry::Vacant(vacant) => match hub.registry.find(connection) {
-                // An ended connection may still be in the registry, but this shard would not be notified of its end
-                // again, and would keep its entry forever.
-                Some(outbox) if !outbox.has_ended() => {
-                    vacant.insert(Staged::new(outbox));
-                    true
-                }
-                _ => false,
-            },
-        }
-    }
-
     /// The entry of a connection, after closing its current run. `None` if it has ended.
     fn place(&mut self, connection: ConnectionId, hub: &Hub) -> Option<&mut Staged> {
-        if !self.know(connection, hub) {
-            return None;
-        }
-        let in_run = self.connections.get(&connection).map_or(0, |staged| staged.run);
-        if self.run.as_ref().is_some_and(|run| run.number == in_run) {
+        if let Some(run) = &self.run
+            && self.connections.get(&connection).is_some_and(|staged| staged.run == run.number)
+        {
             self.close_run();
         }
-        let staged = self.connections.get_mut(&connection)?;
+        let staged = find_or_add(&mut self.connections, connection, hub)?;
         if !staged.dirty {
             staged.dirty = true;
             self.dirty.push(connection);
@@ -278,9 +280,7 @@ impl Staging {
         let mut spoken = [false; Protocol::ALL.len()];
         let mut by_session = Vec::new();
         for &connection in &**to {
-            if self.know(connection, hub)
-                && let Some(staged) = self.connections.get_mut(&connection)
-            {
+            if let Some(staged) = find_or_add(&mut self.connections, connection, hub) {
                 let protocol = staged.outbox.protocol;
                 if kind.is_by_session(protocol) {
                     by_session.push(connection);
