@@ -11,6 +11,7 @@ use crate::model::decision::Step;
 use crate::model::effect::{Deliver, Effect, Event, Recipients};
 use crate::model::entry::Entry;
 use crate::model::id::{ConnectionId, Tag};
+use crate::model::message::Message;
 use crate::model::options::Status;
 use crate::model::record::{DeliveryProgress, Record};
 use crate::model::stats::DropReason;
@@ -36,6 +37,17 @@ struct DeliveryTerms {
     is_sent: bool,
     /// Whether its consumers joined for the queue.
     by_queue: bool,
+}
+
+/// An attempt to deliver a message.
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    /// Whether it was never delivered before.
+    first: bool,
+    /// From 1.
+    number: u16,
+    /// How often it was requeued before.
+    requeues: u16,
 }
 
 impl Queue {
@@ -217,8 +229,18 @@ impl Queue {
         } else {
             Recipients::Many(members.untagged().clone())
         };
-        self.deliver(&mut entry, to, context);
-        self.conclude(entry, &[], context);
+        // Nothing settles it, so it leaves the queue now, and its only delivery gets it without another reference.
+        let terms = DeliveryTerms::default();
+        let attempt = self.begin_attempt(&mut entry, &to, &terms, context);
+        self.acknowledge(&mut entry, self.sent(context), None, "none", context);
+        self.removed(&entry, context);
+        let deliver = self.delivery(entry.message, attempt, to, terms);
+        context.effects.push(Effect::Deliver(deliver));
+    }
+
+    /// The policy's decision about a message that was sent.
+    fn sent(&self, context: &Context<'_>) -> StepDecision {
+        StepDecision::of_policy(context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true))
     }
 
     /// Delivers a message to `consumers`; those without a tag have the connections `untagged`.
@@ -284,9 +306,7 @@ impl Queue {
         for consumer in consumers {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         }
-        let decision = context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true);
-        let step_decision = StepDecision::of_policy(decision);
-        self.acknowledge(&mut entry, step_decision, None, "none", context);
+        self.acknowledge(&mut entry, self.sent(context), None, "none", context);
         if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
             return self.remove(entry, context);
         }
@@ -359,27 +379,47 @@ impl Queue {
         terms: DeliveryTerms,
         context: &mut Context<'_>,
     ) -> Deliver {
-        let DeliveryTerms { tag, name, acknowledge, is_sent, by_queue } = terms;
+        let attempt = self.begin_attempt(entry, &to, &terms, context);
+        self.delivery(entry.message.clone(), attempt, to, terms)
+    }
+
+    /// Counts a delivery, and the attempt if it is the first delivery of this attempt.
+    #[inline]
+    fn begin_attempt(
+        &mut self,
+        entry: &mut Entry,
+        to: &Recipients,
+        terms: &DeliveryTerms,
+        context: &mut Context<'_>,
+    ) -> Attempt {
         let first = entry.attempts == 0;
         let stats = &mut self.metadata.stats;
         stats.deliveries += to.as_slice().len() as u64;
         stats.last_sent_ms = context.now.0;
         // It is sent once, however many consumers receive it.
-        if !is_sent {
+        if !terms.is_sent {
             stats.sent += 1;
-            self.attempted(entry, acknowledge, context);
+            self.attempted(entry, terms.acknowledge, context);
         }
+        Attempt { first, number: entry.attempts, requeues: entry.requeues }
+    }
+
+    #[inline]
+    fn delivery(&self, message: Message, attempt: Attempt, to: Recipients, terms: DeliveryTerms) -> Deliver {
+        let DeliveryTerms { tag, name, acknowledge, by_queue, .. } = terms;
+        let Attempt { first, number: attempt, requeues } = attempt;
+        let (queue, hide_source) = (self.metadata.address.clone(), self.metadata.options.hide_client_names);
         Deliver {
-            queue: self.metadata.address.clone(),
-            message: entry.message.clone(),
+            queue,
+            message,
             to,
             acknowledge,
-            hide_source: self.metadata.options.hide_client_names,
+            hide_source,
             first,
             tag,
-            attempt: entry.attempts,
+            attempt,
             by_queue,
-            requeues: entry.requeues,
+            requeues,
             name,
         }
     }

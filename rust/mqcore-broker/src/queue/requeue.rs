@@ -219,15 +219,20 @@ impl Queue {
     /// Removes a message for good.
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, context: &mut Context<'_>) {
+        self.removed(&entry, context);
+    }
+
+    /// Notes that a message left the queue for good.
+    pub(crate) fn removed(&mut self, entry: &Entry, context: &mut Context<'_>) {
         self.metadata.stats.removed += 1;
         self.unique.release(&entry.message);
-        context.state.unsaved.left(&entry);
-        context.record_end(&self.metadata.address, &entry);
+        context.state.unsaved.left(entry);
+        context.record_end(&self.metadata.address, entry);
         if entry.sequence.0 > 0 {
             self.keep_id(entry.sequence, context);
             context.record(Record::Settle(entry.sequence));
         }
-        notify_dequeued(&self.metadata, &entry, context);
+        notify_dequeued(&self.metadata, entry, context);
     }
 
     /// Finishes a message whose last holder has released it.
