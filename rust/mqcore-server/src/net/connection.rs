@@ -205,6 +205,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             self.probe = found.probe;
         }
         let mut moved = self.encode_taken(now);
+        if found.is_overfull {
+            moved = true;
+            // Only output that the socket does not accept counts. Otherwise a late task would cost its peer the connection.
+            self.write(context);
+            if self.outbox.is_above_limit(self.output.len()) {
+                self.overflow();
+            }
+        }
         if let Some(order) = found.order {
             moved = true;
             if self.handle_order(order) {
@@ -278,19 +286,23 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 );
             }
             Order::Overflow => {
-                self.count_closed(CloseReason::SlowConsumer);
-                tracing::info!(
-                    connection = self.outbox.connection.0,
-                    client = &*self.client.id,
-                    "closed: it takes nothing and its output buffer is full"
-                );
-                // Commands sent before still count.
-                self.die();
+                self.overflow();
                 return false;
             }
             Order::Abort => {}
         }
         true
+    }
+
+    /// Ends the connection of a peer that causes output and does not read it. Commands sent before still count.
+    fn overflow(&mut self) {
+        self.count_closed(CloseReason::SlowConsumer);
+        tracing::info!(
+            connection = self.outbox.connection.0,
+            client = &*self.client.id,
+            "closed: it takes nothing and its output buffer is full"
+        );
+        self.die();
     }
 
     /// Puts everything from the outbox into the output, in order.

@@ -31,10 +31,11 @@ pub(crate) enum OutboxItem {
 pub(crate) fn event_bytes(event: &Event) -> usize {
     const PLAIN: usize = 128;
     match event {
+        // These name a message, and do not contain its body.
         Event::PublishRefused { message, .. }
         | Event::TopicRefused { message, .. }
-        | Event::Acknowledged { message, .. }
-        | Event::Pulled { message, .. }
+        | Event::Acknowledged { message, .. } => PLAIN + message.memory_bytes() - message.body().len(),
+        Event::Pulled { message, .. }
         | Event::Cached { message, .. }
         | Event::Direct { message, .. }
         | Event::Published { message, .. }
@@ -122,6 +123,8 @@ struct OutboxState {
     /// Bit `n`: shard `n` was notified of `Congested` and waits for `Writable`.
     waiting_shards: u16,
     order: Option<Order>,
+    /// Events were pushed above the limit.
+    is_overfull: bool,
     /// Dropped by the connection when it has nothing left to do.
     probe: Option<mpsc::Sender<()>>,
     /// The connection's task, if it is idle.
@@ -133,6 +136,8 @@ struct OutboxState {
 #[derive(Debug, Default)]
 pub(crate) struct TakenOutput {
     pub(crate) order: Option<Order>,
+    /// Events were pushed above the limit. Either the peer does not read, or only the connection's task was late.
+    pub(crate) is_overfull: bool,
     pub(crate) probe: Option<mpsc::Sender<()>>,
 }
 
@@ -143,6 +148,7 @@ impl Outbox {
             bytes: 0,
             waiting_shards: 0,
             order: None,
+            is_overfull: false,
             probe: None,
             waker: None,
             ended: false,
@@ -157,8 +163,8 @@ impl Outbox {
 
     /// Takes everything out of `staged`, which is worth `bytes`, and wakes the connection once.
     ///
-    /// Deliveries are always accepted: the broker stops by itself once it knows of the congestion. A connection that
-    /// keeps causing other events while its peer does not read is closed instead.
+    /// Deliveries are always accepted: the broker stops by itself once it knows of the congestion. Other events above
+    /// the limit make the connection's task look whether its peer reads; if not, it closes the connection.
     pub(crate) fn push(&self, staged: &mut Vec<OutboxItem>, bytes: usize, shard: usize) -> Pushed {
         let mut state = self.lock();
         if state.ended {
@@ -166,10 +172,9 @@ impl Outbox {
             staged.clear();
             return Pushed::Gone;
         }
-        let full = state.bytes >= self.marks.max;
-        if full && staged.iter().any(|outgoing| matches!(outgoing, OutboxItem::Events(_))) {
-            state.order = Some(Order::Overflow);
-        } else if state.queue.is_empty() && state.queue.capacity() < staged.len() {
+        state.is_overfull |= state.bytes >= self.marks.max
+            && staged.iter().any(|outgoing| matches!(outgoing, OutboxItem::Events(_)));
+        if state.queue.is_empty() && state.queue.capacity() < staged.len() {
             std::mem::swap(&mut state.queue, staged);
         } else {
             state.queue.append(staged);
@@ -232,7 +237,16 @@ impl Outbox {
             Some(known) if known.will_wake(waker) => {}
             known => *known = Some(waker.clone()),
         }
-        TakenOutput { order: state.order.take(), probe: state.probe.take() }
+        TakenOutput {
+            order: state.order.take(),
+            is_overfull: std::mem::take(&mut state.is_overfull),
+            probe: state.probe.take(),
+        }
+    }
+
+    /// Whether this much output, which the socket does not take, is above the limit.
+    pub(crate) fn is_above_limit(&self, unwritten: usize) -> bool {
+        unwritten >= self.marks.max
     }
 
     /// The connection produced `added` bytes itself and removed `removed`. Returns the shards to notify with
@@ -273,6 +287,8 @@ mod tests {
     use std::task::Wake;
 
     use mqcore_broker::model::effect::Event;
+    use mqcore_broker::model::id::QueueAddress;
+    use mqcore_broker::model::message::{Message, Properties};
     use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 
     use super::*;
@@ -326,14 +342,32 @@ mod tests {
     }
 
     #[test]
-    fn deliveries_are_taken_beyond_the_limit_but_events_end_the_connection() {
+    fn events_beyond_the_limit_make_the_connection_check_its_peer_and_deliveries_do_not() {
         let outbox = outbox();
         let waker = Waker::noop();
         outbox.push(&mut frames(5000), 5000, 0);
         outbox.push(&mut frames(10), 10, 0);
         assert_eq!(outbox.take(&mut Vec::new(), waker).order, None);
+        let mut taken = Vec::new();
         outbox.push(&mut event(), 10, 0);
-        assert_eq!(outbox.take(&mut Vec::new(), waker).order, Some(Order::Overflow));
+        assert!(outbox.take(&mut taken, waker).is_overfull);
+        assert_eq!(taken.len(), 1, "they are lost only with the connection");
+        assert!(!outbox.take(&mut Vec::new(), waker).is_overfull);
+        assert!(outbox.is_above_limit(4000) && !outbox.is_above_limit(3999));
+    }
+
+    #[test]
+    fn a_confirmation_does_not_count_the_body_of_its_message() {
+        let message = |body: &[u8]| Message::from_parts(b"id", b"", body, Properties::default(), None);
+        let acknowledged = |body: &[u8]| Event::Acknowledged {
+            queue: QueueAddress::parse("orders/1").expect("valid").into(),
+            message: message(body),
+            negative: None,
+            relayed: None,
+        };
+        assert_eq!(event_bytes(&acknowledged(&[0; 20_000])), event_bytes(&acknowledged(b"")));
+        let custom = event_bytes(&Event::Custom(message(&[0; 20_000])));
+        assert!(custom > 20_000, "{custom}");
     }
 
     #[test]
