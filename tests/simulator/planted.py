@@ -72,6 +72,29 @@ BUGS: Final = (
         "        if CONDITION && self.messages.len() > 2 {\n            self.messages.remove(1);\n        }\n"
         "        self.messages.dedup",
     ),
+    Bug(
+        "forgotten-delay",
+        "a restart delivers a delayed message at once",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "let not_before = progress.not_before.max(terms.not_before);",
+        "let not_before = if CONDITION { progress.not_before } else { progress.not_before.max(terms.not_before) };",
+    ),
+    Bug(
+        "forgotten-dead-letter",
+        "a queue forgets its dead letter before the dead-letter queue has saved it",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));",
+        "if CONDITION { context.effects.push(Effect::Transferred(origin)); }\n"
+        "else { context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin)); }",
+    ),
+    Bug(
+        "ignored-expiry",
+        "the broker ignores when a message expires",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "self.deadline(now.max(terms.not_before(now))).min(terms.expires(now))",
+        "if CONDITION { return self.deadline(now); }\n"
+        "        self.deadline(now.max(terms.not_before(now))).min(terms.expires(now))",
+    ),
 )
 
 

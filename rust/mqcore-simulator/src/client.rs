@@ -15,7 +15,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use crate::agenda::Due;
 use crate::network::Side;
-use crate::scenario::{SimulatedClient, SimulatedQueue};
+use crate::scenario::{PublishTerms, SimulatedClient, SimulatedQueue};
 use crate::scene::Scene;
 use crate::time::Micros;
 
@@ -175,20 +175,23 @@ impl SimulatedPeer {
     }
 
     /// Publishes a message, if the connection is ready for it.
-    pub(crate) fn publish(&mut self, size: usize, scene: &mut Scene) {
+    pub(crate) fn publish(&mut self, size: usize, terms: PublishTerms, scene: &mut Scene) {
         let Some(link) = self.link.as_ref().filter(|link| link.is_ready) else { return };
-        let label = scene.oracle.published(self.terms.queue, link.id);
+        let terms = if self.terms.mqks { PublishTerms::default() } else { terms };
+        let label = scene.oracle.published(self.terms.queue, link.id, terms, scene.now);
         let (id, body, mut bytes) = (message_id(label), body(label, size), Vec::new());
         scene.note(format_args!("client {} publishes {id}", self.index));
         if self.terms.mqks {
             let event = self.event();
             encode_request(id.as_bytes(), "publish", true, &[event.as_bytes(), body.as_bytes()], &mut bytes);
         } else {
+            let headers = headers_of(terms);
             let frame = Frame {
                 pending_acknowledge: true,
                 content_type: self.queue_id,
                 id: id.as_bytes(),
                 target: self.channel.as_bytes(),
+                headers: &headers,
                 payload: body.as_bytes(),
                 ..Frame::new(Kind::QUEUE)
             };
@@ -296,7 +299,8 @@ impl SimulatedPeer {
                 scene.oracle.answered(label, confirmed);
             }
             Received::Delivery { label, intact, repeated } => {
-                scene.note(format_args!("client {} receives {}", self.index, message_id(label)));
+                let how = if scene.oracle.is_of(label, self.terms.queue) { "" } else { ", a dead letter" };
+                scene.note(format_args!("client {} receives {}{how}", self.index, message_id(label)));
                 if !intact {
                     scene.oracle.find("phantom", format!("message {label} has another body"));
                 }
@@ -329,6 +333,19 @@ impl SimulatedPeer {
 
 fn message_id(label: u32) -> String {
     format!("m{label}")
+}
+
+fn headers_of(terms: PublishTerms) -> Vec<u8> {
+    let mut headers = Vec::new();
+    let wanted = [
+        (key::DELAY, terms.delay_ms),
+        (key::EXPIRES_IN, terms.expires_ms),
+        (key::PRIORITY, u64::from(terms.priority)),
+    ];
+    for (name, value) in wanted.into_iter().filter(|(_, value)| *value > 0) {
+        push_header(&mut headers, name, value.to_string().as_bytes()).expect("a plain header");
+    }
+    headers
 }
 
 fn label_of(id: &[u8]) -> Option<u32> {

@@ -5,12 +5,14 @@
 //!
 //! | rule | finding |
 //! |---|---|
-//! | A client receives only messages that were published to its queue, with their bodies. | `phantom` |
+//! | A client receives only messages that were published to its queue or became dead letters of it, with their bodies. | `phantom` |
 //! | A rejected message is not delivered, unless a faulty disk was the reason. | `rejected` |
 //! | A confirmed message is delivered until a consumer settles it, whatever crashed. | `lost` |
 //! | A message that was settled before a calm is not delivered again. | `settled-returns` |
 //! | A message is delivered again only after a rejection, a timeout, the end of a connection or a crash. | `doubled` |
-//! | First deliveries of one producer's messages keep their order. | `order` |
+//! | First deliveries of one producer's messages of equal priority keep their order, unless they are delayed. | `order` |
+//! | A delayed message is not delivered before its time. | `early` |
+//! | An expired message is not delivered, except as a dead letter. | `late` |
 //! | A consumer has at most `prefetch` unsettled messages. | `prefetch` |
 //! | Each publish on a working connection is answered. | `unanswered` |
 //! | A client may connect, bind and consume, unless a disk is faulty. | `refused` |
@@ -23,7 +25,7 @@ use std::fmt;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::Durability;
 
-use crate::scenario::{ACKNOWLEDGE_TIMEOUT, Scenario};
+use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario};
 use crate::time::Micros;
 
 /// By how much a timeout may seem early, because a message was on its way for some time.
@@ -57,6 +59,8 @@ struct SeenMessage {
     queue: usize,
     /// The connection that published it.
     link: ConnectionId,
+    at: Micros,
+    terms: PublishTerms,
     /// `None`: not answered. True: confirmed.
     answer: Option<bool>,
     /// A crash may have lost it.
@@ -65,6 +69,10 @@ struct SeenMessage {
     is_over: bool,
     /// It was rejected because of a faulty disk, which may have it nevertheless.
     is_doubtful: bool,
+    /// A crash may have interrupted its way to the dead-letter queue: both queues may have it.
+    may_be_doubled: bool,
+    /// A faulty disk may have it although it was settled in the dead-letter queue.
+    may_return: bool,
     deliveries: Vec<SeenDelivery>,
 }
 
@@ -89,8 +97,8 @@ struct SeenLink {
     ended: Option<u64>,
     /// It was silent or its client did not read, so times say nothing.
     is_doubtful: bool,
-    /// The latest first delivery of the messages of each producer's connection.
-    latest: BTreeMap<ConnectionId, u32>,
+    /// The latest first delivery of the messages of each producer's connection and priority.
+    latest: BTreeMap<(ConnectionId, u8), u32>,
 }
 
 #[derive(Debug)]
@@ -99,6 +107,8 @@ struct QueueRules {
     saves: bool,
     durability: Durability,
     push: bool,
+    /// The index of its dead-letter queue.
+    dead_letter: Option<usize>,
 }
 
 /// The model, and everything that clients have seen so far.
@@ -113,11 +123,13 @@ pub struct Oracle {
 
 impl Oracle {
     pub(crate) fn new(scenario: &Scenario) -> Self {
+        let index_of = |address: &String| scenario.queues.iter().position(|queue| queue.address == *address);
         let rules = scenario.queues.iter().map(|queue| QueueRules {
             address: queue.address.clone(),
             saves: queue.saves,
             durability: queue.promise,
             push: queue.push,
+            dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
         });
         let queues = rules.collect();
         let (messages, findings) = (Vec::new(), Vec::new());
@@ -150,6 +162,11 @@ impl Oracle {
     /// Disks have faults from now on, or no longer.
     pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool) {
         self.has_faulty_disk = has_faulty_disk;
+        if has_faulty_disk {
+            for message in &mut self.messages {
+                message.may_return |= self.queues[message.queue].dead_letter.is_some();
+            }
+        }
     }
 
     /// The broker refuses what a client needs before it can publish or consume.
@@ -176,18 +193,29 @@ impl Oracle {
                 (Ending::PowerLost, durability) => saves && durability == Durability::Fsync,
             };
             message.is_unsafe |= !safe;
+            message.may_be_doubled |= self.queues[message.queue].dead_letter.is_some();
         }
     }
 
     /// A client publishes. Returns the number of the message.
-    pub(crate) fn published(&mut self, queue: usize, link: ConnectionId) -> u32 {
+    pub(crate) fn published(
+        &mut self,
+        queue: usize,
+        link: ConnectionId,
+        terms: PublishTerms,
+        at: Micros,
+    ) -> u32 {
         self.messages.push(SeenMessage {
             queue,
             link,
+            at,
+            terms,
             answer: None,
             is_unsafe: false,
             is_over: false,
             is_doubtful: false,
+            may_be_doubled: false,
+            may_return: self.has_faulty_disk && self.queues[queue].dead_letter.is_some(),
             deliveries: Vec::new(),
         });
         self.messages.len() as u32 - 1
@@ -211,6 +239,11 @@ impl Oracle {
         }
     }
 
+    /// Whether a message was published to this queue, so that its delivery there is not that of a dead letter.
+    pub(crate) fn is_of(&self, label: u32, queue: usize) -> bool {
+        self.messages.get(label as usize).is_none_or(|message| message.queue == queue)
+    }
+
     /// A consumer of a queue receives a message. `repeated`: the broker says that this is not the first attempt.
     pub(crate) fn delivered(
         &mut self,
@@ -224,18 +257,24 @@ impl Oracle {
             return self.find("phantom", format!("message {label} was never published"));
         };
         let address = self.queues[message.queue].address.clone();
-        if message.queue != queue {
+        if !self.way(message.queue).any(|on_its_way| on_its_way == queue) {
             let other = &self.queues[queue].address;
             return self.find("phantom", format!("{other} delivers message {label} of {address}"));
         }
         if message.answer == Some(false) && !message.is_doubtful {
             self.find("rejected", format!("{address} delivers message {label}, which it rejected"));
         } else if message.is_over {
-            self.find("settled-returns", format!("{address} delivers message {label} after it was settled"));
-        } else if let Some(why) = self.doubled(message, link, now) {
+            if !message.may_return {
+                let text = format!("{address} delivers message {label} after it was settled");
+                self.find("settled-returns", text);
+            }
+        } else if let Some(why) = self.doubled(message, queue, link, now) {
             self.find("doubled", format!("{address} delivers message {label} again: {why}"));
         }
-        self.check_order(label, link, repeated);
+        if self.messages[label as usize].queue == queue {
+            self.check_time(label, link, now);
+            self.check_order(label, link, repeated);
+        }
         if let Some(message) = self.messages.get_mut(label as usize) {
             message.deliveries.push(SeenDelivery { link, at: now, outcome: None });
         }
@@ -244,13 +283,27 @@ impl Oracle {
 
     // ---- Rules -------------------------------------------------------------------------------------------------
 
+    /// The queue and those to which its messages move as dead letters.
+    fn way(&self, queue: usize) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(queue), |queue| self.queues[*queue].dead_letter)
+    }
+
     /// Why an earlier delivery forbids another one now.
-    fn doubled(&self, message: &SeenMessage, link: ConnectionId, now: Micros) -> Option<String> {
+    fn doubled(
+        &self,
+        message: &SeenMessage,
+        queue: usize,
+        link: ConnectionId,
+        now: Micros,
+    ) -> Option<String> {
         // A client that did not read may receive now what was sent before the earlier delivery.
-        if self.links.get(&link).is_some_and(|link| link.is_doubtful) {
+        if message.may_be_doubled
+            || message.may_return
+            || self.links.get(&link).is_some_and(|link| link.is_doubtful)
+        {
             return None;
         }
-        let push = self.queues[message.queue].push;
+        let push = self.queues[message.queue].push || self.queues[queue].push;
         let row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
         let open = row.filter(|delivery| {
             self.links.get(&delivery.link).is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
@@ -268,12 +321,30 @@ impl Oracle {
         ))
     }
 
+    fn check_time(&mut self, label: u32, link: ConnectionId, now: Micros) {
+        let message = &self.messages[label as usize];
+        let PublishTerms { delay_ms, expires_ms, .. } = message.terms;
+        let age = now - message.at;
+        let address = &self.queues[message.queue].address;
+        // The broker counts whole milliseconds.
+        if age + 1_000 < delay_ms * 1_000 {
+            let text = format!("{address} delivers message {label} after {age} us, delay {delay_ms} ms");
+            return self.find("early", text);
+        }
+        let is_doubtful = self.links.get(&link).is_some_and(|link| link.is_doubtful);
+        // It may be on its way to the broker, and then to the consumer, for some time.
+        if expires_ms > 0 && !is_doubtful && age > expires_ms * 1_000 + 2 * TRANSIT_MAX {
+            let text = format!("{address} delivers message {label} after {age} us, expiry {expires_ms} ms");
+            self.find("late", text);
+        }
+    }
+
     fn check_order(&mut self, label: u32, link: ConnectionId, repeated: bool) {
         let message = &self.messages[label as usize];
-        if repeated || !message.deliveries.is_empty() {
+        if repeated || !message.deliveries.is_empty() || message.terms.delay_ms > 0 {
             return;
         }
-        let (queue, producer) = (message.queue, message.link);
+        let (queue, producer) = (message.queue, (message.link, message.terms.priority));
         let Some(seen) = self.links.get_mut(&link) else { return };
         let latest = seen.latest.entry(producer).or_insert(label);
         let earlier = *latest;
@@ -317,7 +388,7 @@ impl Oracle {
                 self.find("unanswered", text);
                 continue;
             }
-            if !served[message.queue] {
+            if !self.way(message.queue).all(|queue| served[queue]) {
                 continue;
             }
             let settled = message.deliveries.iter().any(|delivery| {
@@ -325,7 +396,8 @@ impl Oracle {
                 let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);
                 delivery.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
             });
-            if message.answer == Some(true) && !message.is_unsafe && !settled {
+            let expires = message.terms.expires_ms > 0;
+            if message.answer == Some(true) && !message.is_unsafe && !settled && !expires {
                 let count = message.deliveries.len();
                 let text = format!(
                     "{address} confirmed message {label}, delivered it {count} times, and has no more"
@@ -357,6 +429,7 @@ mod tests {
             push: false,
             one_at_a_time: false,
             retry_delay_ms: 0,
+            dead_letter: None,
         };
         let scenario = Scenario { queues: vec![queue.clone(), queue], ..Scenario::of_seed(0) };
         let mut oracle = Oracle::new(&scenario);
@@ -364,7 +437,7 @@ mod tests {
         oracle.opened(PRODUCER, 0);
         oracle.opened(OTHER, 2);
         for _ in 0..3 {
-            let label = oracle.published(0, PRODUCER);
+            let label = oracle.published(0, PRODUCER, PublishTerms::default(), 0);
             oracle.answered(label, true);
         }
         oracle
@@ -432,6 +505,67 @@ mod tests {
     }
 
     #[test]
+    fn delayed_and_expired_messages_have_their_time() {
+        let finding = |terms: PublishTerms, prepare: &dyn Fn(&mut Oracle), now: Micros| {
+            let mut oracle = oracle();
+            let label = oracle.published(0, PRODUCER, terms, 0);
+            prepare(&mut oracle);
+            oracle.delivered(label, 0, LINK, false, now);
+            rule(&oracle)
+        };
+        let delayed = PublishTerms { delay_ms: 50, ..PublishTerms::default() };
+        assert_eq!(finding(delayed, &|_| {}, 48_000), Some("early"));
+        assert_eq!(finding(delayed, &|_| {}, 50_000), None);
+        let expiring = PublishTerms { expires_ms: 100, ..PublishTerms::default() };
+        let expired = 100_000 + 2 * TRANSIT_MAX + 1;
+        assert_eq!(finding(expiring, &|_| {}, expired), Some("late"));
+        assert_eq!(finding(expiring, &|_| {}, 90_000), None);
+        assert_eq!(finding(expiring, &|oracle| oracle.doubt(LINK), expired), None, "read late");
+    }
+
+    #[test]
+    fn first_deliveries_of_other_priorities_and_of_delayed_messages_have_no_order() {
+        let high = PublishTerms { priority: 9, ..PublishTerms::default() };
+        let delayed = PublishTerms { delay_ms: 1, ..PublishTerms::default() };
+        for (terms, expected) in [(high, None), (delayed, None), (PublishTerms::default(), Some("order"))] {
+            let mut oracle = oracle();
+            let label = oracle.published(0, PRODUCER, terms, 0);
+            oracle.delivered(label, 0, LINK, false, 10_000);
+            oracle.delivered(0, 0, LINK, false, 10_000);
+            assert_eq!(rule(&oracle), expected, "{terms:?}");
+        }
+    }
+
+    #[test]
+    fn dead_letters_are_delivered_by_their_new_queue() {
+        let mut oracle = oracle();
+        oracle.queues[0].dead_letter = Some(1);
+        oracle.delivered(0, 1, OTHER, false, LATER);
+        assert_eq!(rule(&oracle), None);
+        // A queue without consumers may still have its messages, and so may the queue of its dead letters.
+        oracle.calm(&[true, false]);
+        oracle.calm(&[false, true]);
+        assert_eq!(rule(&oracle), None);
+        oracle.calm(&[true, true]);
+        assert_eq!(rule(&oracle), Some("lost"));
+    }
+
+    #[test]
+    fn only_a_crash_or_a_faulty_disk_may_double_a_dead_letter() {
+        let twice = |prepare: &dyn Fn(&mut Oracle)| {
+            let mut oracle = oracle();
+            oracle.queues[0].dead_letter = Some(1);
+            prepare(&mut oracle);
+            oracle.delivered(0, 0, LINK, false, LATER);
+            oracle.delivered(0, 1, OTHER, false, LATER);
+            rule(&oracle)
+        };
+        assert_eq!(twice(&|_| {}), Some("doubled"));
+        assert_eq!(twice(&|oracle| oracle.ended(Ending::Killed)), None);
+        assert_eq!(twice(&|oracle| oracle.doubt_rejections(true)), None);
+    }
+
+    #[test]
     fn a_third_message_exceeds_a_prefetch_of_two() {
         let mut oracle = oracle();
         for label in 0..3 {
@@ -488,7 +622,7 @@ mod tests {
     #[test]
     fn a_publish_on_an_open_connection_is_answered() {
         let mut oracle = oracle();
-        oracle.published(1, PRODUCER);
+        oracle.published(1, PRODUCER, PublishTerms::default(), 0);
         oracle.calm(&[false, false]);
         assert_eq!(rule(&oracle), Some("unanswered"));
     }

@@ -176,9 +176,9 @@ impl<'a> Simulation<'a> {
         self.scene.note(format_args!("step {step:?}"));
         match step {
             ScenarioStep::Connect(client) => self.connect(client),
-            ScenarioStep::Publish { client, count, bytes } => {
+            ScenarioStep::Publish { client, count, bytes, terms } => {
                 for _ in 0..count {
-                    self.clients[client].publish(bytes, &mut self.scene);
+                    self.clients[client].publish(bytes, terms, &mut self.scene);
                 }
             }
             ScenarioStep::Leave(client) => self.leave(client),

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use mqcore_broker::model::options::{Durability, QueueChanges, Status};
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_testkit::Random;
 
 use crate::time::Micros;
@@ -51,6 +52,19 @@ pub struct SimulatedQueue {
     pub one_at_a_time: bool,
     /// Delay before a rejected message is redelivered.
     pub retry_delay_ms: u64,
+    /// How often a message is requeued, and the address of the queue that gets it after that. `None`: without end.
+    pub dead_letter: Option<(u16, String)>,
+}
+
+/// Terms that a producer sets for a message. MQKS has none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PublishTerms {
+    /// Delay before the first delivery, in milliseconds.
+    pub delay_ms: u64,
+    /// Time until the message expires, in milliseconds, including the delay; 0: it does not.
+    pub expires_ms: u64,
+    /// Priority; 0 is normal.
+    pub priority: u8,
 }
 
 /// A client.
@@ -90,6 +104,8 @@ pub enum ScenarioStep {
         count: u32,
         /// Bytes of each body.
         bytes: usize,
+        /// Terms of each message.
+        terms: PublishTerms,
     },
     /// A client closes its connection in order.
     Leave(usize),
@@ -131,7 +147,10 @@ impl SimulatedQueue {
             acknowledge_timeout: Some(Duration::from_micros(ACKNOWLEDGE_TIMEOUT)),
             wait_for_acknowledge: Some(self.one_at_a_time),
             delivery_handler: Some(if self.saves { "at-least-once" } else { "memory" }.into()),
-            put_back_limit: Some(u16::MAX),
+            put_back_limit: Some(self.dead_letter.as_ref().map_or(u16::MAX, |(limit, _)| *limit)),
+            dead_letter: self.dead_letter.as_ref().map(|(_, address)| {
+                Some(DeadLetter::Queue(QueueAddress::parse(address).expect("a valid address")))
+            }),
             retry_delay: Some(Some(Duration::from_millis(self.retry_delay_ms))),
             retry_delay_max: Some(Duration::from_millis(RETRY_DELAY_MAX_MS)),
             durability: Some(self.durability),
@@ -146,7 +165,14 @@ impl Scenario {
     pub fn of_seed(seed: u64) -> Self {
         let mut random = Random::new(seed);
         let shards = 1 + random.index(3);
-        let queues: Vec<_> = (0..=random.index(3)).map(|number| queue(&mut random, number)).collect();
+        let mut queues: Vec<_> = (0..=random.index(3)).map(|number| queue(&mut random, number)).collect();
+        // To an earlier queue, which exists already when this one is declared.
+        for number in 1..queues.len() {
+            if !random.one_in(3) {
+                let limit = [0, 0, 1, 3][random.index(4)];
+                queues[number].dead_letter = Some((limit, queues[random.index(number)].address.clone()));
+            }
+        }
         let mut clients = Vec::new();
         for queue in 0..queues.len() {
             for _ in 0..=random.index(2) {
@@ -193,7 +219,14 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
         push: random.one_in(4),
         one_at_a_time: random.one_in(6),
         retry_delay_ms: [0, 20, 100][random.index(3)],
+        dead_letter: None,
     }
+}
+
+fn terms(random: &mut Random) -> PublishTerms {
+    let delay_ms = [0, 0, 0, 50, 2_000][random.index(5)];
+    let expires_ms = if random.one_in(8) { delay_ms + 1 + random.below(3_000) } else { 0 };
+    PublishTerms { delay_ms, expires_ms, priority: [0, 0, 0, 1, 200][random.index(5)] }
 }
 
 fn producer(random: &mut Random, queue: usize) -> SimulatedClient {
@@ -218,7 +251,9 @@ fn step(random: &mut Random, clients: &[SimulatedClient], shards: usize) -> Scen
                 (0..clients.len()).filter(|client| clients[*client].consumer.is_none()).collect();
             let client = producers[random.index(producers.len())];
             let bytes = [0, 10, 300, 3_000][random.index(4)];
-            ScenarioStep::Publish { client, count: 1 + random.below(12) as u32, bytes }
+            let count = 1 + random.below(12) as u32;
+            let terms = if random.one_in(3) { terms(random) } else { PublishTerms::default() };
+            ScenarioStep::Publish { client, count, bytes, terms }
         }
         50..68 => ScenarioStep::Connect(client),
         68..73 => ScenarioStep::Leave(client),

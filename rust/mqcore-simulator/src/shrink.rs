@@ -1,7 +1,7 @@
 //! Smaller scenarios with the same finding.
 
 use crate::run::run;
-use crate::scenario::{Scenario, ScenarioStep};
+use crate::scenario::{PublishTerms, Scenario, ScenarioStep};
 
 /// Maximum runs of one search.
 const RUNS_MAX: u32 = 2_000;
@@ -51,10 +51,11 @@ pub fn shrink(scenario: &Scenario) -> Scenario {
 /// Simpler forms of a step, the simplest last.
 fn smaller_steps(step: ScenarioStep) -> Vec<ScenarioStep> {
     match step {
-        ScenarioStep::Publish { client, count, bytes } => vec![
-            ScenarioStep::Publish { client, count, bytes: bytes.min(10) },
-            ScenarioStep::Publish { client, count: count.div_ceil(2), bytes: bytes.min(10) },
-            ScenarioStep::Publish { client, count: 1, bytes: bytes.min(10) },
+        ScenarioStep::Publish { client, count, bytes, terms } => vec![
+            ScenarioStep::Publish { client, count, bytes: bytes.min(10), terms },
+            ScenarioStep::Publish { client, count: count.div_ceil(2), bytes: bytes.min(10), terms },
+            ScenarioStep::Publish { client, count: 1, bytes: bytes.min(10), terms },
+            ScenarioStep::Publish { client, count: 1, bytes: bytes.min(10), terms: PublishTerms::default() },
         ],
         ScenarioStep::PowerLoss => vec![ScenarioStep::Kill],
         _ => Vec::new(),

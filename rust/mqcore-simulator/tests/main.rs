@@ -31,9 +31,17 @@ fn a_seed_replays_to_the_last_byte() {
 fn runs_exercise_what_they_are_for() {
     let lines: Vec<String> =
         (0..60).flat_map(|seed| run(&Scenario::of_seed(seed), true).trace.lines().to_vec()).collect();
-    for event in
-        ["is confirmed", " acks ", " nacks ", "PowerLoss", "Kill", "Silence", "recovers", "calm ends"]
-    {
+    for event in [
+        "is confirmed",
+        " acks ",
+        " nacks ",
+        "a dead letter",
+        "PowerLoss",
+        "Kill",
+        "Silence",
+        "recovers",
+        "calm ends",
+    ] {
         assert!(lines.iter().any(|line| line.contains(event)), "no run has `{event}`");
     }
 }

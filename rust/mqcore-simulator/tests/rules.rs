@@ -1,7 +1,9 @@
 //! A broker that breaks a promise is found: the oracle expects more than the queue's options promise.
 
 use mqcore_simulator::run::run;
-use mqcore_simulator::scenario::{ConsumerHabits, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue};
+use mqcore_simulator::scenario::{
+    ConsumerHabits, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
+};
 use mqcore_simulator::shrink::shrink;
 use mqcore_testkit::seeds;
 
@@ -24,6 +26,7 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
             push: false,
             one_at_a_time: false,
             retry_delay_ms: 0,
+            dead_letter: None,
         }],
         clients: vec![
             SimulatedClient { mqks: false, queue: 0, consumer: None },
@@ -35,7 +38,7 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
 
 #[test]
 fn an_undisturbed_run_breaks_no_rule() {
-    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100 };
+    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100, terms: PublishTerms::default() };
     let steps = vec![
         (0, ScenarioStep::Connect(0)),
         (0, ScenarioStep::Connect(1)),
@@ -52,7 +55,7 @@ fn an_undisturbed_run_breaks_no_rule() {
 
 #[test]
 fn a_message_that_was_confirmed_before_its_sync_is_lost_and_the_scenario_shrinks() {
-    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100 };
+    let publish = ScenarioStep::Publish { client: 0, count: 10, bytes: 100, terms: PublishTerms::default() };
     let steps = vec![
         (0, ScenarioStep::Connect(0)),
         (50_000, ScenarioStep::Connect(1)),
