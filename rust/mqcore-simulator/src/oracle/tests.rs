@@ -1,0 +1,217 @@
+//! Histories that keep the rules, and histories that break one.
+
+use super::*;
+use crate::scenario::SimulatedQueue;
+
+const LINK: ConnectionId = ConnectionId(1);
+const PRODUCER: ConnectionId = ConnectionId(2);
+const OTHER: ConnectionId = ConnectionId(3);
+const LATER: Micros = 100;
+
+/// An oracle with two queues, two consumers with a prefetch of 2, and three confirmed messages of the first queue.
+fn oracle() -> Oracle {
+    let queue = SimulatedQueue {
+        address: "channel/1".to_owned(),
+        saves: true,
+        durability: Durability::Fsync,
+        promise: Durability::Fsync,
+        push: false,
+        one_at_a_time: false,
+        retry_delay_ms: 0,
+        dead_letter: None,
+    };
+    let scenario = Scenario { queues: vec![queue.clone(), queue], ..Scenario::of_seed(0) };
+    let mut oracle = Oracle::new(&scenario);
+    oracle.opened(LINK, 2);
+    oracle.opened(PRODUCER, 0);
+    oracle.opened(OTHER, 2);
+    for _ in 0..3 {
+        let label = oracle.published(0, PRODUCER, PublishTerms::default(), 0);
+        oracle.answered(label, true);
+    }
+    oracle
+}
+
+fn rule(oracle: &Oracle) -> Option<&'static str> {
+    oracle.finding().map(|finding| finding.rule)
+}
+
+#[test]
+fn a_history_without_faults_keeps_all_rules() {
+    let mut oracle = oracle();
+    for label in 0..3 {
+        oracle.delivered(label, 0, LINK, false, LATER);
+        oracle.settled(label, LINK, true, 10);
+    }
+    oracle.calm(&[true, true]);
+    assert_eq!(rule(&oracle), None);
+}
+
+#[test]
+fn unpublished_messages_and_those_of_other_queues_are_phantoms() {
+    for (label, queue) in [(9, 0), (0, 1)] {
+        let mut oracle = oracle();
+        oracle.delivered(label, queue, LINK, false, LATER);
+        assert_eq!(rule(&oracle), Some("phantom"), "message {label} of queue {queue}");
+    }
+}
+
+#[test]
+fn rejected_messages_are_not_delivered() {
+    let mut oracle = oracle();
+    oracle.answered(0, false);
+    oracle.delivered(0, 0, LINK, false, LATER);
+    assert_eq!(rule(&oracle), Some("rejected"));
+}
+
+#[test]
+fn a_repetition_needs_a_reason() {
+    let again = |prepare: &dyn Fn(&mut Oracle), now: Micros| {
+        let mut oracle = oracle();
+        oracle.delivered(0, 0, LINK, false, LATER);
+        prepare(&mut oracle);
+        oracle.delivered(0, 0, OTHER, true, now);
+        rule(&oracle)
+    };
+    assert_eq!(again(&|_| {}, 2 * LATER), Some("doubled"));
+    assert_eq!(again(&|oracle| oracle.settled(0, LINK, true, 10), 2 * LATER), Some("doubled"));
+    assert_eq!(again(&|oracle| oracle.settled(0, LINK, false, 10), 2 * LATER), None, "rejected");
+    assert_eq!(again(&|oracle| oracle.closed(LINK, 0), 2 * LATER), None, "connection lost");
+    assert_eq!(again(&|_| {}, LATER + ACKNOWLEDGE_TIMEOUT), None, "timed out");
+    assert_eq!(again(&|oracle| oracle.doubt(OTHER), 2 * LATER), None, "sent before, and read late");
+}
+
+#[test]
+fn first_deliveries_keep_their_order() {
+    let mut oracle = oracle();
+    oracle.delivered(1, 0, LINK, false, LATER);
+    oracle.delivered(0, 0, LINK, true, LATER);
+    assert_eq!(rule(&oracle), None, "repeated messages have another place");
+    let mut oracle = self::oracle();
+    oracle.delivered(1, 0, LINK, false, LATER);
+    oracle.delivered(0, 0, LINK, false, LATER);
+    assert_eq!(rule(&oracle), Some("order"));
+}
+
+#[test]
+fn delayed_and_expired_messages_have_their_time() {
+    let finding = |terms: PublishTerms, prepare: &dyn Fn(&mut Oracle), now: Micros| {
+        let mut oracle = oracle();
+        let label = oracle.published(0, PRODUCER, terms, 0);
+        prepare(&mut oracle);
+        oracle.delivered(label, 0, LINK, false, now);
+        rule(&oracle)
+    };
+    let delayed = PublishTerms { delay_ms: 50, ..PublishTerms::default() };
+    assert_eq!(finding(delayed, &|_| {}, 48_000), Some("early"));
+    assert_eq!(finding(delayed, &|_| {}, 50_000), None);
+    let expiring = PublishTerms { expires_ms: 100, ..PublishTerms::default() };
+    let expired = 100_000 + 2 * TRANSIT_MAX + 1;
+    assert_eq!(finding(expiring, &|_| {}, expired), Some("late"));
+    assert_eq!(finding(expiring, &|_| {}, 90_000), None);
+    assert_eq!(finding(expiring, &|oracle| oracle.doubt(LINK), expired), None, "read late");
+}
+
+#[test]
+fn first_deliveries_of_other_priorities_and_of_delayed_messages_have_no_order() {
+    let high = PublishTerms { priority: 9, ..PublishTerms::default() };
+    let delayed = PublishTerms { delay_ms: 1, ..PublishTerms::default() };
+    for (terms, expected) in [(high, None), (delayed, None), (PublishTerms::default(), Some("order"))] {
+        let mut oracle = oracle();
+        let label = oracle.published(0, PRODUCER, terms, 0);
+        oracle.delivered(label, 0, LINK, false, 10_000);
+        oracle.delivered(0, 0, LINK, false, 10_000);
+        assert_eq!(rule(&oracle), expected, "{terms:?}");
+    }
+}
+
+#[test]
+fn dead_letters_are_delivered_by_their_new_queue() {
+    let mut oracle = oracle();
+    oracle.queues[0].dead_letter = Some(1);
+    oracle.delivered(0, 1, OTHER, false, LATER);
+    assert_eq!(rule(&oracle), None);
+    // A queue without consumers may still have its messages, and so may the queue of its dead letters.
+    oracle.calm(&[true, false]);
+    oracle.calm(&[false, true]);
+    assert_eq!(rule(&oracle), None);
+    oracle.calm(&[true, true]);
+    assert_eq!(rule(&oracle), Some("lost"));
+}
+
+#[test]
+fn only_a_crash_or_a_faulty_disk_may_double_a_dead_letter() {
+    let twice = |prepare: &dyn Fn(&mut Oracle)| {
+        let mut oracle = oracle();
+        oracle.queues[0].dead_letter = Some(1);
+        prepare(&mut oracle);
+        oracle.delivered(0, 0, LINK, false, LATER);
+        oracle.delivered(0, 1, OTHER, false, LATER);
+        rule(&oracle)
+    };
+    assert_eq!(twice(&|_| {}), Some("doubled"));
+    assert_eq!(twice(&|oracle| oracle.ended(Ending::Killed)), None);
+    assert_eq!(twice(&|oracle| oracle.doubt_rejections(true)), None);
+}
+
+#[test]
+fn a_third_message_exceeds_a_prefetch_of_two() {
+    let mut oracle = oracle();
+    for label in 0..3 {
+        assert_eq!(rule(&oracle), None);
+        oracle.delivered(label, 0, LINK, false, LATER);
+    }
+    assert_eq!(rule(&oracle), Some("prefetch"));
+}
+
+#[test]
+fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
+    let settle = |oracle: &mut Oracle, label| {
+        oracle.delivered(label, 0, LINK, false, LATER);
+        oracle.settled(label, LINK, true, 10 * u64::from(label) + 10);
+    };
+    let mut oracle = oracle();
+    (0..3).for_each(|label| settle(&mut oracle, label));
+    // The third acknowledgement ends at byte 30.
+    oracle.closed(LINK, 29);
+    oracle.calm(&[false, true]);
+    assert_eq!(rule(&oracle), None, "there is no consumer");
+    oracle.calm(&[true, true]);
+    assert_eq!(rule(&oracle), Some("lost"));
+}
+
+#[test]
+fn a_crash_excuses_only_what_was_not_promised() {
+    for (ending, lost) in [(Ending::Killed, true), (Ending::PowerLost, true)] {
+        let mut oracle = oracle();
+        oracle.ended(ending);
+        oracle.calm(&[true, true]);
+        assert_eq!(rule(&oracle).is_some(), lost, "{ending:?} of a queue that syncs");
+        let mut oracle = self::oracle();
+        oracle.queues[0].durability = Durability::None;
+        oracle.ended(ending);
+        oracle.calm(&[true, true]);
+        assert_eq!(rule(&oracle), None, "{ending:?} of a queue that does not");
+    }
+}
+
+#[test]
+fn a_message_of_an_earlier_calm_does_not_return() {
+    let mut oracle = oracle();
+    for label in 0..3 {
+        oracle.delivered(label, 0, LINK, false, LATER);
+        oracle.settled(label, LINK, true, 10);
+    }
+    oracle.calm(&[true, true]);
+    oracle.ended(Ending::PowerLost);
+    oracle.delivered(1, 0, LINK, true, 2 * LATER);
+    assert_eq!(rule(&oracle), Some("settled-returns"));
+}
+
+#[test]
+fn a_publish_on_an_open_connection_is_answered() {
+    let mut oracle = oracle();
+    oracle.published(1, PRODUCER, PublishTerms::default(), 0);
+    oracle.calm(&[false, false]);
+    assert_eq!(rule(&oracle), Some("unanswered"));
+}
