@@ -160,20 +160,18 @@ def copied(directory: Path) -> Path:
 
 
 def _mark_version(project: Path) -> None:
-    version = tomllib.loads((project / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["package"]["version"]
-    crates = {crate.parent.name for crate in (project / "rust").glob("*/Cargo.toml")} | {"mqcore-bench"}
-    old, new = f'version = "{version}"', f'version = "{version}-planted"'
-    for path, wanted in ((project / "Cargo.toml", 1), (project / "Cargo.lock", len(crates))):
-        lines = path.read_text(encoding="utf-8").split("\n")
-        changed = 0
-        for number, line in enumerate(lines):
-            names_own_crate = lines[number - 1].removeprefix("name = ").strip('"') in crates
-            if line == old and (path.name == "Cargo.toml" or names_own_crate):
-                lines[number] = new
-                changed += 1
-        if changed != wanted:
-            raise ValueError(f"{path.name} has the version of the project {changed} times, not {wanted} times")
-        path.write_text("\n".join(lines), encoding="utf-8")
+    manifest, lock = project / "Cargo.toml", project / "Cargo.lock"
+    version = tomllib.loads(manifest.read_text(encoding="utf-8"))["workspace"]["package"]["version"]
+    packages = tomllib.loads(lock.read_text(encoding="utf-8"))["package"]
+    own = [package["name"] for package in packages if "source" not in package]
+    line = f'version = "{version}"'
+    for path, places in ((manifest, [line]), (lock, [f'name = "{name}"\n{line}' for name in own])):
+        text = path.read_text(encoding="utf-8")
+        for place in places:
+            if text.count(place) != 1:
+                raise ValueError(f"{path.name} has {place!r} {text.count(place)} times, not once")
+            text = text.replace(place, f'{place[:-1]}-planted"')
+        path.write_text(text, encoding="utf-8")
 
 
 def build(project: Path) -> None:

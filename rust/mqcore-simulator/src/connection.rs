@@ -42,14 +42,6 @@ pub(crate) enum OutboxItem {
     Close,
 }
 
-/// The estimated size of an event until the session has encoded it.
-pub(crate) fn event_bytes(event: &Event) -> usize {
-    match event {
-        Event::Delivered(deliver) => 128 + deliver.message.memory_bytes(),
-        _ => 128,
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InputState {
     Open,
@@ -88,6 +80,7 @@ pub(crate) struct ServerConnection {
     outbox_bytes: usize,
     outbox_bytes_max: usize,
     waiting_shards: u16,
+    is_overfull: bool,
     overflowed: bool,
     added: usize,
     removed: usize,
@@ -142,6 +135,7 @@ impl ServerConnection {
             outbox_bytes: 0,
             outbox_bytes_max: terms.output_bytes_max,
             waiting_shards: 0,
+            is_overfull: false,
             overflowed: false,
             added: 0,
             removed: 0,
@@ -160,12 +154,9 @@ impl ServerConnection {
 
     /// Adds output. True if the high mark is passed, once for each shard.
     pub(crate) fn push(&mut self, items: Vec<OutboxItem>, bytes: usize, shard: usize) -> bool {
-        let full = self.outbox_bytes >= self.outbox_bytes_max;
-        if full && items.iter().any(|item| matches!(item, OutboxItem::Events(_))) {
-            self.overflowed = true;
-        } else {
-            self.outbox.extend(items);
-        }
+        self.is_overfull |= self.outbox_bytes >= self.outbox_bytes_max
+            && items.iter().any(|item| matches!(item, OutboxItem::Events(_)));
+        self.outbox.extend(items);
         self.outbox_bytes += bytes;
         let bit = 1 << shard;
         let congested = self.outbox_bytes > self.outbox_bytes_max / 2 && self.waiting_shards & bit == 0;
@@ -240,6 +231,11 @@ impl ServerConnection {
             self.die();
         }
         let mut moved = self.encode_taken(now, placement);
+        if std::mem::take(&mut self.is_overfull) {
+            moved = true;
+            self.write(scene);
+            self.overflowed |= self.output.len() + self.session.waiting_bytes() >= self.outbox_bytes_max;
+        }
         if std::mem::take(&mut self.overflowed) {
             moved = true;
             self.die();
@@ -295,7 +291,7 @@ impl ServerConnection {
                 OutboxItem::Frames(frames) => self.removed += frames.len(),
                 OutboxItem::Events(events) | OutboxItem::Deliveries(events) => {
                     for event in events {
-                        self.removed += event_bytes(&event);
+                        self.removed += event.pending_bytes();
                         self.give_event(event, now);
                     }
                 }

@@ -17,7 +17,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_session::protocol::{Encoding, Overload};
 
-use crate::connection::{OutboxItem, ServerConnection, event_bytes};
+use crate::connection::{OutboxItem, ServerConnection};
 use crate::inbox::{Input, JournalBatch, Urgent};
 
 /// Batches taken from the inbox at once.
@@ -287,7 +287,7 @@ impl ShardTask {
     fn send_event(&mut self, to: ConnectionId, event: Event, connections: &Connections) {
         let Some(protocol) = connections.get(&to).map(|connection| connection.protocol) else { return };
         let Some(staged) = self.staged(to, connections) else { return };
-        staged.bytes += event_bytes(&event);
+        staged.bytes += event.pending_bytes();
         let delivery = matches!(event, Event::Delivered(_)) || protocol.overload() == Overload::LimitEvents;
         match (delivery, staged.items.last_mut()) {
             (true, Some(OutboxItem::Deliveries(events))) | (false, Some(OutboxItem::Events(events))) => {

@@ -526,13 +526,63 @@ pub struct Origin {
     pub sequence: Sequence,
 }
 
+impl Event {
+    /// Its estimated size in bytes until a session has encoded it: roughly the output and memory that it adds.
+    #[must_use]
+    pub fn pending_bytes(&self) -> usize {
+        const PLAIN: usize = 128;
+        match self {
+            // These name a message, and do not contain its body.
+            Self::PublishRefused { message, .. }
+            | Self::TopicRefused { message, .. }
+            | Self::Acknowledged { message, .. } => PLAIN + message.memory_bytes() - message.body().len(),
+            Self::Pulled { message, .. }
+            | Self::Cached { message, .. }
+            | Self::Direct { message, .. }
+            | Self::Published { message, .. }
+            | Self::Routed { message, .. }
+            | Self::DirectRefused { message, .. }
+            | Self::DirectAcknowledged(message)
+            | Self::Custom(message)
+            | Self::Responded(message) => PLAIN + message.memory_bytes(),
+            Self::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
+            Self::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
+            Self::BindingsChanged { bindings, .. } => {
+                PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()
+            }
+            Self::Welcomed(_)
+            | Self::Deferred(..)
+            | Self::Refused(_)
+            | Self::Answered(..)
+            | Self::PullEnded { .. }
+            | Self::SubscriptionEnded { .. }
+            | Self::Notified(_) => PLAIN,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::message::Properties;
 
     #[test]
     fn effects_and_deliveries_stay_small() {
         // One call appends thousands of them before the caller carries out the first.
         assert_eq!((size_of::<Deliver>(), size_of::<Effect>()), (64, 96));
+    }
+
+    #[test]
+    fn a_confirmation_does_not_count_the_body_of_its_message() {
+        let message = |body: &[u8]| Message::from_parts(b"id", b"", body, Properties::default(), None);
+        let acknowledged = |body: &[u8]| Event::Acknowledged {
+            queue: QueueAddress::parse("orders/1").expect("valid").into(),
+            message: message(body),
+            negative: None,
+            relayed: None,
+        };
+        assert_eq!(acknowledged(&[0; 20_000]).pending_bytes(), acknowledged(b"").pending_bytes());
+        let custom = Event::Custom(message(&[0; 20_000])).pending_bytes();
+        assert!(custom > 20_000, "{custom}");
     }
 }

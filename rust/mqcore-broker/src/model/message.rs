@@ -97,6 +97,34 @@ impl Properties {
         }
     }
 
+    /// Its flags as bits. The journal stores them, so no bit may change its meaning.
+    #[inline]
+    pub(crate) fn flags(self) -> u8 {
+        u8::from(self.high_priority)
+            | u8::from(self.first_acquirer) << 1
+            | u8::from(self.pending_response) << 2
+            | u8::from(self.pending_acknowledge) << 3
+            | u8::from(self.unique) << 4
+            | u8::from(self.terms) << 5
+            | u8::from(self.remembered) << 6
+    }
+
+    /// The same properties with the flags of [`Properties::flags`].
+    #[inline]
+    pub(crate) fn with_flags(self, flags: u8) -> Self {
+        let is_set = |bit: u8| flags >> bit & 1 == 1;
+        Self {
+            high_priority: is_set(0),
+            first_acquirer: is_set(1),
+            pending_response: is_set(2),
+            pending_acknowledge: is_set(3),
+            unique: is_set(4),
+            terms: is_set(5),
+            remembered: is_set(6),
+            ..self
+        }
+    }
+
     /// Its priority: higher is sooner.
     #[inline]
     #[must_use]
@@ -118,45 +146,16 @@ struct PackedProperties {
 }
 
 impl PackedProperties {
-    const HIGH_PRIORITY: u8 = 1;
-    const FIRST_ACQUIRER: u8 = 2;
-    const PENDING_RESPONSE: u8 = 4;
-    const PENDING_ACKNOWLEDGE: u8 = 8;
-    const UNIQUE: u8 = 16;
-    const TERMS: u8 = 32;
-    const REMEMBERED: u8 = 64;
-
     #[inline]
     fn pack(properties: Properties) -> Self {
         let Properties { priority, hops, content_type, .. } = properties;
-        let flags = [
-            (properties.high_priority, Self::HIGH_PRIORITY),
-            (properties.first_acquirer, Self::FIRST_ACQUIRER),
-            (properties.pending_response, Self::PENDING_RESPONSE),
-            (properties.pending_acknowledge, Self::PENDING_ACKNOWLEDGE),
-            (properties.unique, Self::UNIQUE),
-            (properties.terms, Self::TERMS),
-            (properties.remembered, Self::REMEMBERED),
-        ];
-        let flags = flags.into_iter().fold(0, |all, (is_set, flag)| all | if is_set { flag } else { 0 });
-        Self { flags, priority, hops, content_type }
+        Self { flags: properties.flags(), priority, hops, content_type }
     }
 
     #[inline]
     fn unpack(self) -> Properties {
-        let is_set = |flag| self.flags & flag != 0;
-        Properties {
-            high_priority: is_set(Self::HIGH_PRIORITY),
-            first_acquirer: is_set(Self::FIRST_ACQUIRER),
-            pending_response: is_set(Self::PENDING_RESPONSE),
-            pending_acknowledge: is_set(Self::PENDING_ACKNOWLEDGE),
-            unique: is_set(Self::UNIQUE),
-            terms: is_set(Self::TERMS),
-            remembered: is_set(Self::REMEMBERED),
-            priority: self.priority,
-            hops: self.hops,
-            content_type: self.content_type,
-        }
+        let Self { flags, priority, hops, content_type } = self;
+        Properties { priority, hops, content_type, ..Properties::default() }.with_flags(flags)
     }
 }
 

@@ -137,16 +137,6 @@ pub fn encode_put(
 ) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
-    let flags = [
-        properties.high_priority,
-        properties.first_acquirer,
-        properties.pending_response,
-        properties.pending_acknowledge,
-        properties.unique,
-        properties.terms,
-        properties.remembered,
-    ];
-    let flags = flags.iter().enumerate().fold(0_u8, |bits, (bit, on)| bits | (u8::from(*on) << bit));
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
     let mut output = Vec::with_capacity(28 + parts);
@@ -156,7 +146,7 @@ pub fn encode_put(
         None if numbered => NUMBERED,
         None => VERSION,
     });
-    output.push(flags);
+    output.push(properties.flags());
     output.push(properties.hops);
     output.extend_from_slice(&properties.content_type.to_le_bytes());
     output.extend_from_slice(&received.0.to_le_bytes());
@@ -228,7 +218,7 @@ pub struct PutTerms {
 pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let mut reader = MessageReader { what: MESSAGE, rest: input };
     let (numbered, passed_on) = reader.form()?;
-    let flags = reader.take::<1>()?[0];
+    let flags = Properties::default().with_flags(reader.take::<1>()?[0]);
     let _hops_and_content_type = reader.take::<3>()?;
     let received = Timestamp(u64::from_le_bytes(reader.take()?));
     let address_len = usize::from(u16::from_le_bytes(reader.take()?));
@@ -241,15 +231,15 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let Some(headers) = reader.rest.get(headers_at..parts) else {
         return Err(RecordError::Malformed { what: MESSAGE, why: "truncated before its body" });
     };
-    let unique_key = if flags & 16 == 0 { None } else { key_in(headers) };
+    let unique_key = if flags.unique { key_in(headers) } else { None };
     let memory_bytes = Message::memory_bytes_of(reader.rest.len());
-    let high_priority = flags & 1 != 0;
-    let terms = (flags & 32 != 0).then(|| {
+    let high_priority = flags.high_priority;
+    let terms = flags.terms.then(|| {
         let terms = MessageTerms::read(headers).unwrap_or_default();
         let level = Properties { high_priority, ..Properties::default() }.with_terms_of(headers).level();
         PutTerms { not_before: terms.not_before(received), expires: terms.expires(received), level }
     });
-    let remembered = (flags & 64 != 0).then(|| (&reader.rest[..usize::from(lengths[0])], received));
+    let remembered = flags.remembered.then(|| (&reader.rest[..usize::from(lengths[0])], received));
     Ok(PutHead { queue, high_priority, memory_bytes, number, ticket, unique_key, terms, remembered })
 }
 
@@ -286,19 +276,10 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
         headers: id_len + source_len..body,
         body: body..block.len(),
     };
-    let properties = Properties {
-        high_priority: flags & 1 != 0,
-        first_acquirer: flags & 2 != 0,
-        pending_response: flags & 4 != 0,
-        pending_acknowledge: flags & 8 != 0,
-        unique: flags & 16 != 0,
-        remembered: flags & 64 != 0,
-        hops,
-        content_type,
-        ..Properties::default()
-    };
+    let flagged = Properties { hops, content_type, ..Properties::default() }.with_flags(flags);
+    let properties = Properties { terms: false, ..flagged };
     let headers = &block[layout.headers.clone()];
-    let properties = if flags & 32 == 0 { properties } else { properties.with_terms_of(headers) };
+    let properties = if flagged.terms { properties.with_terms_of(headers) } else { properties };
     let message = match ticket {
         None => Message::new(block, &layout, properties, None),
         Some(ticket) => Message::passed_on(block, &layout, properties, ticket),

@@ -232,14 +232,14 @@ impl Queue {
         // Nothing settles it, so it leaves the queue now, and its only delivery gets it without another reference.
         let terms = DeliveryTerms::default();
         let attempt = self.begin_attempt(&mut entry, &to, &terms, context);
-        self.acknowledge(&mut entry, self.sent(context), None, "none", context);
-        self.removed(&entry, context);
-        let deliver = self.delivery(entry.message, attempt, to, terms);
+        self.acknowledge(&mut entry, self.decision_after_sending(context), None, "none", context);
+        self.note_removed(&entry, context);
+        let deliver = self.assemble(entry.message, attempt, to, terms);
         context.effects.push(Effect::Deliver(deliver));
     }
 
-    /// The policy's decision about a message that was sent.
-    fn sent(&self, context: &Context<'_>) -> StepDecision {
+    /// The policy's decision when a message was sent to all its consumers.
+    fn decision_after_sending(&self, context: &Context<'_>) -> StepDecision {
         StepDecision::of_policy(context.state.spec(self.metadata.handler).base.decide(Step::EndSend, true))
     }
 
@@ -306,7 +306,7 @@ impl Queue {
         for consumer in consumers {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Delivered(&consumer.client));
         }
-        self.acknowledge(&mut entry, self.sent(context), None, "none", context);
+        self.acknowledge(&mut entry, self.decision_after_sending(context), None, "none", context);
         if !consumers.iter().any(|consumer| self.stays_open(consumer)) {
             return self.remove(entry, context);
         }
@@ -380,7 +380,7 @@ impl Queue {
         context: &mut Context<'_>,
     ) -> Deliver {
         let attempt = self.begin_attempt(entry, &to, &terms, context);
-        self.delivery(entry.message.clone(), attempt, to, terms)
+        self.assemble(entry.message.clone(), attempt, to, terms)
     }
 
     /// Counts a delivery, and the attempt if it is the first delivery of this attempt.
@@ -405,7 +405,7 @@ impl Queue {
     }
 
     #[inline]
-    fn delivery(&self, message: Message, attempt: Attempt, to: Recipients, terms: DeliveryTerms) -> Deliver {
+    fn assemble(&self, message: Message, attempt: Attempt, to: Recipients, terms: DeliveryTerms) -> Deliver {
         let DeliveryTerms { tag, name, acknowledge, by_queue, .. } = terms;
         let Attempt { first, number: attempt, requeues } = attempt;
         let (queue, hide_source) = (self.metadata.address.clone(), self.metadata.options.hide_client_names);

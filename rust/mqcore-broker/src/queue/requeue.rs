@@ -219,11 +219,11 @@ impl Queue {
     /// Removes a message for good.
     #[expect(clippy::needless_pass_by_value, reason = "taking it is what makes it the end")]
     pub(crate) fn remove(&mut self, entry: Entry, context: &mut Context<'_>) {
-        self.removed(&entry, context);
+        self.note_removed(&entry, context);
     }
 
     /// Notes that a message left the queue for good.
-    pub(crate) fn removed(&mut self, entry: &Entry, context: &mut Context<'_>) {
+    pub(crate) fn note_removed(&mut self, entry: &Entry, context: &mut Context<'_>) {
         self.metadata.stats.removed += 1;
         self.unique.release(&entry.message);
         context.state.unsaved.left(entry);

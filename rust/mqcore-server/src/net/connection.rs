@@ -53,7 +53,7 @@ use crate::authority::gate::Gate;
 use crate::authority::state::RequestOrigin;
 use crate::extension::OpenFrames;
 use crate::hub::Hub;
-use crate::net::outbox::{Order, Outbox, OutboxItem, event_bytes};
+use crate::net::outbox::{Order, Outbox, OutboxItem};
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox;
@@ -207,9 +207,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
         let mut moved = self.encode_taken(now);
         if found.is_overfull {
             moved = true;
-            // Only output that the socket does not accept counts. Otherwise a late task would cost its peer the connection.
+            // Only output that the peer does not take counts. Otherwise a late task would cost its peer the connection.
             self.write(context);
-            if self.outbox.is_above_limit(self.output.len()) {
+            if self.outbox.is_above_limit(self.output.len() + self.session.waiting_bytes()) {
                 self.overflow();
             }
         }
@@ -322,7 +322,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
                 OutboxItem::Shared(frames) => self.output.push_shared(frames),
                 OutboxItem::Events(events) | OutboxItem::Deliveries(events) => {
                     for event in events {
-                        self.output.remove(event_bytes(&event));
+                        self.output.remove(event.pending_bytes());
                         self.give_event(event, now);
                     }
                 }
@@ -354,7 +354,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<S> {
             OutboxItem::Own(frames) => frames.len(),
             OutboxItem::Shared(frames) => frames.len(),
             OutboxItem::Events(events) | OutboxItem::Deliveries(events) => {
-                events.iter().map(event_bytes).sum()
+                events.iter().map(Event::pending_bytes).sum()
             }
             OutboxItem::Close(_) => 0,
         });

@@ -27,38 +27,6 @@ pub(crate) enum OutboxItem {
     Close(CloseReason),
 }
 
-/// The estimated size of an event until the session has encoded it: roughly its memory.
-pub(crate) fn event_bytes(event: &Event) -> usize {
-    const PLAIN: usize = 128;
-    match event {
-        // These name a message, and do not contain its body.
-        Event::PublishRefused { message, .. }
-        | Event::TopicRefused { message, .. }
-        | Event::Acknowledged { message, .. } => PLAIN + message.memory_bytes() - message.body().len(),
-        Event::Pulled { message, .. }
-        | Event::Cached { message, .. }
-        | Event::Direct { message, .. }
-        | Event::Published { message, .. }
-        | Event::Routed { message, .. }
-        | Event::DirectRefused { message, .. }
-        | Event::DirectAcknowledged(message)
-        | Event::Custom(message)
-        | Event::Responded(message) => PLAIN + message.memory_bytes(),
-        Event::Delivered(deliver) => PLAIN + deliver.message.memory_bytes(),
-        Event::Confirmed(numbers) => PLAIN + size_of_val(numbers.as_slice()),
-        Event::BindingsChanged { bindings, .. } => {
-            PLAIN + bindings.topics.iter().map(|topic| topic.as_bytes().len() + 1).sum::<usize>()
-        }
-        Event::Welcomed(_)
-        | Event::Deferred(..)
-        | Event::Refused(_)
-        | Event::Answered(..)
-        | Event::PullEnded { .. }
-        | Event::SubscriptionEnded { .. }
-        | Event::Notified(_) => PLAIN,
-    }
-}
-
 /// An order to a connection's task, independent of the order of output. The strictest is last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Order {
@@ -244,7 +212,7 @@ impl Outbox {
         }
     }
 
-    /// Whether this much output, which the socket does not take, is above the limit.
+    /// Whether this much output, which the peer does not take, is above the limit.
     pub(crate) fn is_above_limit(&self, unwritten: usize) -> bool {
         unwritten >= self.marks.max
     }
@@ -287,8 +255,6 @@ mod tests {
     use std::task::Wake;
 
     use mqcore_broker::model::effect::Event;
-    use mqcore_broker::model::id::QueueAddress;
-    use mqcore_broker::model::message::{Message, Properties};
     use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 
     use super::*;
@@ -354,20 +320,6 @@ mod tests {
         assert_eq!(taken.len(), 1, "they are lost only with the connection");
         assert!(!outbox.take(&mut Vec::new(), waker).is_overfull);
         assert!(outbox.is_above_limit(4000) && !outbox.is_above_limit(3999));
-    }
-
-    #[test]
-    fn a_confirmation_does_not_count_the_body_of_its_message() {
-        let message = |body: &[u8]| Message::from_parts(b"id", b"", body, Properties::default(), None);
-        let acknowledged = |body: &[u8]| Event::Acknowledged {
-            queue: QueueAddress::parse("orders/1").expect("valid").into(),
-            message: message(body),
-            negative: None,
-            relayed: None,
-        };
-        assert_eq!(event_bytes(&acknowledged(&[0; 20_000])), event_bytes(&acknowledged(b"")));
-        let custom = event_bytes(&Event::Custom(message(&[0; 20_000])));
-        assert!(custom > 20_000, "{custom}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use mqcore_session::any::Protocol;
 use mqcore_session::protocol::{Encoding, Overload};
 
 use crate::hub::Hub;
-use crate::net::outbox::{Outbox, OutboxItem, Pushed, event_bytes};
+use crate::net::outbox::{Outbox, OutboxItem, Pushed};
 use crate::stats::counters::CloseReason;
 
 /// At this size a chunk is closed, so that the connection can start to write and free it.
@@ -105,7 +105,7 @@ impl Staged {
     /// Adds an event, which the session turns into frames.
     fn push_event(&mut self, event: Event) {
         self.close_own();
-        self.bytes += event_bytes(&event);
+        self.bytes += event.pending_bytes();
         let delivery =
             matches!(event, Event::Delivered(_)) || self.outbox.protocol.overload() == Overload::LimitEvents;
         match (delivery, self.outgoing.last_mut()) {
@@ -135,8 +135,8 @@ impl Staged {
     }
 }
 
-/// The entry of a connection. It is new if the connection never sent to this shard: that of the producer of a message
-/// that was dead-lettered here, for example. `None` if the connection is gone.
+/// The entry of a connection; `None` if the connection is gone. Adds one for a connection that never sent to this shard,
+/// for example the producer of a message that was dead-lettered here.
 #[inline]
 fn find_or_add<'a>(
     connections: &'a mut Connections,
