@@ -292,6 +292,7 @@ fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly tool
 
 .PHONY: fuzz-corpus
 fuzz-corpus: ## minimize each fuzz corpus, with new inputs of `make fuzz`, and pack it into fuzz/corpus/TARGET.hex
+	@python3 fuzz/corpus.py unpack
 	@for target in $$(cargo +nightly fuzz list); do cargo +nightly fuzz cmin "$$target"; done
 	@python3 fuzz/corpus.py pack
 
