@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 import mqcore
+import timeouts
 from depth import DEPTH, FULL, SEED, by_depth
 from eventmq_original import INSTALLING
 from mqcore.client import Client
@@ -23,10 +24,11 @@ from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let programs that tests start be interrupted, even if this one inherited an ignored SIGINT. Measure no time of
     single examples: a busy machine makes one slow.
     """
+    config.pluginmanager.register(timeouts)
     hypothesis.settings.register_profile("mqcore", deadline=None, max_examples=by_depth(25, 100))
     hypothesis.settings.load_profile("mqcore")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

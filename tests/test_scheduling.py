@@ -1,4 +1,4 @@
-"""A test process that dies fails the test that it ran, and no other."""
+"""A test process that dies fails the test that it ran, and no other, and a timeout shows where that test was."""
 
 from __future__ import annotations
 
@@ -29,17 +29,44 @@ def test_one(number):
 """
 
 
-@pytest.mark.parametrize("number", [0, TESTS // 2, TESTS - 2, TESTS - 1])
-def test_only_the_test_fails_in_which_a_process_dies(number: int, tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_numbers.py").write_text(MODULE)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "."],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "DIES_IN": str(number), "PYTEST_ADDOPTS": ""},
+HANGS = """
+import time
+import pytest
+
+@pytest.mark.timeout(1.5)
+def test_that_hangs():
+    time.sleep(30)
+"""
+REGISTERS = """
+import timeouts
+
+def pytest_configure(config):
+    config.pluginmanager.register(timeouts)
+"""
+
+
+def run(directory: Path, conftest: str, module: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run these tests in two processes."""
+    (directory / "conftest.py").write_text(conftest)
+    (directory / "test_numbers.py").write_text(module)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--rootdir", str(directory), "."],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_ADDOPTS": "", **environment},
         capture_output=True,
         text=True,
         timeout=50,
     )
+
+
+@pytest.mark.parametrize("number", [0, TESTS // 2, TESTS - 2, TESTS - 1])
+def test_only_the_test_fails_in_which_a_process_dies(number: int, tmp_path: Path) -> None:
+    done = run(tmp_path, CONFTEST, MODULE, DIES_IN=str(number))
     assert f"1 failed, {TESTS - 1} passed" in done.stdout, done.stdout
     assert f"crashed while running 'test_numbers.py::test_one[{number}]'" in done.stdout
+
+
+def test_timeout_shows_where_the_test_was(tmp_path: Path) -> None:
+    done = run(tmp_path, REGISTERS, HANGS)
+    assert "1 failed" in done.stdout, done.stdout
+    assert "in test_that_hangs" in done.stderr, done.stderr
