@@ -42,6 +42,6 @@ async def loss(client: Client) -> str:
     raise AssertionError("the client closed")
 
 
-async def until(condition: Callable[[], bool], what: str = "the condition") -> None:
-    """Let the event loop continue until `condition()` is true."""
-    await asyncio.to_thread(wait_until, condition, limit=LIMIT, what=what)
+async def until(condition: Callable[[], bool], what: str = "the condition", *, limit: float = LIMIT) -> None:
+    """Let the event loop continue until `condition()` is true, at most `limit` seconds."""
+    await asyncio.to_thread(wait_until, condition, limit=limit, what=what)

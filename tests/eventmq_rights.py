@@ -19,8 +19,8 @@ from personas import ALLOWED, DENIED, MINE, OTHER, TOLD_TO_WAIT, TURNED_AWAY, Pl
 from served import wait_until
 from tmqp_peer import QUEUE, RawFrame
 
-LIMIT = 60.0
-"""Seconds until an attempt must have an answer, an effect or a denial."""
+LIMIT = 40.0
+"""Seconds until an attempt must have an answer, an effect or a denial: fewer than the test has, to show what is missing."""
 A_CLIENT = "an id that the broker makes"
 """The client id of a peer of EventMQ: no rule can name it."""
 

@@ -314,6 +314,7 @@ def page(broker: ServedBroker, path: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(240)
 async def test_readiness_and_overview_report_an_archive_that_falls_behind(tmp_path: Path) -> None:
     directory, archive = tmp_path / "data", tmp_path / "archive"
     directory.mkdir()
@@ -325,16 +326,24 @@ async def test_readiness_and_overview_report_an_archive_that_falls_behind(tmp_pa
             await declare(mq)
             await account.publish(mq, "work/3", *(f"message {number}" for number in range(10)))
             # It is late, and then found to fail.
-            await until(lambda: page(broker, "/readyz").get("archive", {}).get("state") == "failing", "the report")
+            await until(
+                lambda: page(broker, "/readyz").get("archive", {}).get("state") == "failing",
+                "the report",
+                limit=ARCHIVE_SECONDS,
+            )
             ready = page(broker, "/readyz")
             assert ready["status"] == "ready"
             assert page(broker, "/overview")["archive"]["state"] == "failing"
             first = ready["archive"]["waiting_seconds"]
             await until(lambda: page(broker, "/readyz")["archive"]["waiting_seconds"] > first, "the time")
             archive.mkdir()
-            await until(lambda: "archive" not in page(broker, "/readyz"), "the end of the report")
+            await until(
+                lambda: "archive" not in page(broker, "/readyz"), "the end of the report", limit=ARCHIVE_SECONDS
+            )
             await archived(archive, "saved", 10)
-        await until(lambda: page(broker, "/overview")["archive"]["state"] == "up-to-date", "the state")
+        await until(
+            lambda: page(broker, "/overview")["archive"]["state"] == "up-to-date", "the state", limit=ARCHIVE_SECONDS
+        )
         assert broker.terminate() == 0
     with serving("--data-dir", str(tmp_path / "other"), "--admin", "http://127.0.0.1:0") as broker:
         assert page(broker, "/overview")["archive"] is None
