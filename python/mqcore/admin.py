@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_URL",
     "FailedRequest",
+    "MessageLocation",
     "ScheduleInfo",
     "ScheduleList",
-    "Sighting",
     "Trace",
     "TraceStep",
     "TracedClient",
@@ -226,7 +226,7 @@ class TraceStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class MessageLocation:
     """The location of a message that is in a queue now."""
 
     queue: str
@@ -261,7 +261,7 @@ class Trace:
     """Whether the broker keeps a history; without one `steps` is empty."""
     steps: tuple[TraceStep, ...]
     """Its lifecycle events in order."""
-    now: tuple[Sighting, ...]
+    now: tuple[MessageLocation, ...]
     """Its locations now."""
     truncated: bool
     """Whether there are more than the returned 10,000 steps."""
@@ -270,7 +270,7 @@ class Trace:
 
     @property
     def outcome(self) -> str:
-        """The state of a `Sighting`, or how the message ended: ``done``, ``dead-lettered``, ``dropped``, ...
+        """The state of a `MessageLocation`, or how the message ended: ``done``, ``dead-lettered``, ``dropped``, ...
 
         ``unknown`` if it is in no queue and the history has no end: it was only in memory when the broker was killed.
         """
@@ -307,7 +307,7 @@ def trace(
             **{
                 **content,
                 "steps": tuple(TraceStep(**_clients(step)) for step in content["steps"]),
-                "now": tuple(Sighting(**_clients(found)) for found in content["now"]),
+                "now": tuple(MessageLocation(**_clients(found)) for found in content["now"]),
             }
         )
     except (KeyError, TypeError) as error:

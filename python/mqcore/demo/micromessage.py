@@ -170,18 +170,18 @@ async def _pass(
     room = asyncio.Semaphore(_AHEAD if destination.startswith("topic/") else len(pages))
 
     async def receive(peer: _Peer, wanted: str) -> None:
-        handed_out = 0
+        delivered = 0
         while True:
             number, _, payload = await peer.message()
             head, _, body = payload.partition(b"\n")
             outcome.deliveries += 1
-            handed_out += 1
+            delivered += 1
             fits = not wanted or (wanted.startswith("size<") == (len(body) < _SMALL))
             outcome.require(fits, f"{head.decode()} arrived at the wrong subscriber")
             arrived[json.loads(head), digest(body)] += 1
             progress.advance(task)
             room.release()
-            if handed_out % (_WINDOW // 2) == 0:
+            if delivered % (_WINDOW // 2) == 0:
                 peer.acknowledge(number)
                 outcome.acknowledgements += 1
             if arrived.total() >= len(pages):

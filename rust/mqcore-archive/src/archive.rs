@@ -25,7 +25,7 @@ use mqcore_journal::notes::{self, NoteInventory, SealedNotes};
 use mqcore_journal::storage::Storage;
 
 use crate::export::{ExportError, Exporter, Format};
-use crate::manifest::{self, FileEntry, Manifest, Reach};
+use crate::manifest::{self, ArchivedRange, FileEntry, Manifest};
 use crate::partition::Partition;
 use crate::tables::{StepPlace, Table};
 
@@ -197,7 +197,7 @@ impl<S: Storage> Archive<S> {
         }
         let reach = next.shards.entry(shard).or_default();
         if reach.journal != hex(inventory.journal) {
-            *reach = Reach { journal: hex(inventory.journal), ..Reach::default() };
+            *reach = ArchivedRange { journal: hex(inventory.journal), ..ArchivedRange::default() };
         }
         reach.notes = taken.below;
         reach.missing += round.missing;
@@ -260,7 +260,7 @@ impl<S: Storage> Archive<S> {
         index: usize,
         shard: u32,
         (table, partition): (Table, Partition),
-        file: Growing,
+        file: FileBuilder,
     ) -> Result<FileEntry, ArchiveError> {
         let (rows, bytes) = file.rows.finish()?;
         let name = format!("{number:010}-{index:05}.parquet");
@@ -404,14 +404,14 @@ impl Plan {
 }
 
 /// A file that a round is building.
-struct Growing {
+struct FileBuilder {
     rows: Exporter<Vec<u8>>,
     times: (u64, u64),
     numbers: Option<(u64, u64)>,
     notes: (u64, u64),
 }
 
-impl Growing {
+impl FileBuilder {
     fn new(table: Table, time_ms: u64, note: u64) -> Result<Self, ExportError> {
         let rows = Exporter::new(Format::Parquet, table, Vec::new())?;
         Ok(Self { rows, times: (time_ms, time_ms), numbers: None, notes: (note, note) })
@@ -435,7 +435,7 @@ impl Growing {
 
 /// The notes that a round archives.
 struct CollectedNotes {
-    files: BTreeMap<(Table, Partition), Growing>,
+    files: BTreeMap<(Table, Partition), FileBuilder>,
     /// Number of distinct notes read.
     notes: u64,
     below: u64,
@@ -497,7 +497,7 @@ fn take(
 /// The files of a round, and the name of each queue, shared by all its rows.
 #[derive(Default)]
 struct Files {
-    growing: HashMap<(Table, Partition), Growing>,
+    growing: HashMap<(Table, Partition), FileBuilder>,
     queues: HashSet<Arc<str>>,
 }
 
@@ -519,7 +519,7 @@ impl Files {
     ) -> Result<(), ExportError> {
         let file = match self.growing.entry((table, partition)) {
             Entry::Occupied(file) => file.into_mut(),
-            Entry::Vacant(free) => free.insert(Growing::new(table, step.time.0, place.note)?),
+            Entry::Vacant(free) => free.insert(FileBuilder::new(table, step.time.0, place.note)?),
         };
         file.push(table, place, step)
     }

@@ -26,7 +26,7 @@ pub struct Manifest {
     /// Time of writing, in milliseconds since the Unix epoch.
     pub written_ms: u64,
     /// Archived range of each shard.
-    pub shards: BTreeMap<u32, Reach>,
+    pub shards: BTreeMap<u32, ArchivedRange>,
     /// Total removed by retention.
     pub removed: Removed,
     /// All files, in the order of writing.
@@ -35,7 +35,7 @@ pub struct Manifest {
 
 /// The archived range of one shard.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Reach {
+pub struct ArchivedRange {
     /// Identity of the journal, in hexadecimal. Note numbers are only meaningful together with it.
     pub journal: String,
     /// All notes below this number are archived, removed by retention, or missing.

@@ -13,7 +13,7 @@ use crate::token;
 
 /// A peer that logs in: everything known about it besides its credentials.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Applicant<'a> {
+pub struct LoginPeer<'a> {
     /// Requested client id.
     pub id: Option<&'a str>,
     /// Client name.
@@ -198,28 +198,24 @@ impl PasswordCheck {
 impl Records {
     /// Begins a login. `now_ms` is the time in milliseconds since the Unix epoch.
     #[must_use]
-    pub fn log_in(&self, credentials: &Credentials, applicant: &Applicant<'_>, now_ms: u64) -> LoginProgress {
+    pub fn log_in(&self, credentials: &Credentials, peer: &LoginPeer<'_>, now_ms: u64) -> LoginProgress {
         match credentials {
-            Credentials::None => LoginProgress::Done(self.without_credentials(applicant)),
+            Credentials::None => LoginProgress::Done(self.without_credentials(peer)),
             Credentials::Unreadable => LoginProgress::Done(Err(LoginRejection::Unreadable)),
-            Credentials::Token(secret) => {
-                LoginProgress::Done(self.by_token(secret.expose(), applicant, now_ms))
-            }
+            Credentials::Token(secret) => LoginProgress::Done(self.by_token(secret.expose(), peer, now_ms)),
             Credentials::Password { user, password } => {
-                LoginProgress::Check(self.by_password(user, password.clone(), applicant))
+                LoginProgress::Check(self.by_password(user, password.clone(), peer))
             }
         }
     }
 
-    fn without_credentials(&self, applicant: &Applicant<'_>) -> Result<Identity, LoginRejection> {
+    fn without_credentials(&self, peer: &LoginPeer<'_>) -> Result<Identity, LoginRejection> {
         let certified = |user: &&User| {
             let wanted = user.certificate.as_ref();
-            wanted.is_some_and(|wanted| {
-                applicant.certificate.iter().any(|name| wanted.matches(name.as_bytes()))
-            })
+            wanted.is_some_and(|wanted| peer.certificate.iter().any(|name| wanted.matches(name.as_bytes())))
         };
         if let Some(user) = self.users.iter().find(certified) {
-            return admit_user(user, applicant);
+            return admit_user(user, peer);
         }
         if self.is_empty() {
             return Ok(Identity::trusted(IdentitySource::Open));
@@ -235,19 +231,14 @@ impl Records {
         })
     }
 
-    fn by_token(
-        &self,
-        text: &str,
-        applicant: &Applicant<'_>,
-        now_ms: u64,
-    ) -> Result<Identity, LoginRejection> {
+    fn by_token(&self, text: &str, peer: &LoginPeer<'_>, now_ms: u64) -> Result<Identity, LoginRejection> {
         let (id, secret) = token::split(text).ok_or(LoginRejection::UnknownToken)?;
         let found = self.tokens.iter().find(|token| token.id == id);
         let token = found.filter(|token| token.hash.is_of(secret)).ok_or(LoginRejection::UnknownToken)?;
         if token.expires_ms.is_some_and(|expires| expires <= now_ms) {
             return Err(LoginRejection::ExpiredToken);
         }
-        check(&token.restrict, applicant)?;
+        check(&token.restrict, peer)?;
         Ok(Identity {
             name: token.name.as_str().into(),
             grants: Arc::new(Grants::new(&token.allow)),
@@ -256,9 +247,9 @@ impl Records {
         })
     }
 
-    fn by_password(&self, name: &str, password: Secret, applicant: &Applicant<'_>) -> PasswordCheck {
+    fn by_password(&self, name: &str, password: Secret, peer: &LoginPeer<'_>) -> PasswordCheck {
         let user = self.users.iter().find(|user| user.name == name);
-        let known = user.and_then(|user| Some((user.password.clone()?, admit_user(user, applicant))));
+        let known = user.and_then(|user| Some((user.password.clone()?, admit_user(user, peer))));
         let (hash, outcome) = known.unwrap_or_else(|| (self.decoy(), Err(LoginRejection::WrongPassword)));
         PasswordCheck { hash, password, outcome }
     }
@@ -284,8 +275,8 @@ impl Records {
     }
 }
 
-fn admit_user(user: &User, applicant: &Applicant<'_>) -> Result<Identity, LoginRejection> {
-    check(&user.restrict, applicant)?;
+fn admit_user(user: &User, peer: &LoginPeer<'_>) -> Result<Identity, LoginRejection> {
+    check(&user.restrict, peer)?;
     Ok(Identity {
         name: user.name.as_str().into(),
         grants: Arc::new(Grants::new(&user.allow)),
@@ -294,8 +285,8 @@ fn admit_user(user: &User, applicant: &Applicant<'_>) -> Result<Identity, LoginR
     })
 }
 
-fn check(restrict: &crate::record::Restrictions, applicant: &Applicant<'_>) -> Result<(), LoginRejection> {
-    match restrict.violated(applicant.id, applicant.name, applicant.kind, applicant.address) {
+fn check(restrict: &crate::record::Restrictions, peer: &LoginPeer<'_>) -> Result<(), LoginRejection> {
+    match restrict.violated(peer.id, peer.name, peer.kind, peer.address) {
         None => Ok(()),
         Some(what) => Err(LoginRejection::Restricted(what)),
     }
@@ -334,17 +325,17 @@ mod tests {
     fn log_in(
         records: &Records,
         text: &str,
-        applicant: &Applicant<'_>,
+        peer: &LoginPeer<'_>,
         now_ms: u64,
     ) -> Result<Identity, LoginRejection> {
-        match records.log_in(&Credentials::read(Some(text)), applicant, now_ms) {
+        match records.log_in(&Credentials::read(Some(text)), peer, now_ms) {
             LoginProgress::Done(result) => result,
             LoginProgress::Check(check) => check.finish(),
         }
     }
 
-    const ROBOT: Applicant<'_> =
-        Applicant { id: None, name: None, kind: Some("robot"), address: None, certificate: &[] };
+    const ROBOT: LoginPeer<'_> =
+        LoginPeer { id: None, name: None, kind: Some("robot"), address: None, certificate: &[] };
 
     #[test]
     fn token_is_valid_until_it_expires_and_within_its_restrictions() {
@@ -354,7 +345,7 @@ mod tests {
         assert!(identity.grants.allow(Action::Push, &Resource::Queue("orders", 1)));
         assert!(!identity.grants.allow(Action::Pull, &Resource::Queue("orders", 1)));
         assert_eq!(log_in(&records, &token, &ROBOT, 1000), Err(LoginRejection::ExpiredToken));
-        let human = Applicant { kind: Some("human"), ..ROBOT };
+        let human = LoginPeer { kind: Some("human"), ..ROBOT };
         assert_eq!(log_in(&records, &token, &human, 0), Err(LoginRejection::Restricted("client type")));
         let other = format!("{token}x");
         assert_eq!(log_in(&records, &other, &ROBOT, 0), Err(LoginRejection::UnknownToken));
@@ -388,10 +379,10 @@ mod tests {
     #[test]
     fn certificate_can_replace_the_password() {
         let (records, _) = records();
-        let applicant = Applicant { certificate: &["dns:laptop", "cn:ann"], ..ROBOT };
-        assert_eq!(&*log_in(&records, "", &applicant, 0).unwrap().name, "ann");
-        let applicant = Applicant { certificate: &["cn:annabel", "dns:cn:ann"], ..ROBOT };
-        assert_eq!(log_in(&records, "", &applicant, 0), Err(LoginRejection::NoCredentials));
+        let peer = LoginPeer { certificate: &["dns:laptop", "cn:ann"], ..ROBOT };
+        assert_eq!(&*log_in(&records, "", &peer, 0).unwrap().name, "ann");
+        let peer = LoginPeer { certificate: &["cn:annabel", "dns:cn:ann"], ..ROBOT };
+        assert_eq!(log_in(&records, "", &peer, 0), Err(LoginRejection::NoCredentials));
     }
 
     #[test]

@@ -251,12 +251,12 @@ pub struct BrokerAddress {
     /// The path in the handshake, usually `/`.
     pub path: String,
     /// The transport.
-    pub carrier: Carrier,
+    pub carrier: SocketKind,
 }
 
 /// The transport of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Carrier {
+pub enum SocketKind {
     /// TCP without encryption.
     Tcp,
     /// TLS, with settings of the address, or `None` for those of the client.
@@ -285,22 +285,22 @@ impl BrokerAddress {
         let (protocol, carrier) = if let Some(name) = scheme.strip_suffix("+unix")
             && cfg!(unix)
         {
-            (Protocol::from_scheme(name).ok_or_else(unknown)?, Carrier::Unix)
+            (Protocol::from_scheme(name).ok_or_else(unknown)?, SocketKind::Unix)
         } else if let Some(protocol) = Protocol::from_scheme(scheme) {
-            (protocol, Carrier::Tcp)
+            (protocol, SocketKind::Tcp)
         } else {
             let protocol = scheme.strip_suffix('s').and_then(Protocol::from_scheme).ok_or_else(unknown)?;
-            (protocol, Carrier::Tls(tls_options(query).map_err(|why| wrong(&why))?))
+            (protocol, SocketKind::Tls(tls_options(query).map_err(|why| wrong(&why))?))
         };
-        if !query.is_empty() && !matches!(carrier, Carrier::Tls(_)) {
+        if !query.is_empty() && !matches!(carrier, SocketKind::Tls(_)) {
             return Err(wrong(&format!("only {protocol}s:// has options")));
         }
         Self::located(protocol, carrier, rest).map_err(|why| wrong(&why))
     }
 
     /// Parses the part between the scheme and the options.
-    pub(crate) fn located(protocol: Protocol, carrier: Carrier, rest: &str) -> Result<Self, String> {
-        if carrier == Carrier::Unix {
+    pub(crate) fn located(protocol: Protocol, carrier: SocketKind, rest: &str) -> Result<Self, String> {
+        if carrier == SocketKind::Unix {
             let host = percent_decoded(rest).ok_or("invalid percent escape")?;
             if !host.starts_with('/') {
                 return Err("a Unix socket is an absolute path".to_owned());
@@ -361,9 +361,9 @@ fn percent_decoded(text: &str) -> Option<String> {
 impl fmt::Display for BrokerAddress {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let secure = match self.carrier {
-            Carrier::Unix => return write!(formatter, "{}+unix://{}", self.protocol, self.host),
-            Carrier::Tcp => "",
-            Carrier::Tls(_) => "s",
+            SocketKind::Unix => return write!(formatter, "{}+unix://{}", self.protocol, self.host),
+            SocketKind::Tcp => "",
+            SocketKind::Tls(_) => "s",
         };
         if self.host.contains(':') {
             write!(formatter, "{}{secure}://[{}]:{}", self.protocol, self.host, self.port)
@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn an_address_says_what_the_conversation_goes_through() {
         let read = |text: &str| BrokerAddress::parse(text).unwrap();
-        assert_eq!(read("tmqps://h").carrier, Carrier::Tls(None));
+        assert_eq!(read("tmqps://h").carrier, SocketKind::Tls(None));
         let url = "tmqps://h:9/p?ca=/a%20b&cert=c&key=k&server_name=n";
         let own = ClientTls {
             ca: Some("/a b".into()),
@@ -479,7 +479,7 @@ mod tests {
             server_name: Some("n".into()),
             ..ClientTls::default()
         };
-        assert_eq!(read(url).carrier, Carrier::Tls(Some(own)));
+        assert_eq!(read(url).carrier, SocketKind::Tls(Some(own)));
         assert_eq!((read(url).path.as_str(), read(url).to_string().as_str()), ("/p", "tmqps://h:9"));
         for wrong in ["tmqps://h?insecure=1", "tmqps://h?ca", "tmqps://h?ca=%f", "tmqp://h?ca=c"] {
             assert!(BrokerAddress::parse(wrong).is_err(), "{wrong:?}");
@@ -490,7 +490,7 @@ mod tests {
     #[test]
     fn a_unix_socket_is_an_address_too() {
         let address = BrokerAddress::parse("tmqp+unix:///run/a%20b.sock").unwrap();
-        assert_eq!((address.host.as_str(), &address.carrier), ("/run/a b.sock", &Carrier::Unix));
+        assert_eq!((address.host.as_str(), &address.carrier), ("/run/a b.sock", &SocketKind::Unix));
         assert_eq!(address.to_string(), "tmqp+unix:///run/a b.sock");
         assert!(BrokerAddress::parse("tmqp+unix://a.sock").is_err());
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::address::QueueAddress;
-use crate::conversation::{By, RequestAnswer};
+use crate::conversation::{AckedBy, RequestAnswer};
 use crate::error::ClientError;
 
 /// Identifies a message to the program that published it. The client returns it with the outcome and does not interpret
@@ -24,7 +24,7 @@ pub struct ConfirmationTicket {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Confirmation {
     /// The sender of the acknowledgement.
-    pub by: By,
+    pub by: AckedBy,
     /// Time from the call to the acknowledgement.
     pub latency: Duration,
 }
@@ -89,10 +89,10 @@ impl PendingConfirmation {
 }
 
 /// The sender of an acknowledgement. A response is one of the broker.
-pub(crate) fn confirmed_by(answer: &RequestAnswer) -> By {
+pub(crate) fn confirmed_by(answer: &RequestAnswer) -> AckedBy {
     match answer {
         RequestAnswer::Confirmed(by) => *by,
-        RequestAnswer::Response(_) | RequestAnswer::Pulled(_) => By::Server,
+        RequestAnswer::Response(_) | RequestAnswer::Pulled(_) => AckedBy::Server,
     }
 }
 

@@ -239,13 +239,13 @@ async fn converse(shared: &Arc<SharedClient>, link: OpenConnection) -> Connectio
             written = 0;
             shared.take_output(&mut bytes);
         }
-        let (reading, closing, expiry) = match shared.outlook(bytes.is_empty()) {
-            Outlook::Finished => {
+        let (reading, closing, expiry) = match shared.next_step(bytes.is_empty()) {
+            NextStep::Finished => {
                 // The broker has all data, so an error of the shutdown does not matter.
                 drop(writer.shutdown().await);
                 return ConnectionEnd::Done;
             }
-            Outlook::Goes { reading, closing, expiry } => (reading, closing, expiry),
+            NextStep::Continues { reading, closing, expiry } => (reading, closing, expiry),
         };
         let next = timers.next(shared, reading, closing, expiry);
         tokio::select! {
@@ -292,10 +292,10 @@ async fn write_or_flush(writer: &mut WriteHalf<Stream>, bytes: &[u8]) -> io::Res
 }
 
 /// The next step of the connection task.
-enum Outlook {
+enum NextStep {
     /// The client closes, with nothing left to write or to wait for.
     Finished,
-    Goes {
+    Continues {
         reading: bool,
         closing: Option<Instant>,
         /// When to look for late confirmations.
@@ -338,7 +338,7 @@ impl SharedClient {
         core.forget_leaving();
         let discarded: usize = core
             .mailboxes()
-            .map(|mailbox| mailbox.discard(|letter| letter.epoch == epoch && is_stale(&letter.message)))
+            .map(|mailbox| mailbox.discard(|queued| queued.epoch == epoch && is_stale(&queued.message)))
             .sum();
         drop(core);
         ClientCounters::add(&self.counters.stale_discarded, discarded as u64);
@@ -393,17 +393,17 @@ impl SharedClient {
         }
     }
 
-    fn outlook(&self, nothing_to_write: bool) -> Outlook {
+    fn next_step(&self, nothing_to_write: bool) -> NextStep {
         let core = lock(&self.core);
         let (outstanding, expiry) = (core.conversation.outstanding(), core.expire_at);
         let Some(until) = core.closing else {
-            return Outlook::Goes { reading: self.gauge.may_read(), closing: None, expiry };
+            return NextStep::Continues { reading: self.gauge.may_read(), closing: None, expiry };
         };
         let late = Instant::now() >= until;
         if late || (nothing_to_write && outstanding == 0) {
-            return Outlook::Finished;
+            return NextStep::Finished;
         }
-        Outlook::Goes { reading: true, closing: Some(until), expiry }
+        NextStep::Continues { reading: true, closing: Some(until), expiry }
     }
 
     /// Pings a silent broker, detects a dead one, and requests refused intents again.

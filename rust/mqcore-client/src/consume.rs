@@ -121,8 +121,8 @@ pub struct Consumer {
 impl Consumer {
     /// Waits for messages, and takes up to `max` (at least 1). Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Delivered> {
-        let letters = self.mailbox.next(max).await;
-        self.hand_out(letters)
+        let messages = self.mailbox.next(max).await;
+        self.deliver(messages)
     }
 
     /// Waits until [`Consumer::take`] returns something, or the stream ends. Cancel-safe.
@@ -132,13 +132,13 @@ impl Consumer {
 
     /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Delivered> {
-        self.hand_out(self.mailbox.take(max))
+        self.deliver(self.mailbox.take(max))
     }
 
     /// Takes available messages without waiting: up to `max` without acknowledgement, or one with. The others still
     /// wait here, and go back if the consumer is dropped.
     pub fn take_next(&self, max: usize) -> Vec<Delivered> {
-        self.hand_out(self.mailbox.take_next(max))
+        self.deliver(self.mailbox.take_next(max))
     }
 
     /// Whether the stream has ended; available elements can still be taken.
@@ -164,27 +164,27 @@ impl Consumer {
         &self.queue
     }
 
-    fn hand_out(&self, letters: Vec<QueuedMessage>) -> Vec<Delivered> {
+    fn deliver(&self, messages: Vec<QueuedMessage>) -> Vec<Delivered> {
         let shared = &self.client.shared;
         let timeout = self.mailbox.timeout();
         let now = timeout.map(|_| Instant::now());
         let numbers_attempts = self.mailbox.numbers_attempts();
-        let mut delivered = Vec::with_capacity(letters.len());
-        for mut letter in letters {
-            if numbers_attempts && letter.message.attempt().is_none() {
-                letter.message = letter.message.with_attempt(1);
+        let mut delivered = Vec::with_capacity(messages.len());
+        for mut queued in messages {
+            if numbers_attempts && queued.message.attempt().is_none() {
+                queued.message = queued.message.with_attempt(1);
             }
-            let asks = letter.message.wants_acknowledge();
+            let asks = queued.message.wants_acknowledge();
             let mut deadline = None;
             if let (true, Some(timeout), Some(now)) = (asks, timeout, now) {
                 // The program has the whole timeout, whenever the message arrived.
-                if letter.since + timeout / 10 < now && shared.extend(&letter) {
-                    letter.since = now;
+                if queued.since + timeout / 10 < now && shared.extend(&queued) {
+                    queued.since = now;
                 }
-                deadline = Some(Deadline { timeout, at: Mutex::new(letter.since + timeout) });
+                deadline = Some(Deadline { timeout, at: Mutex::new(queued.since + timeout) });
             }
             let held = asks.then(|| DeliveryHold::Mailbox(self.mailbox.clone()));
-            delivered.push(Delivered::with_deadline(shared.clone(), letter, held, deadline));
+            delivered.push(Delivered::with_deadline(shared.clone(), queued, held, deadline));
         }
         delivered
     }
@@ -230,17 +230,17 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    pub(crate) fn new(shared: Arc<SharedClient>, letter: QueuedMessage, held: Option<DeliveryHold>) -> Self {
-        Self::with_deadline(shared, letter, held, None)
+    pub(crate) fn new(shared: Arc<SharedClient>, queued: QueuedMessage, held: Option<DeliveryHold>) -> Self {
+        Self::with_deadline(shared, queued, held, None)
     }
 
     fn with_deadline(
         shared: Arc<SharedClient>,
-        letter: QueuedMessage,
+        queued: QueuedMessage,
         held: Option<DeliveryHold>,
         deadline: Option<Deadline>,
     ) -> Self {
-        let (message, epoch) = (letter.message, letter.epoch);
+        let (message, epoch) = (queued.message, queued.epoch);
         Self { message, shared, epoch, settled: AtomicBool::new(false), held, deadline }
     }
 

@@ -16,8 +16,8 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::tmqp::{Frame, Kind, PING, encode};
 
 pub use self::exchange::{
-    By, ConversationCounts, DirectMessage, FrameEvent, Inbox, PullAnswer, PullEnd, QueueMessage,
-    RequestAnswer, TakenUp, Wait,
+    AckedBy, ConversationCounts, DirectMessage, FrameEvent, Inbox, IntentState, PullAnswer, PullEnd,
+    QueueMessage, RequestAnswer, Wait,
 };
 use crate::address::{QueueAddress, is_topic};
 use crate::error::ClientError;
@@ -289,7 +289,7 @@ impl<W> Conversation<W> {
     /// # Errors
     ///
     /// As [`Conversation::publish`]; the user is not counted then.
-    pub fn take_up(&mut self, intent: Intent, waiter: W) -> Result<TakenUp<W>, ClientError> {
+    pub fn take_up(&mut self, intent: Intent, waiter: W) -> Result<IntentState<W>, ClientError> {
         let key = intent.folded();
         let known = self.intents.get(&key);
         let total = match (&intent, known.map(|standing| &standing.intent)) {
@@ -300,13 +300,13 @@ impl<W> Conversation<W> {
                 if known.is_some_and(|standing| standing.agreed) =>
             {
                 let _ = self.count_user(key, intent);
-                return Ok(TakenUp::Already(waiter));
+                return Ok(IntentState::Already(waiter));
             }
             (intent, _) => intent.clone(),
         };
         let id = self.ask(&Request::take_up(&total), true, Expect::Intent(key.clone()), Some(waiter))?;
         self.count_user(key, intent).announced = true;
-        Ok(TakenUp::Asked(id))
+        Ok(IntentState::Asked(id))
     }
 
     /// Removes a user of an intent. The last one cancels it. Returns whether [`FrameEvent::Left`] will follow.

@@ -43,14 +43,14 @@ pub(crate) struct OpenConnection {
     /// Received bytes after the handshake.
     pub(crate) input: BytesMut,
     /// The result of the handshake.
-    pub(crate) greeted: Greeted,
+    pub(crate) greeted: HandshakeOutcome,
     /// The address of the broker.
     pub(crate) address: Arc<str>,
 }
 
 /// The result of a handshake.
 #[derive(Debug)]
-pub(crate) enum Greeted {
+pub(crate) enum HandshakeOutcome {
     /// The id that the broker assigned to this client.
     Tmqp(String),
     Mqks,
@@ -58,7 +58,7 @@ pub(crate) enum Greeted {
     Micromessage(Box<Agreement>),
 }
 
-impl Greeted {
+impl HandshakeOutcome {
     /// The id that the broker assigned to this client; empty where a protocol has none.
     pub(crate) fn own_id(&self) -> &str {
         match self {
@@ -177,7 +177,7 @@ async fn shake_hands(
         return Ok(OpenConnection {
             stream,
             input,
-            greeted: Greeted::Tmqp(own_id),
+            greeted: HandshakeOutcome::Tmqp(own_id),
             address: address.clone(),
         });
     }

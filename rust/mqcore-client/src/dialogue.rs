@@ -13,10 +13,10 @@ use crate::address::{Protocol, QueueAddress};
 use crate::config::ClientConfig;
 use crate::consumption::Consumption;
 use crate::conversation::{
-    Conversation, ConversationCounts, DirectMessage, FrameEvent, MessageId, PullAnswer, QueueMessage,
-    REASON_CONSUMER_CLOSED, TakenUp,
+    Conversation, ConversationCounts, DirectMessage, FrameEvent, IntentState, MessageId, PullAnswer,
+    QueueMessage, REASON_CONSUMER_CLOSED,
 };
-use crate::dial::Greeted;
+use crate::dial::HandshakeOutcome;
 use crate::error::ClientError;
 use crate::mailbox::Mailbox;
 use crate::micromessage::conversation::Conversation as Micromessage;
@@ -85,11 +85,11 @@ impl Dialogue {
     }
 
     /// Starts a connection after this handshake, and restores subscriptions first.
-    pub(crate) fn opened(&mut self, greeted: &Greeted) {
+    pub(crate) fn opened(&mut self, greeted: &HandshakeOutcome) {
         match (self, greeted) {
             (Self::Tmqp(conversation), greeted) => conversation.opened(greeted.own_id()),
             (Self::Mqks(conversation), _) => conversation.opened(),
-            (Self::Micromessage(conversation), Greeted::Micromessage(agreement)) => {
+            (Self::Micromessage(conversation), HandshakeOutcome::Micromessage(agreement)) => {
                 conversation.opened(agreement);
             }
             (Self::Micromessage(_), _) => debug_assert!(false, "all addresses have one protocol"),
@@ -258,7 +258,11 @@ impl Dialogue {
     }
 
     /// Adds a user of a subscription. Each call needs a [`Dialogue::give_up`].
-    pub(crate) fn take_up(&mut self, part: &Part, waiter: Waiter) -> Result<TakenUp<Waiter>, ClientError> {
+    pub(crate) fn take_up(
+        &mut self,
+        part: &Part,
+        waiter: Waiter,
+    ) -> Result<IntentState<Waiter>, ClientError> {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => conversation.take_up(intent.clone(), waiter),
             (Self::Mqks(conversation), Part::Consumption(consumption)) => {

@@ -217,7 +217,7 @@ pub struct Incoming {
 impl Incoming {
     /// Waits for messages, and takes up to `max`. Empty: the client is closed, or another stream replaced this one.
     pub async fn next_batch(&self, max: usize) -> Vec<Received> {
-        self.mailbox.next(max).await.into_iter().map(|letter| letter.message).collect()
+        self.mailbox.next(max).await.into_iter().map(|queued| queued.message).collect()
     }
 
     /// Waits until [`Incoming::take`] returns something, or the stream ends. Cancel-safe.
@@ -233,7 +233,7 @@ impl Incoming {
 
     /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Received> {
-        self.mailbox.take(max).into_iter().map(|letter| letter.message).collect()
+        self.mailbox.take(max).into_iter().map(|queued| queued.message).collect()
     }
 
     /// Ends the stream and wakes its waiting tasks.

@@ -274,10 +274,10 @@ impl EventStream {
     /// Waits for events, and takes up to `max`. Empty: the client is closed.
     pub async fn next_batch(&self, max: usize) -> Vec<Event> {
         loop {
-            let letters = self.mailbox.next(max).await;
-            let closed = letters.is_empty();
+            let messages = self.mailbox.next(max).await;
+            let closed = messages.is_empty();
             let events: Vec<Event> =
-                letters.iter().filter_map(|letter| Event::read(&letter.message)).collect();
+                messages.iter().filter_map(|queued| Event::read(&queued.message)).collect();
             if closed || !events.is_empty() {
                 return events;
             }
@@ -291,7 +291,7 @@ impl EventStream {
 
     /// Takes up to `max` available events without waiting.
     pub fn take(&self, max: usize) -> Vec<Event> {
-        self.mailbox.take(max).iter().filter_map(|letter| Event::read(&letter.message)).collect()
+        self.mailbox.take(max).iter().filter_map(|queued| Event::read(&queued.message)).collect()
     }
 
     /// Whether the stream has ended; available elements can still be taken.

@@ -71,7 +71,7 @@ pub(crate) struct QueuedMessage {
 
 #[derive(Debug, Default)]
 struct MailboxState {
-    letters: VecDeque<QueuedMessage>,
+    messages: VecDeque<QueuedMessage>,
     /// Delivered and not settled.
     unsettled: usize,
     /// When the program last took or settled a message, or got one while it had none.
@@ -142,24 +142,24 @@ impl Mailbox {
     }
 
     /// Adds a message. Returns whether the caller must call [`Mailbox::wake`] after all messages of a read.
-    pub(crate) fn put(&self, letter: QueuedMessage) -> bool {
+    pub(crate) fn put(&self, queued: QueuedMessage) -> bool {
         let mut state = lock(&self.state);
         let refuses = match self.bound {
             // The consumer that closed this mailbox requeues messages with acknowledgement.
-            Bound::Unsettled(_) => state.closed && !letter.message.wants_acknowledge(),
-            Bound::Waiting(most) => state.closed || state.letters.len() >= most,
+            Bound::Unsettled(_) => state.closed && !queued.message.wants_acknowledge(),
+            Bound::Waiting(most) => state.closed || state.messages.len() >= most,
             Bound::None => state.closed,
         };
         if refuses {
             self.dropped.fetch_add(1, Relaxed);
             return false;
         }
-        self.gauge.add(letter.message.memory_bytes());
-        if state.unsettled == 0 && state.letters.is_empty() {
-            state.progress = Some(letter.since);
+        self.gauge.add(queued.message.memory_bytes());
+        if state.unsettled == 0 && state.messages.is_empty() {
+            state.progress = Some(queued.since);
         }
-        state.letters.push_back(letter);
-        state.letters.len() == 1
+        state.messages.push_back(queued);
+        state.messages.len() == 1
     }
 
     /// Wakes the tasks that wait for messages.
@@ -189,13 +189,13 @@ impl Mailbox {
         let mut count = 0;
         let mut bytes = 0;
         let mut unsettled = state.unsettled;
-        for letter in state.letters.iter().take(max) {
-            let asks = usize::from(letter.message.wants_acknowledge());
+        for queued in state.messages.iter().take(max) {
+            let asks = usize::from(queued.message.wants_acknowledge());
             if unsettled + asks > most || (one && count > 0 && asks > 0) {
                 break;
             }
             unsettled += asks;
-            bytes += letter.message.memory_bytes();
+            bytes += queued.message.memory_bytes();
             count += 1;
             if one && asks > 0 {
                 break;
@@ -205,10 +205,10 @@ impl Mailbox {
         if count > 0 && self.timeout_ms.load(Relaxed) > 0 {
             state.progress = Some(Instant::now());
         }
-        let letters = state.letters.drain(..count).collect();
+        let messages = state.messages.drain(..count).collect();
         drop(state);
         self.gauge.remove(bytes);
-        letters
+        messages
     }
 
     /// Waits for messages, and takes one to `max`. Empty: the mailbox is closed and empty.
@@ -219,9 +219,9 @@ impl Mailbox {
             // Before the check, so that a message between the check and the wait is not missed.
             ready.as_mut().enable();
             let closed = self.is_closed();
-            let letters = self.take(max.max(1));
-            if closed || !letters.is_empty() {
-                return letters;
+            let messages = self.take(max.max(1));
+            if closed || !messages.is_empty() {
+                return messages;
             }
             ready.await;
         }
@@ -242,7 +242,7 @@ impl Mailbox {
 
     fn has_something(&self) -> bool {
         let state = lock(&self.state);
-        let Some(first) = state.letters.front() else { return state.closed };
+        let Some(first) = state.messages.front() else { return state.closed };
         let full = matches!(self.bound, Bound::Unsettled(most) if state.unsettled >= most);
         state.closed || !(full && first.message.wants_acknowledge())
     }
@@ -260,7 +260,7 @@ impl Mailbox {
             state.progress = Some(Instant::now());
         }
         let was_full = self.bound == Bound::Unsettled(state.unsettled + 1);
-        let others_wait = !state.letters.is_empty();
+        let others_wait = !state.messages.is_empty();
         drop(state);
         if was_full && others_wait {
             self.wake();
@@ -282,16 +282,16 @@ impl Mailbox {
     pub(crate) fn has_room(&self) -> bool {
         let state = lock(&self.state);
         match self.bound {
-            Bound::Unsettled(most) => !state.closed && state.unsettled + state.letters.len() < most,
+            Bound::Unsettled(most) => !state.closed && state.unsettled + state.messages.len() < most,
             Bound::None | Bound::Waiting(_) => true,
         }
     }
 
     /// Removes all waiting messages, oldest first.
     pub(crate) fn drain(&self) -> Vec<QueuedMessage> {
-        let letters = std::mem::take(&mut lock(&self.state).letters);
-        self.gauge.remove(letters.iter().map(|letter| letter.message.memory_bytes()).sum());
-        letters.into()
+        let messages = std::mem::take(&mut lock(&self.state).messages);
+        self.gauge.remove(messages.iter().map(|queued| queued.message.memory_bytes()).sum());
+        messages.into()
     }
 
     /// Decides about messages that have waited for a third of their acknowledge timeout: they get more time if the
@@ -302,26 +302,26 @@ impl Mailbox {
         let mut state = lock(&self.state);
         let third = (timeout / 3).max(TIMEOUT_CHECK_MIN);
         let makes_progress = state.progress.is_some_and(|progress| now < progress + timeout);
-        let mut kept = VecDeque::with_capacity(state.letters.len());
+        let mut kept = VecDeque::with_capacity(state.messages.len());
         let mut bytes = 0;
-        for mut letter in state.letters.drain(..) {
-            if !letter.message.wants_acknowledge() {
-                kept.push_back(letter);
+        for mut queued in state.messages.drain(..) {
+            if !queued.message.wants_acknowledge() {
+                kept.push_back(queued);
                 continue;
             }
-            if makes_progress && letter.since + third <= now {
-                letter.since = now;
-                waiting.extend.push(letter.message.clone());
-            } else if !makes_progress && letter.since + 2 * third <= now {
-                bytes += letter.message.memory_bytes();
-                waiting.give_back.push(letter);
+            if makes_progress && queued.since + third <= now {
+                queued.since = now;
+                waiting.extend.push(queued.message.clone());
+            } else if !makes_progress && queued.since + 2 * third <= now {
+                bytes += queued.message.memory_bytes();
+                waiting.give_back.push(queued);
                 continue;
             }
-            let next = now.max(letter.since) + third;
+            let next = now.max(queued.since) + third;
             waiting.next = Some(waiting.next.map_or(next, |other| other.min(next)));
-            kept.push_back(letter);
+            kept.push_back(queued);
         }
-        state.letters = kept;
+        state.messages = kept;
         drop(state);
         self.gauge.remove(bytes);
         waiting
@@ -330,14 +330,14 @@ impl Mailbox {
     /// Removes the waiting messages for which `stale` is true, and returns their number.
     pub(crate) fn discard(&self, stale: impl Fn(&QueuedMessage) -> bool) -> usize {
         let mut state = lock(&self.state);
-        let before = state.letters.len();
+        let before = state.messages.len();
         let mut bytes = 0;
-        state.letters.retain(|letter| {
-            let is_stale = stale(letter);
-            bytes += if is_stale { letter.message.memory_bytes() } else { 0 };
+        state.messages.retain(|queued| {
+            let is_stale = stale(queued);
+            bytes += if is_stale { queued.message.memory_bytes() } else { 0 };
             !is_stale
         });
-        let discarded = before - state.letters.len();
+        let discarded = before - state.messages.len();
         drop(state);
         self.gauge.remove(bytes);
         discarded
@@ -345,7 +345,7 @@ impl Mailbox {
 
     /// Number of waiting messages.
     pub(crate) fn waiting(&self) -> usize {
-        lock(&self.state).letters.len()
+        lock(&self.state).messages.len()
     }
 
     /// Messages dropped because the program had not taken earlier ones.
@@ -357,7 +357,7 @@ impl Mailbox {
 impl Drop for Mailbox {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let bytes = state.letters.iter().map(|letter| letter.message.memory_bytes()).sum();
+        let bytes = state.messages.iter().map(|queued| queued.message.memory_bytes()).sum();
         self.gauge.remove(bytes);
     }
 }
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
     use mqcore_wire::tmqp::{Frame, Kind};
 
-    fn letter(asks: bool) -> QueuedMessage {
+    fn queued(asks: bool) -> QueuedMessage {
         let frame = Frame { pending_acknowledge: asks, payload: &[0; 100], ..Frame::new(Kind::QUEUE) };
         QueuedMessage { message: Received::copy(&frame), epoch: 0, since: Instant::now() }
     }
@@ -380,7 +380,7 @@ mod tests {
     fn the_program_holds_as_many_unsettled_messages_as_it_asked_for() {
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(2));
         for _ in 0..5 {
-            mailbox.put(letter(true));
+            mailbox.put(queued(true));
         }
         assert_eq!(mailbox.take(9).len(), 2);
         assert_eq!(mailbox.take(9).len(), 0);
@@ -394,8 +394,8 @@ mod tests {
     fn what_comes_after_the_end_is_kept_only_if_it_has_to_be_handed_back() {
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(2));
         mailbox.close();
-        mailbox.put(letter(true));
-        mailbox.put(letter(false));
+        mailbox.put(queued(true));
+        mailbox.put(queued(false));
         assert_eq!((mailbox.take(9).len(), mailbox.dropped()), (1, 1));
     }
 
@@ -403,7 +403,7 @@ mod tests {
     fn one_message_to_settle_is_taken_at_a_time() {
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(9));
         for asks in [false, false, true, true, false] {
-            mailbox.put(letter(asks));
+            mailbox.put(queued(asks));
         }
         let taken: Vec<_> = (0..5).map(|_| mailbox.take_next(9).len()).collect();
         assert_eq!(taken, [2, 1, 1, 1, 0]);
@@ -415,7 +415,7 @@ mod tests {
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(9));
         mailbox.joined(Some(timeout), true);
         for asks in [true, true, false, true] {
-            mailbox.put(letter(asks));
+            mailbox.put(queued(asks));
         }
         assert_eq!(mailbox.take_next(9).len(), 1);
         for _ in 0..4 {
@@ -442,7 +442,7 @@ mod tests {
     fn messages_that_ask_for_nothing_are_not_counted() {
         let mailbox = Mailbox::new(gauge(), Bound::Unsettled(1));
         for _ in 0..5 {
-            mailbox.put(letter(false));
+            mailbox.put(queued(false));
         }
         assert_eq!(mailbox.take(9).len(), 5);
     }
@@ -451,8 +451,8 @@ mod tests {
     fn reads_pause_above_the_byte_limit_and_resume_after_a_take() {
         let gauge = Arc::new(Gauge::new(150));
         let mailbox = Mailbox::new(gauge.clone(), Bound::None);
-        mailbox.put(letter(false));
-        mailbox.put(letter(false));
+        mailbox.put(queued(false));
+        mailbox.put(queued(false));
         assert!(!gauge.may_read());
         mailbox.take(2);
         assert!(gauge.may_read());
@@ -462,7 +462,7 @@ mod tests {
     fn what_overflows_is_dropped_and_counted() {
         let mailbox = Mailbox::new(gauge(), Bound::Waiting(2));
         for _ in 0..5 {
-            mailbox.put(letter(false));
+            mailbox.put(queued(false));
         }
         assert_eq!((mailbox.waiting(), mailbox.dropped()), (2, 3));
     }
@@ -471,9 +471,9 @@ mod tests {
     fn a_dropped_mailbox_releases_its_bytes() {
         let gauge = gauge();
         let mailbox = Mailbox::new(gauge.clone(), Bound::None);
-        mailbox.put(letter(true));
-        mailbox.put(letter(false));
-        assert_eq!(mailbox.discard(|letter| letter.message.wants_acknowledge()), 1);
+        mailbox.put(queued(true));
+        mailbox.put(queued(false));
+        assert_eq!(mailbox.discard(|queued| queued.message.wants_acknowledge()), 1);
         assert!(gauge.bytes.load(Relaxed) > 0);
         drop(mailbox);
         assert_eq!(gauge.bytes.load(Relaxed), 0);
@@ -493,8 +493,8 @@ mod tests {
             }
         });
         tokio::task::yield_now().await;
-        mailbox.put(letter(true));
-        mailbox.put(letter(true));
+        mailbox.put(queued(true));
+        mailbox.put(queued(true));
         mailbox.wake();
         while mailbox.waiting() == 2 {
             tokio::task::yield_now().await;

@@ -26,7 +26,7 @@ impl Post {
             let check_at = now + (timeout / 3).max(TIMEOUT_CHECK_MIN);
             self.check_at = Some(self.check_at.map_or(check_at, |other| other.min(check_at)));
         }
-        if mailbox.put(core.letter(message, now)) {
+        if mailbox.put(core.queued(message, now)) {
             self.mailboxes.push(mailbox);
         }
     }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::address::{Protocol, QueueAddress};
 use crate::client::Client;
 use crate::confirmations::{confirm_timeout, confirmed_by};
-use crate::conversation::{By, MessageId, QueueMessage, RequestAnswer};
+use crate::conversation::{AckedBy, MessageId, QueueMessage, RequestAnswer};
 use crate::dialogue::Dialogue;
 use crate::error::{ClientError, StatusMeaning};
 use crate::request::push;
@@ -112,7 +112,7 @@ pub struct BatchMessage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// The sender of the acknowledgement; `None`: none was requested.
-    pub by: Option<By>,
+    pub by: Option<AckedBy>,
     /// Time from the call to the acknowledgement of the message, or of its last copy.
     pub latency: Duration,
     /// The outcome of each copy, in the order of [`PublishOptions::cc`]; empty if no acknowledgement was requested.
@@ -120,7 +120,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    fn new(by: Option<By>, latency: Duration) -> Self {
+    fn new(by: Option<AckedBy>, latency: Duration) -> Self {
         Self { by, latency, copies: Vec::new() }
     }
 }
@@ -242,9 +242,9 @@ impl Client {
         let messages = [message];
         let mut attempts = Attempts::new(options.retry, deadline);
         loop {
-            let mut together = Together::new(self, queue, &messages, options);
-            let said = together.say_all(deadline).await;
-            let mut results = together.finish(said, started, deadline).await;
+            let mut group = PublishGroup::new(self, queue, &messages, options);
+            let said = group.say_all(deadline).await;
+            let mut results = group.finish(said, started, deadline).await;
             let result = results.pop().unwrap_or_else(|| Err(confirm_timeout(queue, started)));
             if let Some(result) = attempts.settle(result).await {
                 return result;
@@ -335,14 +335,14 @@ impl Client {
         if let Err(error) = self.check(queue, options) {
             return vec![Err(error); messages.len()];
         }
-        let mut together = Together::new(self, queue, messages, options);
-        let said = together.say_all(deadline).await;
-        together.finish(said, started, deadline).await
+        let mut group = PublishGroup::new(self, queue, messages, options);
+        let said = group.say_all(deadline).await;
+        group.finish(said, started, deadline).await
     }
 }
 
 /// Messages that are being published together.
-struct Together<'a> {
+struct PublishGroup<'a> {
     queue: &'a QueueAddress,
     messages: &'a [BatchMessage],
     options: &'a PublishOptions,
@@ -355,7 +355,7 @@ struct Together<'a> {
     question: PendingCall<'a>,
 }
 
-impl<'a> Together<'a> {
+impl<'a> PublishGroup<'a> {
     fn new(
         client: &'a Client,
         queue: &'a QueueAddress,
@@ -423,7 +423,7 @@ impl<'a> Together<'a> {
         if self.options.confirm {
             self.question.ids.push(id);
         } else {
-            self.settle(index, Ok(RequestAnswer::Confirmed(By::Server)));
+            self.settle(index, Ok(RequestAnswer::Confirmed(AckedBy::Server)));
         }
         for (number, (copy, id)) in self.options.cc.iter().zip(copies).enumerate() {
             conversation.expect_copy(id.clone(), &copy.queue, self.waiter(index, 1 + number));

@@ -74,7 +74,7 @@ impl Client {
             None if complete => Some((0, 0)),
             None => None,
         };
-        let messages = self.hand_out(answer.messages, membership);
+        let messages = self.deliver(answer.messages, membership);
         Ok(Pulled { messages, remaining, complete })
     }
 
@@ -144,7 +144,7 @@ impl Client {
         self.shared.take_part(part, options.timeout).await
     }
 
-    fn hand_out(&self, messages: Vec<Received>, membership: Membership) -> Vec<Delivered> {
+    fn deliver(&self, messages: Vec<Received>, membership: Membership) -> Vec<Delivered> {
         let membership = Arc::new(membership);
         let epoch = lock(&self.shared.core).epoch;
         let of_channel = |message: Received| {

@@ -41,7 +41,7 @@ impl Client {
             let late = core.conversation.take_late(queue, count as usize);
             let number = late.len() as u32;
             for message in late {
-                mailbox.put(core.letter(message, Instant::now()));
+                mailbox.put(core.queued(message, Instant::now()));
             }
             number
         });
@@ -111,22 +111,22 @@ impl PullStream {
 
     /// Takes up to `max` available messages without waiting.
     pub fn take(&self, max: usize) -> Vec<Delivered> {
-        let mut letters = self.mailbox.take(max);
+        let mut messages = self.mailbox.take(max);
         let epoch = lock(&self.shared.core).epoch;
         // The broker redelivers messages of a lost connection that need an acknowledgement.
-        letters.retain(|letter| letter.epoch == epoch || !letter.message.wants_acknowledge());
+        messages.retain(|queued| queued.epoch == epoch || !queued.message.wants_acknowledge());
         let mut progress = lock(&self.progress);
-        progress.taken += letters.len() as u64;
-        if let Some(last) = letters.last() {
+        progress.taken += messages.len() as u64;
+        if let Some(last) = messages.last() {
             progress.remaining = counts(&last.message);
         }
         drop(progress);
-        let of_channel = |letter: QueuedMessage| {
+        let of_channel = |queued: QueuedMessage| {
             let held =
-                letter.message.wants_acknowledge().then(|| DeliveryHold::Channel(self.membership.clone()));
-            Delivered::new(self.shared.clone(), letter, held)
+                queued.message.wants_acknowledge().then(|| DeliveryHold::Channel(self.membership.clone()));
+            Delivered::new(self.shared.clone(), queued, held)
         };
-        letters.into_iter().map(of_channel).collect()
+        messages.into_iter().map(of_channel).collect()
     }
 
     /// Whether the pull has ended; available messages can still be taken.
@@ -187,9 +187,9 @@ impl Drop for PullStream {
         self.stop();
         self.shared.with_core(|core| {
             let (to_requeue, to_keep): (Vec<_>, Vec<_>) =
-                self.mailbox.drain().into_iter().partition(|letter| letter.message.wants_acknowledge());
+                self.mailbox.drain().into_iter().partition(|queued| queued.message.wants_acknowledge());
             core.give_back(to_requeue);
-            core.conversation.keep_late(to_keep.into_iter().map(|letter| letter.message).collect());
+            core.conversation.keep_late(to_keep.into_iter().map(|queued| queued.message).collect());
         });
     }
 }

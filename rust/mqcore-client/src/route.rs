@@ -8,7 +8,7 @@ use mqcore_tls::failure::HandshakeFailure;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::address::{BrokerAddress, Carrier};
+use crate::address::{BrokerAddress, SocketKind};
 use crate::config::{ClientConfig, LocalFactory, Transport};
 use crate::dial::Stream;
 use crate::error::ClientError;
@@ -49,10 +49,10 @@ impl Route {
     /// Loads the TLS files: those of the address, or of these settings.
     pub(crate) fn prepare(address: &BrokerAddress, tls: Option<&ClientTls>) -> Result<Self, ClientError> {
         let settings = match &address.carrier {
-            Carrier::Tls(Some(own)) => Some(own.clone()),
-            Carrier::Tls(None) => Some(tls.cloned().unwrap_or_default()),
-            Carrier::Tcp | Carrier::Unix if tls.is_none() => None,
-            Carrier::Tcp | Carrier::Unix => {
+            SocketKind::Tls(Some(own)) => Some(own.clone()),
+            SocketKind::Tls(None) => Some(tls.cloned().unwrap_or_default()),
+            SocketKind::Tcp | SocketKind::Unix if tls.is_none() => None,
+            SocketKind::Tcp | SocketKind::Unix => {
                 let why = format!(
                     "TLS settings are given, but {address} does not use TLS; use {}s://",
                     address.protocol
@@ -87,7 +87,7 @@ impl Route {
             ClientError::ConnectFailed { addresses, cause }
         };
         #[cfg(unix)]
-        if matches!(address.carrier, Carrier::Unix) {
+        if matches!(address.carrier, SocketKind::Unix) {
             let stream = tokio::net::UnixStream::connect(&address.host).await;
             return stream.map(Stream::Unix).map_err(|error| failed(&error));
         }

@@ -11,7 +11,7 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::address::{Protocol, QueueAddress, is_topic, topic_matches};
 use crate::config::ClientConfig;
-use crate::conversation::{Inbox, MessageId, PullAnswer, RequestAnswer, TakenUp};
+use crate::conversation::{Inbox, IntentState, MessageId, PullAnswer, RequestAnswer};
 use crate::counters::ClientCounters;
 use crate::dialogue::{Dialogue, Part};
 use crate::error::ClientError;
@@ -177,8 +177,8 @@ impl SharedClient {
     }
 
     /// Asks for the whole acknowledge timeout of a message again. Returns whether the client sends this.
-    pub(crate) fn extend(&self, letter: &QueuedMessage) -> bool {
-        self.with_core(|core| core.epoch == letter.epoch && core.conversation.extend(&letter.message))
+    pub(crate) fn extend(&self, queued: &QueuedMessage) -> bool {
+        self.with_core(|core| core.epoch == queued.epoch && core.conversation.extend(&queued.message))
     }
 
     fn no_room(&self) -> ClientError {
@@ -301,7 +301,7 @@ impl SharedClient {
             .await??;
         // The user is counted from here on; the guard removes it however this call ends.
         let membership = Membership::new(self.clone(), part.clone());
-        let TakenUp::Asked(id) = taken_up else { return Ok(membership) };
+        let IntentState::Asked(id) = taken_up else { return Ok(membership) };
         match self.outcome(id, receiver, deadline).await? {
             Waited::Answered((result, _)) => result.map(|_| membership),
             Waited::TooLong(_) => {
@@ -450,8 +450,8 @@ impl Core {
             self.give_back(mailbox.drain());
             return None;
         };
-        for letter in mailbox.drain() {
-            other.put(letter);
+        for queued in mailbox.drain() {
+            other.put(queued);
         }
         Some(other)
     }
@@ -459,20 +459,20 @@ impl Core {
     /// The broker delivers no more messages of a queue that the client left.
     pub(crate) fn left(&mut self, queue: &QueueAddress) {
         let is_of = |left: &QueueAddress| left.is(queue.channel().as_bytes(), queue.id());
-        let letters: Vec<_> = self
+        let messages: Vec<_> = self
             .leaving
             .extract_if(.., |(left, _)| is_of(left))
             .flat_map(|(_, mailbox)| mailbox.drain())
             .collect();
-        self.give_back(letters);
+        self.give_back(messages);
     }
 
     /// Returns messages that no program got. The newest goes first, because the broker puts each before all others.
-    pub(crate) fn give_back(&mut self, letters: Vec<QueuedMessage>) {
-        for letter in letters.into_iter().rev() {
-            let is_current = letter.epoch == self.epoch && self.conversation.is_open();
-            if is_current && letter.message.wants_acknowledge() {
-                self.conversation.give_back(&letter.message);
+    pub(crate) fn give_back(&mut self, messages: Vec<QueuedMessage>) {
+        for queued in messages.into_iter().rev() {
+            let is_current = queued.epoch == self.epoch && self.conversation.is_open();
+            if is_current && queued.message.wants_acknowledge() {
+                self.conversation.give_back(&queued.message);
             }
         }
     }
@@ -555,8 +555,8 @@ impl Core {
                 for mailbox in &takers.mailboxes {
                     // The program must not take what goes back.
                     let rest = Mailbox::new(gauge.clone(), Bound::None);
-                    for letter in mailbox.drain() {
-                        rest.put(letter);
+                    for queued in mailbox.drain() {
+                        rest.put(queued);
                     }
                     mailbox.close();
                     self.leaving.push((queue.clone(), rest));
@@ -579,7 +579,7 @@ impl Core {
     }
 
     /// A message of the current connection that arrived at `since`.
-    pub(crate) fn letter(&self, message: Received, since: Instant) -> QueuedMessage {
+    pub(crate) fn queued(&self, message: Received, since: Instant) -> QueuedMessage {
         QueuedMessage { message, epoch: self.epoch, since }
     }
 }

@@ -8,7 +8,7 @@ use hashbrown::{Equivalent, HashMap};
 
 use crate::address::QueueAddress;
 use crate::consumption::Consumption;
-use crate::conversation::{By, FrameEvent, MessageId, PullAnswer, RequestAnswer, TakenUp};
+use crate::conversation::{AckedBy, FrameEvent, IntentState, MessageId, PullAnswer, RequestAnswer};
 use crate::error::ClientError;
 use crate::request::Target;
 
@@ -80,13 +80,13 @@ impl<W> Register<W> {
     }
 
     /// Registers `waiter` under `id` until the broker confirms, unless it already has.
-    pub(crate) fn wait(&mut self, queue: &QueueAddress, id: MessageId, waiter: W) -> TakenUp<W> {
+    pub(crate) fn wait(&mut self, queue: &QueueAddress, id: MessageId, waiter: W) -> IntentState<W> {
         match self.0.get_mut(queue) {
             Some(standing) if !standing.agreed => {
                 standing.waiters.push((id.clone(), waiter));
-                TakenUp::Asked(id)
+                IntentState::Asked(id)
             }
-            _ => TakenUp::Already(waiter),
+            _ => IntentState::Already(waiter),
         }
     }
 
@@ -121,7 +121,7 @@ impl<W> Register<W> {
     pub(crate) fn agreed(&mut self, queue: &QueueAddress) -> FrameEvent<W> {
         let Some(standing) = self.0.get_mut(queue) else { return FrameEvent::Nothing };
         standing.agreed = true;
-        let settled = |(_, waiter)| (waiter, Ok(RequestAnswer::Confirmed(By::Server)));
+        let settled = |(_, waiter)| (waiter, Ok(RequestAnswer::Confirmed(AckedBy::Server)));
         FrameEvent::SettledMany(standing.waiters.drain(..).map(settled).collect())
     }
 

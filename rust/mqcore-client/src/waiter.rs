@@ -123,10 +123,10 @@ impl PublishBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conversation::By;
+    use crate::conversation::AckedBy;
 
     fn confirmed() -> Result<RequestAnswer, ClientError> {
-        Ok(RequestAnswer::Confirmed(By::Server))
+        Ok(RequestAnswer::Confirmed(AckedBy::Server))
     }
 
     #[tokio::test]

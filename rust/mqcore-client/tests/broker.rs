@@ -11,7 +11,7 @@ use mqcore_client::client::Client;
 use mqcore_client::config::{ClientConfig, Transport};
 use mqcore_client::confirmations::{Confirmation, ConfirmationTicket, Confirmations};
 use mqcore_client::consume::{Delivered, Settlement};
-use mqcore_client::conversation::By;
+use mqcore_client::conversation::AckedBy;
 use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::models::{ChannelOptions, QueueOptions, QueueStatus};
 use mqcore_client::publish::{BatchMessage, PublishOptions};
@@ -225,7 +225,7 @@ async fn messages_published_without_waiting_keep_their_order_and_are_all_confirm
         let outcomes = collected.take(MESSAGES as usize / 2).await;
         let expected: Vec<u64> = (0..MESSAGES).step_by(2).collect();
         assert_eq!(outcomes.iter().map(|(number, _)| *number).collect::<Vec<_>>(), expected);
-        assert!(outcomes.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|c| c.by == By::Server)));
+        assert!(outcomes.iter().all(|(_, outcome)| outcome.as_ref().is_ok_and(|c| c.by == AckedBy::Server)));
         let pull = PullOptions { count: MESSAGES as u32, ..PullOptions::default() };
         let pulled = client.pull(&queue, &pull).await.unwrap();
         let bodies = pulled.messages.iter().map(|message| message.message().body_slice().to_vec());

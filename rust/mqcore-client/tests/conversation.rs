@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mqcore_client::address::QueueAddress;
 use mqcore_client::conversation::{
-    By, Conversation, FrameEvent, MessageId, PullAnswer, PullEnd, QueueMessage, RequestAnswer, TakenUp,
+    AckedBy, Conversation, FrameEvent, IntentState, MessageId, PullAnswer, PullEnd, QueueMessage,
+    RequestAnswer,
 };
 use mqcore_client::error::{ClientError, StatusMeaning};
 use mqcore_client::received::Received;
@@ -73,17 +74,17 @@ fn a_receipt_names_the_sender_of_the_acknowledgement() {
     let mut conversation = open();
     let id = publish(&mut conversation, None, "a");
     let (who, result) = settled(conversation.receive(&acknowledgement(&id)));
-    assert!(matches!((who, result), ("a", Ok(RequestAnswer::Confirmed(By::Server)))));
+    assert!(matches!((who, result), ("a", Ok(RequestAnswer::Confirmed(AckedBy::Server)))));
 
     let id = publish(&mut conversation, None, "b");
     let by_consumer = Frame { source: b"c1", hops: 15, ..acknowledgement(&id) };
     let (_, result) = settled(conversation.receive(&by_consumer));
-    assert!(matches!(result, Ok(RequestAnswer::Confirmed(By::Consumer))));
+    assert!(matches!(result, Ok(RequestAnswer::Confirmed(AckedBy::Consumer))));
 
     let id = publish(&mut conversation, None, "c");
     let of_hidden_consumer = Frame { hops: HOPS_FRESH - 1, ..acknowledgement(&id) };
     let (_, result) = settled(conversation.receive(&of_hidden_consumer));
-    assert!(matches!(result, Ok(RequestAnswer::Confirmed(By::Consumer))));
+    assert!(matches!(result, Ok(RequestAnswer::Confirmed(AckedBy::Consumer))));
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn a_copy_is_confirmed_under_its_own_id() {
     conversation.expect_copy(named, &copy, "named");
     assert!(matches!(conversation.copy_id(Some("c1")), Err(ClientError::InvalidArgument { .. })));
     let (who, result) = settled(conversation.receive(&acknowledgement(&fresh)));
-    assert!(matches!((who, result), ("fresh", Ok(RequestAnswer::Confirmed(By::Server)))));
+    assert!(matches!((who, result), ("fresh", Ok(RequestAnswer::Confirmed(AckedBy::Server)))));
     let refused = Frame { headers: b"Reason:no\r\n", target: b"copies", ..response(b"c1", 404) };
     let (who, result) = settled(conversation.receive(&refused));
     assert_eq!(
@@ -238,10 +239,10 @@ fn a_cancelled_pull_keeps_received_messages_and_requeues_the_rest() {
 fn a_channel_is_joined_once_and_left_by_the_last() {
     let mut conversation = open();
     let join = Intent::Join("Ch".into());
-    let TakenUp::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
     settled(conversation.receive(&response(&id, 0))).1.unwrap();
     let same = Intent::Join("cH".into());
-    assert!(matches!(conversation.take_up(same.clone(), "b").unwrap(), TakenUp::Already("b")));
+    assert!(matches!(conversation.take_up(same.clone(), "b").unwrap(), IntentState::Already("b")));
     assert_eq!(written(&mut conversation).len(), 1);
     conversation.give_up(&join);
     assert!(written(&mut conversation).is_empty());
@@ -277,7 +278,7 @@ fn joined<'a>(id: &'a [u8], headers: &'a [u8]) -> Frame<'a> {
 #[test]
 fn consumers_of_a_queue_share_a_subscription_with_the_sum_of_their_prefetches() {
     let mut conversation = open();
-    let TakenUp::Asked(id) = conversation.take_up(consume("Ch", 1, 10), "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(consume("Ch", 1, 10), "a").unwrap() else { panic!() };
     let answer = joined(&id, b"Queue-Ids:1\r\nPrefetch:10\r\nAcknowledge-Timeouts:15000\r\n");
     match conversation.receive(&answer) {
         FrameEvent::Joined { queue, timeout, by_queue: true, settled: Some(("a", Ok(_))) } => {
@@ -310,7 +311,7 @@ fn consumers_of_a_queue_share_a_subscription_with_the_sum_of_their_prefetches() 
 fn a_server_that_ignores_queues_is_left_with_the_last_consumer_of_the_channel() {
     let mut conversation = open();
     for (queue, waiter) in [(1, "a"), (2, "b")] {
-        let TakenUp::Asked(id) = conversation.take_up(consume("ch", queue, 9), waiter).unwrap() else {
+        let IntentState::Asked(id) = conversation.take_up(consume("ch", queue, 9), waiter).unwrap() else {
             panic!()
         };
         let answer = joined(&id, b"");
@@ -336,7 +337,7 @@ fn a_message_is_returned_and_extended_as_the_server_understands() {
     conversation.give_back(&message);
     assert!(!conversation.extend(&message));
     assert_eq!(operations(&mut conversation), [(7, "Nack-Reason:consumer-closed;".to_owned())]);
-    let TakenUp::Asked(id) = conversation.take_up(consume("ch", 7, 1), "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(consume("ch", 7, 1), "a").unwrap() else { panic!() };
     conversation.receive(&joined(&id, b"Queue-Ids:7\r\n"));
     operations(&mut conversation);
     conversation.give_back(&message);
@@ -367,7 +368,7 @@ fn messages_without_acknowledgement_that_come_after_their_pull_are_kept_for_the_
 fn a_refused_join_fails_its_caller_and_is_not_kept() {
     let mut conversation = open();
     let join = Intent::Join("ch".into());
-    let TakenUp::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(join.clone(), "a").unwrap() else { panic!() };
     written(&mut conversation);
     let (_, result) = settled(conversation.receive(&response(&id, 404)));
     assert!(matches!(result, Err(ClientError::Refused(_))));
@@ -379,7 +380,7 @@ fn a_refused_join_fails_its_caller_and_is_not_kept() {
 fn intents_are_restored_first_on_a_new_connection() {
     let mut conversation = open();
     let join = Intent::Join("ch".into());
-    let TakenUp::Asked(id) = conversation.take_up(join, "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(join, "a").unwrap() else { panic!() };
     conversation.receive(&response(&id, 0));
     conversation.lost();
     conversation.opened("me2");
@@ -391,7 +392,9 @@ fn intents_are_restored_first_on_a_new_connection() {
 #[test]
 fn an_intent_that_the_broker_refuses_after_a_reconnect_is_asked_for_again() {
     let mut conversation = open();
-    let TakenUp::Asked(id) = conversation.take_up(Intent::Join("ch".into()), "a").unwrap() else { panic!() };
+    let IntentState::Asked(id) = conversation.take_up(Intent::Join("ch".into()), "a").unwrap() else {
+        panic!()
+    };
     conversation.receive(&response(&id, 0));
     conversation.lost();
     conversation.opened("me");

@@ -44,7 +44,7 @@ use self::process::Owned;
 use self::publishing::{Published, Publisher, Receipts, copies, outgoing, py_receipt};
 use self::received::Received;
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, PullStream, States};
-use self::way::Way;
+use self::way::CallStyle;
 use crate::fields::seconds;
 
 /// Adds the client's classes to the module.
@@ -70,7 +70,7 @@ type Pairs = Vec<(String, String)>;
 #[pyclass(frozen, subclass, module = "mqcore._core", name = "_Client")]
 struct Client {
     core: Owned<CoreClient>,
-    way: Way,
+    way: CallStyle,
     publisher: Publisher,
 }
 

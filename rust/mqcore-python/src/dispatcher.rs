@@ -66,7 +66,7 @@ impl Dispatcher {
         let (ending, ended) = crossbeam_channel::bounded(0);
         let load = Arc::new(Load::default());
         let stopping = Arc::new(AtomicBool::new(false));
-        let turn = Turn {
+        let thread = HandlerThread {
             key: key.into(),
             handler: Arc::new(handler),
             submit,
@@ -80,7 +80,7 @@ impl Dispatcher {
             began: Instant::now(),
         };
         std::thread::Builder::new().name("mqcore-handler".into()).spawn(move || {
-            run(turn, &questions);
+            run(thread, &questions);
             drop(ending);
         })?;
         Ok(Self { inbox, load, stopping, ended })
@@ -154,23 +154,23 @@ fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
 }
 
 /// Runs the thread.
-fn run(mut turn: Turn, inbox: &Receiver<Option<Work>>) {
+fn run(mut thread: HandlerThread, inbox: &Receiver<Option<Work>>) {
     // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
-        while let Some(work) = turn.next(py, inbox) {
+        while let Some(work) = thread.next(py, inbox) {
             match work {
-                Work::Questions(asked) => turn.answer(py, asked),
-                Work::Observations(observations) => turn.observe(py, observations),
+                Work::Questions(asked) => thread.answer(py, asked),
+                Work::Observations(observations) => thread.observe(py, observations),
             }
         }
-        turn.send(py);
+        thread.send(py);
     });
     if ran.is_none() {
-        std::mem::forget(turn);
+        std::mem::forget(thread);
         return;
     }
     // Python objects are dropped while the thread is attached, so that PyO3 does not defer their release.
-    Python::try_attach(|_| drop(turn));
+    Python::try_attach(|_| drop(thread));
 }
 
 /// Receives the answers of notifications, of which there are none.
@@ -181,7 +181,7 @@ impl AnswerSink for NoAnswers {
 }
 
 /// State of the thread.
-struct Turn {
+struct HandlerThread {
     key: Box<str>,
     handler: Arc<Handler>,
     submit: Py<PyAny>,
@@ -198,7 +198,7 @@ struct Turn {
     began: Instant,
 }
 
-impl Turn {
+impl HandlerThread {
     /// Returns the next work. Sends ready answers before it waits. `None`: no further work.
     fn next(&mut self, py: Python<'_>, inbox: &Receiver<Option<Work>>) -> Option<Work> {
         match inbox.try_recv() {

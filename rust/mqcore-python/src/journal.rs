@@ -228,7 +228,7 @@ fn watched<T: Send>(
 pub(crate) struct JournalMessages {
     /// Locks the data directory until this is dropped.
     _directory: StoppedDataDir,
-    rest: Mutex<Vec<Rest>>,
+    rest: Mutex<Vec<RemainingMessages>>,
     /// Whether the directory is damaged, so that messages may be missing.
     #[pyo3(get)]
     damaged: bool,
@@ -236,7 +236,7 @@ pub(crate) struct JournalMessages {
     count: usize,
 }
 
-struct Rest {
+struct RemainingMessages {
     shard: InspectedShard,
     places: std::vec::IntoIter<MessagePosition>,
 }
@@ -258,7 +258,7 @@ impl JournalMessages {
             damaged |= unreadable > 0 || shard.report().is_none_or(|report| report.is_alarming());
             count += places.len();
             if !places.is_empty() {
-                rest.push(Rest { shard, places: places.into_iter() });
+                rest.push(RemainingMessages { shard, places: places.into_iter() });
             }
         }
         if !defined && count == 0 {
@@ -305,7 +305,7 @@ impl JournalMessages {
     ) -> Result<u64, FileError> {
         let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
         let mut file = TableFile::messages(path, format)?;
-        for Rest { shard, places } in rest.iter_mut() {
+        for RemainingMessages { shard, places } in rest.iter_mut() {
             for place in places {
                 file.push_message(shard, place)?;
                 if !reporting.one_more() {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
-use mqcore_server::nodes::filter::{ForwardTarget, NodeFilterPort, NodeQuestion, Passage};
+use mqcore_server::nodes::filter::{ForwardTarget, ForwardedFrame, NodeFilterPort, NodeQuestion};
 use pyo3::exceptions::PyTypeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -26,12 +26,12 @@ const BATCHES_MAX: usize = 16_384;
 /// A frame to forward, as a filter sees it.
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct NodeFrame {
-    passage: Passage,
+    passage: ForwardedFrame,
     message: PyOnceLock<Py<Message>>,
 }
 
 impl NodeFrame {
-    fn new(passage: &Passage) -> Self {
+    fn new(passage: &ForwardedFrame) -> Self {
         Self { passage: passage.clone(), message: PyOnceLock::new() }
     }
 }
@@ -265,7 +265,7 @@ impl Filter {
         }
     }
 
-    fn decide(&self, py: Python<'_>, passage: &Passage) -> PyResult<bool> {
+    fn decide(&self, py: Python<'_>, passage: &ForwardedFrame) -> PyResult<bool> {
         let verdict = self.decide.bind(py).call1((NodeFrame::new(passage),))?;
         let passes = verdict.cast::<PyBool>().map_err(|_| {
             let kind = verdict.get_type();

@@ -62,14 +62,14 @@ const WAITING_SHOWN_MAX: usize = 100;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The admin listener.
-pub(crate) struct Door {
+pub(crate) struct AdminListener {
     pub(crate) socket: TcpListener,
     /// Its TLS configuration, if it speaks TLS.
     pub(crate) endpoint: Option<Arc<TlsEndpoint>>,
 }
 
 /// Serves until the server has stopped, so that health checks see that it drains.
-pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
+pub(crate) async fn serve(listener: AdminListener, admin: Admin, alive: TaskGuard) {
     let shutdown = Arc::clone(&admin.hub.shutdown);
     let mut ended = pin!(shutdown.ended());
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -77,7 +77,7 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
     loop {
         let next = async {
             let place = Arc::clone(&room).acquire_owned().await;
-            (place, door.socket.accept().await)
+            (place, listener.socket.accept().await)
         };
         let (place, accepted) = tokio::select! {
             next = next => next,
@@ -90,7 +90,7 @@ pub(crate) async fn serve(door: Door, admin: Admin, alive: TaskGuard) {
         };
         let hub = Arc::clone(&admin.hub);
         let router = router.clone();
-        let endpoint = door.endpoint.clone();
+        let endpoint = listener.endpoint.clone();
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
             match endpoint {

@@ -197,10 +197,10 @@ async fn a_denied_action_is_answered_and_leaves_no_trace_but_its_audit_line() {
     peer.publish("orders", "m2", b"m2").await;
     assert_eq!(peer.receive().await.unwrap().payload, b"m2");
 
-    let survey = server.snapshot().await;
-    let channels: Vec<_> = survey.channels.iter().map(|channel| channel.channel.as_str()).collect();
+    let snapshot = server.snapshot().await;
+    let channels: Vec<_> = snapshot.channels.iter().map(|channel| channel.channel.as_str()).collect();
     assert_eq!(channels, ["orders"]);
-    assert_eq!(survey.refused, 0, "the broker has not even heard of it");
+    assert_eq!(snapshot.refused, 0, "the broker has not even heard of it");
     let denied = scratch.lines("denied", 5).await;
     let seen: Vec<_> = denied.iter().map(|line| (&line["action"], &line["resource"])).collect();
     assert_eq!(seen[0], (&"push".into(), &"invoices/0".into()));

@@ -201,9 +201,9 @@ async fn without_storage_messages_for_a_disconnected_upstream_are_not_forwarded(
     let downstream = start(config(None, downstream_of("down", &["127.0.0.1:9".into()]))).await;
     client(&downstream).await.publish_confirmed("ch", "x").await;
     assert_eq!(bodies(&downstream, "ch").await, ["x"]);
-    let survey = downstream.snapshot().await;
+    let snapshot = downstream.snapshot().await;
     assert_eq!(
-        (survey.nodes.len(), survey.nodes[0].connected, survey.nodes[0].downstream),
+        (snapshot.nodes.len(), snapshot.nodes[0].connected, snapshot.nodes[0].downstream),
         (1, false, false)
     );
 }

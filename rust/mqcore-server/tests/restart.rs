@@ -71,8 +71,8 @@ async fn a_restart_keeps_saved_messages_and_not_acknowledged_ones() {
 
     // The number of shards that was asked for first stays.
     let server = start(&directory, 4).await.expect("it starts again at once");
-    let survey = server.snapshot().await;
-    let mut stored: Vec<_> = survey
+    let snapshot = server.snapshot().await;
+    let mut stored: Vec<_> = snapshot
         .queues
         .iter()
         .map(|queue| (queue.queue.to_string(), queue.normal, queue.options.request_acknowledge))

@@ -109,8 +109,8 @@ async fn messages_of_a_topic_reach_each_subscriber_once_and_in_order() {
         assert_eq!(local.receive().await.expect("it comes").payload, number.to_le_bytes());
     }
     sending.await.expect("it was sent");
-    let survey = server.snapshot().await;
-    let stats = survey.topics.iter().map(|topic| (topic.subscribers, topic.stats.delivered));
+    let snapshot = server.snapshot().await;
+    let stats = snapshot.topics.iter().map(|topic| (topic.subscribers, topic.stats.delivered));
     assert_eq!(stats.collect::<Vec<_>>(), [(3, 60_000)]);
     server.stop(PATIENCE).await;
 }
@@ -359,8 +359,8 @@ async fn a_consumer_that_never_reads_is_closed_and_others_get_everything() {
         }
     }
     eventually("the sleeper is closed", async || server.snapshot().await.clients.len() == 2).await;
-    let survey = server.snapshot().await;
-    let queue = &survey.queues[0];
+    let snapshot = server.snapshot().await;
+    let queue = &snapshot.queues[0];
     let slow = queue.stats.dropped[mqcore_broker::model::stats::DropReason::Slow as usize];
     assert!(slow > 0, "what the sleeper missed is counted");
     assert_eq!(queue.memory_bytes, 0, "nothing of a broadcast is kept");

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 
 /// The subject of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted<'a> {
+pub enum PermissionSubject<'a> {
     /// One counter or buffer.
     Key(&'a [u8]),
     /// The list of all counters and buffers.
@@ -32,5 +32,5 @@ pub enum Permission {
 /// Decides about the requests of one peer.
 pub trait Permissions: Debug + Send + Sync {
     /// Decides about one request, without waiting.
-    fn decide(&self, wanted: Wanted<'_>) -> Permission;
+    fn decide(&self, wanted: PermissionSubject<'_>) -> Permission;
 }

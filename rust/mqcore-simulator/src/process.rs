@@ -22,7 +22,7 @@ use crate::inbox::Input;
 use crate::journal::{AfterTake, IDLE, JournalTask};
 use crate::scenario::Scenario;
 use crate::scene::Scene;
-use crate::shard::{ShardTask, TurnOutput};
+use crate::shard::{ShardTask, TaskOutput};
 use crate::time::{Micros, micros_of};
 
 /// Maximum time until a task runs that was woken.
@@ -273,7 +273,7 @@ impl Process {
     fn run_shard(&mut self, shard: usize, scene: &mut Scene) {
         let Some(mut task) = self.shards[shard].take() else { return };
         task.scheduled = false;
-        let mut out = TurnOutput::default();
+        let mut out = TaskOutput::default();
         task.turn(scene.timestamp(), &mut self.connections, &mut out);
         let (more, deadline) = (task.has_work(), task.next_timeout());
         self.shards[shard] = Some(task);

@@ -75,12 +75,12 @@ pub struct SimulatedClient {
     /// The index of its queue.
     pub queue: usize,
     /// Its terms as a consumer; `None`: it publishes.
-    pub consumer: Option<ConsumerHabits>,
+    pub consumer: Option<ConsumerBehavior>,
 }
 
 /// How a consumer treats messages.
 #[derive(Debug, Clone, Copy)]
-pub struct ConsumerHabits {
+pub struct ConsumerBehavior {
     /// Maximum unsettled messages.
     pub prefetch: u32,
     /// Messages of 100 that it rejects.
@@ -234,7 +234,7 @@ fn producer(random: &mut Random, queue: usize) -> SimulatedClient {
 }
 
 fn consumer(random: &mut Random, queue: usize) -> SimulatedClient {
-    let habits = ConsumerHabits {
+    let habits = ConsumerBehavior {
         prefetch: [1, 2, 5, 50][random.index(4)],
         rejects: [0, 10, 50][random.index(3)],
         ignores: [0, 0, 10, 40][random.index(4)],

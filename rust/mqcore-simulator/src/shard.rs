@@ -29,7 +29,7 @@ const WORK_BUDGET: usize = 1024;
 
 /// Output of one run of the task for other tasks.
 #[derive(Debug, Default)]
-pub(crate) struct TurnOutput {
+pub(crate) struct TaskOutput {
     pub(crate) urgent: Vec<(usize, Urgent)>,
     pub(crate) batches: Vec<JournalBatch>,
     pub(crate) woken: Vec<ConnectionId>,
@@ -102,7 +102,7 @@ impl ShardTask {
         self.more || !self.inbox.is_empty() || !self.urgent.is_empty()
     }
 
-    pub(crate) fn turn(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TurnOutput) {
+    pub(crate) fn turn(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TaskOutput) {
         for urgent in std::mem::take(&mut self.urgent) {
             self.take_urgent(urgent, now);
         }
@@ -127,7 +127,7 @@ impl ShardTask {
         commands: &mut usize,
         now: Timestamp,
         connections: &mut Connections,
-        out: &mut TurnOutput,
+        out: &mut TaskOutput,
     ) {
         let mut next = batch.into_iter();
         let mut seen = 0;
@@ -165,7 +165,7 @@ impl ShardTask {
         }
     }
 
-    fn finish(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TurnOutput) {
+    fn finish(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TaskOutput) {
         if now >= self.broker.next_timeout() {
             self.broker.timeout(now, &mut self.effects);
         }
@@ -177,7 +177,7 @@ impl ShardTask {
         self.more = self.broker.has_work();
     }
 
-    fn carry_out(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TurnOutput) {
+    fn carry_out(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TaskOutput) {
         for effect in std::mem::take(&mut self.effects) {
             match effect {
                 Effect::Deliver(deliver) => self.deliver(&deliver, connections),
@@ -210,7 +210,7 @@ impl ShardTask {
         }
     }
 
-    fn write_journal(&mut self, out: &mut TurnOutput) {
+    fn write_journal(&mut self, out: &mut TaskOutput) {
         self.broker.take_history(&mut self.batch.history);
         let batch = &mut self.batch;
         if batch.records.is_empty() && batch.history.is_empty() && batch.reads.is_empty() {
@@ -220,7 +220,7 @@ impl ShardTask {
         out.batches.push(std::mem::take(batch));
     }
 
-    fn send_to_peers(&mut self, now: Timestamp, out: &mut TurnOutput) {
+    fn send_to_peers(&mut self, now: Timestamp, out: &mut TaskOutput) {
         for shard in 0..self.placement.shards() {
             let transfers = std::mem::take(&mut self.transfers[shard]);
             if shard == self.shard {

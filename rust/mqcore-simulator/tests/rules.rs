@@ -2,7 +2,7 @@
 
 use mqcore_simulator::run::run;
 use mqcore_simulator::scenario::{
-    ConsumerHabits, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
+    ConsumerBehavior, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
 };
 use mqcore_simulator::shrink::shrink;
 use mqcore_testkit::seeds;
@@ -11,7 +11,7 @@ use mqcore_broker::model::options::Durability;
 
 /// A queue that saves with this durability, of which the oracle expects synced messages; a producer and a consumer.
 fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) -> Scenario {
-    let habits = ConsumerHabits { prefetch: 5, rejects: 0, ignores: 0, work_micros: 0 };
+    let habits = ConsumerBehavior { prefetch: 5, rejects: 0, ignores: 0, work_micros: 0 };
     Scenario {
         seed,
         shards: 2,

@@ -54,14 +54,14 @@ pub enum MqksAction<'a> {
         /// Consumer that received them.
         consumer: &'a [u8],
         /// Deliveries to acknowledge.
-        which: Which<'a>,
+        which: AckScope<'a>,
     },
     /// Reject deliveries, which returns the messages to their queue.
     Reject {
         /// Consumer that received them.
         consumer: &'a [u8],
         /// Deliveries to reject.
-        which: Which<'a>,
+        which: AckScope<'a>,
     },
     /// Delete a consumer.
     DeleteConsumer {
@@ -102,7 +102,7 @@ pub enum MqksAction<'a> {
 
 /// Deliveries that an acknowledgement or a rejection covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which<'a> {
+pub enum AckScope<'a> {
     /// The delivery of the message with this id.
     One(&'a [u8]),
     /// All unsettled deliveries of the consumer.
@@ -318,13 +318,13 @@ fn publish(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
     }
 }
 
-fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], Which<'a>), RequestLineError> {
+fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], AckScope<'a>), RequestLineError> {
     let missing = || RequestLineError::Missing { action, what: "a consumer and a message id or --all" };
     let mut words = words(data);
     let consumer = named("the consumer's id", words.next().ok_or_else(missing)?)?;
     let which = match words.next().ok_or_else(missing)? {
-        b"--all" => Which::All,
-        id => Which::One(named("the message's id", id)?),
+        b"--all" => AckScope::All,
+        id => AckScope::One(named("the message's id", id)?),
     };
     match words.next() {
         None => Ok((consumer, which)),

@@ -9,7 +9,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{self, AnswerResult, DeliveryLine};
 use mqcore_wire::mqks::arguments::WhenUnused;
-use mqcore_wire::mqks::{Lines, MqksAction, RequestLineError, Which, parse};
+use mqcore_wire::mqks::{AckScope, Lines, MqksAction, RequestLineError, parse};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -131,7 +131,7 @@ fn names_beyond_their_limit_are_refused_and_the_answer_still_has_an_id() {
     {
         assert!(parse(wrong).action.is_err(), "{}", wrong.escape_ascii());
     }
-    assert_eq!(parse(b"a ack c --all").action, Ok(MqksAction::Ack { consumer: b"c", which: Which::All }));
+    assert_eq!(parse(b"a ack c --all").action, Ok(MqksAction::Ack { consumer: b"c", which: AckScope::All }));
 }
 
 #[test]

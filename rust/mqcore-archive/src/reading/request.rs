@@ -14,7 +14,7 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Words {
+struct JsonRequest {
     view: View,
     columns: Vec<String>,
     #[serde(default)]
@@ -60,7 +60,7 @@ impl HistoryRequest {
     /// # Errors
     /// [`ReadError::Request`] with the reason.
     pub fn parse(json: &str) -> Result<Self, ReadError> {
-        let words: Words =
+        let words: JsonRequest =
             serde_json::from_str(json).map_err(|error| ReadError::Request(error.to_string()))?;
         let shape = Shape::new(words.view, &words.columns, &words.texts).map_err(ReadError::Request)?;
         if words.queues.as_ref().is_some_and(|queues| queues.len() > QUEUES_MAX) {

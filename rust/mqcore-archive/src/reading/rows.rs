@@ -58,7 +58,7 @@ pub struct PieceReader {
     /// Reusable buffer for unpacked blocks.
     unpacked: Vec<u8>,
     /// Numbers of the notes already read.
-    done: Stretches,
+    done: NumberSet,
     /// Numbers of the notes to read from the archive.
     archived: Range<u64>,
     attempts: u32,
@@ -115,7 +115,7 @@ impl PieceReader {
             rows,
             queue: Memory::default(),
             unpacked: Vec::new(),
-            done: Stretches::default(),
+            done: NumberSet::default(),
             archived: 0..0,
             attempts: 0,
             ready: VecDeque::new(),
@@ -417,7 +417,7 @@ struct Taker<'a> {
     request: &'a HistoryRequest,
     range: Range<u64>,
     notes: Range<u64>,
-    done: &'a mut Stretches,
+    done: &'a mut NumberSet,
     shard: u32,
     queue: &'a mut Memory,
     ready: &'a mut VecDeque<RecordBatch>,
@@ -500,12 +500,12 @@ impl Memory {
 
 /// A set of numbers, stored as disjoint ranges in ascending order.
 #[derive(Debug, Default)]
-struct Stretches {
+struct NumberSet {
     ranges: Vec<Range<u64>>,
     count: u64,
 }
 
-impl Stretches {
+impl NumberSet {
     /// Adds a number. Returns false if the set already contains it.
     fn insert(&mut self, number: u64) -> bool {
         if let Some(last) = self.ranges.last_mut()
@@ -563,18 +563,15 @@ mod tests {
 
     #[test]
     fn ranges_track_contained_and_missing_numbers() {
-        let mut stretches = Stretches::default();
+        let mut numbers = NumberSet::default();
         for number in [5, 6, 9, 3, 7, 4] {
-            assert!(stretches.insert(number), "{number}");
+            assert!(numbers.insert(number), "{number}");
         }
-        assert!(!stretches.insert(6) && !stretches.insert(9));
-        assert_eq!((&stretches.ranges[..], stretches.count), (&[3..8, 9..10][..], 6));
-        assert_eq!(stretches.missing(0..12), [0..3, 8..9, 10..12]);
-        stretches.add(7..11);
-        assert_eq!(
-            (stretches.ranges.len(), stretches.ranges.first(), stretches.count),
-            (1, Some(&(3..11)), 8)
-        );
-        assert!(stretches.missing(4..11).is_empty());
+        assert!(!numbers.insert(6) && !numbers.insert(9));
+        assert_eq!((&numbers.ranges[..], numbers.count), (&[3..8, 9..10][..], 6));
+        assert_eq!(numbers.missing(0..12), [0..3, 8..9, 10..12]);
+        numbers.add(7..11);
+        assert_eq!((numbers.ranges.len(), numbers.ranges.first(), numbers.count), (1, Some(&(3..11)), 8));
+        assert!(numbers.missing(4..11).is_empty());
     }
 }

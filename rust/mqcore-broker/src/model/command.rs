@@ -523,7 +523,7 @@ impl Command {
 
 /// The state that must be saved before a request is answered, even if an earlier request changed it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reliance {
+pub(crate) enum RequiredState {
     Nothing,
     /// Which channels, queues, routers and topic bindings exist, and their options.
     Definitions,
@@ -533,7 +533,7 @@ pub(crate) enum Reliance {
 
 impl Request {
     /// The state that its answer relies on.
-    pub(crate) fn reliance(&self) -> Reliance {
+    pub(crate) fn required(&self) -> RequiredState {
         match self {
             Self::CreateChannel { .. }
             | Self::UpdateChannel { .. }
@@ -548,9 +548,9 @@ impl Request {
             | Self::RemoveRouter { .. }
             | Self::EnableRouter { .. }
             | Self::AddBinding { .. }
-            | Self::RemoveBinding { .. } => Reliance::Definitions,
-            Self::ClearQueue { .. } => Reliance::Removals,
-            _ => Reliance::Nothing,
+            | Self::RemoveBinding { .. } => RequiredState::Definitions,
+            Self::ClearQueue { .. } => RequiredState::Removals,
+            _ => RequiredState::Nothing,
         }
     }
 

@@ -89,19 +89,19 @@ impl Slots {
     }
 
     /// Takes a slot. It is free again when the guard is dropped, unless it is spent.
-    pub(crate) fn take(self: &Arc<Self>) -> Option<TakenSlot> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<ReservedSlot> {
         let less = |free: u32| if free == CLOSED { None } else { free.checked_sub(1) };
         self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).ok()?;
         self.used.store(1 + self.clock.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
-        Some(TakenSlot(Some(Arc::clone(self))))
+        Some(ReservedSlot(Some(Arc::clone(self))))
     }
 }
 
 /// A slot taken for a message that is being delivered.
 #[derive(Debug)]
-pub(crate) struct TakenSlot(Option<Arc<Slots>>);
+pub(crate) struct ReservedSlot(Option<Arc<Slots>>);
 
-impl TakenSlot {
+impl ReservedSlot {
     /// Keeps the slot taken: the message was delivered. The consumer gives it back when it can take
     /// another message.
     pub(crate) fn spend(mut self) {
@@ -109,7 +109,7 @@ impl TakenSlot {
     }
 }
 
-impl Drop for TakenSlot {
+impl Drop for ReservedSlot {
     fn drop(&mut self) {
         if let Some(slots) = self.0.take() {
             slots.give(CLOSED);

@@ -15,7 +15,7 @@ use crate::model::message::Message;
 use crate::model::options::Status;
 use crate::model::record::{DeliveryProgress, Record};
 use crate::model::stats::DropReason;
-use crate::model::subscription::{Settling, TakenSlot};
+use crate::model::subscription::{ReservedSlot, Settling};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::flows::{FLOWS_MAX, FlowTarget, PullPosition};
@@ -159,7 +159,7 @@ impl Queue {
         members: &Members,
         refusers: &[ConsumerKey],
         context: &Context<'_>,
-    ) -> Option<(usize, Option<TakenSlot>)> {
+    ) -> Option<(usize, Option<ReservedSlot>)> {
         if members.has_slots() {
             return self.choose_by_weight(members, refusers, context);
         }
@@ -186,7 +186,7 @@ impl Queue {
         members: &Members,
         refusers: &[ConsumerKey],
         context: &Context<'_>,
-    ) -> Option<(usize, Option<TakenSlot>)> {
+    ) -> Option<(usize, Option<ReservedSlot>)> {
         let congested = &context.state.congestion.since;
         loop {
             let free = members.list().iter().enumerate().filter(|(_, member)| {

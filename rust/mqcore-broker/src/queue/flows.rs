@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::context::decide::{DecisionState, StepDecision};
 use crate::model::id::RequestId;
-use crate::model::subscription::TakenSlot;
+use crate::model::subscription::ReservedSlot;
 use crate::queue::members::{Consumer, ConsumerKey};
 
 /// Maximum number of flows of one queue at a time: as many as a batch of questions to a handler.
@@ -57,7 +57,7 @@ pub(crate) struct Flow {
     /// The combined decisions of the consumers' steps; `None` before the first.
     pub(crate) joined: Option<StepDecision>,
     /// The slot of the consumer that was chosen; free again when dropped.
-    pub(crate) slot: Option<TakenSlot>,
+    pub(crate) slot: Option<ReservedSlot>,
     /// Consumers whose windows have a place for the message that it does not take yet.
     pub(crate) reserved: SmallVec<[Arc<Consumer>; 1]>,
     /// Whether the flow writes no more, so that the next one may.

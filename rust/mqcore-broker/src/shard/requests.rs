@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::context::Context;
 use crate::context::commits::{Awaiting, Storage};
 use crate::model::client::Client;
-use crate::model::command::{Reliance, Request};
+use crate::model::command::{Request, RequiredState};
 use crate::model::declaration::{Declaration, OnConflict};
 use crate::model::definition::{channel_key, queue_key};
 use crate::model::effect::{Effect, Event, Reply};
@@ -44,9 +44,9 @@ impl Entities {
         context: &mut Context<'_>,
     ) {
         let before = context.state.commits.sequence;
-        let reliance = request.reliance();
+        let required = request.required();
         let result = self.request(client, request, context);
-        self.answer_once_committed(client, id, before, reliance, result, context);
+        self.answer_once_committed(client, id, before, required, result, context);
     }
 
     /// Carries out a declaration of the program and answers it like a request.
@@ -59,7 +59,7 @@ impl Entities {
     ) {
         let before = context.state.commits.sequence;
         let result = self.declare(declaration, OnConflict::Reject, context).map(Reply::Declared);
-        self.answer_once_committed(client, id, before, Reliance::Definitions, result, context);
+        self.answer_once_committed(client, id, before, RequiredState::Definitions, result, context);
     }
 
     /// Answers a request that began when `before` was the last sequence.
@@ -68,7 +68,7 @@ impl Entities {
         client: &Arc<Client>,
         id: RequestId,
         before: Sequence,
-        reliance: Reliance,
+        required: RequiredState,
         result: Result<Reply, Rejection>,
         context: &mut Context<'_>,
     ) {
@@ -84,10 +84,10 @@ impl Entities {
         } else if has_journal && commits.sequence > before {
             // The request changed what must survive, so the answer waits for the commit.
             commits.wait(Durability::Fsync, Awaiting::Answer(client.connection, event));
-        } else if has_journal && reliance == Reliance::Definitions && commits.has_unsynced_changes() {
+        } else if has_journal && required == RequiredState::Definitions && commits.has_unsynced_changes() {
             // Another request made the change that this one relies on, and a crash can still undo it.
             commits.wait_for_changes(Awaiting::Answer(client.connection, event));
-        } else if has_journal && reliance == Reliance::Removals && commits.has_unsynced_records() {
+        } else if has_journal && required == RequiredState::Removals && commits.has_unsynced_records() {
             // The same: messages that were removed before would be back after a crash.
             commits.wait_for_records(Awaiting::Answer(client.connection, event));
         } else {

@@ -67,7 +67,7 @@ pub enum Wait {
 
 /// The sender of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum By {
+pub enum AckedBy {
     /// The broker, which accepted the message.
     Server,
     /// A consumer, or the receiver of a direct message.
@@ -78,7 +78,7 @@ pub enum By {
 #[derive(Debug, Clone)]
 pub enum RequestAnswer {
     /// A positive acknowledgement.
-    Confirmed(By),
+    Confirmed(AckedBy),
     /// A response with status 0 or an application's status.
     Response(Received),
     /// The result of a pull.
@@ -148,7 +148,7 @@ pub enum FrameEvent<W> {
 
 /// Whether an intent is in force.
 #[derive(Debug)]
-pub enum TakenUp<W> {
+pub enum IntentState<W> {
     /// It is; the waiter is returned.
     Already(W),
     /// The client requested it under this id.

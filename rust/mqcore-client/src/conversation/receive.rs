@@ -7,7 +7,7 @@ use mqcore_wire::tmqp::operation::status;
 use mqcore_wire::tmqp::{Frame, HOPS_FRESH, Kind, PONG};
 
 use super::{
-    By, Conversation, Expect, FrameEvent, Inbox, PendingRequest, PullAnswer, PullEnd, RequestAnswer,
+    AckedBy, Conversation, Expect, FrameEvent, Inbox, PendingRequest, PullAnswer, PullEnd, RequestAnswer,
 };
 use crate::address::QueueAddress;
 use crate::error::{ClientError, Refusal};
@@ -103,9 +103,9 @@ impl<W> Conversation<W> {
                 reason: String::from_utf8_lossy(reason).into(),
             }),
             None if frame.source.is_empty() && frame.hops == HOPS_FRESH => {
-                Ok(RequestAnswer::Confirmed(By::Server))
+                Ok(RequestAnswer::Confirmed(AckedBy::Server))
             }
-            None => Ok(RequestAnswer::Confirmed(By::Consumer)),
+            None => Ok(RequestAnswer::Confirmed(AckedBy::Consumer)),
         };
         self.settle(pending, result)
     }
@@ -129,7 +129,7 @@ impl<W> Conversation<W> {
                 messages: vec![Received::copy(frame)],
                 end: PullEnd::Cached,
             }),
-            Expect::Confirmation => RequestAnswer::Confirmed(By::Server),
+            Expect::Confirmation => RequestAnswer::Confirmed(AckedBy::Server),
             Expect::Intent(_) => {
                 self.joins_queues |= header_value(frame.headers, key::QUEUE_IDS).is_some();
                 RequestAnswer::Response(Received::copy(frame))

@@ -23,7 +23,7 @@ use mqcore_wire::tmqp::{Frame as Parts, Kind as Sort};
 use crate::address::{Protocol, QueueAddress};
 use crate::consumption::{ConsumeTerms, Consumption};
 use crate::conversation::{
-    By, ConversationCounts, FrameEvent, MessageId, PullAnswer, QueueMessage, RequestAnswer, TakenUp,
+    AckedBy, ConversationCounts, FrameEvent, IntentState, MessageId, PullAnswer, QueueMessage, RequestAnswer,
 };
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
@@ -263,7 +263,7 @@ impl<W> Conversation<W> {
         &mut self,
         consumption: &Consumption,
         waiter: W,
-    ) -> Result<TakenUp<W>, ClientError> {
+    ) -> Result<IntentState<W>, ClientError> {
         check_terms(&consumption.terms)?;
         if self.agreement.id_of_kind(ExtensionKind::Subscribes).is_none() {
             let what = "subscriptions without pub-sub, which the broker did not accept";
@@ -502,8 +502,8 @@ impl<W> Conversation<W> {
         let (pending, mut settled) = (&mut self.pending, Vec::new());
         sent.acknowledge(number, |id| {
             // Forgotten requests have no waiter.
-            let waiter = id.and_then(|id| pending.remove(&id));
-            settled.extend(waiter.map(|pending| (pending.waiter, Ok(RequestAnswer::Confirmed(By::Server)))));
+            let Some(request) = id.and_then(|id| pending.remove(&id)) else { return };
+            settled.push((request.waiter, Ok(RequestAnswer::Confirmed(AckedBy::Server))));
         })?;
         Ok(FrameEvent::SettledMany(settled))
     }

@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{default_extensions, is_vendors};
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Greeted, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
+use crate::dial::{HandshakeOutcome, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// Maximum bytes of a list or an ERROR frame during the handshake.
@@ -60,7 +60,7 @@ pub(crate) async fn greet(
     Ok(OpenConnection {
         stream,
         input,
-        greeted: Greeted::Micromessage(Box::new(agreement)),
+        greeted: HandshakeOutcome::Micromessage(Box::new(agreement)),
         address: address.clone(),
     })
 }

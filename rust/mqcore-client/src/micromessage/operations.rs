@@ -74,7 +74,7 @@ impl ExtensionFrames {
 
     /// Takes up to `max` available frames without waiting.
     pub fn take(&self, max: usize) -> Vec<Bytes> {
-        self.mailbox.take(max).iter().map(|letter| letter.message.body()).collect()
+        self.mailbox.take(max).iter().map(|queued| queued.message.body()).collect()
     }
 
     /// Whether the stream has ended; available elements can still be taken.

@@ -16,7 +16,7 @@ use mqcore_wire::tmqp::{Frame, Kind};
 use crate::address::{Protocol, QueueAddress};
 use crate::consumption::{Consumption, UnusedQueue};
 use crate::conversation::{
-    By, ConversationCounts, FrameEvent, MessageId, PullAnswer, QueueMessage, RequestAnswer, TakenUp,
+    AckedBy, ConversationCounts, FrameEvent, IntentState, MessageId, PullAnswer, QueueMessage, RequestAnswer,
 };
 use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
@@ -195,7 +195,7 @@ impl<W> Conversation<W> {
         &mut self,
         consumption: &Consumption,
         waiter: W,
-    ) -> Result<TakenUp<W>, ClientError> {
+    ) -> Result<IntentState<W>, ClientError> {
         check_consumption(consumption)?;
         let queue = &consumption.queue;
         if self.consumed.join(consumption)? {
@@ -286,7 +286,7 @@ impl<W> Conversation<W> {
             return Ok(FrameEvent::Nothing);
         };
         let answer = if pending.confirms {
-            RequestAnswer::Confirmed(By::Server)
+            RequestAnswer::Confirmed(AckedBy::Server)
         } else {
             RequestAnswer::Response(Received::copy(&Frame { payload: data, ..Frame::new(Kind::RESPONSE) }))
         };

@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::address::Protocol;
 use crate::config::ClientConfig;
-use crate::dial::{Greeted, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
+use crate::dial::{HandshakeOutcome, OpenConnection, Stream, broken, closed_at_once, spoke_otherwise};
 use crate::error::ClientError;
 
 /// The id of the first line.
@@ -43,7 +43,7 @@ pub(crate) async fn greet(
                 return Ok(OpenConnection {
                     stream,
                     input,
-                    greeted: Greeted::Mqks,
+                    greeted: HandshakeOutcome::Mqks,
                     address: address.clone(),
                 });
             }

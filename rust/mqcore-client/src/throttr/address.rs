@@ -3,7 +3,7 @@
 
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-use crate::address::{BrokerAddress, Carrier, Protocol, tls_options};
+use crate::address::{BrokerAddress, Protocol, SocketKind, tls_options};
 use crate::error::ClientError;
 
 /// The address of a listener.
@@ -48,12 +48,12 @@ impl ThrottrAddress {
             }
         }
         let carrier = match scheme {
-            "throttr" => Carrier::Tcp,
-            "throttrs" => Carrier::Tls(tls_options(&others.join("&")).map_err(|why| wrong(&why))?),
-            "throttr+unix" if cfg!(unix) => Carrier::Unix,
+            "throttr" => SocketKind::Tcp,
+            "throttrs" => SocketKind::Tls(tls_options(&others.join("&")).map_err(|why| wrong(&why))?),
+            "throttr+unix" if cfg!(unix) => SocketKind::Unix,
             _ => return Err(wrong(&format!("{scheme:?} is not a known scheme; use throttr://host:port"))),
         };
-        if let (Some(option), false) = (others.first(), matches!(carrier, Carrier::Tls(_))) {
+        if let (Some(option), false) = (others.first(), matches!(carrier, SocketKind::Tls(_))) {
             return Err(wrong(&format!(
                 "unknown option {option:?}; use value, protocol or metrics, and with throttrs:// those of TLS"
             )));

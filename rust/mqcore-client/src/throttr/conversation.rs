@@ -74,7 +74,7 @@ pub(crate) struct RequestBatch {
 
 /// An incomplete answer in fragments.
 #[derive(Debug)]
-struct Unfolding {
+struct FragmentedAnswer {
     listing: FragmentedRequest,
     fragments_left: u64,
     records: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Conversation {
     dialect: Dialect,
     limits: Limits,
     batches: VecDeque<RequestBatch>,
-    unfolding: Option<Unfolding>,
+    fragmented: Option<FragmentedAnswer>,
     outstanding: usize,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Received {
 impl Conversation {
     pub(crate) fn new(dialect: Dialect) -> Self {
         let limits = Limits::default();
-        Self { dialect, limits, batches: VecDeque::new(), unfolding: None, outstanding: 0 }
+        Self { dialect, limits, batches: VecDeque::new(), fragmented: None, outstanding: 0 }
     }
 
     /// Number of requests without an answer.
@@ -136,14 +136,14 @@ impl Conversation {
     pub(crate) fn receive(&mut self, input: &mut BytesMut) -> Result<Received, WireError> {
         let mut received = Received::default();
         loop {
-            let next = match (&self.unfolding, self.batches.front()) {
-                (Some(unfolding), _) => Some(Expected::Fragment(unfolding.listing)),
+            let next = match (&self.fragmented, self.batches.front()) {
+                (Some(fragmented), _) => Some(Expected::Fragment(fragmented.listing)),
                 (None, Some(batch)) => batch.expected.front().copied(),
                 (None, None) => None,
             };
             // An answer in fragments starts with a head; fragments are valid only after it.
             let expected = match next {
-                Some(Expected::Fragment(_)) if self.unfolding.is_none() => Expected::Fragments,
+                Some(Expected::Fragment(_)) if self.fragmented.is_none() => Expected::Fragments,
                 Some(expected) => expected,
                 None => Expected::Status,
             };
@@ -188,20 +188,20 @@ impl Conversation {
         if fragments == 0 {
             self.answered(rows, received);
         } else {
-            self.unfolding = Some(Unfolding { listing, fragments_left: fragments, records: 0, rows });
+            self.fragmented = Some(FragmentedAnswer { listing, fragments_left: fragments, records: 0, rows });
         }
         Ok(())
     }
 
     fn fragment(&mut self, fragment: &Fragment<'_>, received: &mut Received) -> Result<(), WireError> {
-        let Some(unfolding) = &mut self.unfolding else { return Ok(()) };
-        unfolding.records += fragment.len() as u64;
-        if unfolding.records > RECORDS_MAX {
-            return Err(WireError::TooLarge { part: "answer", size: unfolding.records, max: RECORDS_MAX });
+        let Some(fragmented) = &mut self.fragmented else { return Ok(()) };
+        fragmented.records += fragment.len() as u64;
+        if fragmented.records > RECORDS_MAX {
+            return Err(WireError::TooLarge { part: "answer", size: fragmented.records, max: RECORDS_MAX });
         }
         for (record, name) in fragment.iter() {
             let name = Bytes::copy_from_slice(name);
-            match &mut unfolding.rows {
+            match &mut fragmented.rows {
                 ThrottrAnswer::List(rows) => {
                     rows.extend(reply::listed(record, self.dialect.width).map(|row| (name, row)))
                 }
@@ -213,9 +213,9 @@ impl Conversation {
                 _ => {}
             }
         }
-        unfolding.fragments_left -= 1;
-        if unfolding.fragments_left == 0
-            && let Some(done) = self.unfolding.take()
+        fragmented.fragments_left -= 1;
+        if fragmented.fragments_left == 0
+            && let Some(done) = self.fragmented.take()
         {
             self.answered(done.rows, received);
         }

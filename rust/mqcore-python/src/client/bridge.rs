@@ -35,14 +35,14 @@ struct WaitingFuture {
 }
 
 /// The delivering thread.
-struct Courier {
+struct DeliveryThread {
     ended: Sender<FinishedTask>,
     thread: JoinHandle<()>,
 }
 
 #[derive(Default)]
 struct Bridge {
-    courier: Option<Courier>,
+    thread: Option<DeliveryThread>,
     tickets: u64,
     /// Python objects stay here until they are delivered or cancelled, so that no other thread drops them.
     waiting: HashMap<u64, WaitingFuture>,
@@ -94,11 +94,11 @@ fn take_ticket(waiting: WaitingFuture) -> PyResult<(u64, Sender<FinishedTask>)> 
         drop(waiting);
         return Err(PyRuntimeError::new_err("Python is ending; no call can be awaited any more"));
     }
-    let ended = match &bridge.courier {
-        Some(courier) => courier.ended.clone(),
+    let ended = match &bridge.thread {
+        Some(thread) => thread.ended.clone(),
         None => {
-            let courier = start()?;
-            bridge.courier.insert(courier).ended.clone()
+            let thread = start()?;
+            bridge.thread.insert(thread).ended.clone()
         }
     };
     bridge.tickets += 1;
@@ -107,11 +107,11 @@ fn take_ticket(waiting: WaitingFuture) -> PyResult<(u64, Sender<FinishedTask>)> 
     Ok((ticket, ended))
 }
 
-fn start() -> PyResult<Courier> {
+fn start() -> PyResult<DeliveryThread> {
     let (ended, arrivals) = crossbeam_channel::unbounded();
     let deliver = move || Python::attach(|py| deliver_all(py, &arrivals));
-    let thread = std::thread::Builder::new().name("mqcore-courier".into()).spawn(deliver)?;
-    Ok(Courier { ended, thread })
+    let thread = std::thread::Builder::new().name("mqcore-deliver".into()).spawn(deliver)?;
+    Ok(DeliveryThread { ended, thread })
 }
 
 /// Delivers until the channel closes.
@@ -126,7 +126,7 @@ fn deliver_all(py: Python<'_>, arrivals: &Receiver<FinishedTask>) {
     }
 }
 
-/// The ticket that ends the courier.
+/// The ticket that ends the delivering thread.
 const END: u64 = 0;
 
 fn deliver(py: Python<'_>, burst: Vec<FinishedTask>) {
@@ -211,17 +211,17 @@ impl Watch {
 #[pyfunction]
 pub(crate) fn end_delivering(py: Python<'_>) {
     if super::process::check().is_err() {
-        // The courier and the holder of the lock belong to the parent.
+        // The delivering thread and the holder of the lock belong to the parent.
         return;
     }
-    let (courier, waiting) = {
+    let (thread, waiting) = {
         let mut guard = lock();
         let bridge = guard.get_or_insert_with(Bridge::default);
         bridge.closed = true;
-        (bridge.courier.take(), std::mem::take(&mut bridge.waiting))
+        (bridge.thread.take(), std::mem::take(&mut bridge.waiting))
     };
     drop(waiting);
-    let Some(Courier { ended, thread }) = courier else { return };
+    let Some(DeliveryThread { ended, thread }) = thread else { return };
     let none: Make = Box::new(|py| Ok(py.None()));
     drop(ended.send(FinishedTask { ticket: END, make: none }));
     // It may be waiting for the interpreter to deliver a last batch. A panic in it is ignored.

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 
 use super::process::{self, Owned};
 use super::publishing::Publisher;
-use super::way::Way;
+use super::way::CallStyle;
 use super::{Client, error, options};
 
 /// A client whose calls return awaitables.
@@ -25,7 +25,7 @@ impl AsyncClient {
         target: &Bound<'py, PyAny>,
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        connect(py, target, options, Way::Awaitable)
+        connect(py, target, options, CallStyle::Awaitable)
     }
 }
 
@@ -38,7 +38,7 @@ impl BlockingClient {
         target: &Bound<'py, PyAny>,
         options: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        connect(py, target, options, Way::Blocking)
+        connect(py, target, options, CallStyle::Blocking)
     }
 }
 
@@ -46,7 +46,7 @@ fn connect<'py>(
     py: Python<'py>,
     target: &Bound<'py, PyAny>,
     options: &Bound<'py, PyAny>,
-    way: Way,
+    way: CallStyle,
 ) -> PyResult<Bound<'py, PyAny>> {
     process::check()?;
     let transport = options::transport(target)?;
@@ -73,8 +73,8 @@ impl<'py> IntoPyObject<'py> for Connected {
         let way = self.0.way;
         let client = PyClassInitializer::from(self.0);
         match way {
-            Way::Awaitable => Ok(Bound::new(py, client.add_subclass(AsyncClient))?.into_any()),
-            Way::Blocking => Ok(Bound::new(py, client.add_subclass(BlockingClient))?.into_any()),
+            CallStyle::Awaitable => Ok(Bound::new(py, client.add_subclass(AsyncClient))?.into_any()),
+            CallStyle::Blocking => Ok(Bound::new(py, client.add_subclass(BlockingClient))?.into_any()),
         }
     }
 }

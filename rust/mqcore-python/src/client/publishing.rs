@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mqcore_client::address::QueueAddress;
 use mqcore_client::client::Client as CoreClient;
 use mqcore_client::confirmations::Confirmation;
-use mqcore_client::conversation::{By, MessageId};
+use mqcore_client::conversation::{AckedBy, MessageId};
 use mqcore_client::error::ClientError;
 use mqcore_client::publish::{BatchMessage, CarbonCopy, CopyOutcome, CopyReceipt, PublishOptions, Receipt};
 use mqcore_client::publish_now::PublishNow;
@@ -18,7 +18,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyList;
 
 use super::confirming::{self, LoopConfirmations};
-use super::way::Way;
+use super::way::CallStyle;
 use super::{bridge, error};
 
 /// Messages without confirmation after which a call lets other tasks of the event loop continue. The others do not suspend
@@ -70,13 +70,13 @@ impl Publisher {
         &self,
         py: Python<'py>,
         core: &CoreClient,
-        way: Way,
+        way: CallStyle,
         queue: &QueueAddress,
         body: &[u8],
         options: &PublishOptions,
     ) -> PyResult<Published<'py>> {
         match way {
-            Way::Awaitable if options.confirm => {
+            CallStyle::Awaitable if options.confirm => {
                 let event_loop = bridge::running_loop(py)?;
                 let Some(confirmations) = self.confirmations(&event_loop)? else {
                     return Ok(Published::NotNow);
@@ -91,12 +91,12 @@ impl Publisher {
                 )?;
                 return Ok(future.map_or(Published::NotNow, Published::Result));
             }
-            Way::Blocking if options.confirm => {
+            CallStyle::Blocking if options.confirm => {
                 let confirmed = confirming::publish_blocking(py, core, queue, body, options)?;
                 let Some(confirmed) = confirmed else { return Ok(Published::NotNow) };
                 return Ok(Published::Result(py_confirmation(confirmed).into_bound_py_any(py)?));
             }
-            Way::Awaitable | Way::Blocking => {}
+            CallStyle::Awaitable | CallStyle::Blocking => {}
         }
         match core.publish_now(queue, body, options, None).map_err(error::client)? {
             PublishNow::Queued(_) => {}
@@ -104,12 +104,12 @@ impl Publisher {
         }
         let before = self.unconfirmed.fetch_add(1, Ordering::Relaxed);
         match way {
-            Way::Awaitable if before % YIELD_AFTER_MESSAGES == YIELD_AFTER_MESSAGES - 1 => {
+            CallStyle::Awaitable if before % YIELD_AFTER_MESSAGES == YIELD_AFTER_MESSAGES - 1 => {
                 static SLEEP: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
                 let pause = SLEEP.import(py, "asyncio", "sleep")?.call1((0,))?;
                 Ok(Published::Result(pause))
             }
-            Way::Awaitable | Way::Blocking => Ok(Published::Queued),
+            CallStyle::Awaitable | CallStyle::Blocking => Ok(Published::Queued),
         }
     }
 
@@ -181,10 +181,10 @@ pub(super) fn py_confirmation(confirmation: Confirmation) -> PyReceipt {
     (Some(py_sender(confirmation.by)), confirmation.latency.as_secs_f64(), None)
 }
 
-fn py_sender(by: By) -> &'static str {
+fn py_sender(by: AckedBy) -> &'static str {
     match by {
-        By::Server => "server",
-        By::Consumer => "consumer",
+        AckedBy::Server => "server",
+        AckedBy::Consumer => "consumer",
     }
 }
 

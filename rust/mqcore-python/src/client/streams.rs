@@ -20,7 +20,7 @@ use super::error;
 use super::models::Model as _;
 use super::process::{self, Owned};
 use super::received::Received;
-use super::{Way, optional_seconds};
+use super::{CallStyle, optional_seconds};
 
 /// A stream that Python can close before its object is dropped.
 struct Stream<T> {
@@ -53,7 +53,7 @@ impl<T: Send + Sync + 'static> Stream<T> {
     fn wait<'py, F>(
         &self,
         py: Python<'py>,
-        way: Way,
+        way: CallStyle,
         timeout: Option<f64>,
         ready: impl FnOnce(Arc<T>) -> F + Send + 'static,
     ) -> PyResult<Bound<'py, PyAny>>
@@ -110,12 +110,12 @@ macro_rules! stream {
 
             #[pyo3(signature = (timeout=None))]
             fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-                self.0.wait(py, Way::Awaitable, timeout, |core| async move { core.ready().await })
+                self.0.wait(py, CallStyle::Awaitable, timeout, |core| async move { core.ready().await })
             }
 
             #[pyo3(signature = (timeout=None))]
             fn wait_blocking<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-                self.0.wait(py, Way::Blocking, timeout, |core| async move { core.ready().await })
+                self.0.wait(py, CallStyle::Blocking, timeout, |core| async move { core.ready().await })
             }
 
             #[getter]
@@ -212,18 +212,23 @@ impl States {
 
     #[pyo3(signature = (timeout=None))]
     fn wait_async<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.wait(py, Way::Awaitable, timeout)
+        self.wait(py, CallStyle::Awaitable, timeout)
     }
 
     #[pyo3(signature = (timeout=None))]
     fn wait_blocking<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
-        self.wait(py, Way::Blocking, timeout)
+        self.wait(py, CallStyle::Blocking, timeout)
     }
 }
 
 impl States {
     /// Waits for another state (true), or until `timeout` (false).
-    fn wait<'py>(&self, py: Python<'py>, way: Way, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+    fn wait<'py>(
+        &self,
+        py: Python<'py>,
+        way: CallStyle,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let timeout = optional_seconds(timeout, "timeout")?.unwrap_or(Duration::MAX);
         let mut receiver = self.receiver()?.clone();
         way.run(py, async move { Ok(tokio::time::timeout(timeout, receiver.changed()).await.is_ok()) })

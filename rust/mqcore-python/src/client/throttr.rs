@@ -18,7 +18,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use super::error::{self, InvalidArgument};
 use super::process::{self, Owned};
-use super::{Way, optional_seconds, options};
+use super::{CallStyle, optional_seconds, options};
 use crate::fields::seconds;
 use crate::ratelimit::Verdict;
 
@@ -29,7 +29,7 @@ type Message<'py> = (Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>);
 #[pyclass(frozen, subclass, module = "mqcore._core", name = "_ThrottrClient")]
 pub(super) struct ThrottrClient {
     core: Owned<Mutex<Option<Arc<Core>>>>,
-    way: Way,
+    way: CallStyle,
 }
 
 impl ThrottrClient {
@@ -57,7 +57,7 @@ impl AsyncThrottrClient {
         connect_timeout: f64,
         request_timeout: f64,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, Way::Awaitable)?;
+        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, CallStyle::Awaitable)?;
         Ok(PyClassInitializer::from(client).add_subclass(Self))
     }
 }
@@ -75,7 +75,7 @@ impl BlockingThrottrClient {
         connect_timeout: f64,
         request_timeout: f64,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, Way::Blocking)?;
+        let client = ThrottrClient::new(url, tls, connect_timeout, request_timeout, CallStyle::Blocking)?;
         Ok(PyClassInitializer::from(client).add_subclass(Self))
     }
 }
@@ -86,7 +86,7 @@ impl ThrottrClient {
         tls: Option<&Bound<'_, PyAny>>,
         connect_timeout: f64,
         request_timeout: f64,
-        way: Way,
+        way: CallStyle,
     ) -> PyResult<Self> {
         process::check()?;
         let address = ThrottrAddress::parse(url).map_err(error::client)?;

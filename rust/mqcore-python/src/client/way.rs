@@ -13,14 +13,14 @@ pub(super) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How a call returns its result.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Way {
+pub(crate) enum CallStyle {
     /// As an awaitable of asyncio.
     Awaitable,
     /// By blocking until it is available.
     Blocking,
 }
 
-impl Way {
+impl CallStyle {
     /// Runs `future` on the clients' runtime, and returns an awaitable or its result.
     pub(crate) fn run<'py, F, T>(self, py: Python<'py>, future: F) -> PyResult<Bound<'py, PyAny>>
     where

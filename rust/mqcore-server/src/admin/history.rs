@@ -93,7 +93,7 @@ pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
     snapshot::waiting_for_handlers(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
-        match tokio::task::spawn_blocking(move || hub.backups.meet()).await {
+        match tokio::task::spawn_blocking(move || hub.backups.wait_at_barrier()).await {
             Ok(Ok(_at_once_let_go)) => {}
             Ok(Err(refused)) => return Err(refuse_meeting(&refused)),
             Err(_) => return Err(refuse_meeting(&BackupError::Stopping)),

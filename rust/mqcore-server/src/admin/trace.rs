@@ -63,13 +63,13 @@ pub(crate) async fn answer(
         numbers: keys.iter().filter(|key| key.0 as usize == shard).map(|key| MessageNumber(key.1)).collect(),
         max: MESSAGES_MAX,
     });
-    let Some(sightings) = snapshot::locate(&admin.hub, sought.collect()).await else {
+    let Some(locations) = snapshot::locate(&admin.hub, sought.collect()).await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped");
     };
-    let more = sightings.iter().any(|(_, sightings)| sightings.more);
-    let now: Vec<Value> = sightings
+    let more = locations.iter().any(|(_, located)| located.more);
+    let now: Vec<Value> = locations
         .into_iter()
-        .flat_map(|(shard, sightings)| sightings.found.into_iter().map(move |found| describe(shard, &found)))
+        .flat_map(|(shard, located)| located.found.into_iter().map(move |found| describe(shard, &found)))
         .take(MESSAGES_MAX)
         .collect();
     if now.is_empty() && steps.is_empty() && !more {
@@ -95,8 +95,8 @@ fn who(client: &Client) -> Value {
     json!({"id": client.id, "name": client.name, "type": client.kind, "protocol": client.protocol})
 }
 
-fn describe(shard: usize, sighting: &Location) -> Value {
-    let (state, until, consumers) = match &sighting.state {
+fn describe(shard: usize, location: &Location) -> Value {
+    let (state, until, consumers) = match &location.state {
         LocationState::Undecided => ("undecided", None, None),
         LocationState::Waiting => ("waiting", None, None),
         LocationState::Delayed(until) => ("delayed", Some(until.0), None),
@@ -105,15 +105,15 @@ fn describe(shard: usize, sighting: &Location) -> Value {
     let consumers: Vec<Value> = consumers.into_iter().flatten().map(|client| who(client)).collect();
     json!({
         "shard": shard,
-        "number": sighting.number.0,
-        "queue": sighting.queue.to_string(),
+        "number": location.number.0,
+        "queue": location.queue.to_string(),
         "state": state,
         "until_ms": until,
         "consumers": consumers,
-        "attempts": sighting.attempts,
-        "put_backs": sighting.requeues,
-        "saved": sighting.saved,
-        "producer": sighting.producer.as_deref().map(who),
+        "attempts": location.attempts,
+        "put_backs": location.requeues,
+        "saved": location.saved,
+        "producer": location.producer.as_deref().map(who),
     })
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use mqcore_authority::action::Action;
 use mqcore_authority::audit::{AuditPeer, AuditRecord};
 use mqcore_authority::credentials::Credentials;
-use mqcore_authority::login::{Applicant, Identity, LoginProgress, LoginRejection, PasswordCheck};
+use mqcore_authority::login::{Identity, LoginPeer, LoginProgress, LoginRejection, PasswordCheck};
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::{Client, Introduction, Peer};
 use mqcore_broker::model::id::ConnectionId;
@@ -100,7 +100,7 @@ impl Authority {
         let text =
             |value: &'_ Option<String>| value.as_deref().filter(|text| !text.is_empty()).map(str::to_owned);
         let (id, name, kind) = (text(&introduction.id), text(&introduction.name), text(&introduction.kind));
-        let applicant = Applicant {
+        let applicant = LoginPeer {
             id: id.as_deref(),
             name: name.as_deref(),
             kind: kind.as_deref(),

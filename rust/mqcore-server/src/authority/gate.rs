@@ -74,7 +74,7 @@ pub(crate) enum GateAction {
 }
 
 /// The decision about a command.
-enum Fate {
+enum CommandDecision {
     Allowed,
     Denied(Action, String),
     Undecided,
@@ -329,12 +329,12 @@ impl KnownPeer {
         let mut commands = commands.into_iter();
         let mut held = None;
         while let Some(command) = commands.next() {
-            match self.fate(&command, now) {
-                Fate::Allowed => {
+            match self.decision(&command, now) {
+                CommandDecision::Allowed => {
                     self.write_allowed(&command, origin, client, hub);
                     passed.push(command);
                 }
-                Fate::Denied(action, resource) => {
+                CommandDecision::Denied(action, resource) => {
                     self.write_denied((action, &resource), origin, client, hub);
                     let reason = format!("you are not allowed to {action} on {resource}");
                     let rejection = Rejection::new(RejectionKind::Unauthorized, reason);
@@ -344,7 +344,7 @@ impl KnownPeer {
                         steps.push(GateAction::Tell(event));
                     });
                 }
-                Fate::Undecided => {
+                CommandDecision::Undecided => {
                     held = Some(std::iter::once(command).chain(commands).collect::<VecDeque<_>>());
                     break;
                 }
@@ -359,35 +359,35 @@ impl KnownPeer {
         Some(held)
     }
 
-    fn fate(&mut self, command: &Command, now: Timestamp) -> Fate {
+    fn decision(&mut self, command: &Command, now: Timestamp) -> CommandDecision {
         if let (Command::Publish { queue, .. }, None) = (command, &self.authorizer)
             && self.last[Action::Push as usize].as_ref().is_some_and(|last| same(last, queue))
         {
-            return Fate::Allowed;
+            return CommandDecision::Allowed;
         }
-        let mut fate = Fate::Allowed;
+        let mut decision = CommandDecision::Allowed;
         let (grants, authorizer, verdicts) = (&self.identity.grants, &self.authorizer, &self.verdicts);
         let round = self.round;
         demand::demands(command, &mut |action, resource| {
-            if matches!(fate, Fate::Denied(..)) {
+            if matches!(decision, CommandDecision::Denied(..)) {
                 return;
             }
             if !grants.allow(action, &resource) {
-                fate = Fate::Denied(action, resource.to_string());
+                decision = CommandDecision::Denied(action, resource.to_string());
             } else if authorizer.is_some() {
                 let name = resource.to_string();
                 let said = verdicts.get(&(action, name.as_str().into()));
                 match said.filter(|said| said.holds(now, round)) {
                     Some(said) if said.allowed => {}
-                    Some(_) => fate = Fate::Denied(action, name),
-                    None => fate = Fate::Undecided,
+                    Some(_) => decision = CommandDecision::Denied(action, name),
+                    None => decision = CommandDecision::Undecided,
                 }
             }
         });
-        if let (Fate::Allowed, Command::Publish { queue, .. }) = (&fate, command) {
+        if let (CommandDecision::Allowed, Command::Publish { queue, .. }) = (&decision, command) {
             self.last[Action::Push as usize] = Some(queue.clone());
         }
-        fate
+        decision
     }
 
     /// Asks about every permission that `commands` need and no cached verdict covers, each once.

@@ -13,7 +13,7 @@ use mqcore_authority::audit::AuditDetail;
 use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
 use mqcore_broker::model::client::Client;
-use mqcore_session::permission::{Permission, Permissions, Wanted};
+use mqcore_session::permission::{Permission, PermissionSubject, Permissions};
 
 use super::port::AuthorityPort;
 use super::state::RequestOrigin;
@@ -119,12 +119,12 @@ impl LimitKeys {
 }
 
 impl Permissions for LimitKeys {
-    fn decide(&self, wanted: Wanted<'_>) -> Permission {
+    fn decide(&self, wanted: PermissionSubject<'_>) -> Permission {
         let (action, resource) = match wanted {
-            Wanted::Key(key) => (Action::Limit, Resource::LimitKey(key)),
-            Wanted::Keys => (Action::Limit, Resource::Server),
-            Wanted::Connections => (Action::Administer, Resource::Server),
-            Wanted::Channel(channel) => (Action::Administer, Resource::Topic(channel)),
+            PermissionSubject::Key(key) => (Action::Limit, Resource::LimitKey(key)),
+            PermissionSubject::Keys => (Action::Limit, Resource::Server),
+            PermissionSubject::Connections => (Action::Administer, Resource::Server),
+            PermissionSubject::Channel(channel) => (Action::Administer, Resource::Topic(channel)),
         };
         if !self.identity.grants.allow(action, &resource) {
             self.hub.authority.counters.actions_denied.add(1);

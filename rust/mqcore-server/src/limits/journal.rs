@@ -27,7 +27,7 @@ use mqcore_limiter::time::Nanos;
 
 use crate::hub::Hub;
 use crate::runtime::shutdown::TaskGuard;
-use crate::storage::backup::{Meeting, Pin};
+use crate::storage::backup::{Pin, WriterBarrier};
 use crate::storage::data_dir::{DataDir, DataDirError, RECORD_BYTES_MAX, SideJournal};
 
 /// The definition with the time of the last write, in Unix nanoseconds.
@@ -237,10 +237,10 @@ impl LimitJournal {
     }
 
     /// Takes part in a backup: reports the files, and waits until all writers have done so.
-    fn meet(&mut self, writer: usize, meeting: &Meeting) {
+    fn wait_at_barrier(&mut self, writer: usize, barrier: &WriterBarrier) {
         let snapshot = self.journal.snapshot();
-        self.pin = meeting.pin();
-        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
+        self.pin = barrier.pin();
+        barrier.arrive(writer, snapshot.map_err(|error| error.to_string()));
     }
 
     /// Whether any change is not written yet.
@@ -268,8 +268,8 @@ pub(crate) async fn keep(
             () = hub.backups.asked(SideJournal::Limits) => false,
             () = &mut ended => true,
         };
-        let meeting = hub.backups.take_beside(SideJournal::Limits);
-        let at_once = last || meeting.is_some() || journal.is_behind(&hub.limiter);
+        let barrier = hub.backups.take_beside(SideJournal::Limits);
+        let at_once = last || barrier.is_some() || journal.is_behind(&hub.limiter);
         quiet = if at_once { 0 } else { (quiet + 1) % QUIET_INTERVALS };
         if quiet > 0 {
             continue;
@@ -277,8 +277,8 @@ pub(crate) async fn keep(
         let here = Arc::clone(&hub);
         let saving = tokio::task::spawn_blocking(move || {
             let outcome = journal.save(&here.limiter, Nanos(here.clock.nanos()));
-            if let Some((writer, meeting)) = meeting {
-                journal.meet(writer, &meeting);
+            if let Some((writer, barrier)) = barrier {
+                journal.wait_at_barrier(writer, &barrier);
             }
             (journal, outcome)
         });

@@ -21,7 +21,7 @@ pub(crate) type Stream = Box<dyn Duplex>;
 
 /// The identity with which a node introduces itself.
 #[derive(Debug, Clone)]
-pub(crate) struct Introduced {
+pub(crate) struct LocalIdentity {
     pub(crate) identity: NodeIdentity,
     pub(crate) name: String,
 }
@@ -53,7 +53,7 @@ pub(crate) async fn connect(upstream: &UpstreamConfig) -> Result<Stream, String>
 pub(crate) async fn greet(
     mut stream: Stream,
     upstream: &UpstreamConfig,
-    me: &Introduced,
+    me: &LocalIdentity,
 ) -> Result<Accepted, String> {
     let introduction = NodeIntroduction {
         id: &me.identity.id,

@@ -64,7 +64,7 @@ pub enum ForwardTarget {
 
 /// A forwarded frame as a filter sees it.
 #[derive(Debug, Clone)]
-pub struct Passage {
+pub struct ForwardedFrame {
     /// The kind of frame.
     pub kind: ForwardKind,
     /// Its target.
@@ -77,7 +77,7 @@ pub struct Passage {
     pub node: Option<Arc<str>>,
 }
 
-impl Passage {
+impl ForwardedFrame {
     /// The passage of a command; `None`: commands of this kind are not forwarded.
     fn of(command: &Command, client: Option<&Arc<Client>>, node: Option<&Arc<str>>) -> Option<Self> {
         let (kind, goal, message) = match command {
@@ -139,7 +139,7 @@ fn acknowledgement(word: &Acknowledgement, client: Option<&Arc<Client>>) -> Mess
 /// A batch of messages for a filter to decide about.
 #[derive(Debug)]
 pub struct NodeQuestion {
-    passages: Vec<Passage>,
+    passages: Vec<ForwardedFrame>,
     /// By passage: [`UNANSWERED`], or the verdict.
     verdicts: Box<[AtomicU8]>,
     answered: Notify,
@@ -149,14 +149,14 @@ pub struct NodeQuestion {
 const UNANSWERED: u8 = 2;
 
 impl NodeQuestion {
-    fn new(passages: Vec<Passage>) -> Self {
+    fn new(passages: Vec<ForwardedFrame>) -> Self {
         let verdicts = passages.iter().map(|_| AtomicU8::new(UNANSWERED)).collect();
         Self { passages, verdicts, answered: Notify::new(), given_up: AtomicBool::new(false) }
     }
 
     /// The messages in order of arrival.
     #[must_use]
-    pub fn passages(&self) -> &[Passage] {
+    pub fn passages(&self) -> &[ForwardedFrame] {
         &self.passages
     }
 
@@ -182,7 +182,7 @@ impl NodeQuestion {
 /// Asks at once, and waits for all verdicts. `fallen_back` counts the passages without one.
 fn ask(
     port: &Arc<dyn NodeFilterPort>,
-    passages: Vec<Passage>,
+    passages: Vec<ForwardedFrame>,
     fallen_back: &Arc<AtomicU64>,
 ) -> impl Future<Output = Vec<bool>> + Send + use<> {
     let deadline = Instant::now() + port.timeout();
@@ -229,7 +229,7 @@ pub(crate) type PendingFilter = Pin<Box<dyn Future<Output = FilteredBatch> + Sen
 #[derive(Debug, Default)]
 pub(crate) struct PendingLinkFilter {
     /// For each upstream broker: indices of noted frames, and their content.
-    by_upstream: Vec<(usize, Vec<usize>, Vec<Passage>)>,
+    by_upstream: Vec<(usize, Vec<usize>, Vec<ForwardedFrame>)>,
     noted: usize,
 }
 
@@ -251,7 +251,7 @@ impl PendingLinkFilter {
             if !upstreams.contains(upstream) {
                 continue;
             }
-            let Some(passage) = Passage::of(command, Some(client), None) else { continue };
+            let Some(passage) = ForwardedFrame::of(command, Some(client), None) else { continue };
             match self.by_upstream.iter_mut().find(|(known, ..)| *known == upstream) {
                 Some((_, frames, passages)) => {
                     frames.push(frame);
@@ -305,7 +305,7 @@ pub(crate) fn filter_accepted(
     let name: Arc<str> = node.name.as_deref().unwrap_or_default().into();
     let (mut places, mut passages) = (Vec::new(), Vec::new());
     for (place, command) in judged.commands.iter().enumerate() {
-        if let Some(passage) = Passage::of(command, None, Some(&name)) {
+        if let Some(passage) = ForwardedFrame::of(command, None, Some(&name)) {
             places.push(place);
             passages.push(passage);
         }

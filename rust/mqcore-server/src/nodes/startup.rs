@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::hub::Hub;
 use crate::nodes::config::NodeConfig;
-use crate::nodes::dial::Introduced;
+use crate::nodes::dial::LocalIdentity;
 use crate::nodes::filter::NodeFilters;
 use crate::nodes::forwarder::{Forwarder, ForwarderStart};
 use crate::nodes::membership::Nodes;
@@ -94,14 +94,14 @@ impl OpenedNodes {
         };
         let nodes =
             Nodes { terms: Arc::new(terms), upstreams, forwarder, filters, fallen_back: Arc::default() };
-        Ok((nodes, Links { config, me: Introduced { identity, name } }))
+        Ok((nodes, Links { config, me: LocalIdentity { identity, name } }))
     }
 }
 
 /// Links that are not dialed yet.
 pub(crate) struct Links {
     config: NodeConfig,
-    me: Introduced,
+    me: LocalIdentity,
 }
 
 impl Links {

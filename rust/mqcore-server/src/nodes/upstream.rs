@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::hub::Hub;
 use crate::nodes::config::UpstreamConfig;
-use crate::nodes::dial::{self, Accepted, Introduced, Stream};
+use crate::nodes::dial::{self, Accepted, LocalIdentity, Stream};
 use crate::nodes::forwarder::{Forwarder, Frames};
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
@@ -26,7 +26,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 pub(crate) struct UpstreamTask {
     pub(crate) index: usize,
     pub(crate) config: UpstreamConfig,
-    pub(crate) me: Introduced,
+    pub(crate) me: LocalIdentity,
     pub(crate) link: Link,
     pub(crate) forwarder: Forwarder,
     pub(crate) hub: Arc<Hub>,

@@ -23,7 +23,7 @@ use mqcore_session::schedules::{Run, ScheduleEnd, ScheduleRequest};
 
 use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
 use super::queues::{ScheduleQueues, default_queue, named_queue, parts};
-use super::store::{Kept, RunRecord, ScheduleJournal};
+use super::store::{RunRecord, SavedSchedules, ScheduleJournal};
 use super::view::{ScheduleList, ScheduleView};
 
 /// Maximum schedules.
@@ -220,7 +220,7 @@ impl<S: Storage> Keeper<S> {
         let mut keeper = Self::in_memory(placement, now_ms);
         let mut find = |text: &str, zone: &str| crons.find(text, zone, jiff::tz::db());
         let (store, kept) = ScheduleJournal::open(storage, options, &mut find, found)?;
-        let Kept { schedules, runs, ended, unreadable, epoch, next } = kept;
+        let SavedSchedules { schedules, runs, ended, unreadable, epoch, next } = kept;
         (keeper.epoch, keeper.next, keeper.store) = (epoch, next, Some(store));
         for kept in schedules {
             let what = ScheduleData::new(kept.sequence, &kept.id, &kept.plan, kept.run.into());

@@ -32,7 +32,7 @@ const UNREADABLE: &[u8] = b"unreadable";
 
 /// A saved schedule.
 #[derive(Debug)]
-pub(crate) struct KeptSchedule {
+pub(crate) struct SavedSchedule {
     pub(crate) sequence: u64,
     pub(crate) id: EntryId,
     pub(crate) plan: Plan,
@@ -42,7 +42,7 @@ pub(crate) struct KeptSchedule {
 
 /// A run that no queue has confirmed.
 #[derive(Debug)]
-pub(crate) struct KeptRun {
+pub(crate) struct SavedRun {
     pub(crate) number: u64,
     pub(crate) run: RunRecord,
 }
@@ -64,9 +64,9 @@ pub(crate) struct RunRecord {
 
 /// The result of opening.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
-    pub(crate) schedules: Vec<KeptSchedule>,
-    pub(crate) runs: Vec<KeptRun>,
+pub(crate) struct SavedSchedules {
+    pub(crate) schedules: Vec<SavedSchedule>,
+    pub(crate) runs: Vec<SavedRun>,
     pub(crate) ended: Vec<EndedSchedule>,
     pub(crate) unreadable: u64,
     pub(crate) epoch: u64,
@@ -88,7 +88,7 @@ impl<S: Storage> ScheduleJournal<S> {
         options: Options,
         cron: &mut FindCron<'_>,
         found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
-    ) -> Result<(Self, Kept), JournalError> {
+    ) -> Result<(Self, SavedSchedules), JournalError> {
         let now_ms = options.now_ms;
         let options = Options { shard: SideJournal::Schedules.shard(), ..options };
         let (mut journal, recovered) =
@@ -117,7 +117,8 @@ impl<S: Storage> ScheduleJournal<S> {
             journal.write()?;
             journal.sync()?;
         }
-        let mut kept = Kept { epoch, next: recovered.next_sequence.max(1), ..Kept::default() };
+        let mut kept =
+            SavedSchedules { epoch, next: recovered.next_sequence.max(1), ..SavedSchedules::default() };
         journal.each_live(0, &mut |sequence, live| {
             let read = live.map_err(|error| error.to_string());
             let read = read.and_then(|live| kept.read(sequence, live.payload, live.touch, cron));
@@ -243,10 +244,10 @@ pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
 /// # Errors
 /// What is wrong with the record.
 pub(crate) fn check(payload: &[u8], touch: Option<&[u8]>, cron: &mut FindCron<'_>) -> Result<(), String> {
-    Kept::default().read(0, payload, touch, cron)
+    SavedSchedules::default().read(0, payload, touch, cron)
 }
 
-impl Kept {
+impl SavedSchedules {
     fn read(
         &mut self,
         sequence: u64,
@@ -261,7 +262,7 @@ impl Kept {
                 let state =
                     PlanProgress::decode(touch.unwrap_or(&begun)).map_err(|error| error.to_string())?;
                 let (id, plan, run) = decode_plan(reader.0, cron).map_err(|error| error.to_string())?;
-                self.schedules.push(KeptSchedule { sequence, id, plan, state, run: run.into() });
+                self.schedules.push(SavedSchedule { sequence, id, plan, state, run: run.into() });
             }
             [RUN] => {
                 let [fallen_back] = reader.take()?;
@@ -275,7 +276,7 @@ impl Kept {
                 let fallen_back = fallen_back != 0;
                 let run = reader.0.into();
                 let run = RunRecord { schedule, id, due_ms, fence, state, fallen_back, run };
-                self.runs.push(KeptRun { number: sequence, run });
+                self.runs.push(SavedRun { number: sequence, run });
             }
             [ENDED] => {
                 let (id, terms) = (EntryId(reader.take()?), reader.take()?);
@@ -304,7 +305,7 @@ mod tests {
     use super::super::keeper::Crons;
     use super::*;
 
-    fn open(disk: &MemoryStorage, now_ms: u64) -> (ScheduleJournal<MemoryStorage>, Kept) {
+    fn open(disk: &MemoryStorage, now_ms: u64) -> (ScheduleJournal<MemoryStorage>, SavedSchedules) {
         let options =
             Options { now_ms, identity: now_ms, expected_identity: Some(1_000), ..Options::default() };
         let crons = Crons::default();

@@ -98,7 +98,7 @@ impl ScheduleThread {
             let outcome = self.round();
             self.answer_ends(&outcome);
             self.note(outcome);
-            self.meet();
+            self.wait_at_barrier();
             self.show();
             if ended {
                 break;
@@ -226,11 +226,11 @@ impl ScheduleThread {
 
     /// Takes part in a backup, if one is requested: reports the files, and waits until all writers have done so. By
     /// then, a run settled here is in its shard's files; any other is sent again by a broker that starts on the copy.
-    fn meet(&mut self) {
-        let Some((writer, meeting)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
+    fn wait_at_barrier(&mut self) {
+        let Some((writer, barrier)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
         let Some(snapshot) = self.keeper.snapshot() else { return };
-        self.pin = meeting.pin();
-        meeting.attend(writer, snapshot.map_err(|error| error.to_string()));
+        self.pin = barrier.pin();
+        barrier.arrive(writer, snapshot.map_err(|error| error.to_string()));
     }
 
     /// Asks the shards which of these queues, and `default`, exist. False: a shard has stopped.

@@ -13,7 +13,7 @@ use crate::server::error::StartError;
 /// The bound sockets, and the TLS configuration of each.
 pub(super) struct Bound {
     pub(super) listeners: Vec<(Socket, Listening, ListenerTerms)>,
-    pub(super) admin: Option<(admin::Door, AdminAddress)>,
+    pub(super) admin: Option<(admin::AdminListener, AdminAddress)>,
 }
 
 /// Binds all addresses or none: a client that knows one address can rely on the others.
@@ -50,12 +50,12 @@ async fn bind_admin(
     admin: &AdminConfig,
     tls: &Tls,
     allow_remote: bool,
-) -> Result<(admin::Door, AdminAddress), StartError> {
+) -> Result<(admin::AdminListener, AdminAddress), StartError> {
     let loaded = load(config, &admin.encryption, HTTP)?;
     let (socket, address) = listener::bind_tcp(&admin.address.to_string(), allow_remote).await?;
     let bound = AdminAddress { address, encrypted: loaded.is_some() };
     let endpoint = loaded.map(|(files, loaded)| tls.add(bound.url(), files, HTTP, loaded));
-    Ok((admin::Door { socket, endpoint }, bound))
+    Ok((admin::AdminListener { socket, endpoint }, bound))
 }
 
 /// The ALPN names of the admin side.

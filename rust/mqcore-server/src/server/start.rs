@@ -160,7 +160,7 @@ impl Parts {
         Ok(inner)
     }
 
-    /// The meeting place of the journal writers for a backup.
+    /// The place where journal writers pause for a backup.
     fn backup_desk(&self) -> BackupDesk {
         let limits = self.config.persists_limits().then(|| (SideJournal::Limits, Wake::Task(Notify::new())));
         let schedules = self

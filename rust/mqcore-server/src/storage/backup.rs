@@ -19,7 +19,7 @@ use crate::storage::data_dir::{DataDir, DataDirError, SideJournal, shard_name};
 use crate::storage::inspection::StoppedDataDir;
 
 /// Time for all writers to meet: each finishes its current batch, and early ones wait.
-const MEETING: Duration = Duration::from_secs(5);
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there is no backup. The data directory is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -168,9 +168,9 @@ fn now_ms() -> u64 {
 #[derive(Debug)]
 pub(crate) struct BackupDesk {
     shards: usize,
-    /// The meeting that each writer should attend, until it takes it: first the writers of the shards, then those of
+    /// The barrier at which each writer should wait, until it takes it: first the writers of the shards, then those of
     /// `beside`.
-    asked: Box<[Mutex<Option<Arc<Meeting>>>]>,
+    asked: Box<[Mutex<Option<Arc<WriterBarrier>>>]>,
     beside: Box<[SideWriter]>,
     /// Whether there is a data directory.
     kept: bool,
@@ -223,18 +223,18 @@ impl BackupDesk {
         self.beside.iter().enumerate().find(|(_, writer)| writer.journal == journal)
     }
 
-    /// Takes the meeting for the writer of a shard. Called between two batches.
-    pub(crate) fn take(&self, shard: usize) -> Option<Arc<Meeting>> {
+    /// Takes the barrier for the writer of a shard. Called between two batches.
+    pub(crate) fn take(&self, shard: usize) -> Option<Arc<WriterBarrier>> {
         lock(self.asked.get(shard)?).take()
     }
 
-    /// Takes the meeting for another writer, and that writer's number.
-    pub(crate) fn take_beside(&self, journal: SideJournal) -> Option<(usize, Arc<Meeting>)> {
+    /// Takes the barrier for another writer, and that writer's number.
+    pub(crate) fn take_beside(&self, journal: SideJournal) -> Option<(usize, Arc<WriterBarrier>)> {
         let writer = self.shards + self.side(journal)?.0;
         Some((writer, self.take(writer)?))
     }
 
-    /// Ready when there may be a meeting for a writer that is a task.
+    /// Ready when there may be a barrier for a writer that is a task.
     pub(crate) async fn asked(&self, journal: SideJournal) {
         match self.side(journal) {
             Some((_, SideWriter { wake: Wake::Task(notify), .. })) => notify.notified().await,
@@ -250,7 +250,7 @@ impl BackupDesk {
     }
 
     /// Lets all writers meet. Blocks for 5 s at most.
-    pub(crate) fn meet(&self) -> Result<Backup, BackupError> {
+    pub(crate) fn wait_at_barrier(&self) -> Result<Backup, BackupError> {
         if !self.kept {
             return Err(BackupError::NothingKept);
         }
@@ -268,9 +268,9 @@ impl BackupDesk {
             }
             *current = Arc::downgrade(&pin);
         }
-        let meeting = Arc::new(Meeting::new(self.asked.len(), &pin));
+        let barrier = Arc::new(WriterBarrier::new(self.asked.len(), &pin));
         for slot in &self.asked {
-            *lock(slot) = Some(Arc::clone(&meeting));
+            *lock(slot) = Some(Arc::clone(&barrier));
         }
         for writer in &self.beside {
             match &writer.wake {
@@ -278,7 +278,7 @@ impl BackupDesk {
                 Wake::Schedules(port) => port.look(),
             }
         }
-        let snapshots = meeting.all_there();
+        let snapshots = barrier.all_there();
         for slot in &self.asked {
             // Writers that have not arrived yet need not pause for a failed backup.
             lock(slot).take();
@@ -315,29 +315,29 @@ impl BackupDesk {
 
 /// A moment at which all writers pause.
 #[derive(Debug)]
-pub(crate) struct Meeting {
+pub(crate) struct WriterBarrier {
     pin: Weak<Pin>,
     until: Instant,
-    state: Mutex<Attendance>,
+    state: Mutex<BarrierState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Attendance {
+struct BarrierState {
     there: Vec<Option<Snapshot>>,
     missing: usize,
     failed: Option<(usize, String)>,
-    /// The meeting has ended.
+    /// The barrier is open.
     over: bool,
 }
 
-impl Meeting {
+impl WriterBarrier {
     fn new(shards: usize, pin: &Arc<Pin>) -> Self {
         let there = (0..shards).map(|_| None).collect();
         Self {
             pin: Arc::downgrade(pin),
-            until: Instant::now() + MEETING,
-            state: Mutex::new(Attendance { there, missing: shards, failed: None, over: false }),
+            until: Instant::now() + BARRIER_TIMEOUT,
+            state: Mutex::new(BarrierState { there, missing: shards, failed: None, over: false }),
             changed: Condvar::new(),
         }
     }
@@ -347,8 +347,8 @@ impl Meeting {
         Weak::clone(&self.pin)
     }
 
-    /// A writer arrives with its files, and waits until all have arrived or the meeting fails.
-    pub(crate) fn attend(&self, writer: usize, snapshot: Result<Snapshot, String>) {
+    /// A writer arrives with its files, and waits until all have arrived or the barrier fails.
+    pub(crate) fn arrive(&self, writer: usize, snapshot: Result<Snapshot, String>) {
         let mut state = lock(&self.state);
         match snapshot {
             Ok(snapshot) => {
@@ -365,9 +365,9 @@ impl Meeting {
         drop(self.wait(state));
     }
 
-    fn wait<'a>(&'a self, state: MutexGuard<'a, Attendance>) -> MutexGuard<'a, Attendance> {
+    fn wait<'a>(&'a self, state: MutexGuard<'a, BarrierState>) -> MutexGuard<'a, BarrierState> {
         let left = self.until.saturating_duration_since(Instant::now());
-        let undecided = |state: &mut Attendance| state.missing > 0 && state.failed.is_none() && !state.over;
+        let undecided = |state: &mut BarrierState| state.missing > 0 && state.failed.is_none() && !state.over;
         let (state, _) =
             self.changed.wait_timeout_while(state, left, undecided).unwrap_or_else(PoisonError::into_inner);
         state

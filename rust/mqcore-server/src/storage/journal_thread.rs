@@ -123,7 +123,7 @@ impl JournalThread {
                         self.take(batch);
                     }
                     self.commit(written, sync);
-                    self.meet();
+                    self.wait_at_barrier();
                     if self.housekept.elapsed() >= HOUSEKEEPING {
                         // Housekeeping must also run while consumers are active; otherwise nothing would detect that
                         // the disk has space again.
@@ -134,7 +134,7 @@ impl JournalThread {
                 Err(RecvTimeoutError::Timeout) => {
                     self.retry();
                     self.commit(false, true);
-                    self.meet();
+                    self.wait_at_barrier();
                     self.keep_house();
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -372,16 +372,16 @@ impl JournalThread {
     }
 
     /// Takes part in a backup, if one is requested: reports its files, and pauses until all shards have.
-    fn meet(&mut self) {
-        let Some(meeting) = self.hub.backups.take(self.shard) else { return };
+    fn wait_at_barrier(&mut self) {
+        let Some(barrier) = self.hub.backups.take(self.shard) else { return };
         let snapshot = self.journal.snapshot();
         if let Err(error) = &snapshot
             && self.journal.health() == Health::Failed
         {
             self.fail(error);
         }
-        self.pin = meeting.pin();
-        meeting.attend(self.shard, snapshot.map_err(|error| error.to_string()));
+        self.pin = barrier.pin();
+        barrier.arrive(self.shard, snapshot.map_err(|error| error.to_string()));
     }
 
     fn keep_house(&mut self) {

@@ -191,7 +191,7 @@ fn unhex(text: &[u8]) -> Vec<u8> {
 
 /// A message that is delivered to a worker.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Handed<'a> {
+pub(super) struct DeliveredJob<'a> {
     message: &'a Message,
     queue: &'a QueueAddress,
     text: &'a [u8],
@@ -202,7 +202,7 @@ pub(super) struct Handed<'a> {
     pub(super) wishes: Headers,
 }
 
-impl<'a> Handed<'a> {
+impl<'a> DeliveredJob<'a> {
     pub(super) fn of(deliver: &'a Deliver) -> Self {
         let message = &deliver.message;
         let text = find(message.headers(), HEADERS);

@@ -20,7 +20,7 @@ use mqcore_wire::eventmq::headers::Headers;
 use serde_json::Value;
 use smallvec::SmallVec;
 
-use super::job::{self, Handed};
+use super::job::{self, DeliveredJob};
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -214,7 +214,7 @@ impl Work {
         commands: &mut Vec<Command>,
         output: &mut Vec<u8>,
     ) {
-        let handed = Handed::of(deliver);
+        let handed = DeliveredJob::of(deliver);
         let wishes = handed.wishes;
         let id = MessageId::from_slice(deliver.message.id());
         let too_often = u32::from(deliver.requeues) > wishes.retry_count;
@@ -255,7 +255,7 @@ impl Work {
         results: Results,
         now: Timestamp,
     ) {
-        let wishes = Handed::of(deliver).wishes;
+        let wishes = DeliveredJob::of(deliver).wishes;
         self.serial += 1;
         let serial = self.serial;
         let due = (kept && wishes.timeout > 0).then(|| {

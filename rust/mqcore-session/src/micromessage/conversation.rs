@@ -24,7 +24,7 @@ use slab::Slab;
 use super::budget::FilterBudget;
 use super::incoming::{Arrived, Incoming};
 use super::listener::MicroMessageTerms;
-use super::outgoing::{OutgoingMessages, Owed, Parcel};
+use super::outgoing::{OutgoingMessages, PendingSettlement, QueuedOutput};
 use super::subscriptions;
 use super::subscriptions::{Key, Subscriptions};
 use crate::extension::{ExtensionFailure, VendorFrame};
@@ -325,8 +325,8 @@ impl MicroMessageSession {
             return;
         }
         let destination = Arc::clone(&subscription.destination);
-        let owed = acknowledge.then_some(Owed { queue, tag });
-        self.outgoing.send(Parcel { message, destination, owed }, output);
+        let owed = acknowledge.then_some(PendingSettlement { queue, tag });
+        self.outgoing.send(QueuedOutput { message, destination, owed }, output);
     }
 
     fn published(&mut self, topic: &TopicName, message: Message, output: &mut Vec<u8>) {
@@ -335,7 +335,7 @@ impl MicroMessageSession {
             Ok(None) => {}
             Ok(Some(destination)) => {
                 let destination = Arc::clone(destination);
-                self.outgoing.send(Parcel { message, destination, owed: None }, output);
+                self.outgoing.send(QueuedOutput { message, destination, owed: None }, output);
             }
             Err(over) => self.filter_budget.exceeded(topic, over, self.heard_at),
         }

@@ -14,21 +14,21 @@ use mqcore_wire::micromessage::{Frame, encode, encode_split, next_sequence};
 
 /// A delivery of a queue that waits to be settled.
 #[derive(Debug, Clone)]
-pub(super) struct Owed {
+pub(super) struct PendingSettlement {
     pub(super) queue: Arc<QueueAddress>,
     pub(super) tag: Tag,
 }
 
 /// A message for the peer.
 #[derive(Debug)]
-pub(super) struct Parcel {
+pub(super) struct QueuedOutput {
     pub(super) message: Message,
     pub(super) destination: Arc<[u8]>,
     /// `None`: the message needs no settlement.
-    pub(super) owed: Option<Owed>,
+    pub(super) owed: Option<PendingSettlement>,
 }
 
-impl Parcel {
+impl QueuedOutput {
     /// Bytes that count toward the limit of waiting output: those of topics, which no queue stores. Waiting messages of
     /// a queue are bounded by its window and belong to the queue.
     fn burden(&self) -> usize {
@@ -37,7 +37,7 @@ impl Parcel {
 }
 
 /// A message that was sent and is not acknowledged; `None` for a message of a topic.
-type Unsettled = Option<(Owed, MessageId)>;
+type Unsettled = Option<(PendingSettlement, MessageId)>;
 
 /// The state of messages from the broker to the peer.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct OutgoingMessages {
     sent: Option<SendWindow<Unsettled>>,
     /// The number of the last message without acknowledgements.
     last: u16,
-    waiting: VecDeque<Parcel>,
+    waiting: VecDeque<QueuedOutput>,
     /// Bytes of the waiting messages of topics.
     waiting_bytes: usize,
     /// The extension that names types, if one was agreed on.
@@ -73,26 +73,26 @@ impl OutgoingMessages {
     }
 
     /// Sends a message, or queues it until the window has room.
-    pub(super) fn send(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
+    pub(super) fn send(&mut self, queued: QueuedOutput, output: &mut Vec<u8>) {
         if self.waiting.is_empty() && self.sent.as_ref().is_none_or(SendWindow::has_room) {
-            return self.write(parcel, output);
+            return self.write(queued, output);
         }
-        self.waiting_bytes += parcel.burden();
-        self.waiting.push_back(parcel);
+        self.waiting_bytes += queued.burden();
+        self.waiting.push_back(queued);
     }
 
     /// Sends waiting messages as far as the window has room.
     fn go_on(&mut self, output: &mut Vec<u8>) {
         while self.sent.as_ref().is_none_or(SendWindow::has_room)
-            && let Some(parcel) = self.waiting.pop_front()
+            && let Some(queued) = self.waiting.pop_front()
         {
-            self.waiting_bytes -= parcel.burden();
-            self.write(parcel, output);
+            self.waiting_bytes -= queued.burden();
+            self.write(queued, output);
         }
     }
 
-    fn write(&mut self, parcel: Parcel, output: &mut Vec<u8>) {
-        let Parcel { message, destination, owed } = parcel;
+    fn write(&mut self, queued: QueuedOutput, output: &mut Vec<u8>) {
+        let QueuedOutput { message, destination, owed } = queued;
         let sequence = match &mut self.sent {
             Some(sent) => sent.push(owed.map(|owed| (owed, MessageId::from_slice(message.id())))),
             None => {
@@ -145,11 +145,11 @@ impl OutgoingMessages {
 
     /// A subscription ended: removes its waiting messages, which are requeued.
     pub(super) fn forget(&mut self, tag: Tag) {
-        self.waiting.retain(|parcel| parcel.owed.as_ref().is_none_or(|owed| owed.tag != tag));
+        self.waiting.retain(|queued| queued.owed.as_ref().is_none_or(|owed| owed.tag != tag));
     }
 }
 
-fn settlement((owed, message_id): (Owed, MessageId), negative: Option<&str>) -> Command {
+fn settlement((owed, message_id): (PendingSettlement, MessageId), negative: Option<&str>) -> Command {
     Command::Acknowledge(Acknowledgement {
         tag: owed.tag,
         queue: (*owed.queue).clone(),

@@ -16,7 +16,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{Line, Lines, MqksAction, Which, id_of_beginning, is_http_request, parse};
+use mqcore_wire::mqks::{AckScope, Line, Lines, MqksAction, id_of_beginning, is_http_request, parse};
 
 use super::consumers::Consumers;
 use super::names::EventNames;
@@ -300,7 +300,7 @@ impl MqksSession {
         &mut self,
         id: &[u8],
         consumer: &[u8],
-        which: Which<'_>,
+        which: AckScope<'_>,
         negative: Option<&str>,
         confirm: bool,
         commands: &mut Vec<Command>,
@@ -310,8 +310,8 @@ impl MqksSession {
         if own.is_empty() {
             // An acknowledgement for another client's consumer, or for none.
             let message_id = match which {
-                Which::One(id) => Some(MessageId::from_slice(id)),
-                Which::All => None,
+                AckScope::One(id) => Some(MessageId::from_slice(id)),
+                AckScope::All => None,
             };
             let what = Remote::Settle { message_id, negative: negative.map(Into::into) };
             return self.ask_all(
@@ -418,10 +418,10 @@ fn made_by_consumers() -> QueueChanges {
     }
 }
 
-fn settlement(queue: QueueAddress, tag: Tag, which: Which<'_>, negative: Option<&str>) -> Command {
+fn settlement(queue: QueueAddress, tag: Tag, which: AckScope<'_>, negative: Option<&str>) -> Command {
     match which {
-        Which::All => Command::AcknowledgeAll { queue, tag, negative: negative.map(Into::into) },
-        Which::One(id) => Command::Acknowledge(Acknowledgement {
+        AckScope::All => Command::AcknowledgeAll { queue, tag, negative: negative.map(Into::into) },
+        AckScope::One(id) => Command::Acknowledge(Acknowledgement {
             tag,
             queue,
             message_id: MessageId::from_slice(id),

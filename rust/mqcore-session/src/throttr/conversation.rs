@@ -22,12 +22,12 @@ use mqcore_wire::throttr::answer::{self, ConsumeOutcome};
 use mqcore_wire::throttr::request::{self, ThrottrRequest};
 use mqcore_wire::throttr::{self as wire, FAILURE, Family, IMPOSSIBLE};
 
-use super::held::{HeldRequests, Then};
+use super::held::{AnswerUse, HeldRequests};
 use super::listener::ThrottrTerms;
 use super::minutes::{TALLIES, Tallies, Tally};
 use super::peer::{Counted, Peer, PeerAddress};
 use super::shared::{Subscription, ThrottrShared};
-use super::stream::{Stream, What};
+use super::stream::{ListKind, Stream};
 use super::{permission, stream};
 use crate::permission::{Permission, Permissions};
 use crate::session::{Session, SessionConfig, SessionError};
@@ -307,11 +307,11 @@ impl ThrottrSession {
         match *request {
             ThrottrRequest::List => {
                 self.count_request(Tally::List, Counted::List);
-                self.begin(Stream::keys(What::List, &self.directory), output);
+                self.begin(Stream::keys(ListKind::List, &self.directory), output);
             }
             ThrottrRequest::Stats => {
                 self.count_request(Tally::Stats, Counted::Stats);
-                self.begin(Stream::keys(What::Stats, &self.directory), output);
+                self.begin(Stream::keys(ListKind::Stats, &self.directory), output);
             }
             ThrottrRequest::Connections => {
                 self.count_request(Tally::Connections, Counted::Connections);
@@ -336,7 +336,7 @@ impl ThrottrSession {
             }
             ThrottrRequest::Subscribe { channel } => {
                 self.count_request(Tally::Subscribe, Counted::Subscribe);
-                if !self.subscribe(channel, Then::Subscribed, commands) {
+                if !self.subscribe(channel, AnswerUse::Subscribed, commands) {
                     answer::status(self.subscriptions.contains_key(channel), output);
                 }
             }
@@ -384,7 +384,7 @@ impl Session for ThrottrSession {
             // In family 7.3 every connection is subscribed to two channels from the start.
             let own = self.client.id.clone();
             for channel in [EVERYBODY, own.as_bytes()] {
-                self.subscribe(channel, Then::Joined, commands);
+                self.subscribe(channel, AnswerUse::Joined, commands);
             }
         }
     }

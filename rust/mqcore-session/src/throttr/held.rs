@@ -23,7 +23,7 @@ pub(super) struct HeldRequests {
 #[derive(Debug)]
 struct HeldRequest {
     request: RequestId,
-    then: Then,
+    then: AnswerUse,
     status: Option<bool>,
     /// The message that the request publishes, if the peer gets it itself.
     publishes: Option<Message>,
@@ -35,9 +35,9 @@ struct HeldRequest {
 
 /// How to use the broker's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum AnswerUse {
     /// The peer gets the result.
-    Tell,
+    Respond,
     /// The peer gets the result. It subscribes to the channel itself and counts as one receiver in any case.
     Subscriber,
     /// The peer asked for this subscription and gets the result.
@@ -48,7 +48,7 @@ pub(super) enum Then {
 
 impl HeldRequests {
     /// A request to the broker whose answer the peer waits for.
-    pub(super) fn ask(&mut self, then: Then) -> RequestId {
+    pub(super) fn ask(&mut self, then: AnswerUse) -> RequestId {
         self.last = self.last.wrapping_add(1);
         let request = RequestId(self.last);
         self.waiting.push_back(HeldRequest {
@@ -63,7 +63,7 @@ impl HeldRequests {
     }
 
     /// A request that publishes a message, which the peer itself gets before the answer.
-    pub(super) fn ask_to_publish(&mut self, then: Then, message: &Message) -> RequestId {
+    pub(super) fn ask_to_publish(&mut self, then: AnswerUse, message: &Message) -> RequestId {
         let request = self.ask(then);
         if let Some(last) = self.waiting.back_mut() {
             last.publishes = Some(message.clone());
@@ -122,14 +122,14 @@ impl HeldRequests {
         output: &mut Vec<u8>,
     ) -> Option<TopicName> {
         let answered = self.waiting.iter_mut().find(|waiting| waiting.request == request)?;
-        let is_subscriber = answered.then == Then::Subscriber;
+        let is_subscriber = answered.then == AnswerUse::Subscriber;
         answered.status = Some(yes.is_some_and(|yes| yes || is_subscriber));
         let refused = match &answered.then {
-            Then::Subscribed(topic) | Then::Joined(topic) if yes.is_none() => Some(topic.clone()),
+            AnswerUse::Subscribed(topic) | AnswerUse::Joined(topic) if yes.is_none() => Some(topic.clone()),
             _ => None,
         };
         while let Some(HeldRequest { status: Some(yes), then, .. }) = self.waiting.front() {
-            if !matches!(then, Then::Joined(_)) {
+            if !matches!(then, AnswerUse::Joined(_)) {
                 answer::status(*yes, output);
             }
             if let Some(first) = self.waiting.pop_front() {
@@ -151,9 +151,9 @@ mod tests {
     fn answers_leave_in_the_order_of_their_requests_whichever_comes_first() {
         let mut held = HeldRequests::default();
         let mut output = Vec::new();
-        let first = held.ask(Then::Tell);
+        let first = held.ask(AnswerUse::Respond);
         held.hold(&[7]);
-        let second = held.ask(Then::Tell);
+        let second = held.ask(AnswerUse::Respond);
         held.hold(&[8]);
         held.answered(second, Some(false), &mut output);
         assert!(output.is_empty());
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_message_does_not_overtake_answers_to_earlier_requests() {
         let (mut held, mut output) = (HeldRequests::default(), Vec::new());
-        let (first, second) = (held.ask(Then::Tell), held.ask(Then::Tell));
+        let (first, second) = (held.ask(AnswerUse::Respond), held.ask(AnswerUse::Respond));
         held.push(&message(), &[9], &mut output);
         held.hold(&[7]);
         held.answered(second, Some(true), &mut output);
@@ -184,15 +184,15 @@ mod tests {
     #[test]
     fn a_message_to_its_own_producer_precedes_the_answer_and_keeps_the_order_of_messages() {
         let (mut held, mut output) = (HeldRequests::default(), Vec::new());
-        let first = held.ask(Then::Tell);
+        let first = held.ask(AnswerUse::Respond);
         let own = message();
-        let second = held.ask_to_publish(Then::Subscriber, &own);
+        let second = held.ask_to_publish(AnswerUse::Subscriber, &own);
         held.push(&own, &[8], &mut output);
         held.answered(first, Some(false), &mut output);
         held.answered(second, Some(false), &mut output);
         assert_eq!(output, [0, 8, 1]);
         output.clear();
-        let third = held.ask_to_publish(Then::Subscriber, &own);
+        let third = held.ask_to_publish(AnswerUse::Subscriber, &own);
         held.push(&message(), &[9], &mut output);
         held.push(&own, &[8], &mut output);
         held.answered(third, Some(true), &mut output);
@@ -203,11 +203,11 @@ mod tests {
     fn too_many_waiting_requests_pause_reading() {
         let mut held = HeldRequests::default();
         for _ in 0..WAITING_MAX {
-            held.ask(Then::Tell);
+            held.ask(AnswerUse::Respond);
         }
         assert!(held.is_full());
         let mut held = HeldRequests::default();
-        held.ask(Then::Tell);
+        held.ask(AnswerUse::Respond);
         held.hold(&[0; BYTES_MAX]);
         assert!(held.is_full());
     }

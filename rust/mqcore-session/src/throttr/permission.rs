@@ -7,7 +7,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::throttr::request::{self, ThrottrRequest};
 use mqcore_wire::throttr::{Dialect, ID_BYTES};
 
-use crate::permission::{Permission, Permissions, Wanted};
+use crate::permission::{Permission, PermissionSubject, Permissions};
 
 /// Decides about a request of the peer with this id: all of it must be allowed.
 pub(super) fn of_request(
@@ -24,19 +24,19 @@ pub(super) fn of_request(
         | ThrottrRequest::Purge { key }
         | ThrottrRequest::Set { key, .. }
         | ThrottrRequest::Get { key }
-        | ThrottrRequest::Stat { key } => decide(Wanted::Key(key)),
-        ThrottrRequest::Consume { rule, .. } => decide(Wanted::Key(rule.key)),
+        | ThrottrRequest::Stat { key } => decide(PermissionSubject::Key(key)),
+        ThrottrRequest::Consume { rule, .. } => decide(PermissionSubject::Key(rule.key)),
         // The check asks for all keys, so that an authorizer decides about all of them at once.
         ThrottrRequest::ConsumeAll { rules, .. } => {
-            let each = rules.iter().map(|rule| decide(Wanted::Key(rule.key)));
+            let each = rules.iter().map(|rule| decide(PermissionSubject::Key(rule.key)));
             each.max().unwrap_or(Permission::Granted)
         }
-        ThrottrRequest::List | ThrottrRequest::Stats => decide(Wanted::Keys),
+        ThrottrRequest::List | ThrottrRequest::Stats => decide(PermissionSubject::Keys),
         ThrottrRequest::Connection { id } if id == own => Permission::Granted,
         ThrottrRequest::Connections | ThrottrRequest::Channels | ThrottrRequest::Connection { .. } => {
-            decide(Wanted::Connections)
+            decide(PermissionSubject::Connections)
         }
-        ThrottrRequest::Channel { channel } => decide(Wanted::Channel(channel)),
+        ThrottrRequest::Channel { channel } => decide(PermissionSubject::Channel(channel)),
         // The inner request needs the permission. An invalid one is rejected as such.
         ThrottrRequest::Event { request: inner, .. } => match request::decode(inner, dialect, limits) {
             Ok(Some((ThrottrRequest::Event { .. }, _))) | Ok(None) | Err(_) => Permission::Granted,

@@ -32,7 +32,7 @@ pub(super) enum Stream {
 /// LIST or STATS.
 #[derive(Debug)]
 pub(super) struct Keys {
-    what: What,
+    what: ListKind,
     listing: Listing,
     /// The walk that counts, over the same entries.
     counting: Option<Counting>,
@@ -43,7 +43,7 @@ pub(super) struct Keys {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ListKind {
     List,
     Stats,
 }
@@ -55,7 +55,7 @@ struct Counting {
     filled: usize,
 }
 
-impl What {
+impl ListKind {
     fn weight(self, listed: &ListedEntry, dialect: Dialect) -> usize {
         match self {
             Self::List => answer::list_weight(listed.key.len(), dialect),
@@ -65,7 +65,7 @@ impl What {
 }
 
 impl Stream {
-    pub(super) fn keys(what: What, directory: &ThrottrShared) -> Self {
+    pub(super) fn keys(what: ListKind, directory: &ThrottrShared) -> Self {
         let listing = directory.limiter().list();
         let counting = Counting { listing: listing.again(), filled: 0 };
         let keys = Keys { what, listing, counting: Some(counting), number: 0, fragments: 0, next: None };
@@ -188,7 +188,7 @@ impl Keys {
         for listed in records {
             let key_bytes = listed.key.len() as u8;
             match self.what {
-                What::List => {
+                ListKind::List => {
                     let (key_type, used) = match listed.buffer_bytes {
                         None => (KeyType::Counter, width.bytes() as u64),
                         Some(bytes) => (KeyType::Buffer, bytes),
@@ -196,7 +196,7 @@ impl Keys {
                     let deadline = directory.unix(listed.deadline);
                     answer::list_record(key_bytes, key_type, listed.unit, deadline, used, width, output);
                 }
-                What::Stats => answer::stats_record(key_bytes, &uses(listed.uses, terms), output),
+                ListKind::Stats => answer::stats_record(key_bytes, &uses(listed.uses, terms), output),
             }
         }
         for listed in records {

@@ -18,7 +18,7 @@ use mqcore_wire::tmqp::{self, Frame, Kind};
 
 use super::answer::{self, RepeatedParts};
 use super::frame::{addressee, pattern_text, properties};
-use super::passing::{self, Greeting, Names, Passing};
+use super::passing::{self, Greeting, Names, NodeConversation};
 use super::pending::{Form, PendingAnswer, PendingRequests, UNANSWERED, WholeAnswer};
 use super::publish::{ChannelNames, Publisher};
 use super::topic::TopicNames;
@@ -40,15 +40,15 @@ pub(super) struct Exchange {
     pub(super) pending: PendingRequests,
     ignored: u64,
     /// Boxed, because most brokers stand alone.
-    node: Option<Box<AmongNodes>>,
+    node: Option<Box<NodeContext>>,
 }
 
 /// The state of a session that concerns other brokers.
 #[derive(Debug)]
-struct AmongNodes {
+struct NodeContext {
     terms: Arc<NodeTerms>,
     /// State for a peer that is another broker.
-    passing: Option<Passing>,
+    passing: Option<NodeConversation>,
 }
 
 /// Takes a frame of one kind.
@@ -85,7 +85,7 @@ impl Exchange {
             topics: TopicNames::default(),
             pending: PendingRequests::default(),
             ignored: 0,
-            node: config.node.clone().map(|terms| Box::new(AmongNodes { terms, passing: None })),
+            node: config.node.clone().map(|terms| Box::new(NodeContext { terms, passing: None })),
         }
     }
 
@@ -100,7 +100,7 @@ impl Exchange {
     /// Marks the peer as another broker.
     pub(super) fn pass_on(&mut self, client: &Client, greeting: &Greeting) {
         if let Some(node) = &mut self.node {
-            node.passing = Some(Passing::new(client, greeting));
+            node.passing = Some(NodeConversation::new(client, greeting));
         }
     }
 
@@ -109,7 +109,7 @@ impl Exchange {
         self.node.as_ref().is_some_and(|node| node.passing.is_some())
     }
 
-    fn passing(&mut self) -> Option<&mut Passing> {
+    fn passing(&mut self) -> Option<&mut NodeConversation> {
         self.node.as_mut()?.passing.as_mut()
     }
 
@@ -166,7 +166,7 @@ impl Exchange {
         bytes: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<Next, SessionError> {
-        if let Some(AmongNodes { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
+        if let Some(NodeContext { terms, passing: Some(passing), .. }) = self.node.as_deref_mut() {
             let (channels, topics, ids) = (&mut self.channels, &mut self.topics, &mut self.ids);
             passing.frame(terms, frame, bytes, &mut Names { channels, topics, ids }, commands)?;
         }

@@ -34,7 +34,7 @@ pub(super) struct Greeting {
 
 /// The conversation with a node.
 #[derive(Debug)]
-pub(super) struct Passing {
+pub(super) struct NodeConversation {
     node: Arc<str>,
     name: Box<str>,
     epoch: Option<u64>,
@@ -58,7 +58,7 @@ struct Arrived<'a> {
     parts: u32,
 }
 
-impl Passing {
+impl NodeConversation {
     pub(super) fn new(client: &Client, greeting: &Greeting) -> Self {
         Self {
             node: client.id.as_ref().into(),

@@ -91,8 +91,8 @@ pub(super) fn answered(
 pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
     let method = match header::header_value(frame.headers, key::ROUTE_METHOD).map(<[u8]>::trim_ascii) {
         None => RouterMethod::Distribute,
-        Some(word) => {
-            let text = str::from_utf8(word).unwrap_or_default();
+        Some(value) => {
+            let text = str::from_utf8(value).unwrap_or_default();
             let method = match text.parse() {
                 Ok(number) => RouterMethod::from_number(number),
                 Err(_) => RouterMethod::from_text(text),
@@ -106,8 +106,8 @@ pub(super) fn create(frame: &Frame<'_>) -> Result<Request, Rejection> {
 /// Whether an operation enables a router: its header `Enabled`, `yes` or `no`.
 pub(super) fn is_enabled(headers: &[u8]) -> Result<bool, Rejection> {
     match header::header_value(headers, key::ENABLED).map(<[u8]>::trim_ascii) {
-        Some(word) if word.eq_ignore_ascii_case(b"yes") => Ok(true),
-        Some(word) if word.eq_ignore_ascii_case(b"no") => Ok(false),
+        Some(value) if value.eq_ignore_ascii_case(b"yes") => Ok(true),
+        Some(value) if value.eq_ignore_ascii_case(b"no") => Ok(false),
         _ => Err(bad(format!("the header {} must be yes or no", key::ENABLED))),
     }
 }
@@ -157,19 +157,19 @@ struct BindingModel {
     target: Option<String>,
     content_type: Option<u16>,
     priority: Option<i32>,
-    interaction: Option<Word>,
-    binding_type: Option<Word>,
-    method: Option<Word>,
+    interaction: Option<EnumValue>,
+    binding_type: Option<EnumValue>,
+    method: Option<EnumValue>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
-enum Word {
+enum EnumValue {
     Number(u64),
     Text(String),
 }
 
-impl Word {
+impl EnumValue {
     fn read<T>(
         self,
         what: &str,
@@ -190,7 +190,7 @@ impl BindingModel {
         let text = text.ok_or_else(|| bad("Target: a binding needs a target".into()))?;
         let kind = self
             .binding_type
-            .map(|word| word.read("BindingType", BindingType::from_number, BindingType::from_text))
+            .map(|value| value.read("BindingType", BindingType::from_number, BindingType::from_text))
             .transpose()?;
         let target = target(kind, &text, self.content_type)?;
         let name = self.name.filter(|name| !name.is_empty()).unwrap_or_else(|| target.to_string());
@@ -199,12 +199,12 @@ impl BindingModel {
             priority: self.priority.unwrap_or(0),
             interaction: self
                 .interaction
-                .map(|word| word.read("Interaction", Interaction::from_number, Interaction::from_text))
+                .map(|value| value.read("Interaction", Interaction::from_number, Interaction::from_text))
                 .transpose()?
                 .unwrap_or_default(),
             method: self
                 .method
-                .map(|word| word.read("Method", RouterMethod::from_number, RouterMethod::from_text))
+                .map(|value| value.read("Method", RouterMethod::from_number, RouterMethod::from_text))
                 .transpose()?
                 .unwrap_or_default(),
             ..Binding::new(&name, target)

@@ -21,7 +21,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_limiter::limiter::{Limiter, LimiterConfig};
 use mqcore_limiter::time::Nanos;
-use mqcore_session::permission::{Permission, Permissions, Wanted};
+use mqcore_session::permission::{Permission, PermissionSubject, Permissions};
 use mqcore_session::session::{Session, SessionConfig};
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::listener::ThrottrTerms;
@@ -191,8 +191,8 @@ struct Judge {
 }
 
 impl Permissions for Judge {
-    fn decide(&self, wanted: Wanted<'_>) -> Permission {
-        let Wanted::Key(key) = wanted else { return Permission::Denied };
+    fn decide(&self, wanted: PermissionSubject<'_>) -> Permission {
+        let PermissionSubject::Key(key) = wanted else { return Permission::Denied };
         let first = key.first().copied().unwrap_or(0) & 3;
         if first & 2 != 0 && !self.decided.lock().unwrap().contains(key) {
             self.wanted.lock().unwrap().push(key.to_vec());

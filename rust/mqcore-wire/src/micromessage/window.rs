@@ -118,7 +118,7 @@ impl<T> SendWindow<T> {
 
 /// State of a received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum ReceivedState {
     Open,
     /// Covered by the next cumulative acknowledgement.
     Accepted,
@@ -139,7 +139,7 @@ pub enum ReceiveOutcome {
 #[derive(Debug)]
 pub struct ReceiveWindow {
     /// From the oldest unacknowledged message on.
-    waiting: VecDeque<(u16, Fate)>,
+    waiting: VecDeque<(u16, ReceivedState)>,
     /// Number of messages that were not settled alone, which the other side counts as well.
     open: usize,
     /// Receipt of the first message in `waiting`.
@@ -188,28 +188,28 @@ impl ReceiveWindow {
         }
         self.last = Some(number);
         self.open += 1;
-        self.waiting.push_back((number, Fate::Open));
+        self.waiting.push_back((number, ReceivedState::Open));
         Ok(ReceiveOutcome::New(self.first.wrapping_add(self.waiting.len() as u32 - 1)))
     }
 
-    fn decide(&mut self, receipt: u32, fate: Fate) -> Option<u16> {
+    fn decide(&mut self, receipt: u32, state: ReceivedState) -> Option<u16> {
         let slot = self.waiting.get_mut(receipt.wrapping_sub(self.first) as usize)?;
-        if slot.1 != Fate::Open {
+        if slot.1 != ReceivedState::Open {
             return None;
         }
-        slot.1 = fate;
+        slot.1 = state;
         Some(slot.0)
     }
 
     /// Marks the message of this receipt as accepted and returns its sequence number. `None`: it was settled before.
     pub fn accept(&mut self, receipt: u32) -> Option<u16> {
-        self.decide(receipt, Fate::Accepted)
+        self.decide(receipt, ReceivedState::Accepted)
     }
 
     /// Marks the message of this receipt as settled alone and returns its sequence number: for an `x-nack` frame that
     /// rejects it, or an `x-mqcore` frame that acknowledges it. `None`: it was settled before.
     pub fn settle_alone(&mut self, receipt: u32) -> Option<u16> {
-        let number = self.decide(receipt, Fate::SettledAlone)?;
+        let number = self.decide(receipt, ReceivedState::SettledAlone)?;
         self.open -= 1;
         Some(number)
     }
@@ -226,18 +226,20 @@ impl ReceiveWindow {
 
     /// Number of settled messages that an acknowledgement would cover now.
     pub fn acknowledgeable(&self) -> usize {
-        self.waiting.iter().take_while(|(_, fate)| *fate != Fate::Open).count()
+        self.waiting.iter().take_while(|(_, state)| *state != ReceivedState::Open).count()
     }
 
     /// Returns the sequence number up to which all messages can now be acknowledged, or `None` if there is nothing to
     /// acknowledge.
     pub fn take_acknowledgement(&mut self) -> Option<u16> {
         let mut number = None;
-        while let Some((next, fate)) = self.waiting.front().filter(|(_, fate)| *fate != Fate::Open).copied() {
+        while let Some((next, state)) =
+            self.waiting.front().filter(|(_, state)| *state != ReceivedState::Open).copied()
+        {
             self.waiting.pop_front();
             self.first = self.first.wrapping_add(1);
             // A message settled alone needs no acknowledgement.
-            if fate == Fate::Accepted {
+            if state == ReceivedState::Accepted {
                 self.open -= 1;
                 number = Some(next);
             }

@@ -169,7 +169,7 @@ fn a_type_is_named_once_for_consecutive_messages() {
 fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
     let consumption = Consumption { queue: queue("topic/t"), terms: ConsumeTerms::default(), prefetch: 5 };
     let mut conversation = open(&[PUB_SUB, X_MQCORE]);
-    assert!(matches!(conversation.take_up(&consumption, "me"), Ok(TakenUp::Asked(_))));
+    assert!(matches!(conversation.take_up(&consumption, "me"), Ok(IntentState::Asked(_))));
     let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
     assert!(said.ends_with("subscribe;destination=topic%2Ft,id=s1,prefetch=5"), "{said}");
     let refused = Frame::Command { payload: b"fail;id=s1,reason=auth%3A%20no" };
@@ -183,7 +183,7 @@ fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
     conversation.opened(&mute);
     let said = String::from_utf8_lossy(&written(&mut conversation)).into_owned();
     assert!(said.contains("id=s3"), "{said}");
-    assert!(matches!(conversation.take_up(&consumption, "other"), Ok(TakenUp::Already(_))));
+    assert!(matches!(conversation.take_up(&consumption, "other"), Ok(IntentState::Already(_))));
     assert_eq!(written(&mut conversation), b"", "it stands already");
     conversation.give_up(&consumption);
     conversation.give_up(&consumption);

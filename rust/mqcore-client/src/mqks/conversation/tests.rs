@@ -60,7 +60,7 @@ fn a_publish_waits_under_its_own_id() {
     assert!(conversation.publish(&publication(&event, b"x"), Some("other")).is_err(), "the id waits");
     let arrival = hear(&mut conversation, "m1 ok \n");
     assert!(
-        matches!(arrival, FrameEvent::Settled("me", Ok(RequestAnswer::Confirmed(By::Server)))),
+        matches!(arrival, FrameEvent::Settled("me", Ok(RequestAnswer::Confirmed(AckedBy::Server)))),
         "{arrival:?}"
     );
     conversation.publish(&publication(&event, b"x"), None).unwrap();

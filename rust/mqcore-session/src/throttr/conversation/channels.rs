@@ -11,7 +11,7 @@ use mqcore_wire::throttr::Family;
 use mqcore_wire::throttr::answer;
 
 use super::ThrottrSession;
-use crate::throttr::held::Then;
+use crate::throttr::held::AnswerUse;
 use crate::throttr::peer::Counted;
 use crate::throttr::shared::SUBSCRIPTIONS_MAX;
 
@@ -41,7 +41,7 @@ impl ThrottrSession {
     pub(super) fn subscribe(
         &mut self,
         channel: &[u8],
-        then: fn(TopicName) -> Then,
+        then: fn(TopicName) -> AnswerUse,
         commands: &mut Vec<Command>,
     ) -> bool {
         if self.subscriptions.contains_key(channel) || self.subscriptions.len() >= SUBSCRIPTIONS_MAX {
@@ -60,7 +60,7 @@ impl ThrottrSession {
     pub(super) fn unsubscribe(&mut self, channel: &[u8], commands: &mut Vec<Command>) -> bool {
         let Some((topic, subscription)) = self.subscriptions.remove_entry(channel) else { return false };
         self.directory.unsubscribe(channel, &subscription);
-        let request = self.held.ask(Then::Tell);
+        let request = self.held.ask(AnswerUse::Respond);
         let unsubscribe = BrokerRequest::UnsubscribeTopic { pattern: TopicPattern::Exact(topic) };
         commands.push(Command::Request(request, Box::new(unsubscribe)));
         true
@@ -85,9 +85,9 @@ impl ThrottrSession {
         let to_producer = self.terms.dialect.family == Family::V73;
         // A publisher that is the only subscriber counts as a receiver, even where it does not get its own messages.
         let answer = Some(match self.subscriptions.contains_key(channel) {
-            true if to_producer => self.held.ask_to_publish(Then::Subscriber, &message),
-            true => self.held.ask(Then::Subscriber),
-            false => self.held.ask(Then::Tell),
+            true if to_producer => self.held.ask_to_publish(AnswerUse::Subscriber, &message),
+            true => self.held.ask(AnswerUse::Subscriber),
+            false => self.held.ask(AnswerUse::Respond),
         });
         commands.push(Command::PublishTopic { topic, message, to_producer, answer });
     }
