@@ -1,10 +1,11 @@
-"""How fast Python programs publish: with and without confirmation, with asyncio and blocking.
+"""How fast Python programs publish and consume: with and without confirmation, with asyncio and blocking.
 
     maturin develop --release
     pip install nats-py                  # and a nats-server: both optional, for a comparison
     python benches/client.py
 
-The broker is a process of its own, and keeps only the last message of the queue. A raw socket that writes a message
+The broker is a process of its own, and keeps only the last message of the queue to which the rows publish. The rows
+that consume drain a queue, and acknowledge each message. A raw socket that writes a message
 and reads its confirmation is the baseline of messages that are confirmed one at a time. All rows are taken in turn, so
 that whatever else the machine does meets each of them.
 """
@@ -34,6 +35,10 @@ BODY = b"x" * BODY_BYTES
 AT_ONCE = 1000
 CHUNK_MESSAGES = 2000
 """Messages between two looks at the clock."""
+
+DRAINED = 200_000
+"""Messages that each of the consuming rows takes."""
+PREFETCH = 4000
 
 PER_SECOND, MICROSECONDS = "messages/s", "us"
 
@@ -155,6 +160,53 @@ def blocking_confirmed(port: int, seconds: float) -> float:
         return statistics.median(times) * 1e6
 
 
+def stored(port: int) -> None:
+    """Store messages in an empty queue with acknowledgements."""
+    with mqcore.sync.connect(f"tmqp://127.0.0.1:{port}") as client:
+        client.declare("drain", 1, mqcore.QueueOptions(status="push", request_acknowledge=True))
+        for _ in range(DRAINED // CHUNK_MESSAGES):
+            client.publish_many("drain/1", [BODY] * CHUNK_MESSAGES)
+
+
+async def consumed(port: int, _: float) -> float:
+    """Messages a second that an `async for` loop takes and acknowledges one by one."""
+    stored(port)
+    async with mqcore.connect(f"tmqp://127.0.0.1:{port}") as client:
+        start, count = time.perf_counter(), 0
+        async for message in client.queue("drain/1").consume(prefetch=PREFETCH):
+            await message.ack()
+            count += 1
+            if count == DRAINED:
+                break
+        return count / (time.perf_counter() - start)
+
+
+async def consumed_in_batches(port: int, _: float) -> float:
+    """Messages a second of batches, each acknowledged by one call."""
+    stored(port)
+    async with mqcore.connect(f"tmqp://127.0.0.1:{port}") as client:
+        start, count = time.perf_counter(), 0
+        async for batch in client.queue("drain/1").consume(prefetch=PREFETCH).batches(max=1000, wait="5ms"):
+            count += len(batch.bodies)
+            await batch.ack()
+            if count == DRAINED:
+                break
+        return count / (time.perf_counter() - start)
+
+
+def blocking_consumed(port: int, _: float) -> float:
+    """Messages a second that a `for` loop of the blocking client takes and acknowledges one by one."""
+    stored(port)
+    with mqcore.sync.connect(f"tmqp://127.0.0.1:{port}") as client:
+        start, count = time.perf_counter(), 0
+        for message in client.queue("drain/1").consume(prefetch=PREFETCH):
+            message.ack()
+            count += 1
+            if count == DRAINED:
+                break
+        return count / (time.perf_counter() - start)
+
+
 async def nats_unconfirmed(port: int, seconds: float) -> float:
     """Messages a second of a loop that awaits `publish` of nats-py, until all are written."""
     nats: Any = importlib.import_module("nats")
@@ -223,6 +275,9 @@ def main() -> None:
         "asyncio alone, 1,000 by gather": (PER_SECOND, port, asynchronously(gathered_futures)),
         "publish(), 1,000 by gather": (PER_SECOND, port, asynchronously(gathered)),
         "publish(), 1,000 in a TaskGroup": (PER_SECOND, port, asynchronously(grouped)),
+        "async for, ack()": (PER_SECOND, port, asynchronously(consumed)),
+        "for, ack(), sync": (PER_SECOND, port, blocking_consumed),
+        "batches(), one ack()": (PER_SECOND, port, asynchronously(consumed_in_batches)),
     }
     if nats is not None:
         rows["nats-py, await publish()"] = (PER_SECOND, nats[1], asynchronously(nats_unconfirmed))

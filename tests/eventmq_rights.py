@@ -20,7 +20,7 @@ from served import wait_until
 from tmqp_peer import QUEUE, RawFrame
 
 LIMIT = 40.0
-"""Seconds until an attempt must have an answer, an effect or a denial: fewer than the test has, to show what is missing."""
+"""Seconds until an attempt must have an answer, an effect or a denial. The test has more time."""
 A_CLIENT = "an id that the broker makes"
 """The client id of a peer of EventMQ: no rule can name it."""
 

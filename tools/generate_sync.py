@@ -25,7 +25,7 @@ WORDS = (
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAwaitable\[bool\]", "bool"),
-    (r"\bwait_async\b", "wait_blocking"),
+    (r"\bwait(_batch)?_async\b", r"wait\1_blocking"),
     (r"\bAsync(Client|ThrottrClient)\b", r"Blocking\1"),
 )
 CLIENT_WORDS = (

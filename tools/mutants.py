@@ -39,7 +39,8 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("client/*.py", "bodies.py"),
         (
             *("test_client*.py", "test_documented_defaults.py", "test_message_ids.py", "test_serve.py"),
-            *("test_join_handlers.py", "test_copy_confirmations.py", "test_pull_stream.py", "test_event_handlers.py"),
+            *("test_join_handlers.py", "test_copy_confirmations.py", "test_pull_stream.py", "test_batches.py"),
+            "test_event_handlers.py",
             *("test_mqks_client.py", "test_mm2_client.py", "protocols/test_tmqp_client.py", "test_router_cli.py"),
         ),
     ),

@@ -23,7 +23,7 @@ protocol does not have raises `NotSupported`.
 from mqcore.client.client import Client, connect
 from mqcore.client.incoming import Incoming
 from mqcore.client.joining import Joined
-from mqcore.client.messages import Batch, Delivered, Request
+from mqcore.client.messages import Batch, Delivered, PulledBatch, Request
 from mqcore.client.models import (
     ChannelInformation,
     ClientCounters,
@@ -74,6 +74,7 @@ __all__ = [
     "Joined",
     "NodeInformation",
     "PullStream",
+    "PulledBatch",
     "Queue",
     "QueueInformation",
     "Receipt",

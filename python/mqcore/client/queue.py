@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from mqcore.client.arguments import consume_options, optional_seconds, pull_options, total
 from mqcore.client.incoming import Incoming
-from mqcore.client.messages import Batch, Delivered
+from mqcore.client.messages import PulledBatch
 from mqcore.client.options import PREFETCH, Clear, ConsumeOptions, Order
 from mqcore.client.streams import Consumer, PullStream
 from mqcore.config import Duration
@@ -94,7 +94,7 @@ class Queue:
     @overload
     async def pull(
         self, count: int = ..., *, order: Order = ..., clear: Clear | None = ..., timeout: Duration | None = ...
-    ) -> Batch[bytes]: ...
+    ) -> PulledBatch[bytes]: ...
     @overload
     async def pull(
         self,
@@ -104,7 +104,7 @@ class Queue:
         order: Order = ...,
         clear: Clear | None = ...,
         timeout: Duration | None = ...,
-    ) -> Batch[_T]: ...
+    ) -> PulledBatch[_T]: ...
     async def pull(
         self,
         count: int = 1,
@@ -113,7 +113,7 @@ class Queue:
         order: Order = "fifo",
         clear: Clear | None = None,
         timeout: Duration | None = None,
-    ) -> Batch[Any]:
+    ) -> PulledBatch[Any]:
         """Take up to `count` messages from a pull queue, the oldest first unless `order` is ``lifo``.
 
         `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty.
@@ -126,7 +126,7 @@ class Queue:
         """
         answer = await self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
         messages, remaining, complete = answer
-        return Batch([Delivered(core, wanted) for core in messages], total(remaining), complete)
+        return PulledBatch(messages, wanted, total(remaining), complete)
 
     @overload
     def pull_stream(

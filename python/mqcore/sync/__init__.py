@@ -19,7 +19,7 @@ All modules of this package but `mqcore.sync.base` and `mqcore.sync.joining` are
 
 from mqcore.sync.client import Client, connect
 from mqcore.sync.joining import Joined
-from mqcore.sync.messages import Batch, Delivered, Request
+from mqcore.sync.messages import Batch, Delivered, PulledBatch, Request
 from mqcore.sync.queue import Queue
 from mqcore.sync.streams import Consumer, Events, ExtensionFrames, PullStream, Requests
 from mqcore.sync.topic import Topic
@@ -33,6 +33,7 @@ __all__ = [
     "ExtensionFrames",
     "Joined",
     "PullStream",
+    "PulledBatch",
     "Queue",
     "Request",
     "Requests",

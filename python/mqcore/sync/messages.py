@@ -15,7 +15,7 @@ from mqcore.config import Duration, seconds
 if TYPE_CHECKING:
     from mqcore import _core
 
-__all__ = ["Batch", "Delivered", "Request"]
+__all__ = ["Batch", "Delivered", "PulledBatch", "Request"]
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -131,21 +131,66 @@ class Request(Incoming[_T_co]):
 
 
 class Batch(Sequence[Delivered[_T]]):
-    """The messages of one pull."""
+    """Messages that came together. One call settles all of them."""
 
-    def __init__(self, messages: list[Delivered[_T]], remaining: int | None, complete: bool) -> None:
-        self._messages = messages
-        self.remaining = remaining
-        """Messages left in the queue, if the broker sent their number."""
-        self.complete = complete
-        """Whether the broker sent all it had; false if the time was over or the connection was lost before."""
+    def __init__(self, core: _core.ReceivedBatch, wanted: type[_T]) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._messages: list[Delivered[_T]] | None = None
+
+    @property
+    def bodies(self) -> list[_T]:
+        """The bodies as the requested type: the quickest way to read all of them. Raises `BodyError`."""
+        raw = self._core.bodies()
+        return raw if self._wanted is bytes else [bodies.decode(body, self._wanted) for body in raw]  # type: ignore[return-value]
+
+    def ack(self) -> int:
+        """Acknowledge those that are not settled. Return how many acknowledgements were sent in time; see
+        `Delivered.ack`.
+        """
+        return self._core.ack()
+
+    def nack(self, reason: str = "none", *, delay: Duration | None = None) -> int:
+        """Reject those that are not settled; see `Delivered.nack`. Return how many rejections were sent in time."""
+        return self._core.nack(reason, None if delay is None else seconds(delay))
+
+    @contextmanager
+    def process(self) -> Iterator[Self]:
+        """Acknowledge all when the block succeeds. When it raises, reject those that are not settled with the
+        exception's name, and raise.
+        """
+        try:
+            yield self
+        except BaseException as error:
+            self._core.nack(type(error).__name__)
+            raise
+        self._core.ack()
+
+    def _all(self) -> list[Delivered[_T]]:
+        if self._messages is None:
+            self._messages = [Delivered(core, self._wanted) for core in self._core.messages()]
+        return self._messages
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._core)
 
     @overload
     def __getitem__(self, index: int) -> Delivered[_T]: ...
     @overload
     def __getitem__(self, index: slice) -> list[Delivered[_T]]: ...
     def __getitem__(self, index: int | slice) -> Delivered[_T] | list[Delivered[_T]]:
-        return self._messages[index]
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[Delivered[_T]]:
+        return iter(self._all())
+
+
+class PulledBatch(Batch[_T]):
+    """The messages of one pull."""
+
+    def __init__(self, core: _core.ReceivedBatch, wanted: type[_T], remaining: int | None, complete: bool) -> None:
+        super().__init__(core, wanted)
+        self.remaining = remaining
+        """Messages left in the queue, if the broker sent their number."""
+        self.complete = complete
+        """Whether the broker sent all it had; false if the time was over or the connection was lost before."""

@@ -10,7 +10,7 @@ from mqcore.client.arguments import consume_options, optional_seconds, pull_opti
 from mqcore.client.incoming import Incoming
 from mqcore.client.options import PREFETCH, Clear, ConsumeOptions, Order
 from mqcore.config import Duration
-from mqcore.sync.messages import Batch, Delivered
+from mqcore.sync.messages import PulledBatch
 from mqcore.sync.streams import Consumer, PullStream
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Queue:
     @overload
     def pull(
         self, count: int = ..., *, order: Order = ..., clear: Clear | None = ..., timeout: Duration | None = ...
-    ) -> Batch[bytes]: ...
+    ) -> PulledBatch[bytes]: ...
     @overload
     def pull(
         self,
@@ -105,7 +105,7 @@ class Queue:
         order: Order = ...,
         clear: Clear | None = ...,
         timeout: Duration | None = ...,
-    ) -> Batch[_T]: ...
+    ) -> PulledBatch[_T]: ...
     def pull(
         self,
         count: int = 1,
@@ -114,7 +114,7 @@ class Queue:
         order: Order = "fifo",
         clear: Clear | None = None,
         timeout: Duration | None = None,
-    ) -> Batch[Any]:
+    ) -> PulledBatch[Any]:
         """Take up to `count` messages from a pull queue, the oldest first unless `order` is ``lifo``.
 
         `clear` selects messages that the broker then removes from the queue. The batch of an empty queue is empty.
@@ -127,7 +127,7 @@ class Queue:
         """
         answer = self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
         messages, remaining, complete = answer
-        return Batch([Delivered(core, wanted) for core in messages], total(remaining), complete)
+        return PulledBatch(messages, wanted, total(remaining), complete)
 
     @overload
     def pull_stream(

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 from mqcore import errors
 from mqcore.client.arguments import total
 from mqcore.client.incoming import Incoming
+from mqcore.config import Duration, seconds
 from mqcore.sync.base import ClientBase, ConsumerBase
-from mqcore.sync.messages import Delivered, Request
+from mqcore.sync.messages import Batch, Delivered, Request
 
 if TYPE_CHECKING:
     from mqcore import _core
@@ -35,7 +36,7 @@ _Raw = TypeVar("_Raw")
 class Consumer(ConsumerBase[Delivered[_T]]):
     """Messages of a queue as they come: ``for`` takes them, and opens and closes the consumer.
 
-    To keep it open for several loops, or to read `batches`, enter it with ``with``.
+    To keep it open for several loops, enter it with ``with``. `batches` takes many messages at once.
     It continues after reconnects. When it closes, the deliveries that the program did not take return to their queue
     at once, and do not count as attempts. So do they when the loop is left with ``break`` or its task is cancelled.
     """
@@ -87,14 +88,38 @@ class Consumer(ConsumerBase[Delivered[_T]]):
             raise StopIteration
         return Delivered(self._taken.popleft(), self._wanted)
 
-    def batches(self, size: int = _TAKE_MAX) -> Iterator[list[Delivered[_T]]]:
-        """Yield lists of 1 to `size` messages: those that have come. The consumer must be open."""
-        while (core := self._opened_core()) is not None:
+    def batches(self, max: int = _TAKE_MAX, *, wait: Duration = 0) -> Iterator[Batch[_T]]:  # noqa: A002
+        """Return batches of 1 to `max` messages for ``for``, which opens the consumer if it is not open.
+
+        A batch has the messages that have come; if there are fewer than `max`, it waits for more, at most `wait` after
+        the first. `prefetch` limits the messages that are not settled, so it limits batches too: with twice `max`, the
+        broker sends the next batch while the program works on this one.
+
+        >>> receipts = mq.publish_many("orders/2", ["apples", "pears"])
+        >>> messages = mq.queue("orders/2").consume(str, prefetch=2000, idle_timeout=0.5)
+        >>> for batch in messages.batches(max=1000, wait="5ms"):
+        ...     print(batch.bodies, batch.ack())
+        ['apples', 'pears'] 2
+        """
+        if max < 1:
+            raise errors.InvalidArgument(f"max is at least 1, not {max}")
+        return self._batches(max, seconds(wait))
+
+    def _batches(self, max: int, wait: float) -> Iterator[Batch[_T]]:  # noqa: A002
+        if not self._was_opened:
+            with self:
+                yield from self._batches(max, wait)
+        while (core := self._core) is not None:
             closed = core.is_closed
-            if batch := core.take(size):
-                yield [Delivered(message, self._wanted) for message in batch]
-            elif closed or not core.wait_blocking(self._idle_timeout):
-                return
+            # Messages that are here need no wait, which costs a switch to another thread.
+            taken = core.take_batch(max) if core.waiting >= (max if wait else 1) else None
+            if taken is None:
+                came = core.wait_batch_blocking(max, wait, self._idle_timeout)
+                taken = core.take_batch(max)
+                if taken is None and (closed or not came):
+                    return
+            if taken is not None:
+                yield Batch(taken, self._wanted)
 
     def _opened_core(self) -> _core.Consumer | None:
         if not self._was_opened:

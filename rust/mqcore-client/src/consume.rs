@@ -19,7 +19,7 @@ use crate::mailbox::{Bound, Mailbox, QueuedMessage, lock};
 use crate::membership::Membership;
 use crate::received::Received;
 use crate::request::Intent;
-use crate::shared::SharedClient;
+use crate::shared::{Core, SharedClient};
 
 /// Default prefetch in messages.
 pub const PREFETCH_DEFAULT: usize = 100;
@@ -128,6 +128,12 @@ impl Consumer {
     /// Waits until [`Consumer::take`] returns something, or the stream ends. Cancel-safe.
     pub async fn ready(&self) {
         self.mailbox.ready().await;
+    }
+
+    /// Waits for a message, and then at most `wait` until `max` can be taken, or as many as the prefetch allows. It takes
+    /// nothing, so it is cancel-safe. If other tasks take from this consumer, there may be fewer, or none.
+    pub async fn batch_ready(&self, max: usize, wait: Duration) {
+        self.mailbox.filled(max, wait).await;
     }
 
     /// Takes up to `max` available messages without waiting.
@@ -263,10 +269,7 @@ impl Delivered {
     /// [`ClientError::InvalidArgument`] for a reason that is not a valid header value, [`ClientError::NotSupported`] if
     /// the protocol has no nack. The message stays unsettled then.
     pub fn nack(&self, reason: &str) -> Result<Settlement, ClientError> {
-        if self.message.wants_acknowledge() {
-            self.shared.with_core(|core| core.conversation.check_refusal())?;
-        }
-        crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)?;
+        self.check_nack(reason, None)?;
         Ok(self.settle(Some(reason)))
     }
 
@@ -277,11 +280,18 @@ impl Delivered {
     ///
     /// As [`Delivered::nack`], and [`ClientError::NotSupported`] if the protocol has no delays.
     pub fn nack_after(&self, reason: &str, delay: Duration) -> Result<Settlement, ClientError> {
-        if self.message.wants_acknowledge() {
-            self.shared.with_core(|core| core.conversation.check_delay())?;
-        }
-        crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)?;
+        self.check_nack(reason, Some(delay))?;
         Ok(self.settle_by(|conversation| conversation.postpone(&self.message, reason, delay)))
+    }
+
+    fn check_nack(&self, reason: &str, delay: Option<Duration>) -> Result<(), ClientError> {
+        if self.message.wants_acknowledge() {
+            self.shared.with_core(|core| match delay {
+                None => core.conversation.check_refusal(),
+                Some(_) => core.conversation.check_delay(),
+            })?;
+        }
+        crate::request::push(&mut Vec::new(), mqcore_wire::tmqp::header::key::NACK_REASON, reason)
     }
 
     /// Asks the broker for more time: the acknowledge timeout starts again. For messages whose processing takes longer
@@ -332,20 +342,76 @@ impl Delivered {
             return Settlement::Already;
         }
         if let Some(DeliveryHold::Mailbox(mailbox)) = &self.held {
-            mailbox.settled();
+            mailbox.settled(1);
         }
         if !self.message.wants_acknowledge() {
             return Settlement::NotAsked;
         }
-        let is_late = self.is_late();
-        self.shared.with_core(|core| {
-            if core.epoch != self.epoch || !core.conversation.is_open() {
-                ClientCounters::add(&self.shared.counters.stale_settlements, 1);
-                return Settlement::Stale;
-            }
-            let written = write(&mut core.conversation);
-            debug_assert_eq!(written, Ok(()), "the reason is valid and the rest comes from a frame");
-            if is_late { Settlement::Late } else { Settlement::Sent }
+        self.shared.with_core(|core| self.write_settlement(core, write))
+    }
+
+    fn write_settlement(
+        &self,
+        core: &mut Core,
+        write: impl FnOnce(&mut Dialogue) -> Result<(), ClientError>,
+    ) -> Settlement {
+        if core.epoch != self.epoch || !core.conversation.is_open() {
+            ClientCounters::add(&self.shared.counters.stale_settlements, 1);
+            return Settlement::Stale;
+        }
+        let written = write(&mut core.conversation);
+        debug_assert_eq!(written, Ok(()), "the reason is valid and the rest comes from a frame");
+        if self.is_late() { Settlement::Late } else { Settlement::Sent }
+    }
+
+    /// Acknowledges those of `batch` that the program has not settled, which the client sends together. Returns the
+    /// number of acknowledgements that it sends in time: [`Settlement::Sent`].
+    ///
+    /// `batch` are messages of one consumer or of one pull.
+    pub fn ack_all(batch: &[Self]) -> usize {
+        Self::settle_all(batch, |dialogue, message| dialogue.acknowledge(message, None))
+    }
+
+    /// Rejects those of `batch` that the program has not settled, like [`Delivered::nack`], or with a delay like
+    /// [`Delivered::nack_after`]. Returns the same as [`Delivered::ack_all`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Delivered::nack_after`]. No message is settled then.
+    pub fn nack_all(batch: &[Self], reason: &str, delay: Option<Duration>) -> Result<usize, ClientError> {
+        let asking = batch.iter().find(|delivered| delivered.message.wants_acknowledge());
+        if let Some(delivered) = asking.or(batch.first()) {
+            delivered.check_nack(reason, delay)?;
+        }
+        Ok(Self::settle_all(batch, |dialogue, message| match delay {
+            None => dialogue.acknowledge(message, Some(reason)),
+            Some(delay) => dialogue.postpone(message, reason, delay),
+        }))
+    }
+
+    fn settle_all(
+        batch: &[Self],
+        write: impl Fn(&mut Dialogue, &Received) -> Result<(), ClientError>,
+    ) -> usize {
+        let Some(first) = batch.first() else { return 0 };
+        let unsettled: Vec<&Self> =
+            batch.iter().filter(|delivered| !delivered.settled.swap(true, Ordering::Relaxed)).collect();
+        let mut held = unsettled.iter().filter_map(|delivered| match &delivered.held {
+            Some(DeliveryHold::Mailbox(mailbox)) => Some(mailbox),
+            Some(DeliveryHold::Channel(_)) | None => None,
+        });
+        if let Some(mailbox) = held.next() {
+            mailbox.settled(1 + held.count());
+        }
+        first.shared.with_core(|core| {
+            let asking = unsettled.into_iter().filter(|delivered| delivered.message.wants_acknowledge());
+            asking
+                .filter(|delivered| {
+                    let settlement =
+                        delivered.write_settlement(core, |dialogue| write(dialogue, &delivered.message));
+                    settlement == Settlement::Sent
+                })
+                .count()
         })
     }
 }
@@ -356,7 +422,7 @@ impl Drop for Delivered {
             return;
         }
         if let Some(DeliveryHold::Mailbox(mailbox)) = &self.held {
-            mailbox.settled();
+            mailbox.settled(1);
         }
         if self.message.wants_acknowledge() {
             self.shared.with_core(|core| {

@@ -76,6 +76,8 @@ struct MailboxState {
     unsettled: usize,
     /// When the program last took or settled a message, or got one while it had none.
     progress: Option<Instant>,
+    /// The smallest number of waiting messages that a task of [`Mailbox::filled`] waits for; 0: none waits.
+    wanted: usize,
     closed: bool,
 }
 
@@ -159,7 +161,11 @@ impl Mailbox {
             state.progress = Some(queued.since);
         }
         state.messages.push_back(queued);
-        state.messages.len() == 1
+        let is_full = state.wanted > 0 && state.messages.len() >= state.wanted;
+        if is_full {
+            state.wanted = 0;
+        }
+        is_full || state.messages.len() == 1
     }
 
     /// Wakes the tasks that wait for messages.
@@ -247,19 +253,57 @@ impl Mailbox {
         state.closed || !(full && first.message.wants_acknowledge())
     }
 
+    /// Waits for a message, and then at most `wait` until `max` can be taken: all that the limit allows, if it is lower.
+    /// It takes nothing, so it is cancel-safe.
+    pub(crate) async fn filled(&self, max: usize, wait: Duration) {
+        self.ready().await;
+        // Without an end, if the time is over: what waits is taken then.
+        let _ = tokio::time::timeout(wait, self.has(max)).await;
+    }
+
+    async fn has(&self, max: usize) {
+        loop {
+            let ready = self.ready.notified();
+            tokio::pin!(ready);
+            ready.as_mut().enable();
+            if self.wants_more(max) {
+                ready.await;
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether more messages can come before `max` are taken. Then [`Mailbox::put`] reports when there are enough.
+    fn wants_more(&self, max: usize) -> bool {
+        let mut state = lock(&self.state);
+        let room = match self.bound {
+            Bound::Unsettled(most) => most.saturating_sub(state.unsettled),
+            Bound::None | Bound::Waiting(_) => usize::MAX,
+        };
+        let enough = max.min(room);
+        if state.closed || state.messages.len() >= enough {
+            return false;
+        }
+        state.wanted = if state.wanted == 0 { enough } else { state.wanted.min(enough) };
+        true
+    }
+
     /// Records that the program works on a message.
     pub(crate) fn works(&self) {
         lock(&self.state).progress = Some(Instant::now());
     }
 
-    /// Records that a delivered message is settled or dropped.
-    pub(crate) fn settled(&self) {
+    /// Records that `count` delivered messages are settled or dropped.
+    pub(crate) fn settled(&self, count: usize) {
         let mut state = lock(&self.state);
-        state.unsettled -= 1;
+        let before = state.unsettled;
+        state.unsettled -= count;
         if self.timeout_ms.load(Relaxed) > 0 {
             state.progress = Some(Instant::now());
         }
-        let was_full = self.bound == Bound::Unsettled(state.unsettled + 1);
+        let was_full =
+            matches!(self.bound, Bound::Unsettled(most) if (state.unsettled + 1..=before).contains(&most));
         let others_wait = !state.messages.is_empty();
         drop(state);
         if was_full && others_wait {
@@ -384,7 +428,7 @@ mod tests {
         }
         assert_eq!(mailbox.take(9).len(), 2);
         assert_eq!(mailbox.take(9).len(), 0);
-        mailbox.settled();
+        mailbox.settled(1);
         assert_eq!(mailbox.take(9).len(), 1);
         mailbox.close();
         assert_eq!(mailbox.take(9).len(), 2, "a closed mailbox has no limit");
@@ -422,7 +466,7 @@ mod tests {
             tokio::time::advance(timeout / 3).await;
             let waiting = mailbox.waited(Instant::now());
             assert_eq!((waiting.extend.len(), waiting.give_back.len()), (2, 0));
-            mailbox.settled();
+            mailbox.settled(1);
             assert_eq!(mailbox.waited(Instant::now()).extend.len(), 0, "not twice");
             mailbox.take_next(0);
             lock(&mailbox.state).unsettled = 1;
@@ -499,11 +543,39 @@ mod tests {
         while mailbox.waiting() == 2 {
             tokio::task::yield_now().await;
         }
-        mailbox.settled();
+        mailbox.settled(1);
         while mailbox.waiting() == 1 {
             tokio::task::yield_now().await;
         }
         mailbox.close();
         assert_eq!(taker.await.unwrap(), [1, 1, 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_waits_for_its_size_or_the_limit_or_the_time() {
+        const LONG: Duration = Duration::from_secs(10);
+        let mailbox = Mailbox::new(gauge(), Bound::Unsettled(4));
+        let begin = Instant::now();
+        let filled = |max| {
+            let mailbox = mailbox.clone();
+            tokio::spawn(async move { mailbox.filled(max, LONG).await })
+        };
+        let by_size = filled(3);
+        tokio::task::yield_now().await;
+        for expected in [true, false, true, false] {
+            let wakes = mailbox.put(queued(true));
+            assert_eq!(wakes, expected, "for the first message, and for the third");
+            if wakes {
+                mailbox.wake();
+                tokio::task::yield_now().await;
+            }
+        }
+        by_size.await.unwrap();
+        filled(9).await.unwrap();
+        assert_eq!(begin.elapsed(), Duration::ZERO, "the limit allows no more than four");
+        assert_eq!(mailbox.take(2).len(), 2);
+        mailbox.settled(2);
+        filled(9).await.unwrap();
+        assert_eq!(begin.elapsed(), LONG, "two of four");
     }
 }

@@ -42,7 +42,7 @@ use self::membership::Membership;
 use self::models::{Model, Modelled};
 use self::process::Owned;
 use self::publishing::{Published, Publisher, Receipts, copies, outgoing, py_receipt};
-use self::received::Received;
+use self::received::{Received, ReceivedBatch};
 use self::streams::{Consumer, EventStream, ExtensionFrames, Incoming, PullStream, States};
 use self::way::CallStyle;
 use crate::fields::seconds;
@@ -58,6 +58,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Membership>()?;
     module.add_class::<PullStream>()?;
     module.add_class::<Received>()?;
+    module.add_class::<ReceivedBatch>()?;
     module.add_class::<States>()?;
     module.add_class::<throttr::AsyncThrottrClient>()?;
     module.add_class::<throttr::BlockingThrottrClient>()?;
@@ -351,8 +352,7 @@ impl Client {
         let options = PullOptions { count, lifo, clear, info: true, timeout };
         self.run(py, |core| async move {
             let pulled = core.pull(&queue, &options).await?;
-            let messages: Vec<Received> = pulled.messages.into_iter().map(Received::delivered).collect();
-            Ok((messages, pulled.remaining, pulled.complete))
+            Ok((ReceivedBatch::new(pulled.messages), pulled.remaining, pulled.complete))
         })
     }
 

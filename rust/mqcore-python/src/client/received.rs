@@ -1,10 +1,12 @@
-//! A message that a client received, for Python.
+//! Messages that a client received, for Python.
+
+use std::sync::Arc;
 
 use mqcore_client::consume::{Delivered, Settlement};
 use mqcore_client::received::Received as CoreReceived;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyList, PyString};
 
 use super::error;
 use super::process::Owned;
@@ -15,15 +17,36 @@ use crate::message::{HeaderText, Headers, text};
 #[pyclass(frozen, module = "mqcore._core")]
 pub(crate) struct Received {
     message: CoreReceived,
-    delivered: Option<Owned<Delivered>>,
+    delivered: Option<Owned<Delivery>>,
     body: PyOnceLock<Py<PyBytes>>,
+}
+
+/// A delivery, alone or in a batch.
+enum Delivery {
+    Alone(Delivered),
+    InBatch(Arc<Vec<Delivered>>, usize),
+}
+
+impl Owned<Delivery> {
+    fn delivered(&self) -> PyResult<&Delivered> {
+        Ok(match self.get()? {
+            Delivery::Alone(delivered) => delivered,
+            Delivery::InBatch(batch, index) => &batch[*index],
+        })
+    }
 }
 
 impl Received {
     /// A delivery.
     pub(crate) fn delivered(delivered: Delivered) -> Self {
         let message = delivered.message().clone();
-        Self { message, delivered: Some(Owned::new(delivered)), body: PyOnceLock::new() }
+        Self { message, delivered: Some(Owned::new(Delivery::Alone(delivered))), body: PyOnceLock::new() }
+    }
+
+    fn in_batch(batch: &Arc<Vec<Delivered>>, index: usize) -> Self {
+        let delivery = Delivery::InBatch(batch.clone(), index);
+        let message = batch[index].message().clone();
+        Self { message, delivered: Some(Owned::new(delivery)), body: PyOnceLock::new() }
     }
 
     /// Any other message.
@@ -93,13 +116,13 @@ impl Received {
 
     #[getter]
     fn is_settled(&self) -> PyResult<bool> {
-        self.delivered.as_ref().map_or(Ok(true), |delivered| Ok(delivered.get()?.is_settled()))
+        self.delivered.as_ref().map_or(Ok(true), |delivered| Ok(delivered.delivered()?.is_settled()))
     }
 
     /// The outcome: `sent`, `not-asked`, `stale`, `already`, `late`.
     fn ack(&self) -> PyResult<&'static str> {
         match &self.delivered {
-            Some(delivered) => Ok(settlement(delivered.get()?.ack())),
+            Some(delivered) => Ok(settlement(delivered.delivered()?.ack())),
             None => Ok(settlement(Settlement::NotAsked)),
         }
     }
@@ -108,7 +131,7 @@ impl Received {
     #[pyo3(signature = (reason, delay=None))]
     fn nack(&self, reason: &str, delay: Option<f64>) -> PyResult<&'static str> {
         let Some(delivered) = &self.delivered else { return Ok(settlement(Settlement::NotAsked)) };
-        let delivered = delivered.get()?;
+        let delivered = delivered.delivered()?;
         let settled = match delay {
             None => delivered.nack(reason),
             Some(delay) => delivered.nack_after(reason, seconds(delay, "delay")?),
@@ -124,13 +147,62 @@ impl Received {
     /// Like `ack`: asks for the whole acknowledge timeout again.
     fn working(&self) -> PyResult<&'static str> {
         match &self.delivered {
-            Some(delivered) => Ok(settlement(delivered.get()?.working())),
+            Some(delivered) => Ok(settlement(delivered.delivered()?.working())),
             None => Ok(settlement(Settlement::NotAsked)),
         }
     }
 
     fn __len__(&self) -> usize {
         self.message.body_slice().len()
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+}
+
+/// Deliveries that a program takes and settles together.
+#[pyclass(frozen, module = "mqcore._core")]
+pub(crate) struct ReceivedBatch {
+    messages: Owned<Arc<Vec<Delivered>>>,
+}
+
+impl ReceivedBatch {
+    /// A batch of deliveries of one consumer or one pull.
+    pub(crate) fn new(messages: Vec<Delivered>) -> Self {
+        Self { messages: Owned::new(Arc::new(messages)) }
+    }
+}
+
+#[pymethods]
+impl ReceivedBatch {
+    /// Its messages. Each call makes new objects.
+    fn messages(&self) -> PyResult<Vec<Received>> {
+        let messages = self.messages.get()?;
+        Ok((0..messages.len()).map(|index| Received::in_batch(messages, index)).collect())
+    }
+
+    /// Copies of all bodies.
+    fn bodies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let bodies =
+            self.messages.get()?.iter().map(|message| PyBytes::new(py, message.message().body_slice()));
+        PyList::new(py, bodies)
+    }
+
+    /// Acknowledges those that are not settled. Returns the number of acknowledgements that are sent in time.
+    fn ack(&self) -> PyResult<usize> {
+        Ok(Delivered::ack_all(self.messages.get()?))
+    }
+
+    /// Like `ack`.
+    #[pyo3(signature = (reason, delay=None))]
+    fn nack(&self, reason: &str, delay: Option<f64>) -> PyResult<usize> {
+        let delay = delay.map(|delay| seconds(delay, "delay")).transpose()?;
+        Delivered::nack_all(self.messages.get()?, reason, delay).map_err(error::client)
+    }
+
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.messages.get()?.len())
     }
 
     fn __bool__(&self) -> bool {

@@ -19,8 +19,9 @@ use tokio::sync::watch;
 use super::error;
 use super::models::Model as _;
 use super::process::{self, Owned};
-use super::received::Received;
+use super::received::{Received, ReceivedBatch};
 use super::{CallStyle, optional_seconds};
+use crate::fields::seconds;
 
 /// A stream that Python can close before its object is dropped.
 struct Stream<T> {
@@ -147,10 +148,54 @@ stream! {
         Ok(core.take_next(count).into_iter().map(Received::delivered).collect())
     }
 
+    /// Takes up to `count` available messages; `None`: none yet, or closed.
+    fn take_batch(&self, count: usize) -> PyResult<Option<ReceivedBatch>> {
+        let Some(core) = self.0.get()? else { return Ok(None) };
+        let messages = core.take(count);
+        Ok((!messages.is_empty()).then(|| ReceivedBatch::new(messages)))
+    }
+
+    /// Waits for a message (false: not within `timeout`), and then at most `fill` for `count` messages.
+    #[pyo3(signature = (count, fill, timeout=None))]
+    fn wait_batch_async<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        fill: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.wait_batch(py, CallStyle::Awaitable, count, fill, timeout)
+    }
+
+    #[pyo3(signature = (count, fill, timeout=None))]
+    fn wait_batch_blocking<'py>(
+        &self,
+        py: Python<'py>,
+        count: usize,
+        fill: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.wait_batch(py, CallStyle::Blocking, count, fill, timeout)
+    }
+
     /// Number of available messages.
     #[getter]
     fn waiting(&self) -> PyResult<usize> {
         Ok(self.0.get()?.map_or(0, |core| core.waiting()))
+    }
+}
+
+impl Consumer {
+    fn wait_batch<'py>(
+        &self,
+        py: Python<'py>,
+        way: CallStyle,
+        count: usize,
+        fill: f64,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let fill = seconds(fill, "wait")?;
+        self.0.wait(py, way, timeout, move |core| async move { core.batch_ready(count, fill).await })
     }
 }
 
