@@ -122,7 +122,7 @@ class Eventmq:
             except Refused as refused:
                 return TOLD_TO_WAIT if "503 " in str(refused) else TURNED_AWAY
             outcome = self.try_once(trial, peer, name)
-        trial.tidy(name, outcome)
+        trial.tidy(name)
         return outcome
 
     def try_once(self, trial: Trial, peer: EventmqPeer, name: str) -> str:
@@ -418,17 +418,12 @@ class Trial:
 
     # --- afterwards ----------------------------------------------------------------------------------------------
 
-    def tidy(self, name: str, outcome: str) -> None:
-        """Wait until workers and schedulers have left, and remove the queues that an allowed attempt has created."""
+    def tidy(self, name: str) -> None:
+        """Wait until workers and schedulers have left."""
         if "scheduler" in name:
             self.wait_until_all_have_left("ROUTER_SHOW_SCHEDULERS", "connected_schedulers")
         if role_of(name) == "backend":
             self.wait_until_all_have_left("ROUTER_SHOW_WORKERS", "connected_workers")
-        if outcome == ALLOWED:
-            asked = self.place.peer.ask(611, MINE, headers={"Queue-Id": "77"}).content_type
-            assert asked in (0, 404), asked
-            asked = self.place.peer.ask(604, "default").content_type
-            assert asked in (0, 404), asked
 
     def wait_until_all_have_left(self, request: str, field: str) -> None:
         with self.owner("admin") as admin:

@@ -106,16 +106,19 @@ class Place:
         return sum(line["event"] == "action" for line in self.denied())
 
     def restore(self) -> None:
-        """Make whatever an earlier attempt has removed, and remove what it has pushed."""
+        """Make whatever an earlier attempt has removed, and remove what it has made and pushed."""
         for channel in (MINE, OTHER):
             assert self.peer.ask(603, channel).content_type in (0, 481)
             for queue, status in (("1", "push"), ("2", "pull")):
                 body = json.dumps({"Status": status}).encode()
                 answer = self.peer.ask(610, channel, headers={"Queue-Id": queue}, body=body)
                 assert answer.content_type in (0, 481)
+            # Otherwise a job for a queue that must not exist would be put into it.
+            assert self.peer.ask(611, channel, headers={"Queue-Id": "77"}).content_type in (0, 404)
             # Otherwise the next consumer would receive messages of an earlier attempt.
             cleared = self.peer.ask(613, channel, headers={"Queue-Id": "1", "Messages": "yes"})
             assert cleared.content_type == 0
+        assert self.peer.ask(604, "default").content_type in (0, 404)
         for topic in ("orders.new", "invoices.new"):
             assert self.listener.ask(601, f"@topic:{topic}").content_type == 0
         for topic in ("orders.new", "orders.*"):
