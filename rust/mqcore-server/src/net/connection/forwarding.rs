@@ -50,6 +50,9 @@ impl Forwarding {
         client: &Arc<Client>,
         hub: &Hub,
     ) -> Option<Vec<Command>> {
+        if self.forwards.is_none() && self.pending.is_empty() && !is_node {
+            return Some(commands);
+        }
         let (noted, shown) = if is_node { Default::default() } else { self.note(&mut commands, client, hub) };
         let filtered = FilteredBatch { commands, bytes, noted, refused: Vec::new() };
         let nodes = hub.nodes.as_ref();
