@@ -165,6 +165,19 @@ async def test_a_loop_opens_the_consumer_and_closes_it(broker: mqcore.Broker, mq
         assert (await first_of(other.queue(QUEUE).consume().batches())).bodies == [b"c"]
 
 
+async def test_each_loop_opens_the_consumer_again(mq: Client) -> None:
+    consumer = mq.queue(QUEUE).consume()
+    for body in (b"a", b"b"):
+        await mq.publish(QUEUE, body)
+        async with asyncio.timeout(10):
+            async for batch in consumer.batches():
+                assert batch.bodies == [body]
+                await batch.ack()
+                break
+            else:
+                raise AssertionError("the loop ended without a message")
+
+
 async def test_messages_of_a_batch_that_is_not_settled_return_with_the_connection(
     broker: mqcore.Broker, mq: Client
 ) -> None:

@@ -106,13 +106,14 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         return self._batches(max, seconds(wait))
 
     async def _batches(self, max: int, wait: float) -> AsyncIterator[Batch[_T]]:  # noqa: A002
-        if not self._was_opened:
+        if self._core is None:
             async with self:
                 # asyncio only
                 async for batch in self._batches(max, wait):
                     yield batch
                 # end asyncio only
                 # blocking: yield from self._batches(max, wait)
+            return
         while (core := self._core) is not None:
             closed = core.is_closed
             # Messages that are here need no wait, which costs a switch to another thread.

@@ -106,9 +106,10 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         return self._batches(max, seconds(wait))
 
     def _batches(self, max: int, wait: float) -> Iterator[Batch[_T]]:  # noqa: A002
-        if not self._was_opened:
+        if self._core is None:
             with self:
                 yield from self._batches(max, wait)
+            return
         while (core := self._core) is not None:
             closed = core.is_closed
             # Messages that are here need no wait, which costs a switch to another thread.

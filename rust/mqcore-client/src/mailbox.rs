@@ -257,11 +257,11 @@ impl Mailbox {
     /// It takes nothing, so it is cancel-safe.
     pub(crate) async fn filled(&self, max: usize, wait: Duration) {
         self.ready().await;
-        // Without an end, if the time is over: what waits is taken then.
-        let _ = tokio::time::timeout(wait, self.has(max)).await;
+        // When the time is over, the caller takes what there is.
+        let _ = tokio::time::timeout(wait, self.reaches(max)).await;
     }
 
-    async fn has(&self, max: usize) {
+    async fn reaches(&self, max: usize) {
         loop {
             let ready = self.ready.notified();
             tokio::pin!(ready);

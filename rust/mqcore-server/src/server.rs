@@ -285,7 +285,7 @@ impl Server {
     /// [`BackupError`]; the data directory is unchanged.
     pub async fn backup(&self) -> Result<Backup, BackupError> {
         let hub = Arc::clone(&self.inner.hub);
-        match tokio::task::spawn_blocking(move || hub.backups.wait_at_barrier()).await {
+        match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
             Ok(backup) => backup,
             Err(_) => Err(BackupError::Stopping),
         }

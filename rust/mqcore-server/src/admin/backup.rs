@@ -34,7 +34,7 @@ pub(crate) async fn download(
         return error(StatusCode::BAD_REQUEST, "bad-request", message);
     }
     let hub = admin.hub.clone();
-    let backup = match tokio::task::spawn_blocking(move || hub.backups.wait_at_barrier()).await {
+    let backup = match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
         Ok(Ok(backup)) => backup,
         Ok(Err(refused)) => return refuse(&refused),
         Err(_) => return refuse(&BackupError::Stopping),

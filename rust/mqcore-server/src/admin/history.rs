@@ -21,7 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::admin::backup::refuse as refuse_meeting;
+use crate::admin::backup::refuse as refuse_backup;
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::stats::snapshot;
@@ -93,10 +93,10 @@ pub(crate) async fn settle(admin: &Admin) -> Result<(), Response> {
     snapshot::waiting_for_handlers(&admin.hub).await;
     for _ in 0..ROUNDS {
         let hub = Arc::clone(&admin.hub);
-        match tokio::task::spawn_blocking(move || hub.backups.wait_at_barrier()).await {
+        match tokio::task::spawn_blocking(move || hub.backups.pause_writers()).await {
             Ok(Ok(_at_once_let_go)) => {}
-            Ok(Err(refused)) => return Err(refuse_meeting(&refused)),
-            Err(_) => return Err(refuse_meeting(&BackupError::Stopping)),
+            Ok(Err(refused)) => return Err(refuse_backup(&refused)),
+            Err(_) => return Err(refuse_backup(&BackupError::Stopping)),
         }
     }
     Ok(())

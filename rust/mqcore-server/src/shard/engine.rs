@@ -178,7 +178,7 @@ impl Engine {
     }
 
     fn take_batch(&mut self, mut batch: CommandBatch, commands: &mut usize, now: Timestamp) {
-        self.staging.wait_at_barrier(&batch.outbox);
+        self.staging.register(&batch.outbox);
         let mut room = None;
         let mut forwards = self.broker.forwards();
         let mut next = batch.commands.drain(..);

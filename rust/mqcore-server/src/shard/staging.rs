@@ -160,7 +160,7 @@ impl Staging {
     }
 
     /// Registers a connection that sends to this shard.
-    pub(crate) fn wait_at_barrier(&mut self, outbox: &Arc<Outbox>) {
+    pub(crate) fn register(&mut self, outbox: &Arc<Outbox>) {
         if let MapEntry::Vacant(vacant) = self.connections.entry(outbox.connection) {
             vacant.insert(Staged::new(Arc::clone(outbox)));
         }

@@ -242,15 +242,15 @@ impl BackupDesk {
         }
     }
 
-    /// The writer of a side journal has ended and attends no more meetings.
+    /// The writer of a side journal has ended and waits at no more barriers.
     pub(crate) fn ended(&self, journal: SideJournal, why: String) {
         if let Some((_, writer)) = self.side(journal) {
             *lock(&writer.ended) = Some(why);
         }
     }
 
-    /// Lets all writers meet. Blocks for 5 s at most.
-    pub(crate) fn wait_at_barrier(&self) -> Result<Backup, BackupError> {
+    /// Lets all writers pause at a barrier, and lists their files. Blocks for 5 s at most.
+    pub(crate) fn pause_writers(&self) -> Result<Backup, BackupError> {
         if !self.kept {
             return Err(BackupError::NothingKept);
         }

@@ -50,6 +50,7 @@ impl Forwarding {
         client: &Arc<Client>,
         hub: &Hub,
     ) -> Option<Vec<Command>> {
+        // Without upstream brokers, only the commands of nodes have filters.
         if self.forwards.is_none() && self.pending.is_empty() && !is_node {
             return Some(commands);
         }
