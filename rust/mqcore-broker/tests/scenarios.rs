@@ -392,6 +392,36 @@ fn channel_with_auto_removal_is_removed_when_empty() {
 }
 
 #[test]
+fn channel_with_auto_removal_stays_until_a_client_of_its_own_leaves() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let passing = ChannelChanges { destroy_when_empty: Some(true), ..ChannelChanges::default() };
+    w.create_channel(&p, "ch", passing);
+    w.create_channel(&p, "other", ChannelChanges::default());
+    w.join(&a, "other").unwrap();
+    w.leave(&a, "other");
+    w.join(&a, "other").unwrap();
+    w.close(&a);
+    assert_eq!(w.broker.stats(w.now).channels.len(), 2);
+}
+
+#[test]
+fn messages_of_a_channel_that_a_client_has_left_are_requeued_when_it_is_closed() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let passing = ChannelChanges { destroy_when_empty: Some(true), ..ChannelChanges::default() };
+    w.create_channel(&p, "ch", passing);
+    w.create(&p, "ch/1", acknowledged(Status::RoundRobin));
+    w.join(&a, "ch").unwrap();
+    w.publish(&p, "ch/1", "1");
+    assert_eq!(w.delivered(), ["a:1"]);
+    w.leave(&a, "ch");
+    assert_eq!((w.information("ch/1").in_flight, w.stored("ch/1")), (1, 0));
+    w.close(&a);
+    assert_eq!((w.information("ch/1").in_flight, w.stored("ch/1")), (0, 1));
+}
+
+#[test]
 fn nothing_is_created_implicitly_unless_configured() {
     let mut w = World::new();
     let p = w.client("p");

@@ -207,6 +207,18 @@ impl Channel {
         true
     }
 
+    /// Whether messages of its queues are in flight at this client.
+    pub(crate) fn has_deliveries_of(&self, connection: ConnectionId) -> bool {
+        self.queues.values().any(|queue| !queue.deliveries.of(connection, None).is_empty())
+    }
+
+    /// Settles the deliveries of a client that is gone.
+    pub(crate) fn consumer_lost(&mut self, connection: ConnectionId, context: &mut Context<'_>) {
+        for queue in self.queues.values_mut() {
+            queue.consumer_lost(connection, None, context);
+        }
+    }
+
     pub(crate) fn create_queue(
         &mut self,
         channel: usize,

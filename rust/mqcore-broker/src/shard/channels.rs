@@ -14,7 +14,7 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::subscription::{JoinedQueues, QueueJoin};
 use crate::shard::channel::{Channel, check_changes, check_channel_changes, no_queue};
-use crate::shard::entities::{Entities, find, no_channel};
+use crate::shard::entities::{Entities, PeerState, find, no_channel};
 
 impl Entities {
     /// A connection was closed. Call this on every shard.
@@ -27,32 +27,48 @@ impl Entities {
         self.authentications.forget(connection);
         self.watchers.retain(|(_, watcher)| *watcher != connection);
         if let Some(peer) = self.peers.remove(&connection) {
-            for (_, channel) in &mut self.channels {
-                if peer.watches {
-                    channel.forget_watcher(connection);
-                }
-            }
-            for key in peer.joined {
-                let channel = &mut self.channels[key];
-                channel.leave(&peer.client, context);
-            }
-            for queue_ref in &peer.subscribed {
-                if let Some(queue) = find(&mut self.channels, *queue_ref) {
-                    queue.forget_subscriber(connection);
-                }
-            }
-            // A client may have left a channel and still have messages of it in flight.
-            for (_, channel) in &mut self.channels {
-                for queue in channel.queues.values_mut() {
-                    queue.consumer_lost(connection, None, context);
-                }
-            }
-            for queue_ref in peer.subscribed {
-                self.abandon(queue_ref, context);
-            }
-            self.destroy_abandoned(context);
+            self.peer_lost(peer, context);
         }
         self.directory.leave(connection, context);
+    }
+
+    /// Ends what a closed connection had here. The cost depends on its own channels, not on all of them.
+    fn peer_lost(&mut self, peer: PeerState, context: &mut Context<'_>) {
+        let PeerState { client, joined, left, watched, subscribed } = peer;
+        let connection = client.connection;
+        for key in watched {
+            if let Some(channel) = self.channels.get_mut(key) {
+                channel.forget_watcher(connection);
+            }
+        }
+        for key in &joined {
+            self.channels[*key].leave(&client, context);
+        }
+        for queue_ref in &subscribed {
+            if let Some(queue) = find(&mut self.channels, *queue_ref) {
+                queue.forget_subscriber(connection);
+            }
+        }
+        // Now no queue delivers to it again what it requeues.
+        let mut used = left;
+        used.extend(joined);
+        for key in &used {
+            if let Some(channel) = self.channels.get_mut(*key) {
+                channel.consumer_lost(connection, context);
+            }
+        }
+        for queue_ref in &subscribed {
+            if let Some(queue) = find(&mut self.channels, *queue_ref) {
+                queue.consumer_lost(connection, None, context);
+            }
+        }
+        for queue_ref in subscribed {
+            used.insert(queue_ref.channel);
+            self.abandon(queue_ref, context);
+        }
+        for key in used {
+            self.destroy_if_abandoned(key, context);
+        }
     }
 
     /// A connection's output buffer fell below its low mark again.
@@ -169,8 +185,13 @@ impl Entities {
             let reason = format!("the client has not joined channel {channel}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
-        self.peer(client).joined.retain(|joined| *joined != key);
-        self.destroy_abandoned(context);
+        let has_deliveries = self.channels[key].has_deliveries_of(client.connection);
+        let peer = self.peer(client);
+        peer.joined.retain(|joined| *joined != key);
+        if has_deliveries {
+            peer.left.insert(key);
+        }
+        self.destroy_if_abandoned(key, context);
         Ok(Reply::Done)
     }
 
@@ -257,19 +278,6 @@ impl Entities {
         }
     }
 
-    /// Removes channels that are configured to be removed when they are empty.
-    pub(crate) fn destroy_abandoned(&mut self, context: &mut Context<'_>) {
-        let abandoned: Vec<_> = self
-            .channels
-            .iter()
-            .filter(|(_, channel)| channel.options.destroy_when_empty && channel.is_abandoned())
-            .map(|(key, _)| key)
-            .collect();
-        for key in abandoned {
-            self.remove_channel(key, context);
-        }
-    }
-
     /// Removes a channel if it is configured to be removed when it is empty, and is.
     pub(crate) fn destroy_if_abandoned(&mut self, key: usize, context: &mut Context<'_>) {
         let abandoned = |channel: &Channel| channel.options.destroy_when_empty && channel.is_abandoned();
@@ -312,7 +320,9 @@ impl Entities {
         } else {
             self.channels[key].watch(kind, connection, on);
         }
-        self.peer(client).watches = true;
+        if on {
+            self.peer(client).watched.insert(key);
+        }
         Ok(Reply::Done)
     }
 

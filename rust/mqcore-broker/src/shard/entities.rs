@@ -1,6 +1,6 @@
 //! Everything on a shard that has a name, and how to find it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use foldhash::{HashMap, HashMapExt};
@@ -26,8 +26,10 @@ pub(crate) struct PeerState {
     pub(crate) client: Arc<Client>,
     /// Channels it joined.
     pub(crate) joined: SmallVec<[usize; 2]>,
-    /// Whether it subscribed to events of channels or queues here.
-    pub(crate) watches: bool,
+    /// Channels it left while it had messages of theirs in flight; others may use these keys by now.
+    pub(crate) left: BTreeSet<usize>,
+    /// Channels to whose events, or to events of whose queues, it subscribed; others may use these keys by now.
+    pub(crate) watched: BTreeSet<usize>,
     /// Queues that it subscribed to; some may not exist any more.
     pub(crate) subscribed: Vec<QueueRef>,
 }
@@ -117,7 +119,8 @@ impl Entities {
         self.peers.entry(client.connection).or_insert_with(|| PeerState {
             client: client.clone(),
             joined: SmallVec::new(),
-            watches: false,
+            left: BTreeSet::new(),
+            watched: BTreeSet::new(),
             subscribed: Vec::new(),
         })
     }

@@ -91,7 +91,7 @@ impl Entities {
             peer.subscribed.retain(|subscribed| *subscribed != queue_ref);
         }
         self.abandon(queue_ref, context);
-        self.destroy_abandoned(context);
+        self.destroy_if_abandoned(key, context);
         Ok(Reply::Done)
     }
 
@@ -176,6 +176,6 @@ impl Entities {
         let Some(key) = self.lookup(&address.channel) else { return };
         // The queue may not exist: then nothing is left to remove.
         let _ = self.channels[key].remove_queue(address.id, context);
-        self.destroy_abandoned(context);
+        self.destroy_if_abandoned(key, context);
     }
 }
