@@ -15,6 +15,7 @@ import mqcore
 from mqcore import Binding, BindingHandler, Router, errors
 from protocols.conversation import (
     ADD_BINDING,
+    ENABLE_ROUTER,
     FAILED,
     NOT_FOUND,
     REMOVE_BINDING,
@@ -121,6 +122,8 @@ def test_a_client_cannot_disarm_a_router_of_the_program(
 ) -> None:
     broker.routers["r"] = router(style, lambda message, publisher: "a/1")
     changes = [
+        (ENABLE_ROUTER, {"Enabled": "yes"}, b""),
+        (ENABLE_ROUTER, {"Enabled": "no"}, b""),
         (REMOVE_ROUTER, {}, b""),
         (REMOVE_BINDING, {"Binding-Name": "route"}, b""),
         (ADD_BINDING, {}, b'{"Name":"first","Target":"b/1","Priority":2147483647}'),

@@ -383,6 +383,7 @@ impl Entities {
         enabled: bool,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
+        self.check_router_is_changeable(name)?;
         let router = self.routers.get(name).ok_or_else(|| no_router(name))?;
         let definition = RouterDefinition { enabled, ..router.definition.clone() };
         self.redefine(definition, context)
