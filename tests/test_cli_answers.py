@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from served import ServedBroker, serving
+from mqcore import sync
+from served import ServedBroker, clean_environment, serving
 from test_cli import lines, mqcore, one
 
 
@@ -156,3 +160,18 @@ def test_empty_data_directory_is_named(tmp_path: Path) -> None:
     code, text, talk = said("journal", "export", str(tmp_path), "--history", "--format", "jsonl")
     assert (code, text) == (2, "")
     assert "--history cannot be exported as jsonl; use --format parquet or arrow" in talk
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")
+def test_tables_on_a_terminal_show_brackets_in_names(served: ServedBroker) -> None:
+    name = "[red]of ours[/red] [spark]"
+    command = [sys.executable, "-m", "mqcore", "client", "ls", "--url", served.url]
+    environment = clean_environment() | {"COLUMNS": "200", "TERM": "xterm"}
+    with sync.connect(served.url, name=name):
+        ours, theirs = os.openpty()
+        done = subprocess.run(command, stdout=theirs, env=environment, timeout=60, check=True)
+        os.close(theirs)
+        text = os.read(ours, 1 << 16).decode()
+        os.close(ours)
+    assert done.returncode == 0
+    assert name in text

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from depth import FULL, choices
+from mqcore.demo import analysed
 from served import ROOT, clean_environment
 
 
@@ -95,3 +99,10 @@ def test_a_broken_promise_is_seen_and_fails(part: str) -> None:
     assert result.returncode == 1, result.stdout + result.stderr
     assert "a check failed" in result.stdout
     assert "failed" in result.stderr
+
+
+def test_without_spark_the_demonstration_names_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    output = io.StringIO()
+    assert analysed.run(tmp_path, Console(file=output, width=200))
+    assert output.getvalue() == "pipelines skipped: pyspark is not installed; pip install 'mqcore[spark]'\n"

@@ -161,12 +161,14 @@ def _unseen(_done: int, _total: int | None) -> None:
 def _table(content: Iterable[Json], columns: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column.replace("_", " "))
     for row in content:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        # Not markup: names and tags of users may have brackets.
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     Console().print(table)
 
 

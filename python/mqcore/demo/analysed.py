@@ -23,7 +23,7 @@ def run(data_dir: Path, talk: Console) -> bool:
     Without Spark or Java, print what is missing and return true.
     """
     if reason := _missing():
-        talk.print(f"pipelines skipped: {reason}", highlight=False)
+        talk.print(f"pipelines skipped: {reason}", highlight=False, markup=False)
         return True
     out = Path(tempfile.mkdtemp(prefix="mqcore-demo-reports-"))
     arguments = ("--journal", str(data_dir), "--out", str(out), "--master", "local[2]", "--set", "interval=1")
