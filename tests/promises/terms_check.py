@@ -125,10 +125,12 @@ def duplicates(lives: Lives) -> Iterator[Finding]:
 
 
 def _is_recognized(lives: Lives, first: Event, second: Event) -> bool:
-    """Whether the queue knew the id of the first message for certain when the second arrived."""
-    if second.until - first.at >= 0.9 * lives.rules.deduplication_window:
+    """Whether the queue knew the id of one message for certain when the other arrived."""
+    # Without a confirmation, a client on a bad connection may have sent a message long after the call.
+    arrived = max(event.until if event.outcome == "confirmed" else lives.end for event in (first, second))
+    if arrived - first.at >= 0.9 * lives.rules.deduplication_window:
         return False
-    ends = [end for end in lives.crashes if end.until >= first.at and end.at <= second.until]
+    ends = [end for end in lives.crashes if end.until >= first.at and end.at <= arrived]
     # It remembers ids of messages that it saved.
     saved = lives.rules.durable and first.outcome == "confirmed"
     return all(saved and first.until < end.at for end in ends)

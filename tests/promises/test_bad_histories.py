@@ -372,6 +372,20 @@ def test_duplicate_that_a_queue_took_is_found() -> None:
     assert rules_found(short, *TWICE, STORED_BOTH[0]) == ["lost"]
 
 
+@pytest.mark.parametrize("unconfirmed", [0, 1])
+def test_message_without_a_confirmation_may_arrive_when_the_window_is_over(unconfirmed: int) -> None:
+    """Seed 877955634: a connection that was cut."""
+    outcomes = ["confirmed", "confirmed"]
+    outcomes[unconfirmed] = "sent"
+    twice = [
+        published(label, at, outcome, identity="i") for label, at, outcome in zip("ab", (1, 2), outcomes, strict=True)
+    ]
+    assert rules_found(RECOGNIZING, *twice, *STORED_BOTH) == ["duplicate"], "the run is shorter than the window"
+    short = QueueRules(QUEUE, status="pull", policy="at-least-once", storage=True, deduplication_window=5.0)
+    assert rules_found(short, *TWICE, *STORED_BOTH) == ["duplicate"]
+    assert rules_found(short, *twice, *STORED_BOTH) == []
+
+
 def test_duplicate_of_a_message_that_left_its_queue_is_found() -> None:
     left = (joined(1.2), delivered("a", 1.4), event("leave", 1.6, client="k", outcome="pulled"))
     assert rules_found(RECOGNIZING, *TWICE, *left, STORED_BOTH[1]) == ["duplicate"]
