@@ -62,6 +62,10 @@ class GroupScheduling(LoadScopeScheduling):
         if node.shutting_down:
             return
         while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
-            self._assign_work_unit(node)
+            try:
+                self._assign_work_unit(node)
+            except OSError:
+                # The process has died, which its own report says later: then `remove_node` assigns this again.
+                return
         if not self.workqueue:
             node.shutdown()
