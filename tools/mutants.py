@@ -3,8 +3,7 @@
 A mutant is the program with one small defect: another comparison, a constant off by one, a statement less. The sample
 of a target depends only on `--seed`, so a run can be repeated. Python mutants run in a copy of the project against the
 tests that belong to their module: first against those that run the mutated line, then against all of them. With
-`--whole`, survivors run against all Python tests. Rust mutants are made and run by cargo-mutants, with a sample of the
-same kind.
+`--whole`, survivors run against all Python tests. `tools/rust_mutants.py` describes how mutants of crates run.
 
 A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each mutant
 with its file, line and change and the test that failed, and exits with 1 if a target's share of caught mutants is below
@@ -16,22 +15,17 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
-import json
 import os
 import random
-import re
-import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-PACKAGE: Final = ROOT / "python" / "mqcore"
+from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, Outcome, quickest
+from rust_mutants import run_crates
 
 # The modules of each target, and the tests that run first. Generated modules are mutated in their source.
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -80,9 +74,6 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
 }
 GENERATED: Final = ("throttr/sync_client.py",)
-
-# Seconds of tests that run the mutated line, before all tests of the target run.
-NEAREST_SECONDS: Final = 20.0
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
@@ -196,80 +187,25 @@ def first_line(node: ast.AST) -> str:
 Lines: TypeAlias = dict[Path, dict[int, set[str]]]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a run of tests."""
-
-    passed: bool
-    seconds: float
-    why: list[str]
-    """The tests that failed, or another reason."""
-    durations: dict[str, float]
-    """Seconds of each test."""
-
-
 def nearest(mutant: Mutant, lines: Lines, durations: dict[str, float]) -> list[str]:
     """The quickest tests that run the line of a mutant. A line that no test runs by itself may be a default or a part
     of a statement: for those, the quickest of all tests.
     """
     running = lines.get(mutant.module, {}).get(mutant.line, durations.keys())
-    found: list[str] = []
-    total = 0.0
-    for test in sorted(running & durations.keys(), key=lambda test: (durations[test], test)):
-        total += durations[test]
-        if found and total > NEAREST_SECONDS:
-            break
-        found.append(test)
-    return found
+    return quickest(running & durations.keys(), durations)
 
 
-class Copy:
-    """The project in a directory of its own, whose modules can be replaced."""
+class PythonCopy(Copy):
+    """A copy of the project with the built extension module, whose modules can be replaced."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-        extension = [path.relative_to(ROOT) for path in PACKAGE.glob("_core*")]
-        for path in {*map(Path, filter(None, listed.decode().split("\0"))), *extension}:
-            if (ROOT / path).is_file():
-                (directory / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / path, directory / path)
-
-    def run(
-        self, tests: list[str], processes: int, limit: float | None, environment: dict[str, str] | None = None
-    ) -> Outcome:
-        """Runs tests until one fails; all of them without a limit."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(processes)]
-        command += ["--dist", "loadscope", "--durations=0", "--durations-min=0", *tests]
-        if limit is not None:
-            command.append("-x")
-        paths = os.pathsep.join(filter(None, [str(self.directory / "python"), (environment or {}).get("PYTHONPATH")]))
-        fixed = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.directory,
-                env={**os.environ, **(environment or {}), **fixed},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(False, time.monotonic() - begin, [f"time limit of {limit:.0f} s"], {})
-        durations: dict[str, float] = {}
-        for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", done.stdout, re.MULTILINE):
-            durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])
-        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        why = failed or [f"exit code {done.returncode}", done.stderr[-2000:]]
-        return Outcome(done.returncode == 0, time.monotonic() - begin, why, durations)
+        super().__init__(directory, (path.relative_to(ROOT) for path in PACKAGE.glob("_core*")))
 
     def record(self, tests: list[str], processes: int, files: list[Path]) -> tuple[Outcome, Lines]:
         """Runs all tests without a mutant, and records which tests run each line of `files`."""
         record = self.directory / "record"
         variables = {
-            "PYTHONPATH": str(ROOT / "tools" / "recorder"),
+            "PYTHONPATH": str(RECORDER),
             "MUTANTS_FILES": os.pathsep.join(str(self.directory / path.relative_to(ROOT)) for path in files),
             "MUTANTS_RECORD": str(record),
         }
@@ -302,7 +238,7 @@ def run_python(target: str, count: int, seed: int, *, whole: bool, processes: in
     )
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
-        project = Copy(Path(directory))
+        project = PythonCopy(Path(directory))
         whole_run, lines = project.record(tests, processes, files)
         durations, seconds = whole_run.durations, whole_run.seconds
         if not whole_run.passed:
@@ -329,25 +265,6 @@ def run_python(target: str, count: int, seed: int, *, whole: bool, processes: in
     return len(sample), survivors
 
 
-def run_rust(crate: str, count: int, seed: int) -> tuple[int, list[str]] | None:
-    """The same for a crate; `None` without cargo-mutants."""
-    if subprocess.run(["cargo", "mutants", "--version"], capture_output=True, check=False).returncode != 0:
-        print(f"{crate}: skipped: needs cargo-mutants (cargo install cargo-mutants)")
-        return None
-    listing = ["cargo", "mutants", "--list", "--json", "--package", crate]
-    found = json.loads(subprocess.run(listing, cwd=ROOT, capture_output=True, check=True).stdout)
-    names = sorted(each["name"] for each in found)
-    sample = random.Random(f"{seed} {crate}").sample(names, min(count, len(names)))
-    wanted = [argument for name in sample for argument in ("--re", f"^{re.escape(name)}$")]
-    with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
-        command = ["cargo", "mutants", "--package", crate, "--output", directory, "--no-shuffle", *wanted]
-        subprocess.run(command, cwd=ROOT, check=False)
-        report = Path(directory) / "mutants.out"
-        missed = (report / "missed.txt").read_text(encoding="utf-8").splitlines()
-        unviable = (report / "unviable.txt").read_text(encoding="utf-8").splitlines()
-    return len(sample) - len(unviable), missed
-
-
 def main() -> int:
     """Prints a score for each target; 1 if one is below the least."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -359,16 +276,17 @@ def main() -> int:
     parser.add_argument("--least", type=int, default=90, help="percentage that must be caught (default 90)")
     given = parser.parse_args()
     print(f"sample: --seed {given.seed} --count {given.count}", flush=True)
+    targets = given.targets or list(PYTHON)
+    crates = [target for target in targets if target.startswith("mqcore-")]
+    if unknown := [target for target in targets if target not in PYTHON and target not in crates]:
+        parser.error(f"unknown targets {', '.join(unknown)}; use {', '.join(PYTHON)} or the names of crates")
     scores = []
-    for target in given.targets or PYTHON:
+    for target in targets:
         if target in PYTHON:
             size, survivors = run_python(target, given.count, given.seed, whole=given.whole, processes=given.processes)
             scores.append((target, size, len(survivors)))
-        elif target.startswith("mqcore-"):
-            if (outcome := run_rust(target, given.count, given.seed)) is not None:
-                scores.append((target, outcome[0], len(outcome[1])))
-        else:
-            parser.error(f"unknown target {target!r}; use {', '.join(PYTHON)} or the name of a crate")
+    results = run_crates(crates, given.count, given.seed, given.processes) if crates else None
+    scores += [(crate, tested.viable, len(tested.survivors)) for crate, tested in (results or {}).items()]
     for target, size, survived in scores:
         print(f"{target:20} {size - survived:3}/{size:3} caught {100 * (size - survived) / max(size, 1):5.1f} %")
     return int(any(100 * (size - survived) < given.least * size for _, size, survived in scores))

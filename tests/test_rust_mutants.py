@@ -1,0 +1,82 @@
+"""The switches with which `make mutants` builds all mutants of a crate at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+
+from served import ROOT
+
+SWITCH: Final = """
+pub fn selected(number: usize) -> bool {
+    std::env::var("MUTANT").is_ok_and(|value| value == number.to_string())
+}
+"""
+SOURCE: Final = """
+fn main() {
+    println!("{} {} {}", are_short(["a", "{"], 2), are_short(["ab", "{"], 2), are_short(["abc", "}"], 2));
+}
+
+/// A comment with a brace: {
+fn are_short<'a>(texts: [&'a str; { 1 + 1 }], limit: usize) -> bool
+where
+    'a: 'static,
+{
+    let brace = '}'; // {
+    texts[0].len() < limit && texts[1].len() == brace.len_utf8()
+}
+"""
+
+
+@pytest.fixture
+def rust_mutants(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of `make mutants` for crates."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("rust_mutants")
+
+
+def position(offset: int) -> dict[str, int]:
+    """A place of `SOURCE` as cargo-mutants describes it: lines and columns count from 1."""
+    return {"line": SOURCE.count("\n", 0, offset) + 1, "column": offset - SOURCE.rfind("\n", 0, offset)}
+
+
+@pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
+def test_an_environment_variable_selects_the_mutant_that_runs(rust_mutants: ModuleType, tmp_path: Path) -> None:
+    """Without it, the program does what its source says."""
+    function = SOURCE[SOURCE.index("fn are_short") :].rstrip()
+    body = function[function.index("let brace") : -1].rstrip()
+
+    def mutant(number: int, part: str, replacement: str) -> object:
+        places = []
+        for text in (function, part):
+            begin = SOURCE.index(text)
+            where = {"start": position(begin), "end": position(begin + len(text))}
+            assert rust_mutants.offsets(SOURCE, where) == (begin, begin + len(text))
+            places.append((begin, begin + len(text)))
+        return rust_mutants.RustMutant(number, "crate", "name", Path("main.rs"), *places, replacement)
+
+    mutants = [mutant(0, "< limit", "<= limit"), mutant(1, body, "true"), mutant(2, "== brace", "!= brace")]
+    text, regions = rust_mutants.switched(SOURCE, mutants)
+    assert [part.mutants for part in regions if len(part.mutants) == 1] == [(each,) for each in mutants]
+    (tmp_path / "switch.rs").write_text(SWITCH)
+    (tmp_path / "main.rs").write_text(text)
+    options = ["--edition", "2024", "--cap-lints", "allow"]
+    switch = ["--crate-type", "rlib", "--crate-name", "mqcore_switch", "switch.rs"]
+    program = ["--extern", "mqcore_switch=libmqcore_switch.rlib", "main.rs"]
+    for arguments in (switch, program):
+        subprocess.run(["rustc", *options, *arguments], cwd=tmp_path, check=True)
+
+    def output(**variables: str) -> str:
+        return subprocess.check_output([tmp_path / "main"], env={**os.environ, **variables}, text=True).strip()
+
+    assert output() == "true false false"
+    assert output(MUTANT="0") == "true true false"
+    assert output(MUTANT="1") == "true true true"
+    assert output(MUTANT="2") == "false false false"
