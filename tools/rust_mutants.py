@@ -272,6 +272,8 @@ class Workspace:
             cwd=self.copy.directory,
             env=self.environment,
             stdout=subprocess.PIPE,
+            # Errors of mutants are expected, and are among the messages.
+            stderr=subprocess.DEVNULL,
             check=False,
         )
         for line in done.stdout.splitlines():
