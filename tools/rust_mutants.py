@@ -217,6 +217,11 @@ class TestProgram:
     path: Path
     directory: Path
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """The crate and the name of the program, which stay when it is built again."""
+        return self.crate, self.path.name.rpartition("-")[0]
+
 
 class Workspace:
     """A copy of the project that has mutants."""
@@ -454,12 +459,9 @@ def run_crates(crates: list[str], count: int, seed: int, processes: int) -> dict
                 print(f"  unviable  {mutant.name}", flush=True)
             else:
                 programs = workspace.build()
-                known = {program.path.name.rpartition("-")[0]: found for program, found in reach.programs.items()}
-                renamed = Reach(
-                    {each: known[name] for each in programs if (name := each.path.name.rpartition("-")[0]) in known},
-                    reach.tests,
-                    reach.durations,
-                )
+                known = {program.name: found for program, found in reach.programs.items()}
+                rebuilt = {program: known[program.name] for program in programs if program.name in known}
+                renamed = Reach(rebuilt, reach.tests, reach.durations)
                 report(results, mutant, catching(workspace, mutant, renamed, processes, everything=True))
             workspace.restore([mutant.file])
     return results
