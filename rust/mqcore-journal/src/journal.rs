@@ -310,7 +310,15 @@ impl<S: Storage> Journal<S> {
     pub(crate) fn close_in_place(&mut self) -> Result<(), JournalError> {
         self.write()?;
         self.sync()?;
-        self.mark_end()
+        self.mark_end()?;
+        if self.pinned {
+            return Ok(());
+        }
+        // With the ends of all segments, the next opening misses whatever the disk loses of them.
+        match self.write_catalog() {
+            Err(error) if matches!(self.condition, Condition::Failed(_)) => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Marks everything written so far as durable, and syncs the mark itself.

@@ -13,14 +13,14 @@ use mqcore_journal::storage::{MemoryStorage, Storage};
 
 use world::{World, definitions, small};
 
-type Files = BTreeMap<String, Vec<u8>>;
+pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
 const FIRST: &str = "0000000001.segment";
 
 /// The files of a journal, what it holds, and every payload that was ever put.
-struct Sample {
-    files: Files,
-    world: World,
+pub(crate) struct Sample {
+    pub(crate) files: Files,
+    pub(crate) world: World,
     put: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -29,7 +29,7 @@ fn payload(sequence: u64) -> Vec<u8> {
 }
 
 /// Three segments with every kind of record; the last one ends with a batch of its own.
-fn sample(close: bool) -> Sample {
+pub(crate) fn sample(close: bool) -> Sample {
     let disk = MemoryStorage::new(1);
     let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
     let mut put = BTreeMap::new();
@@ -63,18 +63,18 @@ fn sample(close: bool) -> Sample {
 }
 
 /// The segment files.
-fn segments(files: &Files) -> impl Iterator<Item = (&String, &Vec<u8>)> {
+pub(crate) fn segments(files: &Files) -> impl Iterator<Item = (&String, &Vec<u8>)> {
     files.iter().filter(|(name, _)| name.ends_with(".segment"))
 }
 
 /// Whether a byte is between the copies of a header or behind them, where nothing is ever written.
-fn is_padding(at: usize) -> bool {
+pub(crate) fn is_padding(at: usize) -> bool {
     (64..4096).contains(&at) || (4160..8192).contains(&at)
 }
 
-type Opened = (Journal<MemoryStorage>, World, RecoveryReport);
+pub(crate) type Opened = (Journal<MemoryStorage>, World, RecoveryReport);
 
-fn open(files: Files) -> Result<Opened, JournalError> {
+pub(crate) fn open(files: Files) -> Result<Opened, JournalError> {
     open_on(MemoryStorage::with_files(2, files))
 }
 
@@ -111,7 +111,7 @@ fn explains(report: &RecoveryReport, segment: u32, byte: u64) -> bool {
 }
 
 /// Checks the journal that is recovered from a sample's damaged files.
-fn check(sample: &Sample, damaged: &Files, world: &World, report: &RecoveryReport, what: &str) {
+pub(crate) fn check(sample: &Sample, damaged: &Files, world: &World, report: &RecoveryReport, what: &str) {
     for (sequence, (queue, found, touch)) in &world.live {
         assert_eq!(Some(found), sample.put.get(sequence), "{what}: an invented record {sequence}");
         assert_eq!(*queue, 5, "{what}");
