@@ -807,6 +807,28 @@ fn changes_of_non_persistent_entries_are_not_reported() {
 }
 
 #[test]
+fn a_recording_that_ends_keeps_nothing_and_the_next_one_begins_with_all_entries() {
+    let store = store();
+    let unfetched = || (0..SHARDS).map(|shard| store.unfetched(shard)).sum::<usize>();
+    let ttl = Ttl { unit: SECONDS, amount: 60 };
+    store.watch_changes();
+    for key in [&b"first"[..], b"second"] {
+        store.insert(key, 1, kept(16), ttl, at(1));
+    }
+    assert_eq!(unfetched(), 2);
+    store.forget_changes();
+    store.insert(b"third", 1, kept(16), ttl, at(1));
+    assert_eq!(unfetched(), 0);
+    let mut changes = BTreeMap::new();
+    fetch(&store, &mut changes);
+    assert!(changes.is_empty());
+    store.watch_changes();
+    fetch(&store, &mut changes);
+    let keys: Vec<_> = changes.values().map(|kept| &*kept.key).collect();
+    assert_eq!(keys, [&b"first"[..], b"second", b"third"]);
+}
+
+#[test]
 fn pending_changes_are_bounded_by_the_stored_entries() {
     let store = store();
     store.watch_changes();

@@ -20,7 +20,12 @@ impl Shard {
 
     /// Stops recording changes.
     pub(crate) fn forget_changes(&mut self) {
-        self.changes = None;
+        let Some(changes) = self.changes.take() else { return };
+        for place in changes.changed {
+            // A recording that begins later lists it again.
+            let entry = self.entries.get_mut(place);
+            entry.marks = entry.marks.without(PersistenceMarks::LISTED);
+        }
     }
 
     /// Upper bound on the number of unfetched changes.
