@@ -18,7 +18,7 @@
 //! | `network` | byte streams with delays, cuts and silence |
 //! | `process` | one life of the broker, from its start to a crash |
 //! | `shard`, `journal`, `connection` | the tasks and threads of the server, as steps of the event loop |
-//! | `client` | peers that speak TMQP and MQKS |
+//! | `client` | peers that speak TMQP, MQKS and MicroMessage2 |
 
 #![forbid(unsafe_code)]
 

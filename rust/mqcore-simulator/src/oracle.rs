@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use mqcore_broker::model::id::ConnectionId;
-use mqcore_broker::model::options::Durability;
+use mqcore_broker::model::options::{Durability, Status};
 
 use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario};
 use crate::time::Micros;
@@ -128,7 +128,7 @@ impl Oracle {
             address: queue.address.clone(),
             saves: queue.saves,
             durability: queue.promise,
-            push: queue.push,
+            push: queue.status == Status::Push,
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
         });
         let queues = rules.collect();

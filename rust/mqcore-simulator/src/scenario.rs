@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
+use mqcore_session::any::Protocol;
 use mqcore_testkit::Random;
 
 use crate::time::Micros;
@@ -46,8 +47,8 @@ pub struct SimulatedQueue {
     pub durability: Durability,
     /// The durability that the oracle expects. Another one than `durability` tests the oracle.
     pub promise: Durability,
-    /// Whether each message goes to all consumers. Otherwise to one after the other.
-    pub push: bool,
+    /// How it delivers: `Push`, `RoundRobin` or `Pull`.
+    pub status: Status,
     /// Whether a message waits until the previous one is settled.
     pub one_at_a_time: bool,
     /// Delay before a rejected message is redelivered.
@@ -56,7 +57,7 @@ pub struct SimulatedQueue {
     pub dead_letter: Option<(u16, String)>,
 }
 
-/// Terms that a producer sets for a message. MQKS has none.
+/// Terms that a producer sets for a message. Only TMQP has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PublishTerms {
     /// Delay before the first delivery, in milliseconds.
@@ -70,8 +71,8 @@ pub struct PublishTerms {
 /// A client.
 #[derive(Debug, Clone)]
 pub struct SimulatedClient {
-    /// Whether it speaks MQKS. Otherwise TMQP.
-    pub mqks: bool,
+    /// `Tmqp`, `Mqks` or `MicroMessage`.
+    pub protocol: Protocol,
     /// The index of its queue.
     pub queue: usize,
     /// Its terms as a consumer; `None`: it publishes.
@@ -81,7 +82,7 @@ pub struct SimulatedClient {
 /// How a consumer treats messages.
 #[derive(Debug, Clone, Copy)]
 pub struct ConsumerBehavior {
-    /// Maximum unsettled messages.
+    /// Maximum unsettled messages, or messages of one pull.
     pub prefetch: u32,
     /// Messages of 100 that it rejects.
     pub rejects: u64,
@@ -142,7 +143,7 @@ impl SimulatedQueue {
     /// The options that differ from the defaults.
     pub(crate) fn changes(&self) -> QueueChanges {
         QueueChanges {
-            status: Some(if self.push { Status::Push } else { Status::RoundRobin }),
+            status: Some(self.status),
             request_acknowledge: Some(true),
             acknowledge_timeout: Some(Duration::from_micros(ACKNOWLEDGE_TIMEOUT)),
             wait_for_acknowledge: Some(self.one_at_a_time),
@@ -174,12 +175,12 @@ impl Scenario {
             }
         }
         let mut clients = Vec::new();
-        for queue in 0..queues.len() {
+        for (queue, SimulatedQueue { status, .. }) in queues.iter().enumerate() {
             for _ in 0..=random.index(2) {
                 clients.push(producer(&mut random, queue));
             }
             for _ in 0..=random.index(2) {
-                clients.push(consumer(&mut random, queue));
+                clients.push(consumer(&mut random, queue, *status));
             }
         }
         let mut steps = Vec::new();
@@ -216,7 +217,11 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
         saves: !random.one_in(4),
         durability,
         promise: durability,
-        push: random.one_in(4),
+        status: match random.below(4) {
+            0 => Status::Push,
+            1 => Status::Pull,
+            _ => Status::RoundRobin,
+        },
         one_at_a_time: random.one_in(6),
         retry_delay_ms: [0, 20, 100][random.index(3)],
         dead_letter: None,
@@ -229,18 +234,24 @@ fn terms(random: &mut Random) -> PublishTerms {
     PublishTerms { delay_ms, expires_ms, priority: [0, 0, 0, 1, 200][random.index(5)] }
 }
 
-fn producer(random: &mut Random, queue: usize) -> SimulatedClient {
-    SimulatedClient { mqks: random.one_in(3), queue, consumer: None }
+fn protocol(random: &mut Random) -> Protocol {
+    [Protocol::Tmqp, Protocol::Tmqp, Protocol::Mqks, Protocol::MicroMessage][random.index(4)]
 }
 
-fn consumer(random: &mut Random, queue: usize) -> SimulatedClient {
+fn producer(random: &mut Random, queue: usize) -> SimulatedClient {
+    SimulatedClient { protocol: protocol(random), queue, consumer: None }
+}
+
+fn consumer(random: &mut Random, queue: usize, status: Status) -> SimulatedClient {
     let habits = ConsumerBehavior {
         prefetch: [1, 2, 5, 50][random.index(4)],
         rejects: [0, 10, 50][random.index(3)],
         ignores: [0, 0, 10, 40][random.index(4)],
         work_micros: [0, 1_000, 300_000][random.index(3)],
     };
-    SimulatedClient { mqks: random.one_in(3), queue, consumer: Some(habits) }
+    // Only TMQP pulls.
+    let protocol = if status == Status::Pull { Protocol::Tmqp } else { protocol(random) };
+    SimulatedClient { protocol, queue, consumer: Some(habits) }
 }
 
 fn step(random: &mut Random, clients: &[SimulatedClient], shards: usize) -> ScenarioStep {

@@ -1,5 +1,6 @@
 //! A broker that breaks a promise is found: the oracle expects more than the queue's options promise.
 
+use mqcore_session::any::Protocol;
 use mqcore_simulator::run::run;
 use mqcore_simulator::scenario::{
     ConsumerBehavior, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
@@ -7,7 +8,7 @@ use mqcore_simulator::scenario::{
 use mqcore_simulator::shrink::shrink;
 use mqcore_testkit::seeds;
 
-use mqcore_broker::model::options::Durability;
+use mqcore_broker::model::options::{Durability, Status};
 
 /// A queue that saves with this durability, of which the oracle expects synced messages; a producer and a consumer.
 fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) -> Scenario {
@@ -23,14 +24,14 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
             saves: true,
             durability,
             promise: Durability::Fsync,
-            push: false,
+            status: Status::RoundRobin,
             one_at_a_time: false,
             retry_delay_ms: 0,
             dead_letter: None,
         }],
         clients: vec![
-            SimulatedClient { mqks: false, queue: 0, consumer: None },
-            SimulatedClient { mqks: false, queue: 0, consumer: Some(habits) },
+            SimulatedClient { protocol: Protocol::Tmqp, queue: 0, consumer: None },
+            SimulatedClient { protocol: Protocol::Tmqp, queue: 0, consumer: Some(habits) },
         ],
         steps,
     }

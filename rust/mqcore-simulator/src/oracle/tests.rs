@@ -15,7 +15,7 @@ fn oracle() -> Oracle {
         saves: true,
         durability: Durability::Fsync,
         promise: Durability::Fsync,
-        push: false,
+        status: Status::RoundRobin,
         one_at_a_time: false,
         retry_delay_ms: 0,
         dead_letter: None,
