@@ -139,12 +139,14 @@ async def test_a_full_disk_refuses_publishers_and_serves_consumers_until_there_i
             confirmed = await fill(mq)
             assert len(confirmed) * BODY > DISK_MIB * 1024 * 1024 // 4, "most of the disk was used"
             await until(lambda: refusing(broker) == 1, "the alarm")
+            assert not is_ready(broker)
             with pytest.raises(errors.Busy, match="no space is left on the disk"):
                 await mq.publish(SAVING, "0 ".ljust(BODY))
             await unsaved_queues_work(mq)
             acked = await acknowledge(mq, len(confirmed) * 3 // 4)
             assert (await mq.queue(SAVING).information()).acks == len(acked), "acknowledgements count on a full disk"
             await until(lambda: refusing(broker) == 0, "the end of the alarm")
+            assert is_ready(broker)
             assert await publish(mq, 10_000), "there is space again"
             await mq.publish(FENCE, b"")
             confirmed.add(10_000)

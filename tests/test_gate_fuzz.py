@@ -332,6 +332,7 @@ def emqp_parts() -> list[bytes]:
         zmtp.GREETING + zmtp_ready(token=b"ann:correct hors"),
         zmtp.GREETING + zmtp_ready(b"SUB", NOT_QUITE),
         zmtp.GREETING + zmtp_ready(b"REQ"),
+        zmtp.GREETING + zmtp_ready(token=b" "),
     ]
     job = b'["run", {"path": "p", "callable": "c"}]'
     words = [

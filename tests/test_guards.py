@@ -155,6 +155,19 @@ def test_silent_peers_leave_file_descriptors_to_the_journal(tmp_path: Path) -> N
         assert any("open_files_max" in line for line in broker.stderr_lines)
 
 
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit, which limits open files, is not installed")
+def test_broker_raises_its_limit_of_open_files() -> None:
+    with serving(under=("prlimit", "--nofile=256:2048")) as broker, contextlib.ExitStack() as stack:
+        limits = Path(f"/proc/{broker.process.pid}/limits").read_text()
+        (files,) = (line.split() for line in limits.splitlines() if line.startswith("Max open files"))
+        assert files[3:5] == ["2048", "2048"]
+        peers = [stack.enter_context(TmqpPeer(*broker.address)) for _ in range(400)]
+        for number, peer in enumerate(peers):
+            peer.hello(Client_Id=f"c{number}")
+        # The first one still has its connection.
+        assert peers[0].ask(601, "nosuch").content_type == 404
+
+
 def limited(rate: str) -> mqcore.BrokerConfig:
     return mqcore.BrokerConfig(
         listen=("tmqp://127.0.0.1:0", "mqks://127.0.0.1:0"),

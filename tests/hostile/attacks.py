@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from eventmq_peer import GREETING, EventmqPeer, message, ready
 from mm2_peer import Handshake, MM2Peer, command, subscribe
 from mqks_peer import MqksPeer
+from node_peer import frames, link
 from served import ServedBroker
 from test_unfinished_input import emqp_half, endpoint, mm2_half, mqks_half, throttr_half, tmqp_half, url
 from throttr_peer import SUBSCRIBE, ThrottrPeer
@@ -32,6 +33,8 @@ LISTENERS = (
 
 SLOW_PEERS = 60
 """Connections of one slow attack."""
+SLOW_ADMIN_PEERS = 300
+"""Those on the admin side: more than it has places."""
 SILENT_CONSUMERS = 8
 """Consumers that never read."""
 FLOOD_BYTES = 64 << 10
@@ -94,7 +97,7 @@ def slow(protocol: str, stop: int) -> Attack:
 
     def attack(broker: ServedBroker, stack: ExitStack) -> Step:
         peers = []
-        for _ in range(SLOW_PEERS):
+        for _ in range(SLOW_ADMIN_PEERS if protocol == "admin" else SLOW_PEERS):
             peer = stack.enter_context(socket.create_connection(address(broker, protocol), timeout=10))
             peer.sendall(opening[:stop])
             peers.append(peer)
@@ -228,6 +231,25 @@ def emqp_subscriber(broker: ServedBroker, stack: ExitStack) -> socket.socket:
     return stack.enter_context(EventmqPeer(url(broker, "emqp-subscribe"), b"SUB")).socket
 
 
+def node(broker: ServedBroker, stack: ExitStack) -> socket.socket:
+    peer = link(endpoint(broker, "tmqp"), epoch=7)
+    stack.callback(peer.socket.close)
+    return peer.socket
+
+
+def connections(protocol: str) -> Attack:
+    """Peers that connect, say nothing and leave, one after the other."""
+
+    def attack(broker: ServedBroker, stack: ExitStack) -> Step:
+        def step() -> None:
+            for _ in range(50):
+                socket.create_connection(address(broker, protocol), timeout=10).close()
+
+        return step
+
+    return attack
+
+
 def ask_tmqp(operation: int, target: str, headers: Sequence[tuple[str, str]] = ()) -> bytes:
     return RawFrame(
         kind=SERVER,
@@ -248,6 +270,8 @@ FLOODS: dict[str, Attack] = {
     "tmqp channel names": flood(tmqp, lambda n: ask_tmqp(603, f"flood-{n}")),
     "tmqp queue names": flood(tmqp, lambda n: publish_tmqp(f"created-{n}")),
     "tmqp topic names": flood(tmqp, lambda n: publish_tmqp(f"@topic:a.{n}.b")),
+    "tmqp connections": connections("tmqp"),
+    "tmqp replayed node frames": flood(node, lambda number: frames(1 + number % 3, [b"1", b"2"])),
     "tmqp lists": flood(tmqp, lambda _: ask_tmqp(606, "")),
     "mqks masks": flood(mqks, lambda n: b"m rebind --confirm flood --add a%d.*.b.*\n" % n),
     "mqks consumers": flood(mqks, lambda n: b"m%d consume flood-%d a.b\n" % (n, n)),

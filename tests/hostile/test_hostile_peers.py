@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -47,6 +48,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     certificate = Authority(directory / "certificates").issue()
     listen = [argument for each in LISTENERS for argument in ("--listen", each)]
     others = ("--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", str(directory / "data"))
+    others += ("--node-name", "top")
     tls = ("--tls-cert", str(certificate))
     environment = {"MQCORE_HANDSHAKE_TIMEOUT": "2s"}
     with serving(*listen, *others, *tls, environment=environment) as running:
@@ -64,6 +66,12 @@ async def exchange(mq: mqcore.Client, name: str, count: int) -> None:
                 received = await mq.queue("calm/1").pull(1)
                 assert [message.raw for message in received] == [body]
                 assert await received[0].ack()
+
+
+def check_health(broker: ServedBroker) -> None:
+    for page in ("livez", "readyz"):
+        with urllib.request.urlopen(f"{broker.admin_url}/{page}", timeout=LIMIT) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("name", ATTACKS if FULL else sampled())
@@ -99,6 +107,7 @@ async def test_other_clients_work_during_an_attack(name: str, broker: ServedBrok
         try:
             await asyncio.to_thread(has_begun.wait, LIMIT)
             await exchange(mq, name, MESSAGES)
+            await asyncio.to_thread(check_health, broker)
             grown = resident(broker) - before
         finally:
             is_over.set()

@@ -10,6 +10,7 @@
 //! | `schedules` | `/schedules` |
 //! | `trace` | `/trace/ID` |
 //! | `browser` | refuses requests of web pages of other origins |
+//! | `places` | how many connections and requests there may be |
 //! | `request` | common parts of all pages |
 //! | `stream` | long responses, sent piece by piece |
 
@@ -17,6 +18,7 @@ mod backup;
 mod browser;
 mod history;
 mod overview;
+mod places;
 mod request;
 mod schedules;
 mod stream;
@@ -27,6 +29,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -40,8 +43,8 @@ use mqcore_broker::model::client::{Peer, PeerCertificate};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 
+use self::places::{ConnectionPlace, HeldBody, Places};
 pub(crate) use self::request::Admin;
 use self::request::{Caller, SHARD_TIMEOUT, busy, error, look, parameter};
 use crate::authority::admission::{Denial, PageRequest, admit_request};
@@ -51,9 +54,6 @@ use crate::net::tls::TlsEndpoint;
 use crate::net::tls_accept::{self, Secured};
 use crate::runtime::shutdown::TaskGuard;
 use crate::stats::{metrics, snapshot};
-
-/// Maximum concurrent connections; further ones wait.
-const CONNECTIONS_MAX: usize = 64;
 
 /// Maximum queues without a handler that the readiness page lists.
 const WAITING_SHOWN_MAX: usize = 100;
@@ -72,15 +72,11 @@ pub(crate) struct AdminListener {
 pub(crate) async fn serve(listener: AdminListener, admin: Admin, alive: TaskGuard) {
     let shutdown = Arc::clone(&admin.hub.shutdown);
     let mut ended = pin!(shutdown.ended());
-    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let places = Places::new();
     let router = router(admin.clone());
     loop {
-        let next = async {
-            let place = Arc::clone(&room).acquire_owned().await;
-            (place, listener.socket.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = listener.socket.accept() => accepted,
             () = &mut ended => break,
         };
         let Ok((stream, peer)) = accepted else {
@@ -89,19 +85,26 @@ pub(crate) async fn serve(listener: AdminListener, admin: Admin, alive: TaskGuar
             continue;
         };
         let hub = Arc::clone(&admin.hub);
-        let router = router.clone();
+        let place = places.enter();
+        let router = router.clone().layer(Extension(Arc::clone(&place)));
         let endpoint = listener.endpoint.clone();
         let guard = admin.hub.shutdown.enter();
         tokio::spawn(async move {
-            match endpoint {
-                None => converse(stream, router.layer(caller(peer, None)), &hub).await,
-                Some(endpoint) => {
-                    if let Some((stream, certificate)) = enter(&hub, &endpoint, stream, peer).await {
-                        converse(stream, router.layer(caller(peer, Some(certificate))), &hub).await;
+            let conversation = async {
+                match endpoint {
+                    None => converse(stream, router.layer(caller(peer, None)), &hub).await,
+                    Some(endpoint) => {
+                        if let Some((stream, certificate)) = enter(&hub, &endpoint, stream, peer).await {
+                            converse(stream, router.layer(caller(peer, Some(certificate))), &hub).await;
+                        }
                     }
                 }
+            };
+            tokio::select! {
+                () = conversation => {}
+                () = place.evicted() => {}
             }
-            drop((place, guard));
+            drop(guard);
         });
     }
     drop(alive);
@@ -155,11 +158,29 @@ fn router(admin: Admin) -> Router {
         .route("/authority/reload", post(reload_authority))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
-        .layer(from_fn_with_state(admin.clone(), guard))
+        .layer(from_fn_with_state(admin.clone(), admit))
         .with_state(admin)
 }
 
-/// Authenticates and authorizes requests for every page except the two health checks, whose responses reveal nothing.
+/// Answers the two health checks, whose responses reveal nothing, at once; all other requests have a place until they
+/// are answered.
+async fn admit(
+    admin: State<Admin>,
+    caller: Extension<Caller>,
+    Extension(place): Extension<Arc<ConnectionPlace>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if reads && matches!(request.uri().path(), "/livez" | "/readyz") {
+        return next.run(request).await;
+    }
+    let place = place.begin().await;
+    let response = guard(admin, caller, request, next).await;
+    response.map(|body| Body::new(HeldBody::new(body, place)))
+}
+
+/// Authenticates and authorizes a request.
 async fn guard(
     State(admin): State<Admin>,
     Extension(Caller(address, peer)): Extension<Caller>,
@@ -168,9 +189,6 @@ async fn guard(
 ) -> Response {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let page = request.uri().path();
-    if reads && matches!(page, "/livez" | "/readyz") {
-        return next.run(request).await;
-    }
     let local_names_only = address.ip().is_loopback() && !peer.encrypted;
     if let Some(refusal) = browser::refusal(request.headers(), request.uri(), local_names_only) {
         return error(StatusCode::FORBIDDEN, "forbidden", refusal);

@@ -712,3 +712,21 @@ async fn a_request_that_never_ends_does_not_keep_the_admin_side_busy() {
     assert!(ended.is_ok(), "the server gives up on it");
     server.stop(PATIENCE).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_send_half_a_request_keep_out_no_health_check() {
+    let admin = Some("http://127.0.0.1:0".parse().expect("a URL"));
+    let server = start(Config { admin, ..config() }).await;
+    let admin = server.admin().expect("it is served").address;
+    let mut slow = Vec::new();
+    for _ in 0..300 {
+        let mut peer = TcpStream::connect(admin).await.expect("it listens");
+        peer.write_all(b"GET /livez HTTP/1.1\r\nhost:").await.expect("it reads");
+        slow.push(peer);
+    }
+    for page in ["/livez", "/readyz", "/metrics"] {
+        let answer = timeout(Duration::from_secs(2), http_get(admin, page)).await;
+        assert_eq!(answer.expect("it answers at once").0, 200, "{page}");
+    }
+    server.stop(PATIENCE).await;
+}

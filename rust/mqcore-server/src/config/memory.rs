@@ -1,4 +1,4 @@
-//! Limits of memory for messages that are not saved.
+//! Limits of memory for messages that are not saved, and for unfinished frames.
 
 use std::path::Path;
 
@@ -8,6 +8,8 @@ use super::Config;
 
 /// The part of the available memory that unsaved messages may use by default: one third.
 const SHARE: u64 = 3;
+/// The part of the available memory that unfinished frames may use: a quarter.
+const UNFINISHED_SHARE: u64 = 4;
 
 impl Config {
     /// The limits of messages that are only in memory.
@@ -19,6 +21,17 @@ impl Config {
             per_user_max: limit(self.unsaved_memory_per_user_max),
         }
     }
+
+    /// The limit of the unfinished frames of all clients, in bytes.
+    pub(crate) fn unfinished_limit(&self) -> usize {
+        unfinished_limit(self.unfinished_bytes_max, available_memory(Path::new("/")))
+    }
+}
+
+/// The limit of unfinished frames: `configured`, but no more than a part of the available memory.
+fn unfinished_limit(configured: usize, available: Option<u64>) -> usize {
+    let share = available.map_or(u64::MAX, |bytes| bytes / UNFINISHED_SHARE);
+    configured.min(usize::try_from(share).unwrap_or(usize::MAX))
 }
 
 /// The memory that this process may use: the least of the memory of the machine, the limits of its control groups and its
@@ -67,6 +80,13 @@ fn group_limits(root: &Path) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unfinished_frames_use_at_most_a_quarter_of_the_available_memory() {
+        assert_eq!(unfinished_limit(1 << 30, Some(512 << 20)), 128 << 20);
+        assert_eq!(unfinished_limit(1 << 30, Some(16 << 30)), 1 << 30);
+        assert_eq!(unfinished_limit(1 << 30, None), 1 << 30);
+    }
 
     fn root(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::TempDir::new().expect("a directory");

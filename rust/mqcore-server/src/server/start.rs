@@ -210,7 +210,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         failures: Failures::default(),
         tls: shared.tls,
         registry: Registry::new(connections_max, half_open_max, config.output_bytes_max),
-        input: InputBudgets::new(config.half_open_bytes_max, config.unfinished_bytes_max),
+        input: InputBudgets::new(config.half_open_bytes_max, config.unfinished_limit()),
         authority: shared.authority,
         nodes: shared.nodes,
         shards: shared.shards.into(),
