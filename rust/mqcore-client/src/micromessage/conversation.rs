@@ -4,6 +4,8 @@
 //! deliveries, the program settles messages in any order. Once all messages up to a number are settled, the client
 //! acknowledges that number, in one frame per write.
 
+use std::sync::Arc;
+
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use mqcore_wire::codec::Limits;
@@ -517,13 +519,7 @@ impl<W> Conversation<W> {
         };
         let target = pending.about.to_text();
         let refused = match self.refusal.take() {
-            Some((known, reason)) if known == number => ClientError::from(Refusal {
-                code: code(&reason),
-                operation: "publish to",
-                target,
-                reason: reason.into(),
-                queue_stopped: false,
-            }),
+            Some((known, reason)) if known == number => rejection("publish to", target, &reason),
             _ => ClientError::Nacked { target, reason: REFUSED.into() },
         };
         Ok(FrameEvent::Settled(pending.waiter, Err(refused)))
@@ -548,15 +544,7 @@ impl<W> Conversation<W> {
         if said.name == "ok" {
             return Ok(self.subscribed.agreed(&queue));
         }
-        let reason = reason();
-        let refusal = Refusal {
-            code: code(&reason),
-            operation: "subscribe to",
-            target: queue.name().into(),
-            reason: reason.into(),
-            queue_stopped: false,
-        };
-        Ok(self.subscribed.refused(&queue, &refusal.into()))
+        Ok(self.subscribed.refused(&queue, &rejection("subscribe to", queue.name().into(), &reason())))
     }
 }
 
@@ -581,16 +569,28 @@ fn check_terms(terms: &ConsumeTerms) -> Result<(), ClientError> {
     Ok(())
 }
 
+/// The error for a reason that a broker gave: `token: text`.
+fn rejection(operation: &'static str, target: Arc<str>, reason: &str) -> ClientError {
+    let (token, text) = reason.split_once(':').unwrap_or((reason, ""));
+    if token == ErrorToken::Rejected.as_str() {
+        return ClientError::Nacked { target, reason: text.trim_start().into() };
+    }
+    let queue_stopped = token == ErrorToken::Stopped.as_str();
+    Refusal { code: code(token), operation, target, reason: reason.into(), queue_stopped }.into()
+}
+
 /// The status for the token of a failure.
-fn code(reason: &str) -> u16 {
-    let token = reason.split(':').next().unwrap_or_default();
+fn code(token: &str) -> u16 {
     let meanings = [
         (ErrorToken::Auth, status::UNAUTHORIZED),
+        (ErrorToken::Stopped, status::UNAUTHORIZED),
         (ErrorToken::Destination, status::NOT_FOUND),
         (ErrorToken::BadFilter, status::BAD_REQUEST),
         (ErrorToken::Malformed, status::BAD_REQUEST),
         (ErrorToken::Unexpected, status::UNACCEPTABLE),
+        (ErrorToken::Unacceptable, status::UNACCEPTABLE),
         (ErrorToken::Limit, status::LIMIT_EXCEEDED),
+        (ErrorToken::Busy, status::BUSY),
         (ErrorToken::Timeout, status::BUSY),
     ];
     meanings.iter().find(|(known, _)| known.as_str() == token).map_or(1, |(_, code)| *code)

@@ -166,8 +166,7 @@ impl MicroMessageSession {
     }
 
     /// Like `fail`, for a reason that is not the peer's fault.
-    fn refuse(&mut self, rejection: &Rejection, output: &mut Vec<u8>) -> SessionError {
-        let failure = ProtocolFailure::new(token(rejection.kind), &*rejection.reason);
+    fn refuse(&mut self, failure: &ProtocolFailure, output: &mut Vec<u8>) -> SessionError {
         failure.encode(output);
         self.stage = Stage::Over;
         SessionError::Refused(failure.to_string().into())
@@ -280,7 +279,7 @@ impl MicroMessageSession {
                     self.incoming.accepted(receipt);
                     Ok(())
                 }
-                Err(rejection) => self.refused(Some(receipt), &rejection, output),
+                Err(rejection) => self.refused(Some(receipt), &failure(&rejection), output),
             };
         }
         let Some(PendingRequest { about, id }) = self.asked.try_remove(number.0 as usize) else {
@@ -297,24 +296,23 @@ impl MicroMessageSession {
             (Ok(()), Some(id)) => write_ok(&id, output),
             (Ok(()), None) => {}
             (Err(rejection), Some(id)) => {
-                write_fail(&id, &ProtocolFailure::new(token(rejection.kind), &*rejection.reason), output);
+                write_fail(&id, &failure(&rejection), output);
             }
-            (Err(rejection), None) => return Err(self.refuse(&rejection, output)),
+            (Err(rejection), None) => return Err(self.refuse(&failure(&rejection), output)),
         }
         Ok(())
     }
 
-    /// Handles a message of the peer that the broker rejected.
+    /// Handles a message of the peer that the broker, a consumer or a delivery handler rejected.
     fn refused(
         &mut self,
         receipt: Option<u32>,
-        rejection: &Rejection,
+        failure: &ProtocolFailure,
         output: &mut Vec<u8>,
     ) -> Result<(), SessionError> {
-        let reason =
-            self.answers_commands().then(|| ProtocolFailure::new(token(rejection.kind), &*rejection.reason));
-        let is_told = self.incoming.refused(receipt, reason.as_ref(), output);
-        if is_told { Ok(()) } else { Err(self.refuse(rejection, output)) }
+        let reason = self.answers_commands().then_some(failure);
+        let is_told = self.incoming.refused(receipt, reason, output);
+        if is_told { Ok(()) } else { Err(self.refuse(failure, output)) }
     }
 
     fn delivered(&mut self, deliver: Deliver, output: &mut Vec<u8>) {
@@ -376,13 +374,18 @@ fn made_by_receivers() -> QueueChanges {
     }
 }
 
+fn failure(rejection: &Rejection) -> ProtocolFailure {
+    ProtocolFailure::new(token(rejection.kind), &*rejection.reason)
+}
+
 fn token(kind: RejectionKind) -> ErrorToken {
     match kind {
         RejectionKind::Unauthorized => ErrorToken::Auth,
-        RejectionKind::LimitExceeded | RejectionKind::Busy => ErrorToken::Limit,
-        RejectionKind::NotFound | RejectionKind::Unacceptable | RejectionKind::QueueStopped => {
-            ErrorToken::Destination
-        }
+        RejectionKind::LimitExceeded => ErrorToken::Limit,
+        RejectionKind::Busy => ErrorToken::Busy,
+        RejectionKind::NotFound => ErrorToken::Destination,
+        RejectionKind::QueueStopped => ErrorToken::Stopped,
+        RejectionKind::Unacceptable | RejectionKind::AlreadyExists => ErrorToken::Unacceptable,
         RejectionKind::BadRequest => ErrorToken::Malformed,
         _ => ErrorToken::Internal,
     }
@@ -481,15 +484,15 @@ impl Session for MicroMessageSession {
                     match negative {
                         None => self.incoming.accepted(receipt),
                         Some(reason) => {
-                            let rejection = Rejection::new(RejectionKind::Unacceptable, reason.into_string());
-                            self.refused(Some(receipt), &rejection, output)?;
+                            let failure = ProtocolFailure::new(ErrorToken::Rejected, reason);
+                            self.refused(Some(receipt), &failure, output)?;
                         }
                     }
                 }
             }
             Event::PublishRefused { message, rejection, .. } | Event::TopicRefused { message, rejection } => {
                 let receipt = self.incoming.receipt_of(&message);
-                self.refused(receipt, &rejection, output)?;
+                self.refused(receipt, &failure(&rejection), output)?;
             }
             Event::Answered(number, result) => self.answered(number, result.map(drop), output)?,
             Event::SubscriptionEnded { tag, .. } => self.subscription_ended(tag, output),

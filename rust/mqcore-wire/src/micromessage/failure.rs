@@ -26,8 +26,16 @@ pub enum ErrorToken {
     BadFilter,
     /// An acknowledgement, or a missing one, violates the agreement.
     Ack,
-    /// The queue or topic does not exist, or does not accept messages.
+    /// The queue or topic does not exist.
     Destination,
+    /// The queue is stopped.
+    Stopped,
+    /// The request is valid, but impossible in the current state.
+    Unacceptable,
+    /// A consumer or a delivery handler rejected the message.
+    Rejected,
+    /// It is impossible now, but may be possible later.
+    Busy,
     /// The peer lacks permission.
     Auth,
     /// A quota is exceeded.
@@ -53,6 +61,10 @@ impl ErrorToken {
             Self::BadFilter => "bad-filter",
             Self::Ack => "ack",
             Self::Destination => "destination",
+            Self::Stopped => "stopped",
+            Self::Unacceptable => "unacceptable",
+            Self::Rejected => "rejected",
+            Self::Busy => "busy",
             Self::Auth => "auth",
             Self::Limit => "limit",
             Self::Timeout => "timeout",
