@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import mqcore
+import mqcore.sync
 from mqcore.testing import TestBroker
 from mqks_peer import ERROR, MqksPeer
+from served import serving
 
 Connect = Callable[[], MqksPeer]
 
@@ -479,6 +481,17 @@ def test_error_numbers_of_one_moment_differ(peer: MqksPeer) -> None:
     assert len(set(numbers)) == len(numbers)
 
 
+def test_error_numbers_of_two_starts_differ() -> None:
+    ends = []
+    for _ in range(2):
+        with (
+            serving("--listen", "mqks://127.0.0.1:0") as broker,
+            MqksPeer(f"mqks://{broker.ready['listeners']['mqks']}") as peer,
+        ):
+            ends.append([peer.failed(f"x{number} nothing")[-4:] for number in range(3)])
+    assert ends[0] != ends[1]
+
+
 def test_error_numbers_of_a_real_clock_have_microseconds() -> None:
     with mqcore.Broker(listen="mqks://127.0.0.1:0") as broker, MqksPeer(broker.listeners[0]) as peer:
         numbers = [peer.failed(f"x{number} nothing") for number in range(20)]
@@ -505,3 +518,25 @@ def test_eval_for_another_worker_is_an_error(peer: MqksPeer) -> None:
 
 def test_the_error_line_of_the_document_is_the_form_of_every_error(peer: MqksPeer) -> None:
     assert ERROR.match(peer.ask("rb1 rebind q1"))
+
+
+@pytest.mark.parametrize("identity", ["order 7", "--all", "%:x", "a\tb", "100%", ""])
+def test_a_message_of_another_protocol_is_settled_whatever_its_id(identity: str) -> None:
+    listeners = ("tmqp://127.0.0.1:0", "mqks://127.0.0.1:0")
+    with TestBroker(listen=listeners) as broker, MqksPeer(broker.listeners[1]) as peer:
+        with mqcore.sync.connect(broker.listeners[0]) as client:
+            options = mqcore.QueueOptions(status="roundrobin", use_message_id=False)
+            client.declare("orders", 0, options)
+            for body in ("first", "second"):
+                client.publish("orders/0", body, id=identity, confirm=False)
+            while client.queue_information("orders/0").messages < 2:
+                asyncio.run(broker.settle())
+        peer.send("c consume orders --manual-ack")
+        words = [peer.line().split(b" ") for _ in range(2)]
+        assert [word[-1] for word in words] == [b"first", b"second"]
+        assert {len(word) for word in words} == {5}, "the id is one word"
+        peer.send(f"a ack --confirm c {words[0][2].decode()}")
+        assert peer.line() == b"a ok "
+        asyncio.run(broker.settle())
+        counters = broker.stats().queue("orders/0")
+        assert (counters.acks, counters.in_flight) == (1, 1)

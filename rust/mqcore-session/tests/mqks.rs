@@ -410,7 +410,7 @@ fn bodies_of_other_protocols_stay_one_line() {
     };
     let mut line = Vec::new();
     encode_delivery(&deliver, true, &mut line);
-    assert_eq!(line, b"c1 ok - event=orders/7,retry=2 one\\r\\ntwo\\tthree\n");
+    assert_eq!(line, b"c1 ok %:an%20id event=orders/7,retry=2 one\\r\\ntwo\\tthree\n");
 }
 
 #[test]

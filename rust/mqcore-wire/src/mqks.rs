@@ -10,6 +10,7 @@
 
 pub mod answer;
 pub mod arguments;
+pub mod message_id;
 
 use crate::codec::Limits;
 pub use crate::error::EscapedBytes;
@@ -103,7 +104,7 @@ pub enum MqksAction<'a> {
 /// Deliveries that an acknowledgement or a rejection covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckScope<'a> {
-    /// The delivery of the message with this id.
+    /// The delivery of the message with this id, as a word: see [`message_id`].
     One(&'a [u8]),
     /// All unsettled deliveries of the consumer.
     All,
@@ -324,7 +325,10 @@ fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], AckSco
     let consumer = named("the consumer's id", words.next().ok_or_else(missing)?)?;
     let which = match words.next().ok_or_else(missing)? {
         b"--all" => AckScope::All,
-        id => AckScope::One(named("the message's id", id)?),
+        word => {
+            named("the message's id", &message_id::read(word))?;
+            AckScope::One(word)
+        }
     };
     match words.next() {
         None => Ok((consumer, which)),

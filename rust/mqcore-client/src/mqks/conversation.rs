@@ -10,7 +10,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{AnswerResult, DeliveryLine, ServerLine, delivered, parse};
 use mqcore_wire::mqks::arguments::{Consume, WhenUnused};
-use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request};
+use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request, message_id};
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::address::{Protocol, QueueAddress};
@@ -234,7 +234,8 @@ impl<W> Conversation<W> {
         let place = Place { channel, id: message.content_type() };
         if let Some(consumer) = self.consumed.id(&place) {
             let action = if reject { "reject" } else { "ack" };
-            encode_request(NOBODY, action, false, &[consumer, message.id()], &mut self.output);
+            let id = message_id::write(message.id());
+            encode_request(NOBODY, action, false, &[consumer, &id], &mut self.output);
         }
     }
 
@@ -307,7 +308,8 @@ impl<W> Conversation<W> {
         queue: &QueueAddress,
         delivered: &DeliveryLine<'_>,
     ) -> Result<Received, WireError> {
-        for (part, name) in [("message id", delivered.message), ("event", delivered.event)] {
+        let id = message_id::read(delivered.message);
+        for (part, name) in [("message id", &*id), ("event", delivered.event)] {
             if name.len() > NAME_BYTES_MAX {
                 let (size, max) = (name.len() as u64, NAME_BYTES_MAX as u64);
                 return Err(WireError::TooLarge { part, size, max });
@@ -322,7 +324,7 @@ impl<W> Conversation<W> {
         }
         let manual = self.consumed.consumption(queue).is_some_and(|one| one.terms.manual_ack);
         let received = Received::copy(&Frame {
-            id: delivered.message,
+            id: &id,
             target: queue.channel().as_bytes(),
             content_type: queue.id(),
             headers: &self.headers,

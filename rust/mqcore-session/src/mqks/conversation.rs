@@ -16,7 +16,9 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{encode_done, encode_failed, encode_update};
 use mqcore_wire::mqks::arguments::{Consume, Rebind, WhenUnused};
-use mqcore_wire::mqks::{AckScope, Line, Lines, MqksAction, id_of_beginning, is_http_request, parse};
+use mqcore_wire::mqks::{
+    AckScope, Line, Lines, MqksAction, id_of_beginning, is_http_request, message_id, parse,
+};
 
 use super::consumers::Consumers;
 use super::names::EventNames;
@@ -241,7 +243,7 @@ impl MqksSession {
         };
         let window = consumer.map_or(0, |consumer| consumer.prefetch);
         QueueSubscription {
-            terms: Terms { settling, window, ..Terms::default() },
+            terms: Terms { settling, window, in_order: true, ..Terms::default() },
             queue,
             tag,
             create: Some(Box::new(made_by_consumers())),
@@ -310,7 +312,7 @@ impl MqksSession {
         if own.is_empty() {
             // An acknowledgement for another client's consumer, or for none.
             let message_id = match which {
-                AckScope::One(id) => Some(MessageId::from_slice(id)),
+                AckScope::One(word) => Some(MessageId::from_slice(&message_id::read(word))),
                 AckScope::All => None,
             };
             let what = Remote::Settle { message_id, negative: negative.map(Into::into) };
@@ -421,10 +423,10 @@ fn made_by_consumers() -> QueueChanges {
 fn settlement(queue: QueueAddress, tag: Tag, which: AckScope<'_>, negative: Option<&str>) -> Command {
     match which {
         AckScope::All => Command::AcknowledgeAll { queue, tag, negative: negative.map(Into::into) },
-        AckScope::One(id) => Command::Acknowledge(Acknowledgement {
+        AckScope::One(word) => Command::Acknowledge(Acknowledgement {
             tag,
             queue,
-            message_id: MessageId::from_slice(id),
+            message_id: MessageId::from_slice(&message_id::read(word)),
             refusal: Nack::of(negative),
             headers: Box::default(),
             hops: 0,

@@ -10,29 +10,21 @@ use std::sync::Arc;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::topic_header::{header_line, topic_in};
 use mqcore_wire::mqks::answer::{DeliveryLine, encode_delivered};
+use mqcore_wire::mqks::message_id;
 
 use super::names;
 
-/// The header that names the topic a message was published to.
-const TOPIC: &[u8] = b"Topic:";
-
 /// The message for data that is published under an event.
 pub(super) fn message(id: &[u8], event: &[u8], data: &[u8], client: &Arc<Client>) -> Message {
-    let mut headers = Vec::with_capacity(TOPIC.len() + event.len() + 2);
-    headers.extend_from_slice(TOPIC);
-    headers.extend_from_slice(event);
-    headers.extend_from_slice(b"\r\n");
+    let headers = header_line(event).unwrap_or_default();
     Message::from_parts(id, &headers, data, Properties::default(), Some(client.clone()))
 }
 
-/// The topic that a message was published to, if its headers contain it.
-fn topic(headers: &[u8]) -> Option<&[u8]> {
-    let mut lines = headers.split(|byte| *byte == b'\n');
-    let line =
-        lines.find(|line| line.len() >= TOPIC.len() && line[..TOPIC.len()].eq_ignore_ascii_case(TOPIC))?;
-    let name = line[TOPIC.len()..].trim_ascii();
-    (!name.is_empty() && !name.contains(&b' ')).then_some(name)
+/// The topic that a message was published to, if its headers contain it and a line can.
+fn event(headers: &[u8]) -> Option<&[u8]> {
+    topic_in(headers).filter(|name| !name.is_empty() && !name.contains(&b' '))
 }
 
 /// A body as the data of a line.
@@ -57,7 +49,7 @@ pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
     let consumer = deliver.name.as_deref().unwrap_or_default();
     let message = &deliver.message;
     let queue;
-    let event = match topic(message.headers()) {
+    let event = match event(message.headers()) {
         Some(event) => event,
         None => {
             queue = names::shown(&deliver.queue);
@@ -65,18 +57,12 @@ pub fn encode_delivery(deliver: &Deliver, _first: bool, output: &mut Vec<u8>) {
         }
     };
     let delivered = DeliveryLine {
-        message: id(message),
+        message: &message_id::write(message.id()),
         event,
         retry: deliver.requeues.into(),
         data: &data(message.body()),
     };
     encode_delivered(consumer, &delivered, output);
-}
-
-/// Ids of other protocols' messages may contain separators of a line; those are not shown.
-fn id(message: &Message) -> &[u8] {
-    let id = message.id();
-    if id.iter().any(|byte| matches!(byte, b' ' | b'\n' | b'\r' | b'\t')) { b"-" } else { id }
 }
 
 /// About how many bytes [`encode_delivery`] appends.
