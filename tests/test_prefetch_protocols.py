@@ -14,6 +14,7 @@ from awaited import next_of, reaches, taken, until
 from mm2_peer import MM2Peer, extension
 from mqcore._broker_stats import QueueStats
 from mqcore.client import Client
+from mqcore.testing import TestBroker
 from mqks_peer import MqksPeer
 from tcp_proxy import TcpProxy
 
@@ -255,3 +256,23 @@ def test_mm2_peers_without_the_extension_have_no_prefetch(broker: mqcore.Broker)
     with MM2Peer(url_of(broker, "mm2")).open("batch-ack:max-count=3;pub-sub") as peer:
         peer.command("subscribe;destination=q,id=s1,prefetch=2")
         assert "subscribe has no argument prefetch" in peer.error()
+
+
+@pytest.mark.parametrize("scheme", ["mqks", "mm2"])
+async def test_time_in_the_prefetch_does_not_count_for_the_deadline(scheme: str) -> None:
+    listen = [f"{scheme}://127.0.0.1:0" for scheme in ("tmqp", "mqks", "mm2")]
+    options = mqcore.QueueOptions(status="roundrobin", request_acknowledge=True, acknowledge_timeout=5.0)
+    with TestBroker(listen=listen) as broker:
+        async with mqcore.connect(broker.listeners[0]) as maker, mqcore.connect(url_of(broker, scheme)) as mq:
+            await maker.declare("t", 1, options)
+            await maker.publish_many(QUEUE, [str(n) for n in range(8)])
+            seen = []
+            async with mq.queue(QUEUE).consume(prefetch=8) as messages:
+                for number in range(8):
+                    message = await next_of(messages)
+                    seen.append(int(message.raw))
+                    await broker.clock.advance(seconds=4)
+                    await message.ack()
+                    await until(lambda number=number: stats(broker).acks == number + 1)
+            assert seen == list(range(8))
+            assert stats(broker).negative_acks == 0

@@ -77,4 +77,24 @@ def test_a_message_published_over_throttr_reaches_a_consumer_of_a_bound_queue() 
                 assert peer.status(peer.publish(b"orders", b"from throttr"))
                 message = next(iter(messages))
                 assert message.body == "from throttr"
+                assert message.headers["Topic"] == "orders"
                 message.ack()
+
+
+def test_a_queue_names_the_topic_of_each_copy_unless_its_producer_did() -> None:
+    with mqcore.Broker(listen="tmqp://127.0.0.1:0") as broker, Client(*tmqp_address(broker)) as client:
+        client.hello()
+        client.create_queue("copies", 7, Status="pull", RequestAcknowledge=False)
+        for topic in ("orders.*", "alerts.old"):
+            assert client.ask(ADD_BINDING, f"@topic:{topic}", body=b'{"Target":"copies/7"}').content_type == OK
+        published(client, "orders.new", b"1")
+        published(client, "alerts.old", b"2")
+        named = RawFrame(
+            kind=QUEUE, id=b"3", target=b"@topic:orders.new", headers=[("topic", "of the producer")], payload=b"3"
+        )
+        client.send(named)
+        client.send(RawFrame(kind=QUEUE, id=b"4", target=b"copies", content_type=7, payload=b"4"))
+        assert client.ask(JOIN, "copies").content_type == OK
+        messages, _ = client.pull("copies", 7, Count=10)
+        topics = [message.header("Topic") for message in messages]
+        assert topics == ["orders.new", "alerts.old", "of the producer", None]

@@ -132,6 +132,7 @@ class Mqks(Party):
     def __init__(self, url: str) -> None:
         self.peer = MqksPeer(url)
         self.consumers: dict[Place, str] = {}
+        self.places: dict[str, Place] = {}
 
     def close(self) -> None:
         self.peer.half_close()
@@ -156,6 +157,7 @@ class Mqks(Party):
     def subscribe(self, place: Place) -> None:
         consumer = f"c{next(self._names)}"
         self.consumers[place] = consumer
+        self.places[consumer] = place
         queue = place.name if place.is_queue else f"of-{consumer} {place.name} --delete-queue-when-unused"
         self.peer.send(f"{consumer} consume --confirm {queue} --manual-ack")
         self._wait(consumer)
@@ -169,7 +171,8 @@ class Mqks(Party):
             consumer, verdict, data = line.split(b" ", 2)
             assert verdict == b"ok", line
             message, properties, body = data.split(b" ", 2)
-            assert properties.startswith(b"event="), line
+            event = self.places[consumer.decode()].name
+            assert properties.split(b",")[0] == f"event={event}".encode(), line
             deliveries.append(Delivery(body, (consumer.decode(), message.decode())))
         return deliveries
 

@@ -17,7 +17,7 @@ use mqcore_broker::model::effect::HandlerFailure;
 use mqcore_broker::model::options::{DeadLetter, QueueChanges, Status};
 use mqcore_testkit::Random;
 use world::ledger::Ledger;
-use world::{World, acknowledged, changes, handler};
+use world::{World, acknowledged, becoming, changes, handler};
 
 const QUEUE: &str = "ch/1";
 
@@ -132,7 +132,7 @@ impl Chaos {
             17 => {
                 let status = if self.dice.percent(10) { Status::Stopped } else { self.dice.status() };
                 let producer = self.producer.clone();
-                self.world.update(&producer, QUEUE, changes(status));
+                self.world.update(&producer, QUEUE, becoming(status));
             }
             18 => {
                 let overrides = self.dice.steps().iter().fold(Steps::NONE, |set, step| set.with(*step));

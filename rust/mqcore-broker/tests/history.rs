@@ -268,6 +268,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
                     queue: 0,
                     bytes: head.memory_bytes as u32,
                     number: head.number,
+                    received_s: 0,
                     high_priority: head.high_priority,
                 })
             }

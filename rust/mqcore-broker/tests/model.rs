@@ -15,7 +15,7 @@ use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_testkit::{Random, seeds};
 use world::ledger::Ledger;
-use world::{World, changes, queue};
+use world::{World, becoming, changes, queue};
 
 const QUEUE: &str = "ch/1";
 const CLIENTS: usize = 4;
@@ -229,6 +229,7 @@ impl Model {
 
     fn become_status(&mut self, status: Status) {
         let before = self.status.replace(status);
+        self.waits &= status != Status::Broadcast;
         if before == Some(status) {
             return;
         }
@@ -513,7 +514,7 @@ impl Pair {
         self.model.become_status(status);
         self.model.drain(self.now());
         let admin = self.admin.clone();
-        self.world.update(&admin, QUEUE, changes(status));
+        self.world.update(&admin, QUEUE, becoming(status));
     }
 
     fn clear(&mut self) {

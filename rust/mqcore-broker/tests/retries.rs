@@ -384,3 +384,24 @@ fn pull_gets_no_message_until_the_previous_one_is_settled_if_the_queue_waits() {
     let update = Request::UpdateQueue { queue: queue("ch/1"), changes: broadcasts };
     assert_eq!(w.request(&p, update).unwrap_err().kind, RejectionKind::Unacceptable);
 }
+
+#[test]
+fn a_broadcast_queue_never_waits_for_an_acknowledgement() {
+    let mut w = World::new();
+    let p = w.client("p");
+    let waits = QueueChanges { wait_for_acknowledge: Some(true), ..acknowledged(Status::Push) };
+    w.create(&p, "ch/1", waits);
+    let broadcasts = QueueChanges { status: Some(Status::Broadcast), ..QueueChanges::default() };
+    let update = |changes| Request::UpdateQueue { queue: queue("ch/1"), changes };
+    assert_eq!(w.request(&p, update(broadcasts.clone())).unwrap_err().kind, RejectionKind::Unacceptable);
+    let both = QueueChanges { wait_for_acknowledge: Some(false), ..broadcasts.clone() };
+    w.request(&p, update(both)).unwrap();
+    assert!(!w.information("ch/1").options.wait_for_acknowledge);
+
+    let defaults = QueueChanges { wait_for_acknowledge: Some(true), ..QueueChanges::default() };
+    w.create_channel(&p, "other", ChannelChanges { queue: defaults, ..ChannelChanges::default() });
+    w.create(&p, "other/1", broadcasts);
+    assert!(!w.information("other/1").options.wait_for_acknowledge, "a default of the channel has no effect");
+    w.create(&p, "other/2", acknowledged(Status::Push));
+    assert!(w.information("other/2").options.wait_for_acknowledge);
+}

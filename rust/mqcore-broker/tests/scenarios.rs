@@ -1233,6 +1233,46 @@ fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
 }
 
 #[test]
+fn a_node_of_another_user_does_not_replace_the_one_with_its_id() {
+    let mut w = World::new();
+    let p = w.client("p");
+    let introduction = Introduction {
+        id: Some("s-1".into()),
+        name: Some("south".into()),
+        node: Some("10.0.0.1".into()),
+        ..Introduction::default()
+    };
+    let mut arrive = |connection, user: Option<&str>| {
+        let user = user.map(Into::into);
+        let node = Client { connection: ConnectionId(connection), user, ..(*p).clone() };
+        w.command(&Arc::new(node), Command::Introduce(Box::new(introduction.clone())));
+        let closed: Vec<_> = w
+            .effects
+            .iter()
+            .filter_map(|effect| match effect {
+                Effect::Close(closed, _) => Some(closed.0),
+                _ => None,
+            })
+            .collect();
+        w.effects.clear();
+        closed
+    };
+    assert_eq!(arrive(77, Some("ann")), [0; 0]);
+    for user in [Some("eve"), None] {
+        assert!(!arrive(78, user).contains(&77));
+    }
+    assert_eq!(arrive(79, Some("ann")), [77]);
+}
+
+#[test]
+fn only_administrators_may_run_schedules() {
+    let mut w = World::new();
+    let (admin, other) = (w.client("admin"), w.introduce("other", false).unwrap());
+    assert!(w.request(&admin, Request::MayRunSchedules).is_ok());
+    assert_eq!(w.request(&other, Request::MayRunSchedules).unwrap_err().kind, RejectionKind::Unauthorized);
+}
+
+#[test]
 fn events_come_while_subscribed_and_not_after() {
     let mut w = World::new();
     let (p, s) = (w.client("p"), w.client("s"));

@@ -23,7 +23,7 @@ use world::{ALLOW, World, acknowledged, changes, handler, id_of, queue};
 const Q: &str = "jobs/0";
 
 const EXPLICIT: Terms =
-    Terms { settling: Settling::Explicit, window: 0, timeout: None, weight: 0, slots: None };
+    Terms { settling: Settling::Explicit, window: 0, timeout: None, in_order: false, weight: 0, slots: None };
 const AT_ONCE: Terms = Terms { settling: Settling::AtOnce, ..EXPLICIT };
 
 fn window(window: u32) -> Terms {
@@ -174,6 +174,27 @@ fn unsettled_delivery_is_requeued_after_its_timeout() {
     assert!(world.tagged().is_empty());
     world.advance(Duration::from_secs(2));
     assert_eq!(world.tagged(), ["2.1:a+1"]);
+}
+
+#[test]
+fn a_consumer_that_works_in_order_has_the_whole_timeout_for_each_message() {
+    let (mut world, producer, one, _) = workers();
+    let terms = Terms { timeout: Some(Duration::from_secs(5)), in_order: true, ..window(4) };
+    world.consume(&one, 1, terms);
+    for id in ["a", "b", "c", "d"] {
+        world.publish(&producer, Q, id);
+    }
+    assert_eq!(world.tagged(), ["2.1:a", "2.1:b", "2.1:c", "2.1:d"]);
+    for id in ["a", "b"] {
+        world.advance(Duration::from_secs(4));
+        world.settle(&one, 1, id, None);
+    }
+    world.advance(Duration::from_secs(4));
+    assert!(world.tagged().is_empty(), "b was settled 4 s ago");
+    world.settle(&one, 1, "d", None);
+    world.advance(Duration::from_millis(1500));
+    assert_eq!(world.tagged(), ["2.1:c+1"], "it was passed over");
+    assert_eq!(world.information(Q).stats.negative_acks, 1);
 }
 
 #[test]

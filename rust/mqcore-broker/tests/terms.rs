@@ -200,6 +200,33 @@ fn delay_expiry_and_priority_survive_a_restart() {
 }
 
 #[test]
+fn timeout_of_the_queue_continues_over_a_restart() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    let options = QueueChanges { message_timeout: Some(60 * SECOND), ..saving(Status::Pull) };
+    create(&mut w, &mut disk, &p, "ch/1", options);
+    let began = w.now;
+    publish(&mut w, &p, "ch/1", "old", &[]);
+    publish(&mut w, &p, "ch/1", "delayed", &[("Delay", 30_000)]);
+    disk.commit(&mut w);
+    w.advance(40 * SECOND);
+    publish(&mut w, &p, "ch/1", "new", &[]);
+    disk.commit(&mut w);
+    let mut again = disk.start_at(began.after(50 * SECOND));
+    assert_eq!(expired(&again, "ch/1"), 0);
+    // Arrivals are restored in whole seconds.
+    again.advance(11 * SECOND);
+    assert_eq!(expired(&again, "ch/1"), 1);
+    again.advance(30 * SECOND);
+    assert_eq!(expired(&again, "ch/1"), 2);
+    again.advance(10 * SECOND);
+    assert_eq!(expired(&again, "ch/1"), 3);
+    let mut back = disk.start_at(Timestamp(began.0 - 3_600_000));
+    back.advance(61 * SECOND);
+    assert_eq!(expired(&back, "ch/1"), 2, "a clock that was set back begins the timeout anew");
+}
+
+#[test]
 fn message_whose_delay_ended_while_the_broker_was_down_is_delivered_at_once() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");

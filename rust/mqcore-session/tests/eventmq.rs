@@ -98,7 +98,14 @@ impl World {
 
     /// A peer after its handshake.
     fn join(&mut self, role: Role, identity: &[u8]) -> ConnectionId {
+        self.join_as(role, identity, None)
+    }
+
+    /// A peer of this user after its handshake.
+    fn join_as(&mut self, role: Role, identity: &[u8], user: Option<&str>) -> ConnectionId {
         let connection = self.connect(role);
+        let peer = self.peers.get_mut(&connection).unwrap();
+        peer.provisional = Arc::new(Client { user: user.map(Into::into), ..(*peer.provisional).clone() });
         let socket = if role == Role::Subscribe { SocketType::Sub } else { SocketType::Dealer };
         let mut bytes = Vec::new();
         Greeting { minor: 0, as_server: false }.encode(&mut bytes);
@@ -921,6 +928,19 @@ fn newer_connection_replaces_the_older_one_of_a_worker() {
     world.pass(Duration::from_secs(3));
     assert!(matches!(world.error(older), Some(SessionError::Misbehaved(_))));
     assert_eq!(world.error(newer), None);
+}
+
+#[test]
+fn a_worker_of_another_user_does_not_replace_the_one_with_its_name() {
+    let mut world = World::new(1);
+    let workers = ["ann", "eve", "ann"].map(|user| {
+        let worker = world.join_as(Role::Backend, b"name", Some(user));
+        world.say(worker, &["INFORM", "i", "", "worker"]);
+        worker
+    });
+    world.pass(Duration::from_secs(3));
+    assert!(matches!(world.error(workers[0]), Some(SessionError::Misbehaved(_))));
+    assert_eq!([world.error(workers[1]), world.error(workers[2])], [None, None]);
 }
 
 #[test]

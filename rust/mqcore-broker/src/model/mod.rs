@@ -36,5 +36,6 @@ pub mod subscription;
 pub mod terms;
 pub mod time;
 pub mod topic;
+pub mod topic_header;
 pub mod unique;
 pub mod unsaved;

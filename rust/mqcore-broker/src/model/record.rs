@@ -199,8 +199,10 @@ pub struct PutHead<'a> {
     pub unique_key: Option<&'a [u8]>,
     /// The terms that its producer set.
     pub terms: Option<PutTerms>,
-    /// Its id and its arrival, if its queue remembers the id.
-    pub remembered: Option<(&'a [u8], Timestamp)>,
+    /// Its id, if its queue remembers it.
+    pub remembered: Option<&'a [u8]>,
+    /// When it arrived at its queue.
+    pub received: Timestamp,
 }
 
 /// The terms of a saved message, with times in place of durations.
@@ -239,8 +241,18 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
         let level = Properties { high_priority, ..Properties::default() }.with_terms_of(headers).level();
         PutTerms { not_before: terms.not_before(received), expires: terms.expires(received), level }
     });
-    let remembered = flags.remembered.then(|| (&reader.rest[..usize::from(lengths[0])], received));
-    Ok(PutHead { queue, high_priority, memory_bytes, number, ticket, unique_key, terms, remembered })
+    let remembered = flags.remembered.then(|| &reader.rest[..usize::from(lengths[0])]);
+    Ok(PutHead {
+        queue,
+        high_priority,
+        memory_bytes,
+        number,
+        ticket,
+        unique_key,
+        terms,
+        remembered,
+        received,
+    })
 }
 
 /// Parses the address of a queue in [`PutHead`].

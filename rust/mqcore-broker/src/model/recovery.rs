@@ -43,6 +43,8 @@ pub struct RecoveredMessage {
     pub bytes: u32,
     /// Its number in the history; 0 if there was none.
     pub number: MessageNumber,
+    /// When it arrived at its queue, in seconds since the Unix epoch, rounded up.
+    pub received_s: u32,
     /// Whether it goes ahead of messages of normal priority.
     pub high_priority: bool,
 }
@@ -73,14 +75,14 @@ impl RecoveryBuilder {
                 self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
                 self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
                 self.terms.extend(head.terms.map(|terms| (Sequence(sequence), terms)));
-                let remembered =
-                    head.remembered.map(|(id, arrived)| (Sequence(sequence), id.into(), arrived));
+                let remembered = head.remembered.map(|id| (Sequence(sequence), id.into(), head.received));
                 self.remembered.extend(remembered);
                 self.messages.push(RecoveredMessage {
                     sequence: Sequence(sequence),
                     queue,
                     bytes: u32::try_from(head.memory_bytes).unwrap_or(u32::MAX),
                     number: head.number,
+                    received_s: u32::try_from(head.received.0.div_ceil(1_000)).unwrap_or(u32::MAX),
                     high_priority: head.high_priority,
                 });
             }

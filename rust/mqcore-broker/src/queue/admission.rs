@@ -185,11 +185,13 @@ impl Queue {
         &mut self,
         mut paged_out: PagedOut,
         terms: PutTerms,
-        progress: DeliveryProgress,
+        (progress, received): (DeliveryProgress, Timestamp),
         context: &mut Context<'_>,
     ) {
         let not_before = progress.not_before.max(terms.not_before);
-        paged_out.deadline = self.deadline(context.now.max(terms.not_before)).min(terms.expires);
+        // It has waited while the broker was down. The clock may have been set back meanwhile.
+        let since = received.min(context.now).max(terms.not_before);
+        paged_out.deadline = self.deadline(since).min(terms.expires);
         self.metadata.stats.received += 1;
         if paged_out.number == MessageNumber(0) {
             paged_out.number = context.number();

@@ -83,6 +83,8 @@ pub(crate) struct Deliveries {
     extended: HashMap<u64, Timestamp>,
     serial: u64,
     hasher: FixedState,
+    /// The latest delivery that each consumer that works in order has settled, by serial, and when.
+    progress: HashMap<ConsumerKey, (u64, Timestamp)>,
     /// Unsettled deliveries of each consumer whose number is limited, and places reserved for it by deliveries
     /// that a handler still decides about.
     windows: HashMap<ConsumerKey, u32>,
@@ -100,6 +102,7 @@ impl Deliveries {
             extended: HashMap::default(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
+            progress: HashMap::default(),
             windows: HashMap::default(),
         }
     }
@@ -258,6 +261,26 @@ impl Deliveries {
         }
     }
 
+    /// Notes that a consumer has settled a delivery.
+    pub(crate) fn progressed(&mut self, delivery: &Delivery, now: Timestamp) {
+        if delivery.consumer.terms.in_order && !self.deadlines.is_empty() {
+            let latest = self.progress.entry(delivery.consumer.key()).or_default();
+            *latest = (delivery.serial, now).max(*latest);
+        }
+    }
+
+    /// When the consumer of a delivery last settled an earlier one, if it works in order.
+    pub(crate) fn progress_before(&self, key: usize) -> Option<Timestamp> {
+        let delivery = &self.deliveries[key];
+        let (settled, at) = self.progress.get(&delivery.consumer.key())?;
+        (*settled < delivery.serial).then_some(*at)
+    }
+
+    /// Forgets the progress of a consumer that is gone; `tag`: only that of this subscription.
+    pub(crate) fn forget_progress(&mut self, connection: ConnectionId, tag: Option<Tag>) {
+        self.progress.retain(|of, _| of.0 != connection || tag.is_some_and(|tag| tag != of.1));
+    }
+
     /// Removes the oldest delivery of a message `id` to `consumer`, if it exists: of several messages with one id,
     /// programs settle the earlier ones first. The caller takes over its hold on the message.
     pub(crate) fn take_oldest_of(&mut self, id: &[u8], consumer: ConsumerKey) -> Option<Delivery> {
@@ -328,6 +351,7 @@ impl Deliveries {
     pub(crate) fn drain(&mut self) -> Vec<Outstanding> {
         self.deliveries.clear();
         self.windows.clear();
+        self.progress.clear();
         self.postponed.clear();
         self.extended.clear();
         self.by_message.clear();

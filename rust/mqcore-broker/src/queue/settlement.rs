@@ -94,6 +94,7 @@ impl Queue {
         acknowledgement: &Acknowledgement,
         context: &mut Context<'_>,
     ) {
+        self.deliveries.progressed(&delivery, context.now);
         let stats = &mut self.metadata.stats;
         *(if acknowledgement.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
         self.settle(delivery, DeliveryOutcome::Acknowledged(acknowledgement), context);
@@ -110,10 +111,20 @@ impl Queue {
     /// Settles deliveries whose deadline has passed.
     pub(crate) fn time_out_deliveries(&mut self, context: &mut Context<'_>) {
         while let Some(key) = self.deliveries.due(context.now) {
+            if let Some(deadline) = self.later_deadline(key).filter(|deadline| *deadline > context.now) {
+                self.deliveries.extend(key, deadline);
+                continue;
+            }
             self.metadata.stats.negative_acks += 1;
             let delivery = self.deliveries.take(key);
             self.settle(delivery, DeliveryOutcome::TimedOut, context);
         }
+    }
+
+    /// The deadline of a delivery whose consumer settled an earlier one after it was made.
+    fn later_deadline(&self, key: usize) -> Option<Timestamp> {
+        let progressed = self.deliveries.progress_before(key)?;
+        Some(self.acknowledge_deadline(self.deliveries.consumer(key), progressed))
     }
 
     /// Settles the deliveries of a consumer, or of one subscription, that is gone. The oldest one is
@@ -128,6 +139,7 @@ impl Queue {
             let delivery = self.deliveries.take(key);
             self.settle(delivery, DeliveryOutcome::ConsumerLost, context);
         }
+        self.deliveries.forget_progress(consumer, tag);
     }
 
     /// Settles a delivery that was removed from the table.

@@ -228,12 +228,12 @@ impl Channel {
         context: &mut Context<'_>,
     ) -> Result<(), Rejection> {
         if self.has_lost_options(id) {
-            return self.change_options(id, self.options.queue.clone(), changes, context);
+            return self.change_options(id, self.defaults(changes), changes, context);
         }
         self.may_create(id)?;
         let address = QueueAddress { channel: self.name.clone(), id };
         check_changes(Some(&address), changes, context.state)?;
-        let mut options = self.options.queue.clone();
+        let mut options = self.defaults(changes);
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
         let config = &context.state.config;
@@ -241,6 +241,15 @@ impl Channel {
         added.map_err(|limit| context.not_created(&limit))?;
         self.add_queue(channel, address, options, context);
         Ok(())
+    }
+
+    /// The options of a new queue, before these changes.
+    fn defaults(&self, changes: &QueueChanges) -> QueueOptions {
+        let mut options = self.options.queue.clone();
+        // A broadcast queue stores no messages, so none can wait for an acknowledgement.
+        let status = changes.status.unwrap_or(options.status);
+        options.wait_for_acknowledge &= status != Status::Broadcast;
+        options
     }
 
     /// Adds a queue whose name is known, whatever the channel's options allow.
@@ -479,10 +488,10 @@ pub(crate) fn check_changes(
     Ok(())
 }
 
-/// Rejects a request to hold back messages in a queue that stores none. A default of the channel has no effect
-/// there.
+/// Rejects a change after which a queue that stores no messages would hold them back.
 fn check_waiting(changes: &QueueChanges, options: &QueueOptions) -> Result<(), Rejection> {
-    if changes.wait_for_acknowledge == Some(true) && options.status == Status::Broadcast {
+    let changes_it = changes.wait_for_acknowledge.is_some() || changes.status.is_some();
+    if changes_it && options.wait_for_acknowledge && options.status == Status::Broadcast {
         let reason = "a broadcast queue stores no messages, so none can wait for an acknowledgement; choose another \
                       status, or do not wait";
         return Err(Rejection::new(RejectionKind::Unacceptable, reason));

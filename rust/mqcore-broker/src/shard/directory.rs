@@ -101,7 +101,7 @@ impl ClientDirectory {
         Ok(client)
     }
 
-    /// Accepts a downstream broker. If an older connection has the same id, that connection has died
+    /// Accepts a downstream broker. If an older connection of the same user has the same id, that connection has died
     /// unnoticed.
     fn welcome_node(
         &mut self,
@@ -121,7 +121,11 @@ impl ClientDirectory {
             let reason = format!("{SCHEDULES} is reserved and cannot be the id of a node; choose another id");
             return Err(Rejection::new(RejectionKind::Unacceptable, reason));
         }
-        if let Some(older) = self.nodes.connection(&id) {
+        if let Some((older, user)) = self.nodes.connection(&id) {
+            if user != provisional.user.as_deref() {
+                let reason = format!("another user's node is connected with the id {id}; choose another id");
+                return Err(Rejection::new(RejectionKind::Busy, reason));
+            }
             let rejection =
                 Rejection::new(RejectionKind::Unacceptable, "this node has opened a newer connection");
             context.effects.push(Effect::Close(older, rejection));
@@ -142,7 +146,7 @@ impl ClientDirectory {
             protocol,
             data: None,
         });
-        let information = self.nodes.add(&client, host, context.now);
+        let information = self.nodes.add(&client, provisional.user.clone(), host, context.now);
         self.notify_node(EventKind::NodeConnected, information, context);
         Ok(client)
     }

@@ -22,6 +22,7 @@ use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::stats::DropReason;
 use crate::model::topic::TopicPattern;
+use crate::model::topic_header::with_topic;
 use crate::shard::channel::{Channel, no_queue};
 use crate::shard::entities::{Entities, consumers, folded, no_channel};
 
@@ -202,8 +203,8 @@ impl Entities {
         Ok(key)
     }
 
-    /// Publishes to a topic and returns the number of subscribers and queues. `answer`: the sender to answer once each
-    /// queue has saved its copy or rejected it.
+    /// Publishes to a topic and returns the number of subscribers and queues. Copies in queues have a header with the
+    /// topic. `answer`: the sender to answer once each queue has saved its copy or rejected it.
     pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
@@ -216,12 +217,12 @@ impl Entities {
         let (shard, placement) = (context.state.config.shard, context.state.config.placement);
         let (receivers, copies) = (published.receivers, published.queues.len());
         let is_here = |queue: &QueueAddress| queue.channel.shard(placement) == shard;
-        let mut copy = Cow::Borrowed(message);
+        let mut copy = if copies == 0 { Cow::Borrowed(message) } else { with_topic(message, topic) };
         let origin = match answer {
             None => {
                 // The router that sent it here finishes the message of a downstream broker.
                 if message.ticket().is_some() {
-                    copy = Cow::Owned(message.without_ticket());
+                    copy = Cow::Owned(copy.without_ticket());
                 }
                 None
             }
@@ -238,7 +239,7 @@ impl Entities {
             Some(Confirmed::Downstream(_)) if copies == 1 && is_here(&published.queues[0]) => None,
             Some(to) => {
                 // One of several copies does not identify the message.
-                copy = Cow::Owned(message.without_ticket());
+                copy = Cow::Owned(copy.without_ticket());
                 Some(context.state.confirmations.expect(to, receivers, copies, shard))
             }
         };

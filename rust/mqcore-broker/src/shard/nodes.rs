@@ -12,6 +12,7 @@ use crate::model::time::Timestamp;
 #[derive(Debug)]
 struct Downstream {
     client: Arc<Client>,
+    user: Option<Arc<str>>,
     host: String,
 }
 
@@ -36,17 +37,23 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// The connection of the downstream broker with this id.
-    pub(crate) fn connection(&self, id: &str) -> Option<ConnectionId> {
+    /// The connection of the downstream broker with this id, and the user that it logged in as.
+    pub(crate) fn connection(&self, id: &str) -> Option<(ConnectionId, Option<&str>)> {
         self.downstreams
             .iter()
             .find(|(_, downstream)| &*downstream.client.id == id)
-            .map(|(connection, _)| *connection)
+            .map(|(connection, downstream)| (*connection, downstream.user.as_deref()))
     }
 
-    /// Adds a downstream broker.
-    pub(crate) fn add(&mut self, client: &Arc<Client>, host: String, now: Timestamp) -> NodeInformation {
-        let downstream = Downstream { client: Arc::clone(client), host };
+    /// Adds a downstream broker, which logged in as this user.
+    pub(crate) fn add(
+        &mut self,
+        client: &Arc<Client>,
+        user: Option<Arc<str>>,
+        host: String,
+        now: Timestamp,
+    ) -> NodeInformation {
+        let downstream = Downstream { client: Arc::clone(client), user, host };
         let information = downstream.information(true, now);
         self.downstreams.insert(client.connection, downstream);
         information

@@ -214,7 +214,8 @@ impl Entities {
         if let Some(queue) = self.channels[channel].queues.get_mut(&address.id) {
             let level = if message.high_priority { LEVEL_HIGH } else { LEVEL_NORMAL };
             let unset = PutTerms { not_before: Timestamp(0), expires: Timestamp::NEVER, level };
-            queue.restore(paged_out, terms.unwrap_or(unset), progress, context);
+            let received = Timestamp(u64::from(message.received_s) * 1_000);
+            queue.restore(paged_out, terms.unwrap_or(unset), (progress, received), context);
         }
     }
 

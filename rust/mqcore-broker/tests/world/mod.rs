@@ -57,6 +57,13 @@ pub fn changes(status: Status) -> QueueChanges {
     QueueChanges { status: Some(status), ..QueueChanges::default() }
 }
 
+/// Changes after which any queue has this status.
+pub fn becoming(status: Status) -> QueueChanges {
+    // A broadcast queue cannot wait for acknowledgements.
+    let wait_for_acknowledge = (status == Status::Broadcast).then_some(false);
+    QueueChanges { wait_for_acknowledge, ..changes(status) }
+}
+
 pub fn acknowledged(status: Status) -> QueueChanges {
     QueueChanges { request_acknowledge: Some(true), ..changes(status) }
 }

@@ -78,6 +78,7 @@ struct WorkerRegistry {
 pub(super) struct Worker {
     pub(super) connection: ConnectionId,
     identity: Box<[u8]>,
+    user: Option<Arc<str>>,
     pub(super) queues: Vec<WeightedQueue>,
     pub(super) slots: Arc<Slots>,
     heard: AtomicU64,
@@ -209,11 +210,11 @@ impl EventmqShared {
         Arc::new(Slots::new(Arc::clone(&self.clock)))
     }
 
-    /// Adds a worker. It replaces an older connection with the same identity, which is notified.
+    /// Adds a worker. It replaces an older connection of the same user with the same identity, which is notified.
     pub(super) fn join_worker(
         self: &Arc<Self>,
         connection: ConnectionId,
-        identity: &[u8],
+        (identity, user): (&[u8], Option<Arc<str>>),
         queues: Vec<WeightedQueue>,
         slots: Arc<Slots>,
         now: Timestamp,
@@ -221,6 +222,7 @@ impl EventmqShared {
         let worker = Arc::new(Worker {
             connection,
             identity: identity.into(),
+            user: user.clone(),
             queues,
             slots,
             heard: AtomicU64::new(now.0),
@@ -230,7 +232,7 @@ impl EventmqShared {
         let mut state = self.lock();
         if !identity.is_empty() {
             let others = state.workers.values().filter(|other| other.connection != connection);
-            for older in others.filter(|other| *other.identity == *identity) {
+            for older in others.filter(|other| *other.identity == *identity && other.user == user) {
                 older.displaced.store(true, Ordering::Relaxed);
             }
         }

@@ -4,6 +4,7 @@ use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::id::TopicName;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::topic::TopicPattern;
+use mqcore_broker::model::topic_header::header_line;
 
 use super::EventmqSession;
 use crate::eventmq::listener::Role;
@@ -17,10 +18,7 @@ impl EventmqSession {
         body: &[u8],
         commands: &mut Vec<Command>,
     ) -> Result<(), String> {
-        let mut headers = Vec::new();
-        if !topic.iter().any(u8::is_ascii_control) {
-            headers = [b"Topic:", topic, b"\r\n"].concat();
-        }
+        let headers = header_line(topic).unwrap_or_default();
         let message = Message::from_parts(id, &headers, body, Properties::default(), self.client.clone());
         let topic = TopicName::new(topic).map_err(|error| error.to_string())?;
         commands.push(Command::PublishTopic { topic, message, to_producer: false, answer: None });

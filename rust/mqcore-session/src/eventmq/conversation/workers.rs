@@ -43,7 +43,9 @@ impl EventmqSession {
         let weights: Vec<_> = listed.iter().map(|queue| queue.weight).collect();
         let slots = self.exchange.new_slots();
         let connection = self.config.connection;
-        let registration = self.exchange.join_worker(connection, &self.identity, listed, slots, now);
+        let user = self.client.as_ref().and_then(|client| client.user.clone());
+        let named = (&*self.identity, user);
+        let registration = self.exchange.join_worker(connection, named, listed, slots, now);
         let work = Box::new(Work::new(&self.exchange, registration, addresses, counts));
         for (served, weight) in work.served().iter().zip(weights) {
             let terms = SubscriptionTerms {

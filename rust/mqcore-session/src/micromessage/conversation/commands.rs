@@ -176,6 +176,7 @@ impl MicroMessageSession {
                     0 => acknowledging.window.into(),
                     prefetch => acknowledging.window.min(prefetch).into(),
                 },
+                in_order: true,
                 ..SubscriptionTerms::default()
             },
             None => SubscriptionTerms { settling: Settling::AtOnce, ..SubscriptionTerms::default() },
