@@ -180,8 +180,9 @@ def test_users_of_the_configuration_log_in(tmp_path: Path) -> None:
     assert hashed not in repr(config)
     with mqcore.Broker(config) as broker:
         url = broker.listeners[0]
-        with connect(url, user="ann", password="correct horse") as client:
-            assert client is not None
+        with connect(url, user="ann", password="correct horse", name="known") as client, connect(url, name="unknown"):
+            authenticated = {known.name: known.is_authenticated for known in client.clients()}
+            assert authenticated == {"known": True, "unknown": False}
         with connect(url.replace("tmqp://", "tmqp://ann:correct%20horse@")):
             pass
         with connect(url):

@@ -14,7 +14,7 @@ import pytest
 
 import programs
 from served import ServedBroker, clean_environment, serving, wait_until
-from tmqp_peer import TmqpPeer
+from tmqp_peer import PeerClosed, TmqpPeer
 
 posix_only = pytest.mark.skipif(os.name == "nt", reason="signals as POSIX has them")
 
@@ -491,6 +491,21 @@ def test_connected_clients_are_listed_and_shown(served: ServedBroker) -> None:
     assert "'mqcore client ls'" in complaint(missing)
 
 
+def test_a_client_is_disconnected(served: ServedBroker) -> None:
+    with TmqpPeer(*served.address) as peer, TmqpPeer(*served.address) as other:
+        peer.hello(Client_Id="me", Client_Name="kiosk")
+        other.hello(Client_Id="other")
+        assert mqcore("client", "disconnect", "@name:kiosk", url=served.url).returncode == 0
+        with pytest.raises(PeerClosed):
+            peer.receive()
+        listed = one(mqcore("client", "ls", "--json", url=served.url))
+        missing = mqcore("client", "disconnect", "me", url=served.url)
+    assert "other" in [client["id"] for client in listed["clients"]]
+    assert "me" not in [client["id"] for client in listed["clients"]]
+    assert missing.returncode == 3
+    assert "me" in complaint(missing)
+
+
 # --- channels and queues --------------------------------------------------------------------------------------
 
 
@@ -526,6 +541,36 @@ def test_queue_options_are_set_and_shown(served: ServedBroker) -> None:
     assert changed["changed"] == {"request_acknowledge": False}
     shown = one(mqcore("queue", "show", "orders/1", "--json", url=served.url))
     assert (shown["request_acknowledge"], shown["message_limit"]) == (False, 9)
+
+
+def test_every_option_of_a_queue_is_shown(served: ServedBroker) -> None:
+    mqcore("queue", "create", "orders/9", url=served.url)
+    given = {
+        "--only-first": ("only_first_acquirer", True),
+        "--acknowledge": ("request_acknowledge", True),
+        "--acknowledge-timeout 30s": ("acknowledge_timeout", 30.0),
+        "--message-timeout 1m": ("message_timeout", 60.0),
+        "--wait": ("wait_for_acknowledge", True),
+        "--hide-names": ("hide_client_names", True),
+        "--message-limit 70": ("message_limit", 70),
+        "--message-size-limit 4096": ("message_size_limit", 4096),
+        "--tag fresh": ("tag_name", "fresh"),
+        "--handler at-least-once": ("delivery_handler", "at-least-once"),
+        "--put-back-limit 3": ("put_back_limit", 3),
+        "--retry-delay 2s": ("retry_delay", 2.0),
+        "--retry-delay-max 9s": ("retry_delay_max", 9.0),
+        "--dead-letter orders/9": ("dead_letter", "orders/9"),
+        "--durability os": ("durability", "os"),
+        "--deduplication-window 30s": ("deduplication_window", 30.0),
+        "--publish-limit 100/s": ("publish_limit", "100/s"),
+    }
+    options = [part for option in given for part in option.split()]
+    created = mqcore("queue", "create", "orders/1", "--status", "pull", *options, url=served.url)
+    assert created.returncode == 0, complaint(created)
+    shown = one(mqcore("queue", "show", "orders/1", "--json", url=served.url))
+    assert {name: shown[name] for name, _ in given.values()} == dict(given.values())
+    assert shown["in_flight"] == 0
+    assert set(shown["dropped_messages"].values()) <= {0}
 
 
 def test_lists_without_a_terminal_are_tab_separated_with_a_heading(served: ServedBroker) -> None:

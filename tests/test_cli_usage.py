@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -79,13 +80,43 @@ def test_data_directory_in_use_is_busy(tmp_path: Path) -> None:
             mqcore.Broker(listen="tmqp://127.0.0.1:0", data_dir=str(tmp_path / "d")).start()
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="permissions do not stop this user")
+def without_override() -> list[str]:
+    """A command that runs another one so that permissions of files apply to it, also for root."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("permissions do not stop root, and there is no setpriv")
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+
 def test_unreadable_data_directory_is_an_ordinary_error(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     directory.mkdir(mode=0)
-    result = run("serve", "--listen", "tmqp://127.0.0.1:0", "--data-dir", str(directory))
-    assert result.returncode == 2, result.stderr
-    assert str(directory) in result.stderr
+    serve = [sys.executable, "-m", "mqcore", "serve", "--listen", "tmqp://127.0.0.1:0", "--data-dir", str(directory)]
+    code = f"""import mqcore
+try:
+    mqcore.Broker(listen="tmqp://127.0.0.1:0", data_dir={str(directory)!r}).start()
+except mqcore.MqcoreError as error:
+    print(type(error).__name__, error)
+"""
+    results = [
+        subprocess.run(
+            [*without_override(), *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=clean_environment(),
+        )
+        for command in (serve, [sys.executable, "-c", code])
+    ]
+    served, embedded = results
+    assert served.returncode == 2, served.stderr
+    assert "please report" not in served.stderr
+    assert str(directory) in served.stderr
+    assert embedded.returncode == 0, embedded.stderr
+    assert embedded.stdout.startswith("DataDirError "), embedded.stdout
+    assert str(directory) in embedded.stdout
 
 
 def test_data_directory_that_is_a_file_is_an_ordinary_error(tmp_path: Path) -> None:

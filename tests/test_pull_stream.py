@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -166,3 +168,14 @@ def test_blocking_client_streams_too(blocking: mqcore.sync.Client) -> None:
     stream = blocking.queue("a/1").pull_stream(4, int)
     assert [message.body for message in stream] == [0, 1, 2, 3]
     assert (stream.remaining, stream.complete) == (1, True)
+
+
+async def test_the_command_prints_each_message_as_it_comes(broker: mqcore.Broker, mq: Client, gate: Gate) -> None:
+    await filled(mq, "a/1", QueueOptions(status="pull", delivery_handler="gate"), 3)
+    arguments = ("-m", "mqcore", "--url", broker.listeners[0], "pull", "a/1", "--count", "3")
+    program = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+    assert program.stdout is not None
+    assert await asyncio.wait_for(program.stdout.readline(), LIMIT) == b"0\n"
+    gate.opened.set()
+    rest, _ = await asyncio.wait_for(program.communicate(), LIMIT)
+    assert (rest, program.returncode) == (b"1\n2\n", 0)

@@ -59,6 +59,24 @@ def test_routers_are_made_tried_and_removed_from_the_command_line(served: Served
     assert run(served, "router", "show", "events").returncode == 3
 
 
+def test_a_router_is_disabled_and_enabled_from_the_command_line(served: ServedBroker) -> None:
+    assert run(served, "queue", "create", "switched/1", "--status", "pull").returncode == 0
+    assert run(served, "router", "create", "switched").returncode == 0
+    assert run(served, "router", "bind", "switched", "switched/1").returncode == 0
+
+    def taken() -> bool:
+        return run(served, "send", "@router:switched", "x", "--confirm").returncode == 0
+
+    for command, enabled in (("disable", False), ("enable", True)):
+        assert run(served, "router", command, "switched").returncode == 0
+        (shown,) = json.loads(run(served, "router", "ls", "switched", "--json").stdout)["routers"]
+        assert (shown["enabled"], taken()) == (enabled, enabled)
+    assert json.loads(run(served, "queue", "show", "switched/1", "--json").stdout)["messages"] == 1
+    for command in ("disable", "enable"):
+        missing = run(served, "router", command, "nosuch")
+        assert (missing.returncode, "nosuch" in missing.stderr) == (3, True)
+
+
 async def test_a_client_makes_routers_and_sends_to_them(served: ServedBroker) -> None:
     async with mqcore.connect(served.url, name="worker"), mqcore.connect(served.url) as mq:
         await mq.create_router("r", mqcore.RouteMethod.ONLY_FIRST)

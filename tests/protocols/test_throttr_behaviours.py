@@ -23,6 +23,7 @@ from throttr_peer import (
     CONNECTION,
     CONNECTIONS,
     DECREASE,
+    EVENT,
     GET,
     HOURS,
     INCREASE,
@@ -546,3 +547,48 @@ def test_increase_beyond_the_top_does_what_the_listener_says(start: Start, overf
     peer.status(peer.insert(b"key", 250, 60))
     assert peer.status(peer.update(b"key", QUOTA, INCREASE, 10))
     assert peer.query(b"key") == (4 if overflow == "wrap" else 255, S, 59)
+
+
+def test_messages_do_not_overtake_answers_to_earlier_requests() -> None:
+    """Each channel belongs to one of four shards, which answer and publish independently of each other."""
+    channels = [b"c%04d" % number for number in range(1500)]
+    with mqcore.Broker(listen="throttr://127.0.0.1:0", shards=4) as broker:
+        host, _, port = broker.listeners[0].removeprefix("throttr://").rpartition(":")
+        done = threading.Event()
+
+        def publish() -> None:
+            with ThrottrPeer((host, int(port))) as peer:
+                while not done.is_set():
+                    peer.send(b"".join(peer.publish(channel, channel) for channel in channels))
+                    peer.read(len(channels))
+
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        try:
+            between = 0
+            # So many messages come between answers that some would overtake one if they could.
+            while between < 300:
+                with ThrottrPeer((host, int(port))) as peer:
+                    peer.send(b"".join(peer.keyed(SUBSCRIBE, channel) for channel in channels))
+                    between += _messages_between_answers(peer, channels)
+        finally:
+            done.set()
+            publisher.join()
+
+
+def _messages_between_answers(peer: ThrottrPeer, channels: list[bytes]) -> int:
+    """How many messages of these channels come before the last answer to subscribing to them, one after the other."""
+    answered = messages = 0
+    while answered < len(channels):
+        first = peer.read(1)
+        if first != bytes([EVENT]):
+            assert first == b"\x01"
+            answered += 1
+            continue
+        size = peer.read(1)[0]
+        body = int.from_bytes(peer.read(peer.width), "little")
+        channel = peer.read(size)
+        assert peer.read(body) == channel
+        assert channels.index(channel) < answered, f"a message of {channel!r} came before its answer {answered}"
+        messages += 1
+    return messages

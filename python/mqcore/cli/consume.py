@@ -120,10 +120,10 @@ def pull(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Pull messages from QUEUE, print them, and acknowledge them if the queue requests acknowledgements."""
+    """Pull messages from QUEUE, print each as it comes, and acknowledge them if the queue requests acknowledgements."""
     seen = 0
     with options.connect(url, timeout) as client:
-        for message in client.queue(*queue).pull(count, order=order, clear=clear):
+        for message in client.queue(*queue).pull_stream(count, order=order, clear=clear):
             show(message, f"{queue[0]}/{queue[1]}", into, as_json=as_json)
             message.ack()
             seen += 1

@@ -152,7 +152,9 @@ def _shown(name: str) -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("tasks"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # What the pipeline prints belongs on stdout, also if that is a pipe or a file.
+    redirect = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=redirect) as bar:
         task = bar.add_task(name, total=None)
 
         def show(what: str, done: int, known: int) -> None:
