@@ -154,7 +154,8 @@ test-benches: $(ENVIRONMENT) ## run scenarios of the load generator for a second
 .PHONY: test-rust
 test-rust: $(ENVIRONMENT) ## Rust tests
 	$(call step,cargo test (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
-	@$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo test --locked
+	@$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') \
+	PROPTEST_CASES=$(if $(filter full,$(MQCORE_TEST_DEPTH)),1024,256) cargo test --locked
 
 # Each of them waits a lot, for the disk, for time limits or for the last test of a group, and the other one uses that time.
 # A step in the background ignores Ctrl-C, so the trap ends it.
