@@ -468,6 +468,38 @@ fn restart_restores_definitions_messages_order_priority_and_attempts() {
 }
 
 #[test]
+fn a_series_of_changes_of_a_router_is_one_record() {
+    let (mut w, mut disk) = durable();
+    let p = w.client("p");
+    let router = RouterName::new("r").unwrap();
+    let create = Request::CreateRouter { router: router.clone(), method: RouterMethod::Distribute };
+    let add = |number: u32| {
+        let target = format!("@name:{number}");
+        let binding = Binding::new(&target, Target::parse(&target).unwrap());
+        Request::AddBinding { router: router.clone(), binding }
+    };
+    let before = disk.len();
+    for (number, request) in (0..).zip([create].into_iter().chain((0..200).map(add))) {
+        w.command(&p, Command::Request(RequestId(number), Box::new(request)));
+    }
+    disk.take(&mut w);
+    assert_eq!(disk.len() - before, 1);
+    assert!(w.notifications(p.connection).is_empty(), "the answers wait for the commit");
+    disk.commit(&mut w);
+    let answers = w.notifications(p.connection);
+    assert_eq!(answers.len(), 201);
+    assert!(answers.iter().all(|event| matches!(event, Event::Answered(_, Ok(_)))));
+    // The record is written, so that the next change needs one of its own.
+    w.command(&p, Command::Request(RequestId(900), Box::new(add(900))));
+    disk.commit(&mut w);
+    assert_eq!(disk.len() - before, 2);
+    let mut again = disk.start(disk.len());
+    let p = again.client("p");
+    let Ok(Reply::Bindings(bindings)) = again.request(&p, Request::ListBindings { router }) else { panic!() };
+    assert_eq!(bindings.len(), 201);
+}
+
+#[test]
 fn bindings_of_queues_survive_a_crash() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");

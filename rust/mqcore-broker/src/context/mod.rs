@@ -25,6 +25,7 @@ use crate::model::observation::{Observation, ObservedSubject, Observers};
 use crate::model::options::Durability;
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
+use crate::model::router::RouterDefinition;
 use crate::model::stats::DropReason;
 use crate::model::time::Timestamp;
 
@@ -58,6 +59,19 @@ impl Context<'_> {
         }
         self.effects.push(Effect::Record(sequence, record));
         Some(sequence)
+    }
+
+    /// Records a router. If its record is the latest and still to be written, it gets the new state, so that a series of
+    /// changes of a router with thousands of bindings costs one record, not one for each change.
+    pub(crate) fn record_router(&mut self, router: RouterDefinition) {
+        let latest = self.effects.iter_mut().rev().find_map(|effect| match effect {
+            Effect::Record(_, record) => Some(record),
+            _ => None,
+        });
+        match latest {
+            Some(Record::DefineRouter(recorded)) if recorded.name == router.name => **recorded = router,
+            _ => drop(self.record(Record::DefineRouter(Box::new(router)))),
+        }
     }
 
     /// Notes that the latest record saves this message, and that nothing waits for the commit.

@@ -330,7 +330,7 @@ impl Entities {
         context.check_definitions()?;
         let (shard, placement) = (context.state.config.shard, context.state.config.placement);
         self.routers.define(router.clone(), true, shard, placement)?;
-        context.record(Record::DefineRouter(Box::new(router)));
+        context.record_router(router);
         Ok(Reply::Done)
     }
 
