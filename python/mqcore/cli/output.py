@@ -145,7 +145,9 @@ def growing(
     amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
     speed = TransferSpeedColumn() if in_bytes else Rate()
     columns = (TextColumn("{task.description}"), BarColumn(), amount, speed, TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    # Rich would print on the terminal what the program writes to a stdout that is a pipe or a file.
+    is_redirected = sys.stdout.isatty()
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=is_redirected) as bar:
         task = bar.add_task(what, total=total)
 
         def show(done: int, total: int | None) -> None:

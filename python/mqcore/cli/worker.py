@@ -198,7 +198,9 @@ def _showing() -> Iterator[Callable[[Worker], None]]:
     from rich.live import Live
 
     console = Console(stderr=True)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    # Rich would print the ready line on the terminal, even if stdout is a pipe or a file.
+    is_redirected = sys.stdout.isatty()
+    with Live(console=console, auto_refresh=False, transient=True, redirect_stdout=is_redirected) as live:
         yield _Table(live).show
 
 
