@@ -405,7 +405,7 @@ class MicroMessage:
             peer.command("ping;id=in")
             frame = peer.frame()
             if frame.kind == "error":
-                assert frame.text.startswith(("auth: ", "limit: "))
+                assert frame.text.startswith(("auth: ", "busy: "))
                 wait_until(lambda: len(place.denied()) > refusals, what="the audit line")
                 why = place.denied()[-1].get("why")
                 busy = ("too many attempts from this address", "too many logins at the same time")

@@ -240,7 +240,7 @@ def test_bindings_are_reported_by_their_names(served: ServedBroker) -> None:
     code, text, _ = said("router", "show", "sort", url=served.url)
     heading, first, *_ = text.splitlines()
     assert (code, heading) == (0, "name\ttarget\tpriority\tinteraction\tcontent_type\tmethod")
-    assert first == "copy\torders/1\t7\tnone\t-\tdistribute"
+    assert first == "copy\torders/1\t7\tnone\t1\tdistribute"
     assert said("router", "unbind", "sort", "copy", url=served.url) == (0, "", "removed copy from sort\n")
     assert one(run("router", "unbind", "sort", "store", "--json", url=served.url)) == {
         "schema": "mqcore.router.unbind/1",

@@ -552,7 +552,7 @@ def test_increase_beyond_the_top_does_what_the_listener_says(start: Start, overf
 def test_messages_do_not_overtake_answers_to_earlier_requests() -> None:
     """Each channel belongs to one of four shards, which answer and publish independently of each other."""
     channels = [b"c%04d" % number for number in range(1500)]
-    with mqcore.Broker(listen="throttr://127.0.0.1:0", shards=4) as broker:
+    with mqcore.Broker(listen="throttr://127.0.0.1:0?protocol=7.3", shards=4) as broker:
         host, _, port = broker.listeners[0].removeprefix("throttr://").rpartition(":")
         done = threading.Event()
 

@@ -152,7 +152,7 @@ def _shown(name: str) -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("tasks"),
         TimeElapsedColumn(),
     )
-    # What the pipeline prints belongs on stdout, also if that is a pipe or a file.
+    # The pipeline's own output belongs on stdout, also if that is a pipe or a file.
     redirect = sys.stdout.isatty()
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=redirect) as bar:
         task = bar.add_task(name, total=None)

@@ -1,4 +1,4 @@
-//! Places for connections and requests: peers that send nothing, or half a request, keep out nobody.
+//! Places for connections and requests: peers that send nothing, or half a request, block no other peer.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
