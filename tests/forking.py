@@ -16,6 +16,8 @@ import sys
 import tempfile  # noqa: F401
 from typing import Any
 
+import click
+
 import mqcore
 import mqcore.broker
 import mqcore.cli.program
@@ -26,7 +28,11 @@ import mqcore.jobs.pool.thread
 import mqcore.journal
 import mqcore.sync
 
-mqcore.cli.program.root()
+# Every command imports its module when it is looked up.
+program = mqcore.cli.program.root()
+context = click.Context(program)
+for name in program.list_commands(context):
+    program.get_command(context, name)
 
 
 def main(server: socket.socket) -> None:

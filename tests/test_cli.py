@@ -82,10 +82,29 @@ def test_every_command_explains_itself() -> None:
             if isinstance(parameter, click.Option):
                 assert parameter.help, (path, parameter.name)
         if isinstance(command, click.Group):
-            for name, child in command.commands.items():
+            context = click.Context(command)
+            names = command.list_commands(context)
+            assert names, path
+            for name in names:
+                child = command.get_command(context, name)
+                assert child is not None, (path, name)
+                assert child.name == name
                 walk(child, (*path, name))
 
     walk(root(), ())
+
+
+def test_a_command_imports_no_other_command() -> None:
+    script = (
+        "import sys, mqcore.cli.program as program\n"
+        "assert program.run(['version']) == 0\n"
+        "print({name for name in sys.modules if name.startswith('mqcore.cli.')})"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "mqcore.cli.version" in result.stdout
+    assert "mqcore.cli.serve" not in result.stdout
+    assert "mqcore.cli.queue" not in result.stdout
 
 
 def test_the_version_is_that_of_the_package() -> None:
@@ -104,6 +123,8 @@ def test_the_version_is_that_of_the_package() -> None:
     [
         (("pubish",), "mqcore publish"),
         (("queue", "statsu"), "mqcore queue status"),
+        (("user", "ad"), "mqcore user add"),
+        (("token", "creat"), "mqcore token create"),
         (("chanel", "ls"), "mqcore channel"),
     ],
 )

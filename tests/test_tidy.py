@@ -445,10 +445,15 @@ def test_every_option_is_in_the_documentation_of_the_configuration(options: str)
 
 
 def test_every_command_is_in_the_documentation_of_the_command_line() -> None:
+    import click
+
     from mqcore.cli.program import root
 
     text = (ROOT / "docs" / "cli.md").read_text()
-    for name, command in root().commands.items():
+    program = root()
+    context = click.Context(program)
+    for name in program.list_commands(context):
+        command = program.get_command(context, name)
         assert f"`mqcore {name}" in text, name
         for child in getattr(command, "commands", {}):
             assert f"`mqcore {name} {child}`" in text or f"`{child}`" in text or f"mqcore {name} {child} " in text

@@ -12,6 +12,7 @@ import click
 
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm
+from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
     from mqcore._core import AuthorityStore
@@ -92,7 +93,7 @@ def _readable(stored: dict[str, Any]) -> dict[str, Any]:
     return {**stored, **{name: restrict.get(name, []) for name in _RESTRICTIONS}}
 
 
-@click.group(short_help="Manage users: add, ls, passwd, rm, hash.")
+@click.group(cls=CommandGroup)
 def user() -> None:
     """Manage users, who log in with a password or a certificate.
 
@@ -171,7 +172,7 @@ def hash_password() -> None:
     click.echo(hash_password(_password()))
 
 
-@click.group(short_help="Manage access tokens: create, ls, revoke.")
+@click.group(cls=CommandGroup)
 def token() -> None:
     """Manage access tokens, with which programs log in.
 

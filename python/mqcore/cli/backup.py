@@ -12,7 +12,7 @@ from mqcore.cli.exit_code import ExitCode
 __all__ = ["backup", "restore"]
 
 
-@click.command(short_help="Copy the saved state of a running broker.")
+@click.command()
 @click.option(
     "--to", type=click.Path(path_type=Path), required=True, help="Destination: new directory, FILE.tar or FILE.tar.zst."
 )
@@ -47,7 +47,7 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
     output.done("mqcore.backup.made/1", message, content, as_json=as_json)
 
 
-@click.command(short_help="Create a data directory from a backup.")
+@click.command()
 @click.argument("source", metavar="FROM", type=click.Path(path_type=Path))
 @click.option(
     "--data-dir", metavar="DIR", type=click.Path(path_type=Path), required=True, help="Data directory to create."

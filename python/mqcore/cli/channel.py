@@ -18,7 +18,7 @@ _QUEUE = "queue"
 _COLUMNS = ("name", "queues", "active_clients", "client_limit", "queue_limit", "destroy_when_empty")
 
 
-@click.group(cls=CommandGroup, short_help="Manage channels: ls, show, create, set, rm.")
+@click.group(cls=CommandGroup)
 def channel() -> None:
     """Manage channels. A channel contains queues, and clients join it to consume."""
 

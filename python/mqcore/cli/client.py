@@ -12,7 +12,7 @@ __all__ = ["client"]
 _COLUMNS = ("id", "name", "kind", "online")
 
 
-@click.group(cls=CommandGroup, short_help="Manage connected clients: ls, show, disconnect.")
+@click.group(cls=CommandGroup)
 def client() -> None:
     """Inspect and disconnect clients."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["consume", "pull"]
 
 
-@click.command(short_help="Consume messages from a queue or topic and print them.")
+@click.command()
 @click.argument("queue")
 @click.option("--count", type=click.IntRange(min=1), help="Exit after this many messages. [default: never]")
 @click.option("--idle", type=options.DURATION, help="Exit after this long without a message. [default: never]")
@@ -88,7 +88,7 @@ def consume(
     return ExitCode.REFUSED if fail_if_empty and not seen else ExitCode.DONE
 
 
-@click.command(short_help="Pull messages from a pull or cache queue.")
+@click.command()
 @click.argument("queue", type=options.QUEUE)
 @click.option("--count", type=click.IntRange(min=1), default=1, show_default=True, help="Maximum number of messages.")
 @click.option(

@@ -11,7 +11,7 @@ from mqcore.cli import options, output
 __all__ = ["receive", "request", "send"]
 
 
-@click.command(short_help="Send a message to a client.")
+@click.command()
 @click.argument("target")
 @click.argument("body", default="")
 @click.option(
@@ -48,7 +48,7 @@ def send(
         output.talk(f"sent to {target}{', acknowledged' if confirm else ''}")
 
 
-@click.command(short_help="Send a request to a client and print its response.")
+@click.command()
 @click.argument("target")
 @click.argument("body", default="")
 @click.option(
@@ -78,7 +78,7 @@ def request(
         sys.stdout.buffer.write(response.raw + b"\n")
 
 
-@click.command(short_help="Receive direct messages, print them, and answer them.")
+@click.command()
 @click.option("--name", default="mqcore-cli", show_default=True, help="Name of this client, for @name:NAME.")
 @click.option("--type", "kind", default="mqcore-cli", show_default=True, help="Type of this client, for @type:TYPE.")
 @click.option("--id", "client_id", metavar="ID", help="Id of this client. [default: chosen by the broker]")

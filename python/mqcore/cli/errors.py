@@ -11,7 +11,7 @@ __all__ = ["errors"]
 _COLUMNS = ("at", "id", "request", "client", "protocol", "why")
 
 
-@click.command(short_help="Show recent request errors.")
+@click.command()
 @click.argument("error_id", metavar="[ID]", required=False)
 @options.admin_side(timeout="15s")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum number of errors.")

@@ -37,7 +37,7 @@ def _jobs(broker: str | None, timeout: float) -> Jobs:
     return Jobs(broker, token=options.token(), timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Manage jobs: enqueue, status, workers, watch, schedules, unschedule.")
+@click.group(cls=CommandGroup)
 def jobs() -> None:
     """Manage jobs over EventMQ's protocol, for example at emqp://127.0.0.1:47290."""
 

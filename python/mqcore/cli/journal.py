@@ -26,9 +26,7 @@ _TOTALS = ("shards", "records", "live", "bytes", "definitions", "limits", "sched
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 
 
-@click.group(
-    cls=CommandGroup, short_help="Read a stopped broker's files: ls, verify, export, replay, compact, accept-loss."
-)
+@click.group(cls=CommandGroup)
 def journal() -> None:
     """Work with the data directory DIR of a stopped broker. Only 'compact' and 'accept-loss' change it.
 

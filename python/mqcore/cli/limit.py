@@ -46,7 +46,7 @@ def _connect(url: str | None, timeout: float) -> SyncClient:
     return SyncClient(chosen, request_timeout=timeout)
 
 
-@click.group(cls=CommandGroup, short_help="Manage counters and limits: ls, get, set, reset, watch.")
+@click.group(cls=CommandGroup)
 def limit() -> None:
     """Manage counters of a Throttr listener, for example throttr://127.0.0.1:9000?value=uint64."""
 

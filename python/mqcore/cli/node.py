@@ -12,7 +12,7 @@ __all__ = ["node"]
 _COLUMNS = ("id", "name", "host", "downstream", "connected", "lifetime")
 
 
-@click.group(cls=CommandGroup, short_help="Inspect linked brokers: ls.")
+@click.group(cls=CommandGroup)
 def node() -> None:
     """Inspect upstream and downstream brokers."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["pipeline"]
 
 
-@click.group(cls=CommandGroup, short_help="Analyze the history with Spark: ls, run.")
+@click.group(cls=CommandGroup)
 def pipeline() -> None:
     """Analyze the history of a running or stopped broker. Requires the extra mqcore[spark] and Java."""
 

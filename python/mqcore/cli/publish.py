@@ -21,7 +21,7 @@ _BATCH = 256
 """Messages per call of the client: enough to keep the broker busy, few enough to show progress."""
 
 
-@click.command(short_help="Publish messages to a queue or topic.")
+@click.command()
 @click.argument("queue")
 @click.argument("body", required=False)
 @click.option("--file", "files", multiple=True, metavar="FILE", help="File to publish as one message. Repeatable.")

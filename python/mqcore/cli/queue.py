@@ -32,7 +32,7 @@ _COLUMNS = (
 )
 
 
-@click.group(cls=CommandGroup, short_help="Manage queues: ls, show, create, set, status, clear, rm.")
+@click.group(cls=CommandGroup)
 def queue() -> None:
     """Manage queues, addressed as CHANNEL/ID, for example orders/1001."""
 

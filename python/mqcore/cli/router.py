@@ -14,7 +14,7 @@ _BINDING_COLUMNS = ("name", "target", "priority", "interaction", "content_type",
 _METHODS = click.Choice(["distribute", "round-robin", "only-first"])
 
 
-@click.group(cls=CommandGroup, short_help="Manage routers: ls, show, create, rm, bind, unbind, enable, disable, test.")
+@click.group(cls=CommandGroup)
 def router() -> None:
     """Manage routers, whose bindings select the queues, clients and topics that receive a message."""
 

@@ -43,7 +43,7 @@ _PROGRAM_VARIABLES = frozenset(
 )
 
 
-@click.command(short_help="Run a broker.")
+@click.command()
 @click.option("--listen", "listen", multiple=True, metavar="URL", help="Listen for clients here. Repeatable.")
 @click.option("--admin", metavar="URL", help="Serve health, metrics and the admin API here.")
 @click.option("--tls-cert", metavar="FILE", help="Certificate chain of TLS listeners (tmqps://), in PEM.")

@@ -19,7 +19,7 @@ _SERVER_EVENTS = (
 _CHANNEL_EVENTS = ("ClientJoined", "ClientLeft", "QueueCreated", "QueueUpdated", "QueueRemoved")
 
 
-@click.command(short_help="Print events as they happen.")
+@click.command()
 @click.option("--events", is_flag=True, required=True, help="Print changes of clients, channels and nodes.")
 @click.option("--channel", "channels", multiple=True, help="Also print events of this channel. Repeatable.")
 @click.option(

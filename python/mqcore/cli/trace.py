@@ -17,7 +17,7 @@ __all__ = ["trace"]
 _COLUMNS = ("at", "queue", "step", "attempt", "who", "why")
 
 
-@click.command(short_help="Show a message's current location and its history.")
+@click.command()
 @click.argument("message_id", metavar="MSGID")
 @options.admin_side(timeout="60s")
 @options.as_json

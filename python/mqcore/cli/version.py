@@ -9,7 +9,7 @@ from mqcore.cli import options, output
 __all__ = ["version"]
 
 
-@click.command(short_help="Print the version.")
+@click.command()
 @options.as_json
 def version(as_json: bool) -> None:
     """Print the version; with --json also the versions of Python and of the platform."""

@@ -28,7 +28,7 @@ _SUMMARY_SECONDS = 10.0
 """Time between two summary lines if stderr is not a terminal."""
 
 
-@click.command(short_help="Run jobs.")
+@click.command()
 @click.argument("app", metavar="[MODULE:ATTR]", required=False)
 @click.option(
     "--broker",
