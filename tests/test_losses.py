@@ -30,6 +30,7 @@ from damaged_files import (
 from mqcore import errors, journal
 from mqcore.backup import backup, restore
 from mqcore.throttr import SyncClient
+from protocols.conversation import ADD_BINDING, OK, Client
 from served import ServedBroker, clean_environment, serving, wait_until
 
 QUEUES = [f"{letter * 3}-part" for letter in "abcdefghijkl"]
@@ -167,6 +168,43 @@ async def test_loss_stops_writes_until_it_is_accepted(segment: Path) -> None:
             assert (await mq.queue("orders", 1).information()).messages == left + 1
         assert broker.terminate() == 0
     assert "accept-loss" not in verify(directory)[1]
+
+
+async def test_a_topic_whose_binding_may_be_lost_confirms_nothing_until_the_loss_is_accepted(tmp_path: Path) -> None:
+    directory = tmp_path / "data"
+    with serving("--data-dir", str(directory), environment=ONE_SHARD) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.declare("copies", 1, SAVING)
+        with Client(*broker.address) as peer:
+            peer.hello()
+            body = json.dumps({"Target": "copies/1"}).encode()
+            assert peer.ask(ADD_BINDING, "@topic:news.of.today", body=body).content_type == OK
+        broker.process.send_signal(signal.SIGKILL)
+        broker.process.wait()
+    (segment,) = (path for path in directory.glob("shard-0/*.segment") if b"news.of.today" in path.read_bytes())
+    overwrite(segment, segment.read_bytes().index(b"news.of.today"), b"NEWS")
+    assert verify(directory)[0] == 6
+    with serving("--data-dir", str(directory), *ADMIN, environment=ONE_SHARD) as broker:
+        assert alarms(broker) == {"shard-0"}
+        async with mqcore.connect(broker.url) as mq:
+            topic = mq.topic("news.of.today")
+            async with topic.subscribe() as subscriber:
+                with pytest.raises(errors.Nacked, match="accept-loss"):
+                    await topic.publish("a queue misses this")
+                await topic.publish("for those that are left", confirm=False)
+                assert (await anext(subscriber)).text == "for those that are left"
+            # An empty queue whose definition is lost looks like one that never existed.
+            with pytest.raises(errors.Busy, match="accept-loss"):
+                await mq.publish("unknown/1", "x")
+        assert broker.terminate() == 0
+    accept_loss(directory)
+    with serving("--data-dir", str(directory), *ADMIN, environment=ONE_SHARD) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            with pytest.raises(errors.Nacked):
+                await mq.topic("news.of.today").publish("nothing is bound any more")
+            with pytest.raises(errors.NotFound):
+                await mq.publish("unknown/1", "x")
+        assert broker.terminate() == 0
 
 
 async def test_damage_that_housekeeping_finds_stops_writes_at_once_and_after_a_restart(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ mod durability;
 mod handlers;
 mod history;
 mod lists;
+mod losses;
 mod model;
 mod prefetch;
 mod retries;

@@ -45,6 +45,8 @@ pub(crate) enum Awaiting {
 #[derive(Debug)]
 pub(crate) struct Commits {
     pub(crate) storage: Storage,
+    /// Why records are lost, until an operator accepts the loss: definitions may be among them.
+    pub(crate) lost: Option<Box<str>>,
     /// The sequence of the latest record.
     pub(crate) sequence: Sequence,
     /// Memory of the messages that wait for their commit.
@@ -73,6 +75,7 @@ impl Default for Commits {
     fn default() -> Self {
         Self {
             storage: Storage::Absent,
+            lost: None,
             sequence: Sequence(0),
             waiting_bytes: 0,
             lagging: Lagging::default(),

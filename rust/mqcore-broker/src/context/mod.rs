@@ -94,6 +94,24 @@ impl Context<'_> {
         }
     }
 
+    /// Rejects a message that relies on all queues, routers and bindings of the shard, while some of their definitions may
+    /// be lost.
+    pub(crate) fn check_nothing_is_lost(&self) -> Result<(), Rejection> {
+        match &self.state.commits.lost {
+            None => Ok(()),
+            Some(why) => {
+                let reason = format!("queues or bindings that take this message may be lost: {why}");
+                Err(Rejection::new(RejectionKind::Busy, reason))
+            }
+        }
+    }
+
+    /// The rejection of a message whose queue or router does not exist. It may be one whose definition is lost, and exist
+    /// again later.
+    pub(crate) fn missing(&self, not_found: Rejection) -> Rejection {
+        self.check_nothing_is_lost().err().unwrap_or(not_found)
+    }
+
     /// Counts and returns the rejection of a channel or queue that a limit does not admit.
     pub(crate) fn not_created(&mut self, limit: &NameLimit) -> Rejection {
         if matches!(limit, NameLimit::Created { .. }) {
@@ -123,7 +141,9 @@ impl Context<'_> {
         }
     }
 
-    fn settle_passed_on(&mut self, ticket: &Ticket, rejection: Option<&Rejection>) {
+    /// Notes that a message from a downstream broker is done, or was rejected: for good, or only for now if `rejection` says
+    /// busy.
+    pub(crate) fn settle_passed_on(&mut self, ticket: &Ticket, rejection: Option<&Rejection>) {
         let Some(rejection) = rejection.filter(|rejection| rejection.kind == RejectionKind::Busy) else {
             return self.state.intake.done(ticket);
         };

@@ -47,8 +47,8 @@ pub enum Command {
         /// The message.
         message: Message,
     },
-    /// Publish a message to a topic: to its subscribers, and a copy to each bound queue. It is never
-    /// rejected.
+    /// Publish a message to a topic: to its subscribers, and a copy to each bound queue. It is
+    /// rejected only if it asks for an answer while bindings may be lost.
     PublishTopic {
         /// The topic.
         topic: TopicName,

@@ -147,7 +147,10 @@ impl Entities {
                 self.publish_topic(&topic, &message, to_producer, Some(to), context);
                 return;
             }
-            Command::Route { router, message } => self.route(router, message, context),
+            Command::Route { router, message } => match context.check_nothing_is_lost() {
+                Ok(()) => self.route(router, message, context),
+                Err(rejection) => return context.settle_passed_on(&ticket, Some(&rejection)),
+            },
             // Deliveries are settled at the broker that made them; this broker only passes them by.
             _ => {}
         }
@@ -192,11 +195,11 @@ impl Entities {
                     self.create_channel(&to.channel, &ChannelChanges::default(), creator, context)?
                 }
             }
-            None => return Err(no_channel(&to.channel)),
+            None => return Err(context.missing(no_channel(&to.channel))),
         };
         if !self.channels[key].queues.contains_key(&to.id) {
             if !creates {
-                return Err(no_queue(&to.channel, to.id));
+                return Err(context.missing(no_queue(&to.channel, to.id)));
             }
             self.channels[key].create_queue(key, to.id, &QueueChanges::default(), creator, context)?;
         }
@@ -204,7 +207,8 @@ impl Entities {
     }
 
     /// Publishes to a topic and returns the number of subscribers and queues. Copies in queues have a header with the
-    /// topic. `answer`: the sender to answer once each queue has saved its copy or rejected it.
+    /// topic. `answer`: the sender to answer once each queue has saved its copy or rejected it. While bindings may be lost,
+    /// a message with such a sender is rejected.
     pub(crate) fn publish_topic(
         &mut self,
         topic: &TopicName,
@@ -213,6 +217,18 @@ impl Entities {
         answer: Option<Confirmed>,
         context: &mut Context<'_>,
     ) -> u32 {
+        if let Some(to) = &answer
+            && let Err(rejection) = context.check_nothing_is_lost()
+        {
+            match to {
+                Confirmed::Producer(connection, request) => {
+                    context.notify(*connection, Event::Answered(*request, Err(rejection)));
+                }
+                Confirmed::Downstream(ticket) => context.settle_passed_on(ticket, Some(&rejection)),
+            }
+            context.state.counters.refused += 1;
+            return 0;
+        }
         let published = self.topics.publish(topic, message, to_producer, context);
         let (shard, placement) = (context.state.config.shard, context.state.config.placement);
         let (receivers, copies) = (published.receivers, published.queues.len());
@@ -272,7 +288,7 @@ impl Entities {
                 queue.publish_copy(message, origin, &consumers(members, queue), context);
             }
             None => {
-                let rejection = no_queue(&to.channel, to.id);
+                let rejection = context.missing(no_queue(&to.channel, to.id));
                 context.reject_passed_on(&message, &rejection);
                 if let Some(origin) = origin {
                     context.report_copy(origin, Err(rejection));

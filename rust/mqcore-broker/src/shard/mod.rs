@@ -282,6 +282,15 @@ impl Broker {
         entities.storage_refuses(why, &mut context);
     }
 
+    /// The journal has lost records, and no operator has accepted that: it refuses records, as after
+    /// [`Broker::storage_refuses`]. Definitions may be among the lost ones, so the shard confirms no message that may miss
+    /// a queue, router or binding.
+    pub fn records_lost(&mut self, why: &str, now: Timestamp, effects: &mut Vec<Effect>) {
+        let (entities, mut context) = self.split(now, effects);
+        context.state.commits.lost = Some(why.into());
+        entities.storage_refuses(why, &mut context);
+    }
+
     /// The journal takes records again. All definitions are recorded once more, because some may have
     /// been refused.
     pub fn storage_accepts(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {

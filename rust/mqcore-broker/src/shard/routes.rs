@@ -22,16 +22,22 @@ use crate::shard::entities::Entities;
 impl Entities {
     /// A producer publishes a message to a router.
     pub(crate) fn route(&mut self, router: RouterName, message: Message, context: &mut Context<'_>) {
-        let Some(progress) = self.routers.begin(&router) else {
-            context.state.counters.refused += 1;
-            let properties = message.properties();
-            let waits = properties.pending_acknowledge || properties.pending_response;
-            if let Some(producer) = message.producer().filter(|_| waits) {
-                let to = producer.connection;
-                let refusal = Some(no_router(&router));
-                context.effects.push(Effect::Notify(to, Event::Routed { router, message, refusal }));
+        let properties = message.properties();
+        let waits = properties.pending_acknowledge || properties.pending_response;
+        // A binding may be lost: then only messages that wait for no answer take the bindings that are left.
+        let complete = if waits { context.check_nothing_is_lost() } else { Ok(()) };
+        let begun = complete.and_then(|()| self.routers.begin(&router).ok_or_else(|| no_router(&router)));
+        let progress = match begun {
+            Ok(progress) => progress,
+            Err(rejection) => {
+                context.state.counters.refused += 1;
+                if let Some(producer) = message.producer().filter(|_| waits) {
+                    let to = producer.connection;
+                    let refusal = Some(rejection);
+                    context.effects.push(Effect::Notify(to, Event::Routed { router, message, refusal }));
+                }
+                return;
             }
-            return;
         };
         self.routers.counts.of(&router).received += 1;
         let route = Route {
@@ -136,7 +142,16 @@ impl Entities {
                 }
                 !receivers.is_empty()
             }
-            Target::Topic(topic) => self.publish_topic(topic, &message, true, None, context) > 0,
+            Target::Topic(topic) => {
+                let properties = route.message.properties();
+                if (properties.pending_acknowledge || properties.pending_response)
+                    && let Err(rejection) = context.check_nothing_is_lost()
+                {
+                    route.fail(rejection);
+                    return false;
+                }
+                self.publish_topic(topic, &message, true, None, context) > 0
+            }
             // A handler may not name another handler, because that chain might never end.
             Target::Handler(_) => false,
         }

@@ -312,7 +312,7 @@ impl Engine {
     fn refuse_after_loss(&mut self, now: Timestamp) {
         if let Some(why) = &self.refusal {
             self.hub.counters.journal.refusing(self.shard, true);
-            self.broker.storage_refuses(why, now, &mut self.effects);
+            self.broker.records_lost(why, now, &mut self.effects);
         }
     }
 
