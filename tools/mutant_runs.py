@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PACKAGE: Final = ROOT / "python" / "mqcore"
@@ -31,6 +33,12 @@ class Outcome:
     """The tests that failed, or another reason."""
     durations: dict[str, float]
     """Seconds of each test."""
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Ends a process that leads a session, and the processes that it started there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def quickest(tests: Iterable[str], durations: dict[str, float]) -> list[str]:
@@ -74,21 +82,27 @@ class Copy:
         paths = os.pathsep.join(filter(None, [str(self.directory / "python"), (environment or {}).get("PYTHONPATH")]))
         fixed = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": ""}
         begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.directory,
-                env={**os.environ, **(environment or {}), **fixed},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=limit,
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(False, time.monotonic() - begin, [f"time limit of {limit:.0f} s"], {})
+        with subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env={**os.environ, **(environment or {}), **fixed},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=limit)
+            except subprocess.TimeoutExpired:
+                kill_group(process)
+                return Outcome(False, time.monotonic() - begin, [f"time limit of {limit:.0f} s"], {})
+            except BaseException:
+                kill_group(process)
+                raise
         durations: dict[str, float] = {}
-        for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", done.stdout, re.MULTILINE):
+        for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", output, re.MULTILINE):
             durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])
-        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        why = failed or [f"exit code {done.returncode}", done.stderr[-2000:]]
-        return Outcome(done.returncode == 0, time.monotonic() - begin, why, durations)
+        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+        why = failed or [f"exit code {process.returncode}", errors[-2000:]]
+        return Outcome(process.returncode == 0, time.monotonic() - begin, why, durations)

@@ -3,7 +3,8 @@
 A mutant is the program with one small defect: another comparison, a constant off by one, a statement less. The sample
 of a target depends only on `--seed`, so a run can be repeated. Python mutants run in a copy of the project against the
 tests that belong to their module: first against those that run the mutated line, then against all of them. With
-`--whole`, survivors run against all Python tests. `tools/rust_mutants.py` describes how mutants of crates run.
+`--whole`, survivors run against all Python tests. `tools/rust_mutants.py` describes how mutants of crates run. `--near`
+gives a first result in a fraction of the time, and `--again` runs its survivors against all tests that reach them.
 
 A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each mutant
 with its file, line and change and the test that failed, and exits with 1 if a target's share of caught mutants is below
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, Outcome, quickest
-from rust_mutants import run_crates
+from rust_runs import run_crates
 
 # The modules of each target, and the tests that run first. Generated modules are mutated in their source.
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
@@ -273,6 +274,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32), help="repeats a sample")
     parser.add_argument("--whole", action="store_true", help="run survivors against all Python tests, which takes long")
     parser.add_argument("--processes", type=int, default=3, help="processes that run tests (default 3)")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants of crates that run at a time (default 1)")
+    parser.add_argument(
+        "--near", action="store_true", help="mutants of crates meet only the nearest tests, which is quick"
+    )
+    parser.add_argument(
+        "--again", type=Path, metavar="OUTPUT", help="run the mutants of crates that survived in this output, no sample"
+    )
     parser.add_argument("--least", type=int, default=90, help="percentage that must be caught (default 90)")
     given = parser.parse_args()
     print(f"sample: --seed {given.seed} --count {given.count}", flush=True)
@@ -285,7 +293,8 @@ def main() -> int:
         if target in PYTHON:
             size, survivors = run_python(target, given.count, given.seed, whole=given.whole, processes=given.processes)
             scores.append((target, size, len(survivors)))
-    results = run_crates(crates, given.count, given.seed, given.processes) if crates else None
+    options = {"processes": given.processes, "jobs": given.jobs, "near": given.near, "again": given.again}
+    results = run_crates(crates, given.count, given.seed, **options) if crates else None
     scores += [(crate, tested.viable, len(tested.survivors)) for crate, tested in (results or {}).items()]
     for target, size, survived in scores:
         print(f"{target:20} {size - survived:3}/{size:3} caught {100 * (size - survived) / max(size, 1):5.1f} %")
