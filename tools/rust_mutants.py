@@ -56,6 +56,8 @@ class Region:
     begin: int
     end: int
     mutants: tuple[RustMutant, ...]
+    is_own: bool = False
+    """Whether an error here has no other cause than the only mutant."""
 
 
 def listed(crate: str) -> list[dict[str, Any]]:
@@ -128,12 +130,12 @@ def switched(text: str, mutants: list[RustMutant]) -> tuple[str, list[Region]]:
     regions: list[Region] = []
     size = 0
 
-    def put(part: str, responsible: tuple[RustMutant, ...] = ()) -> None:
+    def put(part: str, responsible: tuple[RustMutant, ...] = (), *, is_own: bool = False) -> None:
         nonlocal size
         parts.append(part)
         begin, size = size, size + len(part.encode())
         if responsible:
-            regions.append(Region(begin, size, responsible))
+            regions.append(Region(begin, size, responsible, is_own))
 
     done = 0
     for function, own in sorted(functions.items()):
@@ -145,7 +147,7 @@ def switched(text: str, mutants: list[RustMutant]) -> tuple[str, list[Region]]:
         put("{ ", tuple(own))
         for mutant in own:
             put(f"if ::mqcore_switch::selected({mutant.number}) {{", tuple(own))
-            put(mutant.applied(text, begin, end), (mutant,))
+            put(mutant.applied(text, begin, end), (mutant,), is_own="impl " not in signature)
             put("} else ", tuple(own))
         put(text[begin:end] + " }", tuple(own))
         done = end

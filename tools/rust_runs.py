@@ -182,8 +182,8 @@ def run_crates(
         for mutant in sample:
             if is_switchable(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"), candidates):
                 candidates.append(mutant)
-        kept = compiling(workspace, candidates)
-        print(f"{len(kept)} of {len(sample)} mutants in one build", flush=True)
+        kept, unviable = compiling(workspace, candidates)
+        print(f"{len(kept)} of {len(sample)} mutants in one build, {len(unviable)} unviable", flush=True)
         reach = recorded(workspace, workspace.build(), len(sample), processes)
         hunt = Hunt(workspace, reach, processes, near)
         with ThreadPoolExecutor(jobs) as pool:
@@ -191,7 +191,7 @@ def run_crates(
             for done in as_completed(waiting):
                 report(results, waiting[done], done.result())
         workspace.restore(mutant.file for mutant in kept)
-        for mutant in in_turn([mutant for mutant in sample if mutant not in kept]):
+        for mutant in in_turn([each for each in sample if each not in kept and each not in unviable]):
             text = (ROOT / mutant.file).read_text(encoding="utf-8")
             workspace.replace(mutant.file, mutant.applied(text, 0, len(text)))
             if workspace.errors():

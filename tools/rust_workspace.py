@@ -225,19 +225,35 @@ class ProgramRun:
     seconds: float
 
 
-def compiling(workspace: Workspace, mutants: list[RustMutant]) -> list[RustMutant]:
-    """The mutants that compile behind switches. The workspace has these switches after the call."""
+def compiling(workspace: Workspace, mutants: list[RustMutant]) -> tuple[list[RustMutant], set[RustMutant]]:
+    """The mutants that compile behind switches, and those that compile nowhere. The workspace has the switches of the
+    former after the call.
+    """
     kept = mutants
+    unviable: set[RustMutant] = set()
     while True:
         regions = workspace.write(kept)
         errors = workspace.errors()
         if not errors:
-            return kept
+            return kept, unviable
         blamed = {mutant for error in errors for mutant in responsible(error, regions, kept)}
         if not blamed:
             sys.exit("\n".join(error["rendered"] for error in errors))
+        unviable |= {mutant for error in errors for mutant in certain(error, regions)}
         workspace.restore(mutant.file for mutant in blamed)
         kept = [mutant for mutant in kept if mutant not in blamed]
+
+
+def certain(error: dict[str, Any], regions: dict[Path, list[Region]]) -> Iterator[RustMutant]:
+    """The mutant whose own code has an error. A switch itself causes errors in a `const fn`, and where it would give an
+    `impl` type two types.
+    """
+    if "const" in error["message"] or "`if` and `else`" in error["message"]:
+        return
+    for span in error["spans"]:
+        for region in regions.get(Path(span["file_name"]), ()) if span["is_primary"] else ():
+            if region.begin <= span["byte_start"] and span["byte_end"] <= region.end and region.is_own:
+                yield from region.mutants
 
 
 def responsible(
