@@ -42,14 +42,13 @@ class Reach:
     """Seconds of these tests."""
 
 
-def recorded(workspace: Workspace, programs: list[TestProgram], count: int, processes: int) -> Reach:
-    """Runs all tests without a mutant."""
+def record_programs(workspace: Workspace, programs: list[TestProgram], count: int) -> Reach:
+    """Runs all test programs without a mutant."""
     reach = Reach({}, {}, {}, {})
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mqcore-reached-") as name:
-        directory = Path(name)
         for program in programs:
-            reached = directory / "program"
+            reached = Path(name, "program")
             reached.write_bytes(bytes(count))
             run = workspace.run(program, [], None, {"MUTANTS_REACHED": str(reached)})
             if run.failed or run.crash:
@@ -62,13 +61,19 @@ def recorded(workspace: Workspace, programs: list[TestProgram], count: int, proc
                 {number for number, byte in enumerate(reached.read_bytes()) if byte},
             )
             reach.skipped[program] = run.failed
-        print(f"test programs: {time.monotonic() - begin:.0f} s", flush=True)
+    print(f"test programs: {time.monotonic() - begin:.0f} s", flush=True)
+    return reach
+
+
+def record_tests(workspace: Workspace, reach: Reach, count: int, processes: int) -> None:
+    """Runs all Python tests without a mutant."""
+    with tempfile.TemporaryDirectory(prefix="mqcore-reached-") as name:
         variables = {
             **workspace.environment,
             "PYTHONPATH": str(RECORDER),
             "PYTEST_ADDOPTS": "-p reached_mutants",
             "MUTANTS_COUNT": str(count),
-            "MUTANTS_DIRECTORY": str(directory),
+            "MUTANTS_DIRECTORY": name,
         }
         outcome = workspace.copy.run(["tests"], processes, None, variables)
         failed = set() if outcome.passed else set(outcome.why)
@@ -76,12 +81,11 @@ def recorded(workspace: Workspace, programs: list[TestProgram], count: int, proc
             print(f"left out, because they fail without a mutant: {' '.join(sorted(failed))}", flush=True)
         print(f"Python tests: {outcome.seconds:.0f} s", flush=True)
         reach.durations = {test: each for test, each in outcome.durations.items() if test not in failed}
-        for record in directory.glob("*.reached"):
+        for record in Path(name).glob("*.reached"):
             for line in record.read_text(encoding="utf-8").splitlines():
                 test, _, numbers = line.rpartition("\t")
                 if test in reach.durations:
                     reach.tests.setdefault(test, set()).update(map(int, numbers.split(",")))
-    return reach
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class Hunt:
     near: bool
     """Whether mutants meet only the programs of their crate and the quickest of all other tests."""
 
-    def catching(self, mutant: RustMutant, *, everything: bool) -> str | None:
-        """The test that fails with a mutant, of those that run its function or of all."""
+    def catching_program(self, mutant: RustMutant, *, everything: bool) -> str | None:
+        """The test of cargo test that fails with a mutant, of those that run its function or of all."""
         variables = {"MUTANT": str(mutant.number)}
         programs = sorted(
             (program.crate != mutant.crate, seconds, program.path.name, program)
@@ -109,6 +113,11 @@ class Hunt:
                 break
             if failed := self.failing_program(program, variables):
                 return f"{name} {failed}"
+        return None
+
+    def catching_test(self, mutant: RustMutant, *, everything: bool) -> str | None:
+        """The Python test that fails with a mutant, of those that run its function or of all."""
+        variables = {"MUTANT": str(mutant.number)}
         tests = [test for test in self.reach.durations if everything or mutant.number in self.reach.tests.get(test, ())]
         first = quickest(tests, self.reach.durations)
         if failed := self.failing_test(first, 0, variables):
@@ -184,12 +193,22 @@ def run_crates(
                 candidates.append(mutant)
         kept, unviable = compiling(workspace, candidates)
         print(f"{len(kept)} of {len(sample)} mutants in one build, {len(unviable)} unviable", flush=True)
-        reach = recorded(workspace, workspace.build(), len(sample), processes)
+        reach = record_programs(workspace, workspace.build(), len(sample))
         hunt = Hunt(workspace, reach, processes, near)
+        waiting: list[RustMutant] = []
         with ThreadPoolExecutor(jobs) as pool:
-            waiting = {pool.submit(hunt.catching, mutant, everything=False): mutant for mutant in in_turn(kept)}
-            for done in as_completed(waiting):
-                report(results, waiting[done], done.result())
+            runs = {pool.submit(hunt.catching_program, mutant, everything=False): mutant for mutant in in_turn(kept)}
+            for done in as_completed(runs):
+                if done.result() is None:
+                    waiting.append(runs[done])
+                    print(f"  waiting   {runs[done].name}", flush=True)
+                else:
+                    report(results, runs[done], done.result())
+            # After the programs of cargo test, which take far less time and catch most mutants.
+            record_tests(workspace, reach, len(sample), processes)
+            runs = {pool.submit(hunt.catching_test, mutant, everything=False): mutant for mutant in in_turn(waiting)}
+            for done in as_completed(runs):
+                report(results, runs[done], done.result())
         workspace.restore(mutant.file for mutant in kept)
         for mutant in in_turn([each for each in sample if each not in kept and each not in unviable]):
             text = (ROOT / mutant.file).read_text(encoding="utf-8")
@@ -204,7 +223,8 @@ def run_crates(
                 skipped = {program: reach.skipped[each] for program, each in old.items()}
                 renamed = Reach(rebuilt, skipped, reach.tests, reach.durations)
                 alone = Hunt(workspace, renamed, processes, near)
-                report(results, mutant, alone.catching(mutant, everything=True))
+                failed = alone.catching_program(mutant, everything=True) or alone.catching_test(mutant, everything=True)
+                report(results, mutant, failed)
             workspace.restore([mutant.file])
     return results
 
