@@ -365,6 +365,22 @@ mod tests {
     }
 
     #[test]
+    fn unknown_user_is_checked_against_the_most_expensive_hash() {
+        let (mut records, _) = records();
+        let ann = records.users.remove(0);
+        // Memory times passes: the second one costs the most, although the third one needs more memory.
+        for (name, cost) in [("ann", "m=19456,t=2"), ("bob", "m=9728,t=8"), ("eve", "m=32768,t=1")] {
+            let hash = format!("$argon2id$v=19${cost},p=1$c29tZXNhbHRzb21lc2FsdA${}", "A".repeat(43));
+            let password = Some(hash.parse().unwrap());
+            records.users.push(User { name: name.into(), password, ..ann.clone() });
+        }
+        let LoginProgress::Check(check) = records.log_in(&Credentials::read(Some("joe:x")), &ROBOT, 0) else {
+            panic!("a login with a password needs a check");
+        };
+        assert_eq!(Some(check.hash), records.users[1].password);
+    }
+
+    #[test]
     fn peers_without_credentials_are_rejected_unless_anonymous_rules_exist() {
         let (mut records, _) = records();
         assert_eq!(log_in(&records, "", &ROBOT, 0), Err(LoginRejection::NoCredentials));

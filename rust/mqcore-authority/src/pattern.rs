@@ -170,6 +170,7 @@ mod tests {
         assert_eq!("".parse::<Pattern>(), Err(PatternError::Empty));
         assert_eq!("a\nb".parse::<Pattern>(), Err(PatternError::Control('\n')));
         assert_eq!("x".repeat(513).parse::<Pattern>(), Err(PatternError::TooLong(513)));
+        assert!("x".repeat(512).parse::<Pattern>().is_ok());
     }
 
     /// The definition of matching, as a slow recursive function.

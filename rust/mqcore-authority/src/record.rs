@@ -319,6 +319,20 @@ mod tests {
     }
 
     #[test]
+    fn new_password_replaces_that_of_its_user_only() {
+        let hash = |salt| PasswordHash::of("correct horse", [salt; 16]).unwrap();
+        let mut records = Records::default();
+        for (name, salt) in [("ann", 1), ("bob", 2), ("eve", 3)] {
+            records.add_user(User { password: Some(hash(salt)), ..user(name) }).unwrap();
+        }
+        records.set_password("bob", hash(4)).unwrap();
+        let passwords: Vec<_> = records.users.iter().map(|user| user.password.clone()).collect();
+        assert_eq!(passwords, [Some(hash(1)), Some(hash(4)), Some(hash(3))]);
+        let missing = records.set_password("joe", hash(5));
+        assert!(matches!(missing, Err(AuthorityRecordError::Missing { .. })));
+    }
+
+    #[test]
     fn lists_are_bounded() {
         let mut records = Records::default();
         let mut greedy = user("ann");

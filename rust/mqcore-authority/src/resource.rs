@@ -216,5 +216,8 @@ mod tests {
     fn displayed_name_is_truncated() {
         assert!(Resource::LimitKey(&[b'k'; 5000]).to_string().len() < 400);
         assert_eq!(Resource::Queue("orders", 7).to_string(), "orders/7");
+        let longest = "r".repeat(SHOWN_BYTES_MAX);
+        assert_eq!(Resource::Router(&longest).to_string(), longest);
+        assert_eq!(Resource::Router(&format!("{longest}r")).to_string(), format!("{longest}…"));
     }
 }

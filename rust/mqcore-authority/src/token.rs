@@ -139,5 +139,6 @@ mod tests {
         let shown = format!("{minted:?} {:?}", minted.hash);
         assert!(!shown.contains(split(&minted.text).unwrap().1));
         assert!(!shown.contains(&String::from(minted.hash)));
+        assert!(shown.contains(&minted.id), "the id says which token it is");
     }
 }

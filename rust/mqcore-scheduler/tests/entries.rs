@@ -236,6 +236,23 @@ fn entries_that_come_and_go_leave_nothing_behind() {
 }
 
 #[test]
+fn clock_set_back_often_leaves_nothing_behind() {
+    let mut scheduler = Scheduler::default();
+    for number in 0..100 {
+        let when = if number < 60 { Recurrence::Every(HOUR) } else { hourly() };
+        let plan = plan(when, CatchUp::All);
+        let state = plan.begin(START).expect("it begins");
+        scheduler.insert(ScheduleEntry { id: id(number), plan, state, what: number });
+    }
+    for step in 1..1000 {
+        scheduler.set_back(START - step);
+    }
+    let shown = format!("{scheduler:?}").len();
+    assert!(shown < 200_000, "it still knows {shown} bytes about a hundred entries");
+    assert_eq!(scheduler.next_due(), Some(START - 999 + HOUR));
+}
+
+#[test]
 fn meaningless_plans_are_rejected() {
     assert!(matches!(Recurrence::every(9), Err(PlanError::Interval(9))));
     assert!(matches!(Recurrence::every(u64::MAX), Err(PlanError::Interval(_))));

@@ -212,6 +212,19 @@ mod tests {
     }
 
     #[test]
+    fn handshake_that_ends_without_a_tls_error_is_closed_and_says_how() {
+        for (kind, words) in [
+            (io::ErrorKind::UnexpectedEof, "check that the port speaks TLS"),
+            (io::ErrorKind::ConnectionReset, "TLS handshake aborted: connection reset"),
+        ] {
+            let failure = HandshakeFailure::of_handshake(&kind.into());
+            assert_eq!(failure.reason, FailureReason::Closed);
+            assert!(failure.words.ends_with(words), "{failure:?}");
+            assert_eq!(HandshakeFailure::of_conversation(&kind.into()), None);
+        }
+    }
+
+    #[test]
     fn only_certificate_reasons_are_about_certificates() {
         assert!(FailureReason::CertificateRequired.is_about_certificates());
         assert!(!FailureReason::NotTls.is_about_certificates());

@@ -90,3 +90,21 @@ fn broken(what: &'static str, path: &Path, why: &dyn std::fmt::Display) -> TlsCo
 fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
     bytes.windows(wanted.len()).any(|window| window == wanted)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_of_the_maximum_size_is_read_and_a_larger_one_rejected() {
+        let path = std::env::temp_dir().join(format!("mqcore-tls-size-{}.pem", std::process::id()));
+        for (size, why) in
+            [(FILE_BYTES_MAX, "no certificate in the"), (FILE_BYTES_MAX + 1, "exceeds 16 MiB")]
+        {
+            File::create(&path).and_then(|file| file.set_len(size)).expect("the file is created");
+            let error = certificates("certificate", &path).expect_err("zeros are no certificate").to_string();
+            assert!(error.contains(why), "{size}: {error}");
+        }
+        std::fs::remove_file(&path).expect("the file is removed");
+    }
+}

@@ -176,3 +176,82 @@ fn begins_like_ssl2(first: &[u8]) -> bool {
 fn is_old_hello(first: &[u8]) -> bool {
     matches!(first, [0x16, 3, _, _, _, 1, _, _, _, 3, 0..=2])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD_HELLO: [u8; FIRST_BYTES] = [0x16, 3, 1, 0, 80, 1, 0, 0, 76, 3, 1];
+    const HELLO: [u8; FIRST_BYTES] = [0x16, 3, 1, 0, 80, 1, 0, 0, 76, 3, 3];
+
+    fn of_tls(error: Error, first: &[u8]) -> (HandshakeRejection, String) {
+        let (reason, message) =
+            HandshakeRejection::of(&io::Error::new(io::ErrorKind::InvalidData, error), first);
+        (reason, message.into())
+    }
+
+    #[test]
+    fn connection_that_ends_without_a_tls_error_is_closed_and_its_error_is_shown() {
+        for (kind, message) in [
+            (io::ErrorKind::UnexpectedEof, "the peer closed the connection during the handshake"),
+            (io::ErrorKind::ConnectionReset, "connection error: connection reset"),
+        ] {
+            let (reason, shown) = HandshakeRejection::of(&kind.into(), &HELLO);
+            assert_eq!((reason, &*shown), (HandshakeRejection::Closed, message));
+        }
+    }
+
+    #[test]
+    fn first_bytes_distinguish_other_protocols_and_old_versions_from_malformed_tls() {
+        let invalid = || Error::InvalidMessage(InvalidMessage::InvalidContentType);
+        let (reason, message) = of_tls(invalid(), b"GET / HTTP/");
+        assert_eq!(reason, HandshakeRejection::NotTls);
+        assert!(message.ends_with(r#"its first bytes are "GET / HT""#), "{message}");
+        let (reason, message) = of_tls(invalid(), &[0x80, 0x2b, 1, 0, 2]);
+        assert_eq!(reason, HandshakeRejection::OldVersion);
+        assert!(message.contains("SSL 2"), "{message}");
+        assert_eq!(of_tls(invalid(), &HELLO).0, HandshakeRejection::Malformed);
+
+        let incompatible = || Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon);
+        let (reason, message) = of_tls(incompatible(), &OLD_HELLO);
+        assert_eq!(reason, HandshakeRejection::OldVersion);
+        assert!(message.contains("nothing newer than TLS 1.1"), "{message}");
+        let (reason, message) = of_tls(incompatible(), &HELLO);
+        assert_eq!(reason, HandshakeRejection::NothingInCommon);
+        assert!(message.contains("NoCipherSuitesInCommon"), "{message}");
+        let not_offered = Error::PeerIncompatible(PeerIncompatible::Tls12NotOffered);
+        assert_eq!(of_tls(not_offered, &HELLO).0, HandshakeRejection::OldVersion);
+    }
+
+    #[test]
+    fn alert_of_the_peer_is_explained() {
+        for (alert, message) in [
+            (AlertDescription::UnknownCA, "does not trust the authority"),
+            (AlertDescription::CertificateExpired, "the listener's certificate has expired"),
+            (AlertDescription::BadCertificate, "check that it contains the name"),
+            (AlertDescription::CertificateUnknown, "check that it contains the name"),
+            (AlertDescription::ProtocolVersion, "TLS 1.2 or newer"),
+            (AlertDescription::DecodeError, "DecodeError"),
+        ] {
+            let (reason, shown) = of_tls(Error::AlertReceived(alert), &HELLO);
+            assert_eq!(reason, HandshakeRejection::Declined);
+            assert!(shown.contains(message), "{alert:?}: {shown}");
+        }
+    }
+
+    #[test]
+    fn rejected_client_certificate_is_explained() {
+        for (why, reason, message) in [
+            (CertificateError::UnknownIssuer, HandshakeRejection::UnknownAuthority, "authority in client_ca"),
+            (CertificateError::Expired, HandshakeRejection::ExpiredCertificate, "has expired"),
+            (CertificateError::BadSignature, HandshakeRejection::BadCertificate, "invalid peer certificate"),
+        ] {
+            let (found, shown) = of_tls(Error::InvalidCertificate(why), &HELLO);
+            assert_eq!(found, reason);
+            assert!(shown.contains(message), "{shown}");
+        }
+        let (reason, message) = of_tls(Error::NoCertificatesPresented, &HELLO);
+        assert_eq!(reason, HandshakeRejection::NoCertificate);
+        assert!(message.contains("client_cert=required"), "{message}");
+    }
+}
