@@ -199,7 +199,7 @@ MUTANTS_SEED ?= $(MQCORE_SEED)
 
 .PHONY: mutants
 mutants: $(EXTENSION) ## run MUTANTS (40) random defects of each of TARGETS (Python modules and crates) against the tests
-	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(TARGETS)
+	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(TARGETS)
 
 .PHONY: generate
 generate: $(ENVIRONMENT) ## generate the blocking clients and the code of all options

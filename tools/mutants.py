@@ -2,9 +2,10 @@
 
 A mutant is the program with one small defect: another comparison, a constant off by one, a statement less. The sample
 of a target depends only on `--seed`, so a run can be repeated. Python mutants run in a copy of the project against the
-tests that belong to their module: first against those that run the mutated line, then against all of them. With
-`--whole`, survivors run against all Python tests. `tools/rust_mutants.py` describes how mutants of crates run. `--near`
-gives a first result in a fraction of the time, and `--again` runs its survivors against all tests that reach them.
+tests of their target that run the mutated line. The first run of a target records which ones these are; `--record`
+keeps that for other runs while the modules stay the same. `--tests` adds tests, and `--only` repeats single mutants of
+a sample. `tools/rust_mutants.py` describes how mutants of crates run: `--near` gives a first result in a fraction of
+the time, and `--again` runs its survivors against all tests that reach them.
 
 A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each mutant
 with its file, line and change and the test that failed, and exits with 1 if a target's share of caught mutants is below
@@ -16,19 +17,23 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
-from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, Outcome, quickest
+from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, quickest
 from rust_runs import run_crates
 
-# The modules of each target, and the tests that run first. Generated modules are mutated in their source.
+PIPELINES: Final = ("compact", "features", "letters_limits_sessions", "pipelines", "reports")
+ANSWERING: Final = ("answering", "broker_calls", "handler_loop", "raised")
+# The modules and the tests of each target. Of `sync`, two modules are generated: their tests run what is generated.
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "client": (
         ("client/*.py", "bodies.py"),
@@ -40,7 +45,7 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ),
     ),
     "broker": (
-        ("broker.py", "_answering.py", "handlers.py"),
+        ("broker.py", "handlers.py", "extensions.py", *(f"_{name}.py" for name in ANSWERING)),
         (
             *("test_broker.py", "test_handlers.py", "test_handler_reports.py", "test_guards.py"),
             *("test_custom_messages.py", "test_event_handlers.py", "test_raising_callbacks.py", "test_extensions.py"),
@@ -55,22 +60,47 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("routing.py",),
         ("test_documented_defaults.py", "test_router_cli.py", "protocols/test_tmqp_python_routers.py"),
     ),
-    "throttr": (("throttr/client.py", "throttr/models.py", "throttr/requests.py"), ("test_throttr_client.py",)),
+    "throttr": (
+        ("throttr/base.py", "throttr/client.py", "throttr/models.py", "throttr/requests.py"),
+        ("test_throttr_client.py",),
+    ),
     "ratelimit": (("ratelimit/*.py",), ("test_documented_defaults.py", "test_ratelimit*.py")),
     "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_*.py",)),
     "ledger": (("spark/ledger.py", "spark/publisher.py"), ("spark/test_ledger*.py",)),
     "spark": (("spark/*.py",), ("spark/test_ledger*.py", "spark/test_sink.py", "spark/test_source.py")),
+    "pipelines": (
+        ("spark/pipelines/*.py",),
+        tuple(f"spark/test_{name}.py" for name in PIPELINES),
+    ),
+    "sync": (("sync/base.py", "sync/joining.py", "sync/publishing.py", "sync/streams.py"), ("test_sync*.py",)),
+    "admin": (
+        ("admin.py", "authority.py", "credentials.py", "observing.py", "tls.py", "_broker_stats.py", "_http.py"),
+        (
+            *("test_admin_http.py", "test_authority.py", "test_broker.py", "test_cli_admin.py"),
+            *(
+                "test_event_handlers.py",
+                "test_handlers.py",
+                "test_history.py",
+                "test_sighup.py",
+                "test_tls.py",
+                "jobs/test_jobs_authority.py",
+            ),
+        ),
+    ),
+    "storage": (
+        ("backup.py", "compaction.py", "export.py", "journal.py", "progress.py", "replay.py"),
+        ("test_backup.py", "test_cli_journal.py", "test_cli_terminal.py", "test_file_modes.py", "test_journal_*.py"),
+    ),
+    "testing": (
+        ("testing.py", "errors.py", "micromessage.py", "_option_table.py"),
+        ("test_mm2_*.py", "test_options.py", "test_testing.py", "test_unsaved_memory.py"),
+    ),
     "cli": (
         ("cli/*.py",),
         (
             *("test_cli.py", "test_cli_*.py", "test_router_cli.py", "test_limit_cli.py", "test_authority.py"),
-            *(
-                "test_backup.py",
-                "test_journal_*.py",
-                "test_sighup.py",
-                "test_client_topics.py",
-                "jobs/test_jobs_cli.py",
-            ),
+            *("test_backup.py", "test_journal_*.py", "test_sighup.py", "test_client_topics.py"),
+            "jobs/test_jobs_cli.py",
         ),
     ),
 }
@@ -99,6 +129,8 @@ class Mutant:
     line: int
     change: str
     source: str
+    function: range
+    """The lines of the innermost function around it; none if it is in no function."""
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -157,6 +189,11 @@ def mutants_of(module: Path) -> list[Mutant]:
     """Every mutant of a module."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     found = []
+    functions = [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     for parent, name, index in list(places(tree)):
         field = getattr(parent, name)
         old = field if index is None else field[index]
@@ -167,7 +204,9 @@ def mutants_of(module: Path) -> list[Mutant]:
         source = ast.unparse(ast.fix_missing_locations(tree))
         put(parent, name, index, old)
         line = getattr(old, "lineno", getattr(parent, "lineno", 1))
-        found.append(Mutant(module, line, f"{first_line(old)}  ->  {first_line(new)}", source))
+        change = f"{first_line(old)}  ->  {first_line(new)}"
+        around = [lines for lines in functions if line in lines]
+        found.append(Mutant(module, line, change, source, min(around, key=len, default=range(0))))
     return found
 
 
@@ -184,16 +223,55 @@ def first_line(node: ast.AST) -> str:
     return ast.unparse(node).partition("\n")[0][:70]
 
 
-# Names of the tests that run each line of a module.
-Lines: TypeAlias = dict[Path, dict[int, set[str]]]
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file of a record; none if no process wrote it."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def nearest(mutant: Mutant, lines: Lines, durations: dict[str, float]) -> list[str]:
-    """The quickest tests that run the line of a mutant. A line that no test runs by itself may be a default or a part
-    of a statement: for those, the quickest of all tests.
-    """
-    running = lines.get(mutant.module, {}).get(mutant.line, durations.keys())
-    return quickest(running & durations.keys(), durations)
+@dataclass(frozen=True)
+class Reach:
+    """Which tests run which lines."""
+
+    durations: dict[str, float]
+    """Seconds of each test."""
+    lines: dict[str, dict[str, set[str]]]
+    """Names of the tests that run each line of a module."""
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that run the line of a mutant, the quickest first. A line that no test runs by itself may be a
+        default or a part of a statement: for those, all tests that run its function, or else its module.
+        """
+        lines = self.lines.get(str(mutant.module.relative_to(ROOT)), {})
+        parts = (
+            lines.get(str(mutant.line), set()),
+            set().union(*(lines.get(str(line), set()) for line in mutant.function)),
+            set().union(*lines.values()),
+            set(self.durations),
+        )
+        running = next((some for part in parts if (some := part & self.durations.keys())), set())
+        return sorted(running, key=lambda test: (self.durations[test], test))
+
+    def save(self, path: Path) -> None:
+        """Writes a file that `load` reads."""
+        lines = {module: {line: sorted(tests) for line, tests in each.items()} for module, each in self.lines.items()}
+        path.write_text(json.dumps({"durations": self.durations, "lines": lines}), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Reach:
+        """Reads a file that `save` wrote."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        lines = found["lines"].items()
+        return cls(
+            found["durations"],
+            {module: {line: set(tests) for line, tests in each.items()} for module, each in lines},
+        )
+
+    def add(self, other: Reach) -> None:
+        """Adds what later runs have recorded."""
+        self.durations.update(other.durations)
+        for module, each in other.lines.items():
+            for line, tests in each.items():
+                self.lines.setdefault(module, {}).setdefault(line, set()).update(tests)
 
 
 class PythonCopy(Copy):
@@ -202,20 +280,28 @@ class PythonCopy(Copy):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, (path.relative_to(ROOT) for path in PACKAGE.glob("_core*")))
 
-    def record(self, tests: list[str], processes: int, files: list[Path]) -> tuple[Outcome, Lines]:
-        """Runs all tests without a mutant, and records which tests run each line of `files`."""
+    def record(self, tests: list[str], processes: int, files: list[Path]) -> Reach:
+        """Runs tests without a mutant, and records which of them run each line of `files`."""
         record = self.directory / "record"
+        shutil.rmtree(record, ignore_errors=True)
+        record.mkdir()
+        names = [str(self.directory / path.relative_to(ROOT)) for path in files]
         variables = {
             "PYTHONPATH": str(RECORDER),
-            "MUTANTS_FILES": os.pathsep.join(str(self.directory / path.relative_to(ROOT)) for path in files),
+            "PYTEST_ADDOPTS": "-p current_test",
+            "MUTANTS_FILES": os.pathsep.join(names),
             "MUTANTS_RECORD": str(record),
         }
         outcome = self.run(tests, processes, None, variables)
-        lines: Lines = {}
-        for entry in record.read_text(encoding="utf-8").splitlines() if record.exists() else ():
-            test, file, line = entry.split("\t")
-            lines.setdefault(ROOT / Path(file).relative_to(self.directory), {}).setdefault(int(line), set()).add(test)
-        return outcome, lines
+        if not outcome.passed:
+            print(f"left out, because they fail without a mutant: {' '.join(outcome.why)}", flush=True)
+        reach = Reach({test: each for test, each in outcome.durations.items() if test not in outcome.why}, {})
+        for name, _, test in (entry.partition("\t") for entry in read_lines(record / "tests")):
+            for entry in read_lines(record / f"lines.{name}"):
+                number, line = entry.split()
+                module = str(files[int(number)].relative_to(ROOT))
+                reach.lines.setdefault(module, {}).setdefault(line, set()).add(test)
+        return reach
 
     def replace(self, module: Path, source: str) -> None:
         """Overwrites a module of the copy."""
@@ -225,45 +311,87 @@ class PythonCopy(Copy):
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink()
 
+    def failure(self, mutant: Mutant, tests: list[str], durations: dict[str, float], processes: int) -> str | None:
+        """The test that a mutant fails; `None` if all pass. A test that then fails without the mutant is dropped."""
+        remaining = list(tests)
+        while remaining:
+            limit = 3 * sum(durations[test] for test in remaining) + 60
+            self.replace(mutant.module, mutant.source)
+            outcome = self.run(remaining, processes, limit)
+            self.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
+            failed = [test for test in outcome.why if test in durations]
+            if outcome.passed:
+                return None
+            if processes == 0 or not failed or self.run(failed, 0, limit).passed:
+                return outcome.why[0]
+            for test in failed:
+                del durations[test]
+            remaining = [test for test in remaining if test not in failed]
+        return None
 
-def run_python(target: str, count: int, seed: int, *, whole: bool, processes: int) -> tuple[int, list[Mutant]]:
-    """Runs a sample of a target; returns its size and the survivors."""
-    modules, patterns = PYTHON[target]
-    files = sorted({path for pattern in modules for path in PACKAGE.glob(pattern)})
+
+def reach_of(target: str, project: PythonCopy, tests: list[str], processes: int, record: Path | None) -> Reach:
+    """Which tests run which lines: of a file of an earlier run, and of a run of the tests that it does not have."""
+    reach = Reach({}, {})
+    if record is not None and (path := record / f"{target}.json").exists():
+        reach = Reach.load(path)
+    known = {test.partition("::")[0] for test in reach.durations}
+    if missing := [test for test in tests if test.partition("::")[0] not in known]:
+        reach.add(project.record(missing, processes, modules_of(target)))
+        if record is not None:
+            record.mkdir(parents=True, exist_ok=True)
+            reach.save(record / f"{target}.json")
+    return reach
+
+
+def modules_of(target: str) -> list[Path]:
+    """The modules of a target."""
+    return sorted({path for pattern in PYTHON[target][0] for path in PACKAGE.glob(pattern)})
+
+
+def run_python(
+    target: str, count: int, seed: int, only: list[int], added: list[str], record: Path | None, processes: int
+) -> tuple[int, list[Mutant]]:
+    """Runs a sample of a target, or its mutants with the numbers `only`; returns how many ran, and the survivors."""
     everything = [
-        mutant for path in files if str(path.relative_to(PACKAGE)) not in GENERATED for mutant in mutants_of(path)
+        mutant
+        for path in modules_of(target)
+        if str(path.relative_to(PACKAGE)) not in GENERATED
+        for mutant in mutants_of(path)
     ]
     sample = random.Random(f"{seed} {target}").sample(everything, min(count, len(everything)))
-    tests = sorted(
-        f"tests/{path.relative_to(ROOT / 'tests')}" for pattern in patterns for path in (ROOT / "tests").glob(pattern)
-    )
+    numbered = [(number, mutant) for number, mutant in enumerate(sample, 1) if not only or number in only]
+    tests = {
+        f"tests/{path.relative_to(ROOT / 'tests')}"
+        for pattern in PYTHON[target][1]
+        for path in (ROOT / "tests").glob(pattern)
+    }
     survivors = []
     with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
         project = PythonCopy(Path(directory))
-        whole_run, lines = project.record(tests, processes, files)
-        durations, seconds = whole_run.durations, whole_run.seconds
-        if not whole_run.passed:
-            print(f"{target}: left out, because they fail without a mutant: {' '.join(whole_run.why)}", flush=True)
-            durations = {test: each for test, each in durations.items() if test not in whole_run.why}
+        reach = reach_of(target, project, sorted(tests.union(added)), processes, record)
+        durations = reach.durations
         if not durations:
             sys.exit(f"{target}: no test passes without a mutant")
-        print(f"{target}: {len(sample)} of {len(everything)} mutants, {seconds:.0f} s a run", flush=True)
-        for number, mutant in enumerate(sample, 1):
-            project.replace(mutant.module, mutant.source)
-            first = nearest(mutant, lines, durations)
-            runs = [(first, 0, 3 * sum(durations[test] for test in first) + 60)] if first else []
-            runs.append(([test for test in durations if test not in first], processes, 3 * seconds + 60))
-            if whole:
-                runs.append((["tests"], processes, 3600))
-            failed = next((outcome.why for run in runs if not (outcome := project.run(*run)).passed), None)
-            project.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
+        print(f"{target}: {len(numbered)} of {len(everything)} mutants, {len(durations)} tests", flush=True)
+        for number, mutant in numbered:
+            running = reach.tests_of(mutant)
+            first = quickest(running, durations)
+            rest = [test for test in running if test not in first]
+            by = project.failure(mutant, first, durations, 0) or project.failure(mutant, rest, durations, processes)
             where = f"{mutant.module.relative_to(ROOT)}:{mutant.line}"
-            verdict = "SURVIVED" if failed is None else "caught"
-            by = "" if failed is None else f"  [{failed[0]}]"
-            print(f"  {number:3}/{len(sample)} {verdict:8} {where}: {mutant.change}{by}", flush=True)
-            if failed is None:
+            verdict = f"SURVIVED {where}: {mutant.change}  ({len(running)} tests)"
+            if by is not None:
+                verdict = f"caught   {where}: {mutant.change}  [{by}]"
+            print(f"  {number:3}/{len(sample)} {verdict}", flush=True)
+            if by is None:
                 survivors.append(mutant)
-    return len(sample), survivors
+    return len(numbered), survivors
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers between commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> int:
@@ -272,7 +400,9 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(PYTHON)}, or crates; default: all of Python")
     parser.add_argument("--count", type=int, default=40, help="mutants of each target (default 40)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32), help="repeats a sample")
-    parser.add_argument("--whole", action="store_true", help="run survivors against all Python tests, which takes long")
+    parser.add_argument("--only", type=numbers, default=[], help="numbers of mutants of the sample, as 3,17")
+    parser.add_argument("--tests", action="append", default=[], help="a file of tests besides those of the target")
+    parser.add_argument("--record", type=Path, help="directory for which tests run which lines (default: no directory)")
     parser.add_argument("--processes", type=int, default=3, help="processes that run tests (default 3)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants of crates that run at a time (default 1)")
     parser.add_argument(
@@ -291,7 +421,9 @@ def main() -> int:
     scores = []
     for target in targets:
         if target in PYTHON:
-            size, survivors = run_python(target, given.count, given.seed, whole=given.whole, processes=given.processes)
+            size, survivors = run_python(
+                target, given.count, given.seed, given.only, given.tests, given.record, given.processes
+            )
             scores.append((target, size, len(survivors)))
     options = {"processes": given.processes, "jobs": given.jobs, "near": given.near, "again": given.again}
     results = run_crates(crates, given.count, given.seed, **options) if crates else None

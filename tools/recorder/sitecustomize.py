@@ -1,41 +1,61 @@
-"""Records which lines of the modules under test each test runs, also in programs that the test starts.
+"""Records which lines of functions each test runs, also in programs that the test starts.
 
-`tools/mutants.py` puts this directory on PYTHONPATH for one run. Each line of the record has a test, a file and a line.
-Threads of the extension module are not recorded.
+`tools/mutants.py` puts this directory on PYTHONPATH for one run, with the plugin `current_test.py`. Each test has a
+file with the numbers of a module and a line. Threads of the extension module are not recorded.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
 from types import CodeType, FrameType
 from typing import Any, Final
 
-_FILES: Final = frozenset(filter(None, os.environ.get("MUTANTS_FILES", "").split(os.pathsep)))
+_FILES: Final = {
+    path: number for number, path in enumerate(filter(None, os.environ.get("MUTANTS_FILES", "").split(os.pathsep)))
+}
 _RECORD: Final = os.environ.get("MUTANTS_RECORD", "")
 _recorded: set[tuple[str, str, int]] = set()
 _traced: dict[CodeType, bool] = {}
+_test = ""
+
+
+def _current_test() -> str:
+    """The name that the plugin gave to the test that runs."""
+    process = os.environ.get("MUTANTS_PROCESS", "")
+    if process == str(os.getpid()):
+        return os.environ["MUTANTS_TEST"]
+    try:
+        with open(f"{_RECORD}/current.{process}", encoding="utf-8") as current:
+            return current.read()
+    except OSError:
+        return ""
 
 
 def _on_line(frame: FrameType, event: str, argument: Any) -> Any:
-    test = os.environ.get("PYTEST_CURRENT_TEST")
-    if test is not None and event == "line":
-        entry = (test, frame.f_code.co_filename, frame.f_lineno)
+    if event == "line" and _test:
+        entry = (_test, frame.f_code.co_filename, frame.f_lineno)
         if entry not in _recorded:
             _recorded.add(entry)
             # Opened each time: a forked program closes the descriptors that it inherits, and may be killed.
-            with open(_RECORD, "a", encoding="utf-8") as record:
-                record.write(f"{test.rpartition(' ')[0]}\t{entry[1]}\t{entry[2]}\n")
+            with open(f"{_RECORD}/lines.{_test}", "a", encoding="utf-8") as record:
+                record.write(f"{_FILES[entry[1]]} {entry[2]}\n")
     return _on_line
 
 
 def _on_call(frame: FrameType, event: str, argument: Any) -> Any:
+    global _test
     code = frame.f_code
     traced = _traced.get(code)
     if traced is None:
-        traced = _traced[code] = code.co_filename in _FILES
-    return _on_line if traced else None
+        # The lines of modules and classes run once, for whichever test imports them first.
+        traced = _traced[code] = code.co_filename in _FILES and bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if not traced:
+        return None
+    _test = _current_test()
+    return _on_line
 
 
 if _RECORD:
