@@ -103,6 +103,6 @@ class Copy:
         durations: dict[str, float] = {}
         for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", output, re.MULTILINE):
             durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])
-        failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", output, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.*?)(?: - .*)?$", output, re.MULTILINE)
         why = failed or [f"exit code {process.returncode}", errors[-2000:]]
         return Outcome(process.returncode == 0, time.monotonic() - begin, why, durations)

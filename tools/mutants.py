@@ -72,7 +72,14 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("spark/pipelines/*.py",),
         tuple(f"spark/test_{name}.py" for name in PIPELINES),
     ),
-    "sync": (("sync/base.py", "sync/joining.py", "sync/publishing.py", "sync/streams.py"), ("test_sync*.py",)),
+    "sync": (
+        ("sync/base.py", "sync/joining.py", "sync/publishing.py", "sync/streams.py"),
+        (
+            *("test_sync*.py", "test_batches.py", "test_copy_confirmations.py", "test_custom_messages.py"),
+            *("test_event_handlers.py", "test_join_handlers.py", "test_message_ids.py", "test_mm2_client.py"),
+            *("test_program_end.py", "test_pull_stream.py", "test_serve.py"),
+        ),
+    ),
     "admin": (
         ("admin.py", "authority.py", "credentials.py", "observing.py", "tls.py", "_broker_stats.py", "_http.py"),
         (
@@ -93,7 +100,7 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
     "testing": (
         ("testing.py", "errors.py", "micromessage.py", "_option_table.py"),
-        ("test_mm2_*.py", "test_options.py", "test_testing.py", "test_unsaved_memory.py"),
+        ("test_generated.py", "test_mm2_*.py", "test_options.py", "test_testing.py", "test_unsaved_memory.py"),
     ),
     "cli": (
         ("cli/*.py",),
@@ -105,6 +112,9 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     ),
 }
 GENERATED: Final = ("throttr/sync_client.py",)
+
+# What the recorder names instead of a test for lines that run while modules are imported.
+IMPORT: Final = "import"
 
 COMPARISONS: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
     ast.Eq: ast.NotEq,
@@ -242,8 +252,9 @@ class Reach:
         default or a part of a statement: for those, all tests that run its function, or else its module.
         """
         lines = self.lines.get(str(mutant.module.relative_to(ROOT)), {})
+        exact = lines.get(str(mutant.line), set())
         parts = (
-            lines.get(str(mutant.line), set()),
+            set(self.durations) if IMPORT in exact else exact,
             set().union(*(lines.get(str(line), set()) for line in mutant.function)),
             set().union(*lines.values()),
             set(self.durations),
@@ -296,7 +307,8 @@ class PythonCopy(Copy):
         if not outcome.passed:
             print(f"left out, because they fail without a mutant: {' '.join(outcome.why)}", flush=True)
         reach = Reach({test: each for test, each in outcome.durations.items() if test not in outcome.why}, {})
-        for name, _, test in (entry.partition("\t") for entry in read_lines(record / "tests")):
+        named = [entry.partition("\t")[::2] for entry in read_lines(record / "tests")]
+        for name, test in [*named, (IMPORT, IMPORT)]:
             for entry in read_lines(record / f"lines.{name}"):
                 number, line = entry.split()
                 module = str(files[int(number)].relative_to(ROOT))

@@ -6,17 +6,21 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import programs
 from job_processes import SAMPLES, broker_url, lines_of, until_lines, working
+from mqcore.cli.program import root
 from mqcore.jobs import Jobs
 from served import clean_environment, serving, wait_until
 
@@ -142,26 +146,42 @@ def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tm
             watching.communicate()
 
 
-def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) -> None:
-    end = tmp_path / "end"
+@contextlib.contextmanager
+def shown_on_terminal(url: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[Any], Callable[[], bytes]]]:
+    """A worker whose stderr is a terminal, and a function that returns what the terminal has received so far."""
     terminal, theirs = pty.openpty()
     worker = programs.Popen(
-        [sys.executable, "-m", "mqcore", "worker", "sample_jobs:jobs", "--broker", url, "--pool", "thread"],
+        [sys.executable, "-m", "mqcore", "worker", "sample_jobs:jobs", "--broker", url, "--pool", "thread", *arguments],
         stdout=subprocess.DEVNULL,
         stderr=theirs,
-        env=clean_environment() | {"COLUMNS": "120", "TERM": "xterm"},
+        env=clean_environment() | {"COLUMNS": "120", "LINES": "50", "TERM": "xterm"},
         cwd=SAMPLES,
     )
     os.close(theirs)
     os.set_blocking(terminal, False)
     shown = bytearray()
 
-    def shows(text: bytes) -> bool:
-        with contextlib.suppress(BlockingIOError):
+    def received() -> bytes:
+        # The other end of the terminal closes with the worker.
+        with contextlib.suppress(OSError):
             shown.extend(os.read(terminal, 65536))
-        return text in shown
+        return bytes(shown)
 
     try:
+        yield worker, received
+    finally:
+        worker.kill()
+        worker.wait()
+        os.close(terminal)
+
+
+def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    with shown_on_terminal(url) as (worker, received):
+
+        def shows(text: bytes) -> bool:
+            return text in received()
+
         sent = mqcore("jobs", "enqueue", "sample_jobs.tell_progress", str(end), url=url)
         assert sent.returncode == 0, sent.stderr
         wait_until(lambda: shows(b"half of it") and shows(b"sample_jobs.tell_progress"), limit=30, what="progress")
@@ -169,8 +189,45 @@ def test_a_terminal_shows_what_runs_and_how_far_it_is(url: str, tmp_path: Path) 
         wait_until(lambda: shows(b"1 succeeded"), limit=30, what="the end of the job")
         worker.terminate()
         wait_until(lambda: shows(b"0 unfinished") or worker.poll() is not None, limit=20, what="the end")
-    finally:
-        worker.kill()
-        worker.wait()
-        os.close(terminal)
     assert lines_of(end) == []
+
+
+def test_terminal_lists_at_most_twenty_running_jobs(url: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with shown_on_terminal(url, "--concurrency", "21") as (_, received), Jobs(url) as sender:
+        for _ in range(21):
+            sender.send("sample_jobs.hold", [str(tmp_path / "trace"), str(gate)])
+        until_lines(tmp_path / "trace", 21)
+        begin = len(received())
+
+        def tables() -> list[bytes]:
+            """The complete tables that the terminal has received since all jobs run."""
+            return received()[begin:].split(b"working")[1:-1]
+
+        wait_until(lambda: len(tables()) >= 2, limit=30, what="two tables")
+        assert [table.count(b"sample_jobs.hold") for table in tables()[:2]] == [20, 20]
+        gate.touch()
+
+
+def test_signals_of_a_program_are_its_own_again_after_a_worker(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def own(number: int, frame: object) -> None:
+        raise AssertionError(f"signal {number}")
+
+    monkeypatch.syspath_prepend(str(SAMPLES))
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, own) for number in numbers]
+
+    def stop() -> None:
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) is not own, what="the worker's handler")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        command = ["worker", "sample_jobs:jobs", "--broker", url, "--pool", "thread"]
+        assert CliRunner().invoke(root(), command).exit_code == 0
+        stopping.join()
+        assert [signal.getsignal(number) for number in numbers] == [own, own]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -16,6 +16,8 @@ from typing import Any, Final
 _FILES: Final = {
     path: number for number, path in enumerate(filter(None, os.environ.get("MUTANTS_FILES", "").split(os.pathsep)))
 }
+IMPORT: Final = "import"
+"""Stands for a test that runs lines while modules are imported."""
 _RECORD: Final = os.environ.get("MUTANTS_RECORD", "")
 _recorded: set[tuple[str, str, int]] = set()
 _traced: dict[CodeType, bool] = {}
@@ -54,8 +56,17 @@ def _on_call(frame: FrameType, event: str, argument: Any) -> Any:
         traced = _traced[code] = code.co_filename in _FILES and bool(code.co_flags & inspect.CO_OPTIMIZED)
     if not traced:
         return None
-    _test = _current_test()
+    _test = IMPORT if _is_imported(frame) else _current_test()
     return _on_line
+
+
+def _is_imported(frame: FrameType | None) -> bool:
+    """Whether a module calls this function while it is imported: then it runs for all tests, like the module."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__", "").startswith("mqcore."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 if _RECORD:
