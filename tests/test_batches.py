@@ -15,6 +15,7 @@ import mqcore.sync
 from awaited import until
 from mqcore import errors
 from mqcore.client import Batch, Client
+from served import wait_until
 
 QUEUE = "orders/1"
 FOREVER = "1h"
@@ -240,3 +241,37 @@ def test_batches_of_the_blocking_client(broker: mqcore.Broker) -> None:
                 break
         publishing.join()
     assert bodies == [["0", "1", "2"], ["3", "4", "5"]]
+
+
+def test_batch_of_the_blocking_client_waits_for_more_messages(broker: mqcore.Broker) -> None:
+    with mqcore.sync.connect(broker.listeners[0]) as mq:
+        mq.declare("orders", 1, WITH_ACKS)
+        with mq.queue(QUEUE).consume(str) as messages:
+            mq.publish(QUEUE, "0")
+            wait_until(lambda: broker.stats().queue(QUEUE).in_flight == 1, what="the first message in flight")
+            # The answer comes behind the delivery on the same connection.
+            mq.queue(QUEUE).information()
+            publishing = threading.Thread(target=mq.publish, args=(QUEUE, "1"))
+            publishing.start()
+            batch = next(messages.batches(max=2, wait=FOREVER))
+            publishing.join()
+            assert batch.bodies == ["0", "1"]
+            assert batch.ack() == 2
+
+
+def test_batches_of_the_blocking_client_end_after_the_idle_timeout_and_with_the_client(broker: mqcore.Broker) -> None:
+    ended: list[object] = []
+    with mqcore.sync.connect(broker.listeners[0]) as mq:
+        mq.declare("orders", 1, WITH_ACKS)
+        idle = mq.queue(QUEUE).consume(idle_timeout=0.05)
+        ending = threading.Thread(target=lambda: ended.append(list(idle.batches(max=2, wait=FOREVER))), daemon=True)
+        ending.start()
+        ending.join(10)
+        assert ended == [[]]
+        with mq.queue(QUEUE).consume() as messages:
+            waiting = threading.Thread(target=lambda: ended.append(list(messages.batches())), daemon=True)
+            waiting.start()
+            wait_until(lambda: bool(mq.channel_consumers("orders")), what="the consumer")
+            mq.close()
+            waiting.join(10)
+    assert ended == [[], []]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -153,6 +154,32 @@ def test_blocking_client_joins_with_handlers(broker: mqcore.Broker) -> None:
         assert received == {"bad", "good", "other"}
         with client.join("shop"):
             pass
+
+
+def test_leaving_of_the_blocking_client_returns_what_was_not_started(broker: mqcore.Broker) -> None:
+    started, finish = threading.Event(), threading.Event()
+    handled: list[str] = []
+
+    def handler(message: mqcore.sync.Delivered[str]) -> None:
+        started.set()
+        finish.wait(LIMIT)
+        handled.append(message.body)
+
+    def finish_after_leaving() -> None:
+        wait_until(lambda: not client.channel_consumers("shop"), what="the client has left the channel")
+        finish.set()
+
+    with mqcore.sync.connect(broker.listeners[0]) as client:
+        client.create_queue("shop/1", ROUND_ROBIN)
+        client.publish_many("shop/1", ["0", "1", "2"])
+        leaving = threading.Thread(target=finish_after_leaving)
+        with client.join("shop", {1: handler}, str, prefetch=3):
+            assert started.wait(LIMIT)
+            wait_until(lambda: broker.stats().queue("shop/1").in_flight == 3, what="all messages in flight")
+            leaving.start()
+        leaving.join()
+        assert handled == ["0"]
+        wait_until(lambda: broker.stats().queue("shop/1").normal == 2, what="the other messages requeued")
 
 
 async def test_messages_of_a_queue_are_handled_one_at_a_time_unless_concurrency_is_given(mq: Client) -> None:

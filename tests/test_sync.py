@@ -83,6 +83,17 @@ def test_a_loop_without_with_begins_and_ends_the_consumer(client: Client) -> Non
     wait_until(lambda: client.channel_consumers("orders") == [])
 
 
+def test_consumer_that_is_not_open_raises_and_a_closed_one_ends(client: Client) -> None:
+    client.declare("orders", 1, WITH_ACKS)
+    consumer = client.queue("orders/1").consume()
+    with pytest.raises(errors.InvalidArgument, match="the consumer is not open; enter it with"):
+        next(consumer)
+    with consumer:
+        pass
+    with pytest.raises(StopIteration):
+        next(consumer)
+
+
 def test_an_embedded_broker_is_reached_without_a_socket() -> None:
     with (
         mqcore.Broker(auto_create_channels=True, auto_create_queues=True) as broker,
@@ -137,6 +148,35 @@ def test_events(client: Client) -> None:
     with client.events("ChannelCreated") as events:
         client.create_channel("new")
         assert next(iter(events)).channel == "new"
+
+
+@pytest.mark.parametrize("kind", ["requests", "events"])
+def test_leaving_a_stream_ends_the_loop_of_another_thread(client: Client, kind: str) -> None:
+    taken: list[object] = []
+    stream: Any = client.requests() if kind == "requests" else client.events("ChannelCreated")
+    with stream as elements:
+        loop = threading.Thread(target=lambda: taken.append(list(elements)), daemon=True)
+        loop.start()
+        wait_until(lambda: is_inside(loop, "streams.py"), what="the loop of the thread")
+    loop.join(10)
+    assert taken == [[]]
+
+
+def is_inside(thread: threading.Thread, module: str) -> bool:
+    """Whether a thread runs a function of a module."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_filename.endswith(module)
+
+
+def test_stream_of_a_pull_is_complete_after_its_last_message_only(client: Client) -> None:
+    client.declare("a", 1, mqcore.QueueOptions(status="pull"))
+    client.publish_many("a/1", ["1", "2"])
+    stream = client.queue("a", 1).pull_stream(2, str)
+    found = []
+    for message in stream:
+        assert not stream.complete
+        found.append(message.body)
+    assert (found, stream.complete, stream.remaining) == (["1", "2"], True, 0)
 
 
 def test_states_end_with_the_client(broker: mqcore.Broker) -> None:
@@ -235,3 +275,17 @@ def test_ctrl_c_interrupts_a_blocking_call(broker: mqcore.Broker, blocking: str)
 def test_headers_that_are_not_strings_are_refused_by_name(client: Client, headers: Any) -> None:
     with pytest.raises(TypeError, match=r"headers must contain pairs of strings, not .*str\(\)"):
         client.publish("a/1", b"x", headers=headers)
+
+
+def test_program_that_ends_without_closing_ends_without_a_warning(broker: mqcore.Broker) -> None:
+    program = """if True:
+        import sys
+        import mqcore.sync
+
+        client = mqcore.sync.connect(sys.argv[1])
+        client.publish("a/1", b"x")
+    """
+    command = [sys.executable, "-W", "always", "-c", program, broker.listeners[0]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    wait_until(lambda: not broker.stats().clients, what="the end of its connection")

@@ -31,6 +31,7 @@ from typing import Final
 from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, quickest
 from rust_runs import run_crates
 
+SPARK: Final = ("bundle", "jvm", "ledger*", "options", "origin", "rows", "sink", "source", "stream")
 PIPELINES: Final = ("compact", "features", "letters_limits_sessions", "pipelines", "reports")
 ANSWERING: Final = ("answering", "broker_calls", "handler_loop", "raised")
 # The modules and the tests of each target. Of `sync`, two modules are generated: their tests run what is generated.
@@ -67,7 +68,7 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "ratelimit": (("ratelimit/*.py",), ("test_documented_defaults.py", "test_ratelimit*.py")),
     "jobs": (("jobs/*.py", "jobs/pool/*.py"), ("jobs/test_*.py",)),
     "ledger": (("spark/ledger.py", "spark/publisher.py"), ("spark/test_ledger*.py",)),
-    "spark": (("spark/*.py",), ("spark/test_ledger*.py", "spark/test_sink.py", "spark/test_source.py")),
+    "spark": (("spark/*.py",), tuple(f"spark/test_{name}.py" for name in SPARK)),
     "pipelines": (
         ("spark/pipelines/*.py",),
         tuple(f"spark/test_{name}.py" for name in PIPELINES),
