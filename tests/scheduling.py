@@ -20,8 +20,11 @@ GROUPS = {
     "spark ledger": (
         "spark/test_ledger.py",
         "spark/test_ledger_publisher.py",
+        "spark/test_options.py",
         "spark/test_origin.py",
+        "spark/test_readers.py",
         "spark/test_reports.py",
+        "spark/test_rows.py",
     ),
     # Two sessions, each for half of the remaining time.
     "spark pipelines": ("spark/test_pipelines.py", "spark/test_letters_limits_sessions.py", "spark/test_bundle.py"),

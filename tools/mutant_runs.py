@@ -100,6 +100,8 @@ class Copy:
             except BaseException:
                 kill_group(process)
                 raise
+        if process.returncode in {4, 5} and "found" in output + errors:
+            raise RuntimeError(f"pytest does not find some of {tests}: {output[-2000:]}{errors[-2000:]}")
         durations: dict[str, float] = {}
         for match in re.finditer(r"^([0-9.]+)s (?:setup|call|teardown) +(\S.*)$", output, re.MULTILINE):
             durations[match[2]] = durations.get(match[2], 0.0) + float(match[1])

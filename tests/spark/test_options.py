@@ -126,7 +126,10 @@ def test_paths_are_absolute_and_of_the_local_file_system(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("1", 1), ("7b", 7), ("2k", 2048), ("2KB", 2048), (" 3 m ", 3 << 20), ("1g", 1 << 30), ("2gb", 2 << 30)],
+    [
+        *(("1", 1), ("7b", 7), ("2k", 2048), ("2KB", 2048), (" 3 m ", 3 << 20)),
+        *(("1mb", 1 << 20), ("1g", 1 << 30), ("2gb", 2 << 30)),
+    ],
 )
 def test_sizes_have_the_units_of_spark(text: str, size: int) -> None:
     assert byte_count("size", text) == size
