@@ -120,6 +120,19 @@ fn subscriptions_share_a_queue_with_consumers_of_its_channel() {
 }
 
 #[test]
+fn loss_of_a_slow_subscriber_without_deliveries_lets_a_push_queue_continue() {
+    let (mut world, producer, one, two) = workers();
+    world.update(&producer, Q, changes(Status::Push));
+    world.consume(&one, 7, AT_ONCE);
+    world.consume(&two, 9, AT_ONCE);
+    world.broker.congested(one.connection, world.now, &mut world.effects);
+    world.publish(&producer, Q, "a");
+    assert!(world.tagged().is_empty(), "push waits for its slow subscriber");
+    world.close(&one);
+    assert_eq!(world.tagged(), ["3.9:a"]);
+}
+
+#[test]
 fn push_queue_delivers_to_all_subscriptions_with_their_tags() {
     let (mut world, producer, one, two) = workers();
     world.update(&producer, Q, changes(Status::Push));

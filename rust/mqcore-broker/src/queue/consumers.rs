@@ -56,8 +56,8 @@ impl Queue {
         true
     }
 
-    /// Ends all subscriptions of a connection.
-    pub(crate) fn forget_subscriber(&mut self, consumer: ConnectionId) {
+    /// Ends all subscriptions of a connection. The queue may have waited for it, if it was slow.
+    pub(crate) fn forget_subscriber(&mut self, consumer: ConnectionId, context: &mut Context<'_>) {
         let tags: Vec<_> = self
             .subscriptions()
             .filter(|member| member.consumer.client.connection == consumer)
@@ -66,6 +66,7 @@ impl Queue {
         for tag in tags {
             self.leave_own((consumer, tag));
         }
+        self.schedule(context);
     }
 
     /// A client joined the channel.

@@ -46,7 +46,7 @@ impl Entities {
         }
         for queue_ref in &subscribed {
             if let Some(queue) = find(&mut self.channels, *queue_ref) {
-                queue.forget_subscriber(connection);
+                queue.forget_subscriber(connection, context);
             }
         }
         // Now no queue delivers to it again what it requeues.
