@@ -57,16 +57,23 @@ class EventmqPeer:
         self.kept: list[Message] = []
         """Messages that came while something else was waited for."""
         if shakes:
-            self.send_bytes(GREETING + ready(kind, identity, token))
-            assert self._take(64)[:10] == GREETING[:10]
-            name, _ = self._command()
-            assert name == b"READY"
+            try:
+                self._shake_hands(kind, identity, token)
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> EventmqPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _shake_hands(self, kind: bytes, identity: bytes, token: str) -> None:
+        self.send_bytes(GREETING + ready(kind, identity, token))
+        assert self._take(64)[:10] == GREETING[:10]
+        name, _ = self._command()
+        assert name == b"READY"
 
     def close(self) -> None:
         """Close the connection."""
