@@ -281,6 +281,20 @@ NODE_ROUNDS ?= 100
 nodes: $(EXTENSION) ## kill two linked brokers in turn NODE_ROUNDS (100) times under load, and compare their messages
 	@MQCORE_NODE_ROUNDS=$(NODE_ROUNDS) $(PY) -m pytest -q -s tests/test_nodes.py
 
+ROUNDS ?= 2000
+
+.PHONY: endure
+endure: $(EXTENSION) ## kill linked brokers and a worker ROUNDS (2000) times under mixed load, and compare everything; repeat: SEED=number
+	@PYTHONPATH=tests $(PY) -m endurance.rounds --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+HOURS ?= 2
+
+.PHONY: soak
+soak: $(ENVIRONMENT) ## HOURS (2) of mixed load at half capacity with restarts: latency, memory, descriptors, threads; a release build
+	@rm -f $(EXTENSION) # what is installed now is no debug build any more
+	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --release --locked $(if $(UV),--uv)
+	@PYTHONPATH=tests $(PY) -m endurance.soak --hours $(HOURS) $(SOAK_FLAGS)
+
 .PHONY: fuzz
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \

@@ -123,7 +123,8 @@ class Place:
 class Sender:
     """A client that sends jobs until its broker ends, and records the answers."""
 
-    place: Place
+    frontend: str
+    """Address at which the broker accepts jobs."""
     file: Path
     taken: set[str] = field(default_factory=set)
     """The broker said that it has them."""
@@ -150,15 +151,16 @@ class Sender:
                 else:
                     self.returned[said[5].decode()] = json.loads(said[4])["value"]
 
+    def send_all(self, names: list[str]) -> None:
+        """Send these, until the broker has all of them or ends."""
+        with contextlib.suppress(OSError, EOFError), EventmqPeer(self.frontend) as peer:
+            self._send(peer, names)
+
     @contextlib.contextmanager
     def sending(self, names: list[str]) -> Iterator[threading.Thread]:
         """Send these meanwhile. A client may resend jobs that the broker had not confirmed when it was killed."""
 
-        def run() -> None:
-            with contextlib.suppress(OSError, EOFError), EventmqPeer(self.place.frontend) as peer:
-                self._send(peer, names)
-
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=self.send_all, args=(names,))
         thread.start()
         try:
             yield thread

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import urllib.request
-
-import mqcore
-from served import ServedBroker
+from typing import Protocol
 
 
-def metric(broker: ServedBroker | mqcore.Broker, name: str) -> int:
+class Monitored(Protocol):
+    """A broker with an admin side."""
+
+    @property
+    def admin_url(self) -> str | None:
+        """Its URL."""
+
+
+def metric(broker: Monitored, name: str) -> int:
     """The value of the sample with this name and these labels."""
     with urllib.request.urlopen(f"{broker.admin_url}/metrics", timeout=10) as answer:
         (line,) = (line for line in answer.read().decode().splitlines() if line.startswith(f"{name} "))

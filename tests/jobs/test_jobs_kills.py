@@ -20,7 +20,7 @@ def test_however_often_brokers_and_workers_are_killed_every_guaranteed_job_is_do
     file = tmp_path / "done"
     with Place(tmp_path) as place:
         asyncio.run(place.declare_results())
-        sender = Sender(place, file)
+        sender = Sender(place.frontend, file)
         wanted: list[str] = []
         for number in range(ROUNDS):
             wanted += [f"{number}-{each}" for each in range(JOBS_A_ROUND)]
