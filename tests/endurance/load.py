@@ -1,4 +1,4 @@
-"""What all parts of the workload share: when they produce and how fast, how they connect, consume and settle."""
+"""The common basis of all parts of the workload: pace, connections, consumers, and the comparison of queues."""
 
 from __future__ import annotations
 
@@ -49,13 +49,21 @@ class Label:
 
     def body(self, size: int = 0) -> str:
         """A body of about this size. Its form suits all protocols."""
-        return f"{self.lane} {self.number} {self.priority} {'x' * (size + 1)}"
+        return f"{self.lane} {self.number} {self.priority} {size + 1} {self._filling * (size + 1)}"
+
+    @property
+    def _filling(self) -> str:
+        """A letter that depends on the number."""
+        return chr(ord("a") + self.number % 26)
 
     @classmethod
     def of(cls, body: str) -> Label:
-        """The label of a body."""
-        lane, number, priority, _ = body.split(" ", 3)
-        return cls(lane, int(number), int(priority))
+        """The label of a body. Raises `ValueError` if the body is not the one that was published."""
+        lane, number, priority, size, filling = body.split(" ", 4)
+        label = cls(lane, int(number), int(priority))
+        if filling != label._filling * int(size):
+            raise ValueError(f"the body of {label} is damaged: {filling[:100]!r}, {len(filling)} characters")
+        return label
 
 
 @dataclass
@@ -332,5 +340,5 @@ class Part:
         """Check what only this part knows, after its accounts have no missing message; `last`: in the end."""
 
     def summary(self) -> str:
-        """What it did, in a few words."""
+        """Its work, in a few words."""
         return ""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from endurance.account import Account, Findings, Interruptions
+from endurance.load import Label
 
 
 class Played:
@@ -206,3 +207,15 @@ FORBIDDEN = {
 @pytest.mark.parametrize("play", FORBIDDEN, ids=lambda play: play.__name__)
 def test_broken_rule_is_reported(play: Callable[[], Played]) -> None:
     assert FORBIDDEN[play] in play().texts
+
+
+@pytest.mark.parametrize("size", [0, 1, 30_000])
+def test_body_has_its_label(size: int) -> None:
+    label = Label("work", 27, 200)
+    assert Label.of(label.body(size)) == label
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1], lambda body: body + "b", lambda body: body[:-1] + "c"])
+def test_damaged_body_is_reported(damage: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match="is damaged"):
+        Label.of(damage(Label("work", 27).body(100)))
