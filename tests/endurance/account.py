@@ -1,4 +1,4 @@
-"""What happened to the messages of one queue, and the rules that it must obey. It does not depend on mqcore."""
+"""The history of the messages of one queue, and the rules that it must obey. It does not depend on mqcore."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 _UNSENT, _OPEN, _SETTLED, _NEVER_CAME = range(4)
 
-EARLY_TOLERANCE = 0.005
-"""Seconds that a delayed message may be early: brokers save times in milliseconds."""
+EARLY_TOLERANCE = 0.02
+"""Seconds that a delayed message may be early: brokers save wall-clock times, and clocks are adjusted."""
 
 _SHOWN = 10
 """Findings of one queue that are recorded."""

@@ -31,14 +31,14 @@ class _Quota:
         self._since = 0.0
         """When this life of the broker began, as far as the spender knows."""
         self._base = QUOTA
-        """What the broker had restored then."""
+        """The rest that the broker had restored then."""
 
     async def spend(self) -> None:
         """Take one, and remember what is left."""
         left = await self._spend()
         now = time.monotonic()
         self._readings.append((now, left))
-        # What is older than the limit matters only as the latest of that age.
+        # Of the readings that are older than the limit, only the latest matters.
         while len(self._readings) > 1 and self._readings[1][0] < now - 2 * BEHIND:
             self._readings.popleft()
 

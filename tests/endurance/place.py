@@ -72,8 +72,12 @@ class ManagedBroker:
 
     async def start_and_kill(self, seconds: float) -> None:
         """Start it, and kill it after so many seconds, which may be before it is ready."""
-        with contextlib.suppress(RuntimeError):
+        try:
             await asyncio.to_thread(self._start, (), seconds)
+        except RuntimeError:
+            # Its listeners may have been open for a moment.
+            self._record_end(time.monotonic(), is_orderly=False)
+        else:
             await self.kill()
 
     def _start(self, extra: tuple[str, ...], limit: float) -> None:
@@ -96,14 +100,18 @@ class ManagedBroker:
         assert self._running is not None
         running, self._running = self._running, None
         self.is_up.clear()
-        self.ends.append(End(time.monotonic(), how is signal.SIGTERM))
+        moment = time.monotonic()
         running.process.send_signal(how)
         code = await asyncio.to_thread(running.process.wait, STOP_SECONDS)
-        # A broker that stops accepts and delivers messages until its end.
-        self.interruptions.count += 1
+        self._record_end(moment, is_orderly=how is signal.SIGTERM)
         await asyncio.to_thread(self._stack.close)
         self.alarms += [line for line in running.stderr_lines if any(word in line for word in _ALARMS)]
         return code
+
+    def _record_end(self, moment: float, *, is_orderly: bool) -> None:
+        """Count an end after it: a broker that stops accepts and delivers messages until then."""
+        self.ends.append(End(moment, is_orderly))
+        self.interruptions.count += 1
 
     def close(self) -> None:
         """End it if it runs."""

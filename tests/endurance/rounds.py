@@ -52,7 +52,7 @@ class Run:
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong so far."""
+        """Broken promises so far."""
         return self.load.findings.texts
 
     # --- life ------------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Run:
             account.close()
 
     def summary(self) -> str:
-        """What the run did."""
+        """The work of the run, in a few lines."""
         confirmed = ", ".join(f"{lane.name} {lane.confirmed}" for lane in self.load.lanes)
         rest = "; ".join(f"{part.name}: {text}" for part in self.parts if (text := part.summary()))
         errors = sum((Counter(lane.errors) for lane in self.load.lanes), Counter[str]())
