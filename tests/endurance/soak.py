@@ -67,7 +67,8 @@ class Soak:
         return sum(lane.confirmed for lane in self.run.load.lanes)
 
     async def measure(self) -> None:
-        """Find the capacity, and give each producer its share."""
+        """Find the capacity beside a probe, and give each producer its share."""
+        await self._start_probe()
         load = self.run.load
         load.is_on.set()
         before = {lane.name: lane.confirmed for lane in load.lanes}
@@ -81,9 +82,8 @@ class Soak:
             lane.rate = max(RATE_MIN, rates[lane.name] * self.settings.share)
 
     async def play(self) -> None:
-        """Run load and probe for the whole time, with restarts."""
-        await self._start_probe()
-        self._began = began = time.monotonic()
+        """Run the load for the whole time, with restarts."""
+        self._began = self.measured.began = began = time.monotonic()
         before = self._confirmed()
         sampler = asyncio.create_task(self._sample())
         try:

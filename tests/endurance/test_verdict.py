@@ -37,11 +37,31 @@ def test_flat_soak_passes() -> None:
     assert broken(measured(life(), life(rss=(55, 58)), life(descriptors=(41, 39)))) == []
 
 
-def test_growth_in_a_life_and_over_all_lives_fails() -> None:
-    assert broken(measured(life(rss=(50, 150)))) == ["main: growth of resident memory in a life"]
-    assert broken(measured(life(), life(rss=(80, 80)))) == ["main: growth of resident memory over all lives"]
+def test_growth_in_a_life_fails() -> None:
+    steady = "main: steady growth of resident memory in a life"
+    assert broken(measured(life(rss=(50, 90)))) == [steady]
+    assert broken(measured(life(rss=(50, 250)))) == ["main: growth of resident memory in a life", steady]
     assert broken(measured(life(descriptors=(40, 80)))) == ["main: growth of descriptors in a life"]
-    assert broken(measured(life(), life(threads=20))) == ["main: growth of threads over all lives"]
+
+
+def test_memory_that_grows_in_a_few_steps_passes_up_to_the_limit() -> None:
+    stepped = life()
+    stepped[60:] = [Sample(one.at, one.rss + 45 * MIB, one.descriptors, one.threads) for one in stepped[60:]]
+    assert broken(measured(stepped)) == []
+    stepped[80:] = [Sample(one.at, one.rss + 45 * MIB, one.descriptors, one.threads) for one in stepped[80:]]
+    assert broken(measured(stepped)) == ["main: growth of resident memory in a life"]
+
+
+def test_growth_from_life_to_life_fails() -> None:
+    def lives(*last: list[Sample]) -> Measurements:
+        return measured(life(), life(), life(), *last)
+
+    assert broken(lives(life(), life())) == []
+    assert broken(lives(life(rss=(150, 150)), life(rss=(150, 150)))) == [
+        "main: growth of resident memory from life to life"
+    ]
+    assert broken(lives(life(threads=20), life(threads=20))) == ["main: growth of threads from life to life"]
+    assert broken(measured(life(rss=(5, 5)), life(rss=(90, 90)))) == [], "the first life begins with nothing"
 
 
 def test_growth_while_caches_fill_passes() -> None:
@@ -63,6 +83,8 @@ def test_slow_messages_fail_unless_the_broker_was_away() -> None:
     assert broken(slow) == []
     slow.confirms[45] = Counter({bucket(0.5): 1000})
     assert broken(slow) == ["p99 of a confirmation"]
+    slow.began = 46.0
+    assert broken(slow) == []
 
 
 def test_soak_without_probe_fails() -> None:

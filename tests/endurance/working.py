@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from typing import ClassVar
 
 import mqcore
 from endurance.account import Account
-from endurance.load import PULLED, RETRY_SECONDS, SHARED, Consumer, Label, Load, Part
+from endurance.load import RETRY_SECONDS, SHARED, Consumer, Label, Load, Part
 from job_kills import RESULTS, Sender
 from job_processes import lines_of
-from mqcore import admin
+from mqcore import admin, errors
 from mqcore.client import Delivered
 from mqcore.jobs import Jobs
 
@@ -29,13 +30,21 @@ class GuaranteedJobs(Part):
         self._file = self.place.directory / "jobs-done"
         self._sender = Sender(self.place.frontend, self._file)
         self._results: Counter[str] = Counter()
-        self._checked: set[str] = set()
 
     async def declare(self, main: mqcore.Client, down: mqcore.Client) -> None:
-        await self.load.declare(main, f"{RESULTS}/0", PULLED)
+        await self.load.declare(main, f"{RESULTS}/0", SHARED)
 
     def start(self) -> None:
-        self.load.run(self._produce())
+        self.load.run(self._produce(), self._take_results())
+
+    async def _take_results(self) -> None:
+        while True:
+            with contextlib.suppress(errors.TransportError):
+                async with self.load.connect(self.place.main_urls["tmqp"]) as mq:
+                    async for message in mq.queue(f"{RESULTS}/0").consume(bytes):
+                        self._results[message.id] += 1
+                        await message.ack()
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _produce(self) -> None:
         async for numbers in self.load.batches(self._lane):
@@ -47,24 +56,22 @@ class GuaranteedJobs(Part):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def finish(self, main: mqcore.Client, *, last: bool, limit: float) -> None:
-        queue = main.queue(f"{RESULTS}/0")
-        deadline = time.monotonic() + limit
-        while missing := self._sender.taken - self._results.keys():
-            for message in await queue.pull(500, str):
-                self._results[message.id] += 1
-            if time.monotonic() > deadline:
-                self.load.findings.add(f"{len(missing)} accepted jobs have no result: {sorted(missing)[:20]}")
-                return
-            await asyncio.sleep(0.01)
-        ran = Counter(await asyncio.to_thread(lines_of, self._file)) if last else Counter()
+        def all_have_results() -> bool:
+            return self._sender.taken <= self._results.keys()
+
+        if not await self.load.until(all_have_results, "each accepted job has its result", limit):
+            missing = self._sender.taken - self._results.keys()
+            self.load.findings.add(f"{len(missing)} accepted jobs have no result: {sorted(missing)[:20]}")
+        await self.load.empty(main, f"{RESULTS}/0", limit)
         if last:
+            ran = Counter(await asyncio.to_thread(lines_of, self._file))
             if lost := self._results.keys() - ran.keys():
                 self.load.findings.add(f"jobs have a result and did not run: {sorted(lost)[:20]}")
             kills = self.place.main.interruptions.count + self.place.worker.kills
             repeated = sum(count - 1 for count in ran.values())
             if kills == 0 and repeated:
                 self.load.findings.add(f"{repeated} jobs ran twice, although nothing was killed")
-            # A result is another message for each run; one that was pulled when its broker died is delivered again.
+            # Each run makes a result; one that was in flight when the broker was killed is delivered again.
             many = {name: count for name, count in self._results.items() if count > ran[name] + kills}
             if many:
                 self.load.findings.add(f"jobs have more results than runs: {many}")
