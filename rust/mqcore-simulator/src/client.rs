@@ -1,28 +1,41 @@
 //! Clients that speak TMQP, MQKS and MicroMessage2 over simulated connections, and report to the oracle.
 
+mod body;
+mod eventmq;
 mod micromessage;
+mod mqks;
+pub(crate) mod throttr;
+mod tmqp;
 
 use std::collections::BTreeMap;
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::Status;
-use mqcore_session::any::Protocol;
+use mqcore_session::any::{ListenerTerms, Protocol};
+use mqcore_session::eventmq::listener::{EventmqTerms, Role};
+use mqcore_session::throttr::listener::ThrottrTerms;
 use mqcore_testkit::Random;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::mqks::answer::{AnswerResult, delivered, parse};
-use mqcore_wire::mqks::{Lines, encode_request};
-use mqcore_wire::tmqp::header::{VALUE_YES, header_value, key, no_content, push_header};
+use mqcore_wire::mqks::Lines;
 use mqcore_wire::tmqp::hello::{self, Hello};
-use mqcore_wire::tmqp::operation::{ACCEPTED, Operation, status};
-use mqcore_wire::tmqp::{self, Frame, Kind};
+use mqcore_wire::tmqp::operation::ACCEPTED;
 
 use crate::agenda::Due;
+use crate::client::body::message_id;
+use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
 use crate::network::Side;
-use crate::scenario::{ConsumerBehavior, PublishTerms, SimulatedClient, SimulatedQueue};
+use crate::oracle::labels::SeenPublish;
+use crate::scenario::{
+    ClientRole, ConsumerBehavior, PublishTerms, RouteKind, Scenario, SimulatedClient, SimulatedRoute, Target,
+};
 use crate::scene::Scene;
 use crate::time::Micros;
 
+/// The listener of EventMQ's subscribers.
+const EVENTMQ_SUBSCRIBER: ListenerTerms = ListenerTerms::Eventmq(EventmqTerms { role: Role::Subscribe });
+/// Maximum time until a subscription has reached the broker.
+const SUBSCRIPTION_TRANSIT: Micros = 1_000_000;
 /// Pause after a pull from an empty queue.
 const EMPTY_PAUSE: Micros = 200_000;
 
@@ -30,12 +43,22 @@ const EMPTY_PAUSE: Micros = 200_000;
 pub(crate) struct SimulatedPeer {
     index: usize,
     terms: SimulatedClient,
+    /// Its queue; of a route's client, the first one of the route.
     channel: String,
     queue_id: u16,
+    queue_status: Status,
+    /// The queue drops duplicates.
+    deduplicates: bool,
+    /// The route and its index.
+    route: Option<(usize, SimulatedRoute)>,
+    /// The addresses of the route's queues.
+    addresses: Vec<String>,
     /// It pulls messages.
     pulls: bool,
     random: Random,
     link: Option<Link>,
+    /// What it has published: numbers and sizes of bodies.
+    published: Vec<(u32, usize, PublishTerms)>,
     /// It settles everything at once.
     pub(crate) is_diligent: bool,
 }
@@ -55,6 +78,11 @@ struct Link {
     deliveries: u64,
     /// When it pulls next; `None`: it waits for the end of a pull.
     next_pull: Option<Micros>,
+    /// When it pulled last.
+    pulled: Micros,
+    /// Requests for definitions that are not answered yet, and whether all that are answered saved something.
+    undefined: usize,
+    has_defined: bool,
 }
 
 /// The state of a conversation.
@@ -62,6 +90,8 @@ enum Dialect {
     Tmqp { is_greeted: bool },
     Mqks(Lines),
     MicroMessage(Box<MicroMessageSide>),
+    EventMq(Box<EventMqSide>),
+    Throttr,
 }
 
 /// A message to settle.
@@ -83,8 +113,13 @@ enum Received {
     Greeted(Vec<u8>),
     Ready,
     Refused(String),
+    /// A definition exists; whether by this request.
+    Defined {
+        is_new: bool,
+    },
     Answers {
         labels: Vec<u32>,
+        part: usize,
         confirmed: bool,
     },
     Delivery {
@@ -96,32 +131,68 @@ enum Received {
     PullEnd {
         is_empty: bool,
     },
-    Ping,
+    /// A cache's message and whether it is intact, or that there is none.
+    Cached(Option<(u32, bool)>),
+    /// The client has to answer with these bytes.
+    Ping(Vec<u8>),
     Other,
 }
 
 impl SimulatedPeer {
-    pub(crate) fn new(index: usize, terms: SimulatedClient, queue: &SimulatedQueue, seed: u64) -> Self {
+    pub(crate) fn new(index: usize, scenario: &Scenario) -> Self {
+        let terms = scenario.clients[index].clone();
+        let route = match terms.role {
+            ClientRole::Producer(Target::Route(route)) | ClientRole::Subscriber(route) => Some(route),
+            _ => None,
+        };
+        let queue = match terms.role {
+            ClientRole::Producer(Target::Queue(queue)) | ClientRole::Consumer(queue, _) => queue,
+            _ => route.map_or(0, |route| scenario.routes[route].queues[0]),
+        };
+        let route = route.map(|route| (route, scenario.routes[route].clone()));
+        let of_route = route.iter().flat_map(|(_, route)| &route.queues);
+        let addresses = of_route.map(|queue| scenario.queues[*queue].address.clone()).collect();
+        let queue = &scenario.queues[queue];
         let (channel, id) = queue.address.split_once('/').unwrap_or((&queue.address, "0"));
-        let random = Random::new(seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let random = Random::new(scenario.seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         Self {
             index,
             channel: channel.to_owned(),
             queue_id: id.parse().unwrap_or_default(),
-            pulls: terms.consumer.is_some() && queue.status == Status::Pull,
+            queue_status: queue.status,
+            deduplicates: queue.deduplicates,
+            route,
+            addresses,
+            pulls: terms.role.consumer().is_some() && matches!(queue.status, Status::Pull | Status::Cache),
             random,
             link: None,
+            published: Vec::new(),
             is_diligent: false,
             terms,
         }
     }
 
-    pub(crate) fn protocol(&self) -> Protocol {
-        self.terms.protocol
+    /// The listener to which it connects.
+    pub(crate) fn listener(&self) -> ListenerTerms {
+        match self.terms.protocol {
+            Protocol::Eventmq => ListenerTerms::Eventmq(EventmqTerms { role: self.role() }),
+            Protocol::Throttr => {
+                ListenerTerms::Throttr(ThrottrTerms { dialect: throttr::DIALECT, ..ThrottrTerms::default() })
+            }
+            protocol => ListenerTerms::of(protocol),
+        }
+    }
+
+    fn role(&self) -> Role {
+        match self.terms.role {
+            ClientRole::Producer(_) => Role::Frontend,
+            ClientRole::Consumer(..) => Role::Backend,
+            ClientRole::Subscriber(_) => Role::Subscribe,
+        }
     }
 
     pub(crate) fn is_consumer_of(&self, queue: usize) -> bool {
-        self.terms.queue == queue && self.terms.consumer.is_some()
+        matches!(self.terms.role, ClientRole::Consumer(of, _) if of == queue)
     }
 
     pub(crate) fn link(&self) -> Option<ConnectionId> {
@@ -149,7 +220,7 @@ impl SimulatedPeer {
     /// Begins a connection that the broker has accepted.
     pub(crate) fn connect(&mut self, id: ConnectionId, scene: &mut Scene) {
         let limit = |habits: ConsumerBehavior| if self.pulls { u32::MAX } else { habits.prefetch };
-        scene.oracle.opened(id, self.terms.consumer.map_or(0, limit));
+        scene.oracle.opened(id, self.terms.role.consumer().map_or(0, limit));
         let name = format!("c{}-{}", self.index, id.0);
         let (dialect, opening) = match self.terms.protocol {
             Protocol::Mqks => (Dialect::Mqks(Lines::new()), self.begin_mqks(&name)),
@@ -157,6 +228,11 @@ impl SimulatedPeer {
                 let (side, opening) = MicroMessageSide::open(&name);
                 (Dialect::MicroMessage(Box::new(side)), opening)
             }
+            Protocol::Eventmq => {
+                let (side, opening) = EventMqSide::open(self.role());
+                (Dialect::EventMq(Box::new(side)), opening)
+            }
+            Protocol::Throttr => (Dialect::Throttr, Vec::new()),
             _ => {
                 let hello = Hello { client_id: Some(&name), ..Hello::default() };
                 let opening = hello::opening(&hello, b"hello").expect("a plain Hello");
@@ -173,8 +249,14 @@ impl SimulatedPeer {
             work: BTreeMap::new(),
             deliveries: 0,
             next_pull: None,
+            pulled: 0,
+            undefined: 0,
+            has_defined: true,
         });
         self.send(&opening, scene);
+        if self.terms.protocol == Protocol::Throttr {
+            self.begin(scene);
+        }
     }
 
     /// The client's id, different for each connection: the broker may not have noticed the end of the previous one.
@@ -182,127 +264,189 @@ impl SimulatedPeer {
         format!("c{}-{}", self.index, self.link.as_ref().map_or(0, |link| link.id.0))
     }
 
+    /// The event to which an MQKS client publishes.
     fn event(&self) -> String {
-        format!("event{}", self.terms.queue)
+        match (&self.route, self.terms.role) {
+            (Some((index, route)), _) => route.name(*index),
+            (None, ClientRole::Producer(Target::Queue(queue))) => format!("event{queue}"),
+            _ => String::new(),
+        }
     }
 
     fn address(&self) -> String {
         format!("{}/{}", self.channel, self.queue_id)
     }
 
+    fn queue(&self) -> (&str, u16) {
+        (&self.channel, self.queue_id)
+    }
+
     fn begin_mqks(&self, name: &str) -> Vec<u8> {
-        let (address, mut lines) = (self.address(), Vec::new());
-        match self.terms.consumer {
-            Some(habits) => {
-                let prefetch = habits.prefetch.to_string();
-                encode_request(b"p", "prefetch", false, &[name.as_bytes(), prefetch.as_bytes()], &mut lines);
-                let consume: [&[u8]; 2] = [address.as_bytes(), b"--manual-ack"];
-                encode_request(name.as_bytes(), "consume", true, &consume, &mut lines);
-            }
-            None => {
-                let event = self.event();
-                let bind: [&[u8]; 3] = [address.as_bytes(), b"--add", event.as_bytes()];
-                encode_request(b"b", "rebind", true, &bind, &mut lines);
-            }
+        match self.terms.role {
+            ClientRole::Consumer(_, behavior) => mqks::consume(name, &self.address(), behavior.prefetch),
+            // Its route is bound by others. The queue of this line has no other use.
+            _ if self.route.is_some() => mqks::bind(&self.address(), &format!("unused{}", self.index)),
+            _ => mqks::bind(&self.address(), &self.event()),
         }
-        lines
     }
 
     /// Begins to consume or to publish, after the greeting.
     fn begin(&mut self, scene: &mut Scene) {
-        if self.terms.protocol == Protocol::MicroMessage {
-            let address = self.address();
-            let command = match self.terms.consumer {
-                Some(habits) => {
-                    let prefetch = habits.prefetch.to_string();
-                    let arguments: [(&str, &[u8]); 3] = [
-                        ("destination", address.as_bytes()),
-                        ("id", b"s"),
-                        ("prefetch", prefetch.as_bytes()),
-                    ];
-                    MicroMessageSide::command("subscribe", &arguments)
+        let bytes = match self.terms.protocol {
+            Protocol::MicroMessage => self.begin_micromessage(),
+            Protocol::Eventmq => self.begin_eventmq(),
+            Protocol::Throttr => self.begin_throttr(),
+            _ => match (self.terms.role, &self.route) {
+                (ClientRole::Consumer(_, behavior), _) => tmqp::join(self.queue(), behavior.prefetch),
+                (ClientRole::Subscriber(_), Some((index, route))) => tmqp::subscribe(&route.name(*index)),
+                (_, Some((index, route))) => {
+                    let addresses: Vec<&str> = self.addresses.iter().map(|address| &**address).collect();
+                    let (bytes, count) = tmqp::define(route, *index, &addresses);
+                    self.link.iter_mut().for_each(|link| link.undefined = count);
+                    bytes
                 }
-                None => MicroMessageSide::command("ping", &[("id", b"p")]),
-            };
-            return self.send(&command, scene);
-        }
-        match self.terms.consumer {
-            Some(habits) => self.join(habits.prefetch, scene),
-            None => self.link.iter_mut().for_each(|link| link.is_ready = true),
+                _ => Vec::new(),
+            },
+        };
+        let is_unanswered = bytes.is_empty() || self.listener() == EVENTMQ_SUBSCRIBER;
+        self.send(&bytes, scene);
+        if is_unanswered {
+            self.ready(scene);
         }
     }
 
-    fn join(&mut self, prefetch: u32, scene: &mut Scene) {
-        let mut headers = Vec::new();
-        let lines = [(key::QUEUE_IDS, self.queue_id.to_string()), (key::PREFETCH, prefetch.to_string())];
-        for (name, value) in &lines {
-            push_header(&mut headers, name, value.as_bytes()).expect("a plain header");
+    fn begin_eventmq(&self) -> Vec<u8> {
+        match (self.terms.role, &self.route) {
+            (ClientRole::Consumer(..), _) => EventMqSide::inform(&self.address()),
+            (ClientRole::Subscriber(_), Some((index, route))) => EventMqSide::subscribe(&route.name(*index)),
+            _ => Vec::new(),
         }
-        let frame = Frame {
-            pending_response: true,
-            content_type: Operation::JoinChannel.code(),
-            id: b"join",
-            target: self.channel.as_bytes(),
-            headers: &headers,
-            ..Frame::new(Kind::SERVER)
-        };
-        let mut bytes = Vec::new();
-        tmqp::encode(&frame, &mut bytes);
-        self.send(&bytes, scene);
+    }
+
+    fn begin_throttr(&self) -> Vec<u8> {
+        match (self.terms.role, &self.route) {
+            (ClientRole::Subscriber(_), Some((index, route))) => throttr::subscribe(&route.name(*index)),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The broker has accepted what it begins with.
+    fn ready(&mut self, scene: &mut Scene) {
+        let Some(link) = self.link.as_mut().filter(|link| !link.is_ready) else { return };
+        link.is_ready = true;
+        let id = link.id;
+        match self.terms.role {
+            ClientRole::Consumer(queue, behavior) => {
+                scene.oracle.listens(id, Target::Queue(queue), scene.now);
+                if self.terms.protocol == Protocol::Eventmq {
+                    self.send(&EventMqSide::ready(behavior.prefetch), scene);
+                }
+            }
+            ClientRole::Subscriber(route) => {
+                // Nothing answers a subscription of EventMQ.
+                let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
+                scene.oracle.listens(id, Target::Route(route), scene.now + transit);
+            }
+            ClientRole::Producer(_) => {}
+        }
+        if self.pulls {
+            self.pull(scene);
+        }
+    }
+
+    fn begin_micromessage(&self) -> Vec<u8> {
+        match (self.terms.role, &self.route) {
+            (ClientRole::Consumer(_, behavior), _) => {
+                MicroMessageSide::subscribe(&self.address(), Some(behavior.prefetch))
+            }
+            (ClientRole::Subscriber(_), Some((index, route))) => {
+                MicroMessageSide::subscribe(&format!("topic/{}", route.name(*index)), None)
+            }
+            _ => MicroMessageSide::command("ping", &[("id", b"p")]),
+        }
+    }
+
+    /// A definition is answered.
+    fn define(&mut self, is_new: bool, scene: &mut Scene) {
+        let Some(link) = &mut self.link else { return };
+        link.has_defined &= is_new;
+        link.undefined -= 1;
+        if link.undefined == 0 {
+            link.is_ready = true;
+            if let Some((route, _)) = self.route.as_ref().filter(|_| link.has_defined) {
+                scene.note(format_args!("route {route} is defined"));
+                scene.oracle.defined(*route);
+            }
+        }
     }
 
     /// Publishes a message, if the connection is ready for it.
     pub(crate) fn publish(&mut self, size: usize, terms: PublishTerms, scene: &mut Scene) {
-        let (address, event) = (self.address(), self.event());
-        let Some(link) = self.link.as_mut().filter(|link| link.is_ready) else { return };
+        let ClientRole::Producer(target) = self.terms.role else { return };
+        let Some(link) = self.link.as_ref().filter(|link| link.is_ready) else { return };
         if matches!(&link.dialect, Dialect::MicroMessage(side) if !side.has_room()) {
             return;
         }
         let has_terms = matches!(link.dialect, Dialect::Tmqp { .. });
         let terms = if has_terms { terms } else { PublishTerms::default() };
-        let label = scene.oracle.published(self.terms.queue, link.id, terms, scene.now);
-        let (id, body) = (message_id(label), body(label, size));
-        scene.note(format_args!("client {} publishes {id}", self.index));
-        let mut bytes = Vec::new();
-        match &mut link.dialect {
-            Dialect::MicroMessage(side) => bytes = side.publish(label, &address, &body),
-            Dialect::Mqks(_) => {
-                let data: [&[u8]; 2] = [event.as_bytes(), body.as_bytes()];
-                encode_request(id.as_bytes(), "publish", true, &data, &mut bytes);
-            }
-            Dialect::Tmqp { .. } => {
-                let headers = headers_of(terms);
-                let frame = Frame {
-                    pending_acknowledge: true,
-                    content_type: self.queue_id,
-                    id: id.as_bytes(),
-                    target: self.channel.as_bytes(),
-                    headers: &headers,
-                    payload: body.as_bytes(),
-                    ..Frame::new(Kind::QUEUE)
-                };
-                tmqp::encode(&frame, &mut bytes);
-            }
+        let is_answered = !matches!(link.dialect, Dialect::EventMq(_) | Dialect::Throttr);
+        let publish = SeenPublish { target, link: link.id, terms, size, is_answered };
+        let label = scene.oracle.published(publish, scene.now);
+        scene.note(format_args!("client {} publishes {}", self.index, message_id(label, 0)));
+        self.published.push((label, size, terms));
+        self.send_message(label, size, terms, scene);
+    }
+
+    /// Publishes its latest messages again, if its queue drops duplicates.
+    pub(crate) fn republish(&mut self, count: u32, scene: &mut Scene) {
+        let is_direct = self.route.is_none() && self.deduplicates;
+        let Some(link) = self.link.as_ref().filter(|link| link.is_ready && is_direct) else { return };
+        if !matches!(link.dialect, Dialect::Tmqp { .. }) {
+            return;
         }
+        let id = link.id;
+        let from = self.published.len().saturating_sub(count as usize);
+        for (label, size, terms) in self.published[from..].to_vec() {
+            scene.note(format_args!("client {} publishes {} again", self.index, message_id(label, 0)));
+            scene.oracle.republished(label, id);
+            self.send_message(label, size, terms, scene);
+        }
+    }
+
+    fn send_message(&mut self, label: u32, size: usize, terms: PublishTerms, scene: &mut Scene) {
+        let (address, event, body) = (self.address(), self.event(), body::body(label, size));
+        let others: Vec<&str> = self.addresses.iter().skip(1).map(|address| &**address).collect();
+        let Some(link) = &mut self.link else { return };
+        let bytes = match (&mut link.dialect, &self.route) {
+            (Dialect::MicroMessage(side), None) => side.publish(label, &address, &body),
+            (Dialect::MicroMessage(side), Some((index, route))) => {
+                side.publish(label, &format!("topic/{}", route.name(*index)), &body)
+            }
+            (Dialect::Mqks(_), _) => mqks::publish(&event, label, &body),
+            (Dialect::EventMq(_), None) => EventMqSide::request(&address, label, &body),
+            (Dialect::EventMq(_), Some((index, route))) => {
+                EventMqSide::publish(&route.name(*index), label, &body)
+            }
+            (Dialect::Throttr, _) => throttr::publish(&event, &body),
+            (Dialect::Tmqp { .. }, route) => {
+                let destination = match route {
+                    None => tmqp::Destination::Queue(&self.channel, self.queue_id),
+                    Some((index, route)) => match route.kind {
+                        RouteKind::Topic { .. } => tmqp::Destination::Topic(route.name(*index)),
+                        RouteKind::Router(_) => tmqp::Destination::Router(route.name(*index)),
+                        RouteKind::Copies => tmqp::Destination::Copies(&self.channel, self.queue_id, &others),
+                    },
+                };
+                tmqp::publish(&destination, label, terms, &body)
+            }
+        };
         self.send(&bytes, scene);
     }
 
     fn pull(&mut self, scene: &mut Scene) {
-        let Some(habits) = self.terms.consumer else { return };
-        let count = habits.prefetch.to_string();
-        let mut headers = Vec::new();
-        for (name, value) in [(key::COUNT, &*count), (key::ATTEMPT, VALUE_YES)] {
-            push_header(&mut headers, name, value.as_bytes()).expect("a plain header");
-        }
-        let frame = Frame {
-            content_type: self.queue_id,
-            id: b"pull",
-            target: self.channel.as_bytes(),
-            headers: &headers,
-            ..Frame::new(Kind::PULL)
-        };
-        let mut bytes = Vec::new();
-        tmqp::encode(&frame, &mut bytes);
+        let Some(behavior) = self.terms.role.consumer() else { return };
+        let bytes = tmqp::pull(self.queue(), behavior.prefetch);
+        self.link.iter_mut().for_each(|link| link.pulled = scene.now);
         self.send(&bytes, scene);
     }
 
@@ -337,36 +481,19 @@ impl SimulatedPeer {
             (Dialect::MicroMessage(side), MessageHandle::Receipt(receipt)) => {
                 side.settle(*receipt, *positive)
             }
-            (Dialect::Mqks(_), MessageHandle::Id(id)) => {
-                let (mut bytes, action) = (Vec::new(), if *positive { "ack" } else { "reject" });
-                encode_request(b"a", action, false, &[name.as_bytes(), id], &mut bytes);
-                bytes
-            }
-            (Dialect::Tmqp { .. }, MessageHandle::Id(id)) => self.acknowledgement(id, *positive),
+            (Dialect::Mqks(_), MessageHandle::Id(id)) => mqks::settle(&name, id, *positive),
+            (Dialect::EventMq(_), MessageHandle::Id(id)) => EventMqSide::settle(id, *positive),
+            (Dialect::Tmqp { .. }, MessageHandle::Id(id)) => tmqp::acknowledge(self.queue(), id, *positive),
             _ => return,
         };
         let verb = if *positive { "acks" } else { "nacks" };
-        scene.note(format_args!("client {} {verb} {}", self.index, message_id(*label)));
+        scene.note(format_args!("client {} {verb} {}", self.index, message_id(*label, 0)));
         self.send(&bytes, scene);
-        if let Some(link) = &self.link {
-            scene.oracle.settled(*label, link.id, *positive, link.sent);
+        let Some(link) = &self.link else { return };
+        scene.oracle.settled(*label, link.id, *positive, link.sent);
+        if matches!(link.dialect, Dialect::EventMq(_)) {
+            self.send(&EventMqSide::ready(1), scene);
         }
-    }
-
-    fn acknowledgement(&self, id: &[u8], positive: bool) -> Vec<u8> {
-        let (mut headers, mut bytes) = (Vec::new(), Vec::new());
-        if !positive {
-            push_header(&mut headers, key::NACK_REASON, b"no").expect("a plain header");
-        }
-        let frame = Frame {
-            content_type: self.queue_id,
-            id,
-            target: self.channel.as_bytes(),
-            headers: &headers,
-            ..Frame::new(Kind::ACKNOWLEDGE)
-        };
-        tmqp::encode(&frame, &mut bytes);
-        bytes
     }
 
     fn send(&mut self, bytes: &[u8], scene: &mut Scene) {
@@ -395,15 +522,17 @@ impl SimulatedPeer {
         let link = self.link.as_mut()?;
         let (received, size) = match &mut link.dialect {
             Dialect::MicroMessage(side) => side.next(&link.unread, &limits)?,
+            Dialect::EventMq(side) => side.next(&link.unread, &limits)?,
+            Dialect::Throttr => throttr::next(&link.unread, &limits)?,
             Dialect::Mqks(lines) => {
                 let next = lines.next(&link.unread, &limits);
                 let (line, size) = next.expect("the broker sends valid lines")?;
-                (line_received(line), size)
+                (mqks::received(line), size)
             }
             Dialect::Tmqp { is_greeted: true } => {
-                let next = tmqp::decode(&link.unread, &limits);
+                let next = mqcore_wire::tmqp::decode(&link.unread, &limits);
                 let (frame, size) = next.expect("the broker sends valid frames")?;
-                (frame_received(&frame), size)
+                (tmqp::received(&frame, Some(self.queue_status)), size)
             }
             Dialect::Tmqp { is_greeted } => {
                 let answer = hello::answer(&link.unread, &limits);
@@ -424,14 +553,10 @@ impl SimulatedPeer {
                 self.send(&bytes, scene);
                 self.begin(scene);
             }
-            Received::Ready => {
-                link.is_ready = true;
-                if self.pulls {
-                    self.pull(scene);
-                }
-            }
+            Received::Defined { is_new } => self.define(is_new, scene),
+            Received::Ready => self.ready(scene),
             Received::PullEnd { is_empty } => {
-                let habits = self.terms.consumer.map_or(0, |habits| habits.work_micros);
+                let habits = self.terms.role.consumer().map_or(0, |habits| habits.work_micros);
                 let pause = match (is_empty, self.is_diligent) {
                     (true, _) => EMPTY_PAUSE,
                     (false, true) => 0,
@@ -443,30 +568,60 @@ impl SimulatedPeer {
                 let text = format!("client {} is refused: {why}", self.index);
                 scene.oracle.refused(text);
             }
-            Received::Answers { labels, confirmed } => {
+            Received::Cached(found) => {
+                let (asked, label) = (link.pulled, found.map(|(label, _)| label));
+                if let ClientRole::Consumer(queue, _) = self.terms.role {
+                    let shown = label.map_or("nothing".to_owned(), |label| message_id(label, 0));
+                    scene.note(format_args!("client {} reads {shown} from a cache", self.index));
+                    scene.oracle.cached(queue, label, asked);
+                }
+                if found.is_some_and(|(_, intact)| !intact) {
+                    scene.oracle.find("phantom", "a cache has another body".to_owned());
+                }
+                self.pull_later(EMPTY_PAUSE, scene);
+            }
+            Received::Answers { labels, part, confirmed } => {
                 let verb = if confirmed { "confirmed" } else { "rejected" };
                 for label in labels {
-                    scene.note(format_args!("message {label} is {verb}"));
-                    scene.oracle.answered(label, confirmed);
+                    scene.note(format_args!("message {label}.{part} is {verb}"));
+                    scene.oracle.answered(label, part, confirmed, scene.now);
                 }
             }
             Received::Delivery { label, handle, intact, repeated } => {
-                let how = if scene.oracle.is_of(label, self.terms.queue) { "" } else { ", a dead letter" };
-                scene.note(format_args!("client {} receives {}{how}", self.index, message_id(label)));
                 if !intact {
                     scene.oracle.find("phantom", format!("message {label} has another body"));
                 }
-                scene.oracle.delivered(label, self.terms.queue, link.id, repeated, scene.now);
+                self.receive(label, handle, repeated, scene);
+            }
+            Received::Ping(answer) => self.send(&answer, scene),
+            Received::Other => {}
+        }
+    }
+
+    fn receive(&mut self, label: u32, handle: MessageHandle, repeated: bool, scene: &mut Scene) {
+        let Some(link) = &self.link else { return };
+        let (id, name) = (link.id, message_id(label, 0));
+        match self.terms.role {
+            ClientRole::Subscriber(route) => {
+                scene.note(format_args!("client {} hears {name}", self.index));
+                scene.oracle.heard(label, Target::Route(route), id);
+                if matches!(handle, MessageHandle::Receipt(_)) {
+                    self.settle(&Work { label, handle, positive: true }, scene);
+                }
+            }
+            ClientRole::Consumer(queue, _) => {
+                let how = if scene.oracle.is_of(label, queue) { "" } else { ", a dead letter" };
+                scene.note(format_args!("client {} receives {name}{how}", self.index));
+                scene.oracle.delivered(label, queue, id, repeated, scene.now);
                 self.decide(label, handle, scene);
             }
-            Received::Ping => self.send(&tmqp::PONG, scene),
-            Received::Other => {}
+            ClientRole::Producer(_) => scene.oracle.find("phantom", format!("a producer receives {name}")),
         }
     }
 
     /// Decides how and when to settle a message.
     fn decide(&mut self, label: u32, handle: MessageHandle, scene: &mut Scene) {
-        let Some(habits) = self.terms.consumer else { return };
+        let Some(habits) = self.terms.role.consumer() else { return };
         if self.is_diligent {
             return self.settle(&Work { label, handle, positive: true }, scene);
         }
@@ -484,89 +639,17 @@ impl SimulatedPeer {
     }
 }
 
-fn message_id(label: u32) -> String {
-    format!("m{label}")
-}
-
-fn headers_of(terms: PublishTerms) -> Vec<u8> {
-    let mut headers = Vec::new();
-    let wanted = [
-        (key::DELAY, terms.delay_ms),
-        (key::EXPIRES_IN, terms.expires_ms),
-        (key::PRIORITY, u64::from(terms.priority)),
-    ];
-    for (name, value) in wanted.into_iter().filter(|(_, value)| *value > 0) {
-        push_header(&mut headers, name, value.to_string().as_bytes()).expect("a plain header");
-    }
-    headers
-}
-
-fn label_of(id: &[u8]) -> Option<u32> {
-    std::str::from_utf8(id).ok()?.strip_prefix('m')?.parse().ok()
-}
-
-/// The body of a message: its number and size, and filler that follows from them.
-fn body(label: u32, size: usize) -> String {
-    let filler = char::from(b'a' + (label % 26) as u8);
-    format!("{label}:{size}:{}", filler.to_string().repeat(size))
-}
-
-/// Whether a body is the one that was published under this number.
-fn is_intact(label: u32, found: &[u8]) -> bool {
-    let size = std::str::from_utf8(found).ok().and_then(|text| text.split(':').nth(1)?.parse().ok());
-    size.is_some_and(|size| body(label, size).as_bytes() == found)
-}
-
 /// A delivered message. Its body has its number, because brokers choose the ids of messages of some protocols.
-fn delivery(handle: MessageHandle, body: &[u8], repeated: bool) -> Received {
-    let number = body.split(|byte| *byte == b':').next();
-    let label = number.and_then(|number| std::str::from_utf8(number).ok()?.parse().ok());
-    let intact = label.is_some_and(|label| is_intact(label, body));
-    Received::Delivery { label: label.unwrap_or(u32::MAX), handle, intact, repeated }
+fn delivery(handle: MessageHandle, found: &[u8], repeated: bool) -> Received {
+    let (label, intact) = body::read(found);
+    Received::Delivery { label, handle, intact, repeated }
 }
 
-fn by_id(id: &[u8], body: &[u8], repeated: bool) -> Received {
-    delivery(MessageHandle::Id(id.into()), body, repeated)
+fn by_id(id: &[u8], found: &[u8], repeated: bool) -> Received {
+    delivery(MessageHandle::Id(id.into()), found, repeated)
 }
 
-fn line_received(line: &[u8]) -> Received {
-    let Some(answer) = parse(line) else { return Received::Other };
-    match (answer.said, label_of(answer.id)) {
-        (AnswerResult::Done(_), Some(label)) => Received::Answers { labels: vec![label], confirmed: true },
-        (AnswerResult::Failed(_), Some(label)) => Received::Answers { labels: vec![label], confirmed: false },
-        (AnswerResult::Done(data), None) => match delivered(data) {
-            Some(message) => by_id(message.message, message.data, message.retry > 0),
-            None if data.is_empty() => Received::Ready,
-            None => Received::Other,
-        },
-        (AnswerResult::Failed(error), None) => {
-            Received::Refused(format!("error {}", String::from_utf8_lossy(error)))
-        }
-    }
-}
-
-fn frame_received(frame: &Frame<'_>) -> Received {
-    match frame.kind {
-        Kind::PING => Received::Ping,
-        Kind::RESPONSE if frame.id == b"join" && frame.content_type == status::OK => Received::Ready,
-        Kind::RESPONSE if frame.id == b"join" => {
-            Received::Refused(String::from_utf8_lossy(frame.headers).into_owned())
-        }
-        Kind::ACKNOWLEDGE => match label_of(frame.id) {
-            Some(label) => {
-                let confirmed = header_value(frame.headers, key::NACK_REASON).is_none();
-                Received::Answers { labels: vec![label], confirmed }
-            }
-            None => Received::Other,
-        },
-        Kind::QUEUE => match header_value(frame.headers, key::NO_CONTENT) {
-            Some(reason) => Received::PullEnd { is_empty: reason != no_content::END.as_bytes() },
-            None => {
-                let attempt = header_value(frame.headers, key::ATTEMPT);
-                let repeated = attempt.is_some_and(|attempt| attempt != b"1");
-                by_id(frame.id, frame.payload, repeated)
-            }
-        },
-        _ => Received::Other,
-    }
+fn cached(found: &[u8]) -> Received {
+    let (label, intact) = body::read(found);
+    Received::Cached(Some((label, intact)))
 }

@@ -13,7 +13,7 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::time::Nanos;
-use mqcore_session::any::{AnySession, Protocol};
+use mqcore_session::any::{AnySession, ListenerTerms, Protocol};
 use mqcore_session::protocol::Overload;
 use mqcore_session::session::{Session, SessionConfig, SessionError, provisional_client};
 use mqcore_wire::codec::Limits;
@@ -21,6 +21,7 @@ use mqcore_wire::codec::Limits;
 use crate::inbox::Input;
 use crate::network::Side;
 use crate::scene::Scene;
+use crate::sessions::SharedSessions;
 
 /// Maximum bytes per read.
 const READ_BYTES: usize = 64 * 1024;
@@ -99,8 +100,9 @@ pub(crate) struct ConnectionTerms {
 impl ServerConnection {
     pub(crate) fn new(
         id: ConnectionId,
-        protocol: Protocol,
+        listener: &ListenerTerms,
         terms: ConnectionTerms,
+        shared: &SharedSessions,
         now: Timestamp,
         sends: &mut Vec<(usize, Input)>,
     ) -> Self {
@@ -118,11 +120,12 @@ impl ServerConnection {
             peer: Arc::default(),
             node: None,
         };
+        let protocol = listener.protocol();
         let mut connection = Self {
             id,
             protocol,
             client: provisional_client(&config, protocol.as_str(), now),
-            session: AnySession::new(protocol, config, now),
+            session: shared.open(listener, config, now),
             welcomed: false,
             unread: Vec::new(),
             stalled: false,

@@ -60,6 +60,8 @@ pub(crate) struct JournalTask {
     pub(crate) reads: Vec<BodyRead>,
     waiting: Vec<Record>,
     settled: Vec<u64>,
+    /// Segments in which housekeeping found damage.
+    pub(crate) damaged: Vec<u32>,
     last: Sequence,
     state: WriterState,
     housekept: Micros,
@@ -80,6 +82,7 @@ impl JournalTask {
             reads: Vec::new(),
             waiting: Vec::new(),
             settled: Vec::new(),
+            damaged: Vec::new(),
             last: Sequence(0),
             state: WriterState::Healthy,
             housekept: 0,
@@ -290,7 +293,10 @@ impl JournalTask {
             return false;
         }
         match self.journal.maintain(now_ms, HOUSEKEEPING_BYTES) {
-            Ok(done) => done.more || !done.deferred.is_empty(),
+            Ok(done) => {
+                self.damaged.extend(done.damaged);
+                done.more || !done.deferred.is_empty()
+            }
             Err(JournalError::Full { .. }) => true,
             Err(error) => {
                 self.fail(&error);

@@ -16,9 +16,9 @@
 //! | [`trace`] | what happened, as lines and as a hash |
 //! | `scene`, `agenda`, `time` | everything outside the broker; events by virtual time |
 //! | `network` | byte streams with delays, cuts and silence |
-//! | `process` | one life of the broker, from its start to a crash |
+//! | `process`, `sessions` | one life of the broker, from its start to a crash; what its sessions share |
 //! | `shard`, `journal`, `connection` | the tasks and threads of the server, as steps of the event loop |
-//! | `client` | peers that speak TMQP, MQKS and MicroMessage2 |
+//! | `client` | peers that speak the broker's protocols |
 
 #![forbid(unsafe_code)]
 
@@ -33,6 +33,7 @@ mod process;
 pub mod run;
 pub mod scenario;
 mod scene;
+mod sessions;
 mod shard;
 pub mod shrink;
 mod time;

@@ -14,10 +14,16 @@
 //! | A delayed message is not delivered before its time. | `early` |
 //! | An expired message is not delivered, except as a dead letter. | `late` |
 //! | A consumer has at most `prefetch` unsettled messages. | `prefetch` |
+//! | A confirmation of a topic stands for all queues bound to it, one of a router for a queue of it. | `lost` |
+//! | Subscribers of a topic and consumers of a broadcast queue receive each message once, in order. | `missed`, `doubled`, `order` |
+//! | A cache has the latest confirmed message. | `stale`, `lost` |
 //! | Each publish on a working connection is answered. | `unanswered` |
 //! | A client may connect, bind and consume, unless a disk is faulty. | `refused` |
 //! | The broker does not panic, and comes to rest. | `panic`, `livelock` |
 //! | The broker starts after every crash, and reports no damage. | `damage` |
+
+mod fanout;
+pub(crate) mod labels;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +31,9 @@ use std::fmt;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::{Durability, Status};
 
-use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario};
+use crate::oracle::fanout::SeenFanout;
+use crate::oracle::labels::SeenLabel;
+use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
 /// By how much a timeout may seem early, because a message was on its way for some time.
@@ -54,17 +62,31 @@ pub(crate) enum Ending {
     PowerLost,
 }
 
+/// One copy of a message: what one queue gets of it.
 #[derive(Debug)]
 struct SeenMessage {
-    queue: usize,
+    label: u32,
+    /// The queues of which one gets it. Mostly one.
+    queues: Vec<usize>,
+    target: Target,
     /// The connection that published it.
     link: ConnectionId,
     at: Micros,
     terms: PublishTerms,
     /// `None`: not answered. True: confirmed.
     answer: Option<bool>,
+    /// Whether it has to be answered.
+    is_answered: bool,
+    /// When it was answered.
+    answered: Option<Micros>,
     /// A crash may have lost it.
     is_unsafe: bool,
+    /// It was confirmed when a router had passed it on; its queue may not have saved it.
+    is_handed_on: bool,
+    /// The clock jumped while a queue had it, so its times mean others.
+    is_timeless: bool,
+    /// It was published again.
+    is_repeated: bool,
     /// Settled before a calm.
     is_over: bool,
     /// It was rejected because of a faulty disk, which may have it nevertheless.
@@ -97,8 +119,11 @@ struct SeenLink {
     ended: Option<u64>,
     /// It was silent or its client did not read, so times say nothing.
     is_doubtful: bool,
-    /// The latest first delivery of the messages of each producer's connection and priority.
-    latest: BTreeMap<(ConnectionId, u8), u32>,
+    /// Bytes of all messages that were published before.
+    published_bytes: usize,
+    /// The latest first delivery of the messages of each producer's connection, target and priority.
+    latest: BTreeMap<(ConnectionId, Target, u8), u32>,
+    fanout: Option<SeenFanout>,
 }
 
 #[derive(Debug)]
@@ -106,7 +131,7 @@ struct QueueRules {
     address: String,
     saves: bool,
     durability: Durability,
-    push: bool,
+    status: Status,
     /// The index of its dead-letter queue.
     dead_letter: Option<usize>,
 }
@@ -115,7 +140,14 @@ struct QueueRules {
 #[derive(Debug)]
 pub struct Oracle {
     queues: Vec<QueueRules>,
+    routes: Vec<SimulatedRoute>,
+    /// Whether a producer was told that a route is defined.
+    defined: Vec<bool>,
+    labels: Vec<SeenLabel>,
     messages: Vec<SeenMessage>,
+    /// Bytes of all messages so far, for all their receivers.
+    published_bytes: usize,
+    output_bytes_max: usize,
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
     findings: Vec<Finding>,
@@ -128,12 +160,21 @@ impl Oracle {
             address: queue.address.clone(),
             saves: queue.saves,
             durability: queue.promise,
-            push: queue.status == Status::Push,
+            status: queue.status,
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
         });
-        let queues = rules.collect();
-        let (messages, findings) = (Vec::new(), Vec::new());
-        Self { queues, messages, links: BTreeMap::new(), has_faulty_disk: false, findings }
+        Self {
+            queues: rules.collect(),
+            routes: scenario.routes.clone(),
+            defined: vec![false; scenario.routes.len()],
+            labels: Vec::new(),
+            messages: Vec::new(),
+            published_bytes: 0,
+            output_bytes_max: scenario.output_bytes_max,
+            links: BTreeMap::new(),
+            has_faulty_disk: false,
+            findings: Vec::new(),
+        }
     }
 
     /// The first broken promise.
@@ -149,7 +190,14 @@ impl Oracle {
     // ---- What happens ------------------------------------------------------------------------------------------
 
     pub(crate) fn opened(&mut self, link: ConnectionId, prefetch: u32) {
-        let seen = SeenLink { prefetch, ended: None, is_doubtful: false, latest: BTreeMap::new() };
+        let seen = SeenLink {
+            prefetch,
+            ended: None,
+            is_doubtful: false,
+            published_bytes: self.published_bytes,
+            latest: BTreeMap::new(),
+            fanout: None,
+        };
         self.links.insert(link, seen);
     }
 
@@ -164,9 +212,14 @@ impl Oracle {
         self.has_faulty_disk = has_faulty_disk;
         if has_faulty_disk {
             for message in &mut self.messages {
-                message.may_return |= self.queues[message.queue].dead_letter.is_some();
+                message.may_return |= message.has_dead_letters(&self.queues);
             }
         }
+    }
+
+    /// The broker starts with a clock that jumped while it was down.
+    pub(crate) fn clock_jumped(&mut self) {
+        self.messages.iter_mut().for_each(|message| message.is_timeless = true);
     }
 
     /// The broker refuses what a client needs before it can publish or consume.
@@ -186,62 +239,35 @@ impl Oracle {
     /// The broker ended. The caller reports the ends of connections.
     pub(crate) fn ended(&mut self, ending: Ending) {
         for message in &mut self.messages {
-            let QueueRules { saves, durability, .. } = self.queues[message.queue];
-            let safe = match (ending, durability) {
-                (Ending::Stopped, _) => saves,
-                (Ending::Killed, durability) => saves && durability != Durability::None,
-                (Ending::PowerLost, durability) => saves && durability == Durability::Fsync,
-            };
-            message.is_unsafe |= !safe;
-            message.may_be_doubled |= self.queues[message.queue].dead_letter.is_some();
-        }
-    }
-
-    /// A client publishes. Returns the number of the message.
-    pub(crate) fn published(
-        &mut self,
-        queue: usize,
-        link: ConnectionId,
-        terms: PublishTerms,
-        at: Micros,
-    ) -> u32 {
-        self.messages.push(SeenMessage {
-            queue,
-            link,
-            at,
-            terms,
-            answer: None,
-            is_unsafe: false,
-            is_over: false,
-            is_doubtful: false,
-            may_be_doubled: false,
-            may_return: self.has_faulty_disk && self.queues[queue].dead_letter.is_some(),
-            deliveries: Vec::new(),
-        });
-        self.messages.len() as u32 - 1
-    }
-
-    pub(crate) fn answered(&mut self, label: u32, confirmed: bool) {
-        if let Some(message) = self.messages.get_mut(label as usize) {
-            message.answer = Some(confirmed);
-            message.is_doubtful = self.has_faulty_disk;
+            let is_safe = message.queues.iter().all(|queue| {
+                let QueueRules { saves, durability, .. } = self.queues[*queue];
+                match ending {
+                    Ending::Stopped => saves,
+                    Ending::Killed => saves && durability != Durability::None,
+                    Ending::PowerLost => saves && durability == Durability::Fsync,
+                }
+            });
+            let is_confirmed = message.answer == Some(true) && !message.is_handed_on;
+            message.is_unsafe |= !is_safe || !is_confirmed;
+            message.may_be_doubled |= message.has_dead_letters(&self.queues);
+            // A queue that broadcasts delivers what it had saved, and not yet settled, to the next consumer.
+            message.may_return |= message.queues.iter().any(|queue| !self.queues[*queue].keeps());
         }
     }
 
     /// A consumer sends an acknowledgement or a rejection, which ends at `offset` of its connection's stream.
     pub(crate) fn settled(&mut self, label: u32, link: ConnectionId, positive: bool, offset: u64) {
-        let delivery = self
-            .messages
-            .get_mut(label as usize)
-            .and_then(|message| message.deliveries.iter_mut().rev().find(|delivery| delivery.link == link));
-        if let Some(delivery) = delivery {
+        let copies = self.labels.get(label as usize).map_or(0..0, |seen| seen.copies.clone());
+        let mut deliveries =
+            self.messages[copies].iter_mut().flat_map(|copy| copy.deliveries.iter_mut().rev());
+        if let Some(delivery) = deliveries.find(|delivery| delivery.link == link) {
             delivery.outcome = Some(SeenOutcome { positive, offset });
         }
     }
 
     /// Whether a message was published to this queue, so that its delivery there is not that of a dead letter.
     pub(crate) fn is_of(&self, label: u32, queue: usize) -> bool {
-        self.messages.get(label as usize).is_none_or(|message| message.queue == queue)
+        self.copies(label).iter().any(|copy| copy.queues.contains(&queue))
     }
 
     /// A consumer of a queue receives a message. `repeated`: the broker says that this is not the first attempt.
@@ -253,14 +279,13 @@ impl Oracle {
         repeated: bool,
         now: Micros,
     ) {
-        let Some(message) = self.messages.get(label as usize) else {
-            return self.find("phantom", format!("message {label} was never published"));
+        let address = self.queues[queue].address.clone();
+        let Some(copy) = self.copy_for(label, queue) else {
+            let was_published = (label as usize) < self.labels.len();
+            let why = if was_published { "which is not for it" } else { "which was never published" };
+            return self.find("phantom", format!("{address} delivers message {label}, {why}"));
         };
-        let address = self.queues[message.queue].address.clone();
-        if !self.way(message.queue).any(|on_its_way| on_its_way == queue) {
-            let other = &self.queues[queue].address;
-            return self.find("phantom", format!("{other} delivers message {label} of {address}"));
-        }
+        let message = &self.messages[copy];
         if message.answer == Some(false) && !message.is_doubtful {
             self.find("rejected", format!("{address} delivers message {label}, which it rejected"));
         } else if message.is_over {
@@ -271,14 +296,14 @@ impl Oracle {
         } else if let Some(why) = self.doubled(message, queue, link, now) {
             self.find("doubled", format!("{address} delivers message {label} again: {why}"));
         }
-        if self.messages[label as usize].queue == queue {
-            self.check_time(label, link, now);
-            self.check_order(label, link, repeated);
+        if self.messages[copy].queues.contains(&queue) {
+            self.check_time(copy, &address, link, now);
+            self.check_order(copy, &address, link, repeated);
         }
-        if let Some(message) = self.messages.get_mut(label as usize) {
-            message.deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        self.messages[copy].deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        if self.queues[queue].status != Status::Broadcast {
+            self.check_prefetch(queue, link, now);
         }
-        self.check_prefetch(queue, link, now);
     }
 
     // ---- Rules -------------------------------------------------------------------------------------------------
@@ -303,7 +328,8 @@ impl Oracle {
         {
             return None;
         }
-        let push = self.queues[message.queue].push || self.queues[queue].push;
+        let fans_out = |queue: &usize| matches!(self.queues[*queue].status, Status::Push | Status::Broadcast);
+        let push = message.queues.iter().chain([&queue]).any(fans_out);
         let row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
         let open = row.filter(|delivery| {
             self.links.get(&delivery.link).is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
@@ -321,11 +347,13 @@ impl Oracle {
         ))
     }
 
-    fn check_time(&mut self, label: u32, link: ConnectionId, now: Micros) {
-        let message = &self.messages[label as usize];
-        let PublishTerms { delay_ms, expires_ms, .. } = message.terms;
-        let age = now - message.at;
-        let address = &self.queues[message.queue].address;
+    fn check_time(&mut self, copy: usize, address: &str, link: ConnectionId, now: Micros) {
+        let SeenMessage { label, at, terms: PublishTerms { delay_ms, expires_ms, .. }, .. } =
+            self.messages[copy];
+        if self.messages[copy].is_timeless {
+            return;
+        }
+        let age = now - at;
         // The broker counts whole milliseconds.
         if age + 1_000 < delay_ms * 1_000 {
             let text = format!("{address} delivers message {label} after {age} us, delay {delay_ms} ms");
@@ -339,18 +367,18 @@ impl Oracle {
         }
     }
 
-    fn check_order(&mut self, label: u32, link: ConnectionId, repeated: bool) {
-        let message = &self.messages[label as usize];
-        if repeated || !message.deliveries.is_empty() || message.terms.delay_ms > 0 {
+    fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
+        let message = &self.messages[copy];
+        let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
+        if !is_first || message.terms.delay_ms > 0 || message.is_doubtful {
             return;
         }
-        let (queue, producer) = (message.queue, (message.link, message.terms.priority));
+        let (label, producer) = (message.label, (message.link, message.target, message.terms.priority));
         let Some(seen) = self.links.get_mut(&link) else { return };
         let latest = seen.latest.entry(producer).or_insert(label);
         let earlier = *latest;
         *latest = earlier.max(label);
         if earlier > label {
-            let address = &self.queues[queue].address;
             let text =
                 format!("{address} delivers message {label} for the first time after message {earlier}");
             self.find("order", text);
@@ -378,34 +406,62 @@ impl Oracle {
 
     /// A calm ends. `served`: the queues that had a working consumer all the time.
     pub(crate) fn calm(&mut self, served: &[bool]) {
-        for label in 0..self.messages.len() {
-            let message = &self.messages[label];
-            let address = &self.queues[message.queue].address;
+        for copy in 0..self.messages.len() {
+            let message = &self.messages[copy];
+            let label = message.label;
+            let address = &self.queues[message.queues[0]].address;
             let link = self.links.get(&message.link);
-            if message.answer.is_none() && link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
-            {
+            let is_open = message.answer.is_none() && message.is_answered;
+            if is_open && link.is_some_and(|link| link.ended.is_none() && !link.is_doubtful) {
                 let text = format!("{address} never answers message {label}");
                 self.find("unanswered", text);
                 continue;
             }
-            if !self.way(message.queue).all(|queue| served[queue]) {
+            let is_served = |queue: &usize| self.way(*queue).all(|queue| served[queue]);
+            if !message.queues.iter().all(is_served) {
                 continue;
             }
-            let settled = message.deliveries.iter().any(|delivery| {
-                let ended = self.links.get(&delivery.link).and_then(|link| link.ended);
-                let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);
-                delivery.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
-            });
+            let keeps = message.queues.iter().all(|queue| self.queues[*queue].keeps());
             let expires = message.terms.expires_ms > 0;
-            if message.answer == Some(true) && !message.is_unsafe && !settled && !expires {
+            // A clock that was set back lengthens delays, also those before another attempt.
+            let may_wait = expires || message.is_timeless && message.has_delay();
+            let must_be_settled = message.answer == Some(true) && !message.is_unsafe && !may_wait && keeps;
+            if must_be_settled && !self.is_settled(message) {
                 let count = message.deliveries.len();
                 let text = format!(
                     "{address} confirmed message {label}, delivered it {count} times, and has no more"
                 );
                 self.find("lost", text);
             }
-            self.messages[label].is_over = true;
+            self.messages[copy].is_over = true;
         }
+        self.check_fanout();
+    }
+
+    fn is_settled(&self, message: &SeenMessage) -> bool {
+        message.deliveries.iter().any(|delivery| {
+            let ended = self.links.get(&delivery.link).and_then(|link| link.ended);
+            let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);
+            delivery.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
+        })
+    }
+}
+
+impl QueueRules {
+    /// Whether it has a message until a consumer settles it.
+    fn keeps(&self) -> bool {
+        !matches!(self.status, Status::Broadcast | Status::Cache)
+    }
+}
+
+impl SeenMessage {
+    /// Whether a queue may wait before it delivers it.
+    fn has_delay(&self) -> bool {
+        self.terms.delay_ms > 0 || !self.deliveries.is_empty()
+    }
+
+    fn has_dead_letters(&self, queues: &[QueueRules]) -> bool {
+        self.queues.iter().any(|queue| queues[*queue].dead_letter.is_some())
     }
 }
 

@@ -14,7 +14,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
-use mqcore_session::any::Protocol;
+use mqcore_session::any::ListenerTerms;
 
 use crate::agenda::{Due, Task};
 use crate::connection::{ConnectionTerms, ServerConnection};
@@ -22,8 +22,9 @@ use crate::inbox::Input;
 use crate::journal::{AfterTake, IDLE, JournalTask};
 use crate::scenario::Scenario;
 use crate::scene::Scene;
+use crate::sessions::SharedSessions;
 use crate::shard::{ShardTask, TaskOutput};
-use crate::time::{Micros, micros_of};
+use crate::time::Micros;
 
 /// Maximum time until a task runs that was woken.
 const WAKE_MICROS: Micros = 150;
@@ -33,6 +34,7 @@ pub(crate) struct Process {
     /// Number of this life.
     life: u64,
     terms: ConnectionTerms,
+    shared: SharedSessions,
     shards: Vec<Option<Box<ShardTask>>>,
     /// The times at which the shards run although nothing arrives, if events of the agenda run them then.
     shard_timers: Vec<Timestamp>,
@@ -58,6 +60,7 @@ impl Process {
         let mut process = Self {
             life,
             terms: ConnectionTerms { placement, output_bytes_max: scenario.output_bytes_max },
+            shared: SharedSessions::new(scenario.seed.wrapping_mul(17).wrapping_add(life), now),
             shards: Vec::new(),
             shard_timers: vec![Timestamp::NEVER; scenario.shards],
             journals: Vec::new(),
@@ -139,9 +142,10 @@ impl Process {
     }
 
     /// Accepts a connection.
-    pub(crate) fn accept(&mut self, id: ConnectionId, protocol: Protocol, scene: &mut Scene) {
+    pub(crate) fn accept(&mut self, id: ConnectionId, listener: &ListenerTerms, scene: &mut Scene) {
         let mut sends = Vec::new();
-        let connection = ServerConnection::new(id, protocol, self.terms, scene.timestamp(), &mut sends);
+        let connection =
+            ServerConnection::new(id, listener, self.terms, &self.shared, scene.timestamp(), &mut sends);
         self.connections.insert(id, connection);
         self.send(sends, scene);
         self.wake_connection(id, scene);
@@ -205,6 +209,9 @@ impl Process {
     pub(crate) fn run(&mut self, life: u64, task: Task, scene: &mut Scene) -> Option<String> {
         if life != self.life {
             return None;
+        }
+        if let Some(shard) = self.journals.iter().position(|journal| !journal.damaged.is_empty()) {
+            return Some(format!("housekeeping of shard {shard} finds damage"));
         }
         match task {
             Task::Shard(shard) => self.run_shard(shard, scene),
@@ -293,7 +300,7 @@ impl Process {
         } else if deadline < self.shard_timers[shard] || self.shard_timers[shard] <= scene.timestamp() {
             self.shard_timers[shard] = deadline;
             if deadline != Timestamp::NEVER {
-                self.add(micros_of(deadline).max(scene.now + 1), Task::Shard(shard), scene);
+                self.add(scene.clock.micros_of(deadline).max(scene.now + 1), Task::Shard(shard), scene);
             }
         }
     }
@@ -318,7 +325,7 @@ impl Process {
         let known = self.connection_timers.get(&id).copied().unwrap_or(Timestamp::NEVER);
         if !over && deadline != Timestamp::NEVER && (deadline < known || known <= scene.timestamp()) {
             self.connection_timers.insert(id, deadline);
-            self.add(micros_of(deadline).max(scene.now + 1), Task::Connection(id), scene);
+            self.add(scene.clock.micros_of(deadline).max(scene.now + 1), Task::Connection(id), scene);
         }
     }
 }

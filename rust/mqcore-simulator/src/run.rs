@@ -13,7 +13,7 @@ use crate::oracle::{Ending, Finding, Oracle};
 use crate::process::Process;
 use crate::scenario::{Scenario, ScenarioStep};
 use crate::scene::Scene;
-use crate::time::Micros;
+use crate::time::{BrokerClock, Micros};
 use crate::trace::Trace;
 
 /// How long a calm takes: longer than the time to acknowledge and all delays together.
@@ -42,6 +42,10 @@ struct Simulation<'a> {
     next_step: usize,
     /// A call of a disk failed or will fail.
     has_disk_error: bool,
+    /// Disks have returned something else than was written to them. Reported damage ends the run then.
+    is_corrupt: bool,
+    /// By how many seconds the system's clock differs from that of the run's beginning.
+    clock_seconds: i64,
     is_over: bool,
 }
 
@@ -64,10 +68,7 @@ impl<'a> Simulation<'a> {
         let mut random = Random::new(scenario.seed ^ 0x5eed);
         let scene = Scene::new(Oracle::new(scenario), &mut random, verbose);
         let disks = (0..scenario.shards).map(|_| MemoryStorage::new(random.number())).collect();
-        let peers = scenario.clients.iter().enumerate().map(|(index, terms)| {
-            SimulatedPeer::new(index, terms.clone(), &scenario.queues[terms.queue], scenario.seed)
-        });
-        let clients = peers.collect();
+        let clients = (0..scenario.clients.len()).map(|index| SimulatedPeer::new(index, scenario)).collect();
         Self {
             scenario,
             scene,
@@ -77,6 +78,8 @@ impl<'a> Simulation<'a> {
             lives: 0,
             next_step: 0,
             has_disk_error: false,
+            is_corrupt: false,
+            clock_seconds: 0,
             is_over: false,
         }
     }
@@ -122,7 +125,7 @@ impl<'a> Simulation<'a> {
                 if let Some(process) = &mut self.process
                     && let Some(text) = process.run(life, task, &mut self.scene)
                 {
-                    self.scene.oracle.find("damage", text);
+                    self.damage(text);
                 }
             }
         }
@@ -181,6 +184,9 @@ impl<'a> Simulation<'a> {
                     self.clients[client].publish(bytes, terms, &mut self.scene);
                 }
             }
+            ScenarioStep::Republish { client, count } => {
+                self.clients[client].republish(count, &mut self.scene);
+            }
             ScenarioStep::Leave(client) => self.leave(client),
             ScenarioStep::Cut(client) => {
                 if let Some(id) = self.clients[client].link() {
@@ -211,6 +217,15 @@ impl<'a> Simulation<'a> {
                 let call = if is_sync { StorageCall::Sync } else { StorageCall::Change };
                 self.disks[shard].inject(call, after, Fault::Error, false);
             }
+            ScenarioStep::NoDescriptors { shard, after } => {
+                self.scene.oracle.doubt_rejections(true);
+                self.disks[shard].inject(StorageCall::Create, after, Fault::Descriptors, true);
+            }
+            ScenarioStep::BitRot { shard, place } => {
+                self.end(Ending::Killed);
+                self.corrupt(shard, place);
+            }
+            ScenarioStep::ClockJump(seconds) => self.clock_seconds += seconds,
             ScenarioStep::Calm => return self.begin_calm(),
         }
         self.schedule_step();
@@ -221,7 +236,7 @@ impl<'a> Simulation<'a> {
         let Some(process) = self.process.as_mut().filter(|_| peer.link().is_none()) else { return };
         let id = self.scene.network.open(client);
         self.scene.note(format_args!("client {client} opens connection {}", id.0));
-        process.accept(id, peer.protocol(), &mut self.scene);
+        process.accept(id, &peer.listener(), &mut self.scene);
         peer.connect(id, &mut self.scene);
     }
 
@@ -254,10 +269,42 @@ impl<'a> Simulation<'a> {
         self.lives += 1;
         self.scene.note(format_args!("the broker starts"));
         self.repair_disks();
+        let clock = BrokerClock::jumped(self.clock_seconds);
+        if self.scene.clock != clock {
+            self.scene.clock = clock;
+            self.scene.oracle.clock_jumped();
+        }
         match Process::start(self.lives, self.scenario, &self.disks, &mut self.scene) {
             Ok(process) => self.process = Some(process),
-            Err(text) => self.scene.oracle.find("damage", text),
+            Err(text) => self.damage(text),
         }
+    }
+
+    /// The broker reports damage. It has to, if a disk is corrupt; then it rejects what it would have to save.
+    fn damage(&mut self, text: String) {
+        if self.is_corrupt {
+            self.scene.note(format_args!("the damage is reported: {text}"));
+            self.is_over = true;
+        } else {
+            self.scene.oracle.find("damage", text);
+        }
+    }
+
+    /// A sector of a file of a shard has other contents than were written.
+    fn corrupt(&mut self, shard: usize, place: u64) {
+        let mut files = self.disks[shard].files();
+        let bytes = files.values().map(|file| file.len() as u64).sum::<u64>().max(1);
+        let mut offset = usize::try_from(place % bytes).unwrap_or_default();
+        for (name, file) in &mut files {
+            if let Some(byte) = file.get_mut(offset) {
+                *byte ^= 1 << (place % 8);
+                self.is_corrupt = true;
+                self.scene.note(format_args!("a bit of {name} of shard {shard} flips at byte {offset}"));
+                break;
+            }
+            offset -= file.len();
+        }
+        self.disks[shard] = MemoryStorage::with_files(place, files);
     }
 
     fn end(&mut self, ending: Ending) {

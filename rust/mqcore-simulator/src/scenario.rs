@@ -1,12 +1,14 @@
 //! Scenarios that follow from a seed: queues, clients, and the steps of a run.
 
+mod choose;
+
 use std::fmt;
 use std::time::Duration;
 
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
+use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
-use mqcore_testkit::Random;
 
 use crate::time::Micros;
 
@@ -14,6 +16,8 @@ use crate::time::Micros;
 pub(crate) const ACKNOWLEDGE_TIMEOUT: Micros = 3_000_000;
 /// Maximum delay before a redelivery, in milliseconds.
 const RETRY_DELAY_MAX_MS: u64 = 400;
+/// Time for which queues remember ids. Longer than any run.
+const DEDUPLICATION_WINDOW: Duration = Duration::from_secs(24 * 3_600);
 
 /// Everything that a run does. A run depends on nothing else.
 #[derive(Debug, Clone)]
@@ -30,6 +34,8 @@ pub struct Scenario {
     pub output_bytes_max: usize,
     /// The queues, which the configuration declares.
     pub queues: Vec<SimulatedQueue>,
+    /// The routes, which their producers define.
+    pub routes: Vec<SimulatedRoute>,
     /// The clients.
     pub clients: Vec<SimulatedClient>,
     /// The steps, each with the time since the previous one in microseconds.
@@ -47,7 +53,7 @@ pub struct SimulatedQueue {
     pub durability: Durability,
     /// The durability that the oracle expects. Another one than `durability` tests the oracle.
     pub promise: Durability,
-    /// How it delivers: `Push`, `RoundRobin` or `Pull`.
+    /// How it delivers: `Push`, `RoundRobin`, `Pull`, `Broadcast` or `Cache`.
     pub status: Status,
     /// Whether a message waits until the previous one is settled.
     pub one_at_a_time: bool,
@@ -55,6 +61,8 @@ pub struct SimulatedQueue {
     pub retry_delay_ms: u64,
     /// How often a message is requeued, and the address of the queue that gets it after that. `None`: without end.
     pub dead_letter: Option<(u16, String)>,
+    /// Whether it drops messages whose id it has accepted before. It remembers ids for longer than any run.
+    pub deduplicates: bool,
 }
 
 /// Terms that a producer sets for a message. Only TMQP has them.
@@ -68,15 +76,56 @@ pub struct PublishTerms {
     pub priority: u8,
 }
 
+/// A way to several queues.
+#[derive(Debug, Clone)]
+pub struct SimulatedRoute {
+    /// What it is.
+    pub kind: RouteKind,
+    /// The indices of its queues.
+    pub queues: Vec<usize>,
+}
+
+/// The kind of a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouteKind {
+    /// A topic to which the queues are bound.
+    Topic {
+        /// Whether they are bound by a pattern. Otherwise by the topic's name.
+        by_pattern: bool,
+    },
+    /// A router with bindings to the queues. With `Distribute` only the first queue confirms, with other methods each.
+    Router(RouterMethod),
+    /// A message to the first queue with copies (`CC`) for the others, each confirmed on its own.
+    Copies,
+}
+
+/// Where a producer publishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// The index of a queue.
+    Queue(usize),
+    /// The index of a route.
+    Route(usize),
+}
+
+/// What a client does.
+#[derive(Debug, Clone, Copy)]
+pub enum ClientRole {
+    /// It publishes.
+    Producer(Target),
+    /// It consumes the queue with this index.
+    Consumer(usize, ConsumerBehavior),
+    /// It subscribes to the topic that is the route with this index.
+    Subscriber(usize),
+}
+
 /// A client.
 #[derive(Debug, Clone)]
 pub struct SimulatedClient {
-    /// `Tmqp`, `Mqks` or `MicroMessage`.
+    /// Its protocol.
     pub protocol: Protocol,
-    /// The index of its queue.
-    pub queue: usize,
-    /// Its terms as a consumer; `None`: it publishes.
-    pub consumer: Option<ConsumerBehavior>,
+    /// What it does.
+    pub role: ClientRole,
 }
 
 /// How a consumer treats messages.
@@ -108,6 +157,13 @@ pub enum ScenarioStep {
         /// Terms of each message.
         terms: PublishTerms,
     },
+    /// A producer publishes its latest messages again, with the same ids.
+    Republish {
+        /// The producer.
+        client: usize,
+        /// Maximum number of messages.
+        count: u32,
+    },
     /// A client closes its connection in order.
     Leave(usize),
     /// The connection of a client is cut.
@@ -135,6 +191,22 @@ pub enum ScenarioStep {
         /// The number of calls before it.
         after: u64,
     },
+    /// The process has no file descriptor left for further files of a shard, until the next calm or start.
+    NoDescriptors {
+        /// The shard.
+        shard: usize,
+        /// The number of files that it can still create.
+        after: u64,
+    },
+    /// The broker is killed, and a bit of a file flips before it starts again.
+    BitRot {
+        /// The shard.
+        shard: usize,
+        /// The place in the files of the shard, and the bit.
+        place: u64,
+    },
+    /// The clock of the system is set forward by so many seconds, or back. The broker notices at its next start.
+    ClockJump(i64),
     /// No faults, and consumers that settle everything, until nothing is left to do. Then all promises must hold.
     Calm,
 }
@@ -155,133 +227,48 @@ impl SimulatedQueue {
             retry_delay: Some(Some(Duration::from_millis(self.retry_delay_ms))),
             retry_delay_max: Some(Duration::from_millis(RETRY_DELAY_MAX_MS)),
             durability: Some(self.durability),
+            deduplication_window: self.deduplicates.then_some(DEDUPLICATION_WINDOW),
             ..QueueChanges::default()
         }
     }
 }
 
 impl Scenario {
-    /// The scenario of a seed.
-    #[must_use]
-    pub fn of_seed(seed: u64) -> Self {
-        let mut random = Random::new(seed);
-        let shards = 1 + random.index(3);
-        let mut queues: Vec<_> = (0..=random.index(3)).map(|number| queue(&mut random, number)).collect();
-        // To an earlier queue, which exists already when this one is declared.
-        for number in 1..queues.len() {
-            if !random.one_in(3) {
-                let limit = [0, 0, 1, 3][random.index(4)];
-                queues[number].dead_letter = Some((limit, queues[random.index(number)].address.clone()));
-            }
+    /// The queue with this index and those to which its messages move as dead letters.
+    pub(crate) fn way(&self, queue: usize) -> impl Iterator<Item = usize> {
+        let index_of = |address: &str| self.queues.iter().position(|queue| queue.address == address);
+        std::iter::successors(Some(queue), move |queue| {
+            index_of(&self.queues[*queue].dead_letter.as_ref()?.1)
+        })
+    }
+}
+
+impl SimulatedRoute {
+    /// The name of the topic or router with this index.
+    pub(crate) fn name(&self, index: usize) -> String {
+        match self.kind {
+            RouteKind::Topic { .. } => format!("topic{index}.new"),
+            RouteKind::Router(_) => format!("router{index}"),
+            RouteKind::Copies => String::new(),
         }
-        let mut clients = Vec::new();
-        for (queue, SimulatedQueue { status, .. }) in queues.iter().enumerate() {
-            for _ in 0..=random.index(2) {
-                clients.push(producer(&mut random, queue));
-            }
-            for _ in 0..=random.index(2) {
-                clients.push(consumer(&mut random, queue, *status));
-            }
-        }
-        let mut steps = Vec::new();
-        for client in 0..clients.len() {
-            if !random.one_in(5) {
-                steps.push((random.below(3_000), ScenarioStep::Connect(client)));
-            }
-        }
-        let pace = [2_000, 20_000, 400_000][random.index(3)];
-        for _ in 0..10 + random.below(50) {
-            let step = step(&mut random, &clients, shards);
-            steps.push((random.below(pace), step));
-        }
-        Self {
-            seed,
-            shards,
-            segment_bytes: [12_288, 16_384, 65_536][random.index(3)],
-            memory_watermark: [2_000, 20_000, 1 << 20][random.index(3)],
-            output_bytes_max: [2_000, 16_000, 1 << 20][random.index(3)],
-            queues,
-            clients,
-            steps,
+    }
+
+    /// The name or pattern by which its queues are bound.
+    pub(crate) fn bound_name(&self, index: usize) -> String {
+        match self.kind {
+            RouteKind::Topic { by_pattern: true } => format!("topic{index}.*"),
+            _ => self.name(index),
         }
     }
 }
 
-fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
-    let durability = match random.below(4) {
-        0 => Durability::Os,
-        _ => Durability::Fsync,
-    };
-    SimulatedQueue {
-        address: format!("channel{}/{}", random.below(3), number + 1),
-        saves: !random.one_in(4),
-        durability,
-        promise: durability,
-        status: match random.below(4) {
-            0 => Status::Push,
-            1 => Status::Pull,
-            _ => Status::RoundRobin,
-        },
-        one_at_a_time: random.one_in(6),
-        retry_delay_ms: [0, 20, 100][random.index(3)],
-        dead_letter: None,
-    }
-}
-
-fn terms(random: &mut Random) -> PublishTerms {
-    let delay_ms = [0, 0, 0, 50, 2_000][random.index(5)];
-    let expires_ms = if random.one_in(8) { delay_ms + 1 + random.below(3_000) } else { 0 };
-    PublishTerms { delay_ms, expires_ms, priority: [0, 0, 0, 1, 200][random.index(5)] }
-}
-
-fn protocol(random: &mut Random) -> Protocol {
-    [Protocol::Tmqp, Protocol::Tmqp, Protocol::Mqks, Protocol::MicroMessage][random.index(4)]
-}
-
-fn producer(random: &mut Random, queue: usize) -> SimulatedClient {
-    SimulatedClient { protocol: protocol(random), queue, consumer: None }
-}
-
-fn consumer(random: &mut Random, queue: usize, status: Status) -> SimulatedClient {
-    let habits = ConsumerBehavior {
-        prefetch: [1, 2, 5, 50][random.index(4)],
-        rejects: [0, 10, 50][random.index(3)],
-        ignores: [0, 0, 10, 40][random.index(4)],
-        work_micros: [0, 1_000, 300_000][random.index(3)],
-    };
-    // Only TMQP pulls.
-    let protocol = if status == Status::Pull { Protocol::Tmqp } else { protocol(random) };
-    SimulatedClient { protocol, queue, consumer: Some(habits) }
-}
-
-fn step(random: &mut Random, clients: &[SimulatedClient], shards: usize) -> ScenarioStep {
-    let client = random.index(clients.len());
-    match random.below(100) {
-        0..50 => {
-            let producers: Vec<_> =
-                (0..clients.len()).filter(|client| clients[*client].consumer.is_none()).collect();
-            let client = producers[random.index(producers.len())];
-            let bytes = [0, 10, 300, 3_000][random.index(4)];
-            let count = 1 + random.below(12) as u32;
-            let terms = if random.one_in(3) { terms(random) } else { PublishTerms::default() };
-            ScenarioStep::Publish { client, count, bytes, terms }
+impl ClientRole {
+    /// Its terms as a consumer.
+    pub(crate) fn consumer(&self) -> Option<ConsumerBehavior> {
+        match self {
+            Self::Consumer(_, behavior) => Some(*behavior),
+            _ => None,
         }
-        50..68 => ScenarioStep::Connect(client),
-        68..73 => ScenarioStep::Leave(client),
-        73..79 => ScenarioStep::Cut(client),
-        79..81 => ScenarioStep::Silence(client),
-        81..83 => ScenarioStep::Pause(client),
-        83..86 => ScenarioStep::Resume(client),
-        86..89 => ScenarioStep::Kill,
-        89..93 => ScenarioStep::PowerLoss,
-        93..95 => ScenarioStep::Restart,
-        95..96 => ScenarioStep::DiskFull(random.below(30_000)),
-        96..97 => ScenarioStep::DiskError {
-            shard: random.index(shards),
-            is_sync: random.one_in(2),
-            after: random.below(6),
-        },
-        _ => ScenarioStep::Calm,
     }
 }
 
@@ -294,6 +281,9 @@ impl fmt::Display for Scenario {
         )?;
         for (index, queue) in self.queues.iter().enumerate() {
             writeln!(formatter, "queue {index}: {queue:?}")?;
+        }
+        for (index, route) in self.routes.iter().enumerate() {
+            writeln!(formatter, "route {index}: {route:?}")?;
         }
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(formatter, "client {index}: {client:?}")?;

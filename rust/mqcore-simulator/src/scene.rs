@@ -9,12 +9,14 @@ use mqcore_testkit::Random;
 use crate::agenda::{Agenda, Due};
 use crate::network::{Network, Side};
 use crate::oracle::Oracle;
-use crate::time::{Micros, timestamp_of};
+use crate::time::{BrokerClock, Micros};
 use crate::trace::Trace;
 
 /// Everything outside the broker, and the time.
 pub(crate) struct Scene {
     pub(crate) now: Micros,
+    /// The clock of this life of the broker.
+    pub(crate) clock: BrokerClock,
     pub(crate) agenda: Agenda,
     pub(crate) network: Network,
     pub(crate) oracle: Oracle,
@@ -33,6 +35,7 @@ impl Scene {
     pub(crate) fn new(oracle: Oracle, random: &mut Random, verbose: bool) -> Self {
         Self {
             now: 0,
+            clock: BrokerClock::jumped(0),
             agenda: Agenda::default(),
             network: Network::new(random.number()),
             oracle,
@@ -51,7 +54,7 @@ impl Scene {
 
     /// The broker's clock.
     pub(crate) fn timestamp(&self) -> Timestamp {
-        timestamp_of(self.now)
+        self.clock.timestamp_of(self.now)
     }
 
     pub(crate) fn note(&mut self, event: fmt::Arguments<'_>) {

@@ -8,12 +8,26 @@ pub(crate) type Micros = u64;
 /// The broker's clock when a run begins, in milliseconds since the Unix epoch.
 const START_MS: u64 = 1_800_000_000_000;
 
-/// The broker's clock at this time.
-pub(crate) fn timestamp_of(now: Micros) -> Timestamp {
-    Timestamp(START_MS + now / 1000)
+/// The broker's clock, which is that of the system at its start and monotonic from then on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BrokerClock {
+    /// What it shows when the run begins.
+    origin_ms: u64,
 }
 
-/// The time at which the broker's clock shows this.
-pub(crate) fn micros_of(timestamp: Timestamp) -> Micros {
-    timestamp.0.saturating_sub(START_MS).saturating_mul(1000)
+impl BrokerClock {
+    /// A clock that differs from the one of the run's beginning.
+    pub(crate) fn jumped(seconds: i64) -> Self {
+        Self { origin_ms: START_MS.saturating_add_signed(seconds * 1000) }
+    }
+
+    /// What it shows at this time.
+    pub(crate) fn timestamp_of(self, now: Micros) -> Timestamp {
+        Timestamp(self.origin_ms + now / 1000)
+    }
+
+    /// The time at which it shows this.
+    pub(crate) fn micros_of(self, timestamp: Timestamp) -> Micros {
+        timestamp.0.saturating_sub(self.origin_ms).saturating_mul(1000)
+    }
 }

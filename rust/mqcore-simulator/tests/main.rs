@@ -30,7 +30,7 @@ fn a_seed_replays_to_the_last_byte() {
 #[test]
 fn runs_exercise_what_they_are_for() {
     let lines: Vec<String> =
-        (0..60).flat_map(|seed| run(&Scenario::of_seed(seed), true).trace.lines().to_vec()).collect();
+        (0..200).flat_map(|seed| run(&Scenario::of_seed(seed), true).trace.lines().to_vec()).collect();
     for event in [
         "is confirmed",
         " acks ",
@@ -41,6 +41,13 @@ fn runs_exercise_what_they_are_for() {
         "Silence",
         "recovers",
         "calm ends",
+        "is defined",
+        " hears m",
+        "from a cache",
+        " again",
+        "ClockJump",
+        "NoDescriptors",
+        "the damage is reported",
     ] {
         assert!(lines.iter().any(|line| line.contains(event)), "no run has `{event}`");
     }

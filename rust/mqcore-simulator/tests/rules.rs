@@ -3,7 +3,8 @@
 use mqcore_session::any::Protocol;
 use mqcore_simulator::run::run;
 use mqcore_simulator::scenario::{
-    ConsumerBehavior, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
+    ClientRole, ConsumerBehavior, PublishTerms, Scenario, ScenarioStep, SimulatedClient, SimulatedQueue,
+    Target,
 };
 use mqcore_simulator::shrink::shrink;
 use mqcore_testkit::seeds;
@@ -12,6 +13,7 @@ use mqcore_broker::model::options::{Durability, Status};
 
 /// A queue that saves with this durability, of which the oracle expects synced messages; a producer and a consumer.
 fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) -> Scenario {
+    let client = |role| SimulatedClient { protocol: Protocol::Tmqp, role };
     let habits = ConsumerBehavior { prefetch: 5, rejects: 0, ignores: 0, work_micros: 0 };
     Scenario {
         seed,
@@ -28,10 +30,12 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
             one_at_a_time: false,
             retry_delay_ms: 0,
             dead_letter: None,
+            deduplicates: false,
         }],
+        routes: Vec::new(),
         clients: vec![
-            SimulatedClient { protocol: Protocol::Tmqp, queue: 0, consumer: None },
-            SimulatedClient { protocol: Protocol::Tmqp, queue: 0, consumer: Some(habits) },
+            client(ClientRole::Producer(Target::Queue(0))),
+            client(ClientRole::Consumer(0, habits)),
         ],
         steps,
     }

@@ -52,6 +52,14 @@ impl MicroMessageSide {
         bytes
     }
 
+    /// The bytes of a subscription.
+    pub(super) fn subscribe(destination: &str, prefetch: Option<u32>) -> Vec<u8> {
+        let prefetch = prefetch.map(|prefetch| prefetch.to_string());
+        let mut arguments: Vec<(&str, &[u8])> = vec![("destination", destination.as_bytes()), ("id", b"s")];
+        arguments.extend(prefetch.iter().map(|prefetch| ("prefetch", prefetch.as_bytes())));
+        Self::command("subscribe", &arguments)
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.sent.has_room()
     }
@@ -145,11 +153,11 @@ impl MicroMessageSide {
             Some(ExtensionKind::Acknowledges) => {
                 let mut labels = Vec::new();
                 self.sent.acknowledge(number, |label| labels.push(label)).expect("known numbers");
-                Received::Answers { labels, confirmed: true }
+                Received::Answers { labels, part: 0, confirmed: true }
             }
             Some(ExtensionKind::Refuses) => {
                 let labels = self.sent.settle_one(number).expect("known numbers").into_iter().collect();
-                Received::Answers { labels, confirmed: false }
+                Received::Answers { labels, part: 0, confirmed: false }
             }
             _ => Received::Other,
         }

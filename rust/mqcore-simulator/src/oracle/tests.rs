@@ -1,7 +1,8 @@
 //! Histories that keep the rules, and histories that break one.
 
 use super::*;
-use crate::scenario::SimulatedQueue;
+use crate::oracle::labels::SeenPublish;
+use crate::scenario::{RouteKind, SimulatedQueue};
 
 const LINK: ConnectionId = ConnectionId(1);
 const PRODUCER: ConnectionId = ConnectionId(2);
@@ -19,17 +20,28 @@ fn oracle() -> Oracle {
         one_at_a_time: false,
         retry_delay_ms: 0,
         dead_letter: None,
+        deduplicates: false,
     };
-    let scenario = Scenario { queues: vec![queue.clone(), queue], ..Scenario::of_seed(0) };
+    let topic = SimulatedRoute { kind: RouteKind::Topic { by_pattern: false }, queues: vec![0, 1] };
+    let scenario = Scenario {
+        queues: vec![queue.clone(), queue],
+        routes: vec![topic],
+        output_bytes_max: 1 << 20,
+        ..Scenario::of_seed(0)
+    };
     let mut oracle = Oracle::new(&scenario);
     oracle.opened(LINK, 2);
     oracle.opened(PRODUCER, 0);
     oracle.opened(OTHER, 2);
     for _ in 0..3 {
-        let label = oracle.published(0, PRODUCER, PublishTerms::default(), 0);
-        oracle.answered(label, true);
+        let label = oracle.published(publish(Target::Queue(0), PublishTerms::default()), 0);
+        oracle.answered(label, 0, true, 1);
     }
     oracle
+}
+
+fn publish(target: Target, terms: PublishTerms) -> SeenPublish {
+    SeenPublish { target, link: PRODUCER, terms, size: 10, is_answered: true }
 }
 
 fn rule(oracle: &Oracle) -> Option<&'static str> {
@@ -59,7 +71,7 @@ fn unpublished_messages_and_those_of_other_queues_are_phantoms() {
 #[test]
 fn rejected_messages_are_not_delivered() {
     let mut oracle = oracle();
-    oracle.answered(0, false);
+    oracle.answered(0, 0, false, 1);
     oracle.delivered(0, 0, LINK, false, LATER);
     assert_eq!(rule(&oracle), Some("rejected"));
 }
@@ -97,7 +109,7 @@ fn first_deliveries_keep_their_order() {
 fn delayed_and_expired_messages_have_their_time() {
     let finding = |terms: PublishTerms, prepare: &dyn Fn(&mut Oracle), now: Micros| {
         let mut oracle = oracle();
-        let label = oracle.published(0, PRODUCER, terms, 0);
+        let label = oracle.published(publish(Target::Queue(0), terms), 0);
         prepare(&mut oracle);
         oracle.delivered(label, 0, LINK, false, now);
         rule(&oracle)
@@ -118,7 +130,7 @@ fn first_deliveries_of_other_priorities_and_of_delayed_messages_have_no_order() 
     let delayed = PublishTerms { delay_ms: 1, ..PublishTerms::default() };
     for (terms, expected) in [(high, None), (delayed, None), (PublishTerms::default(), Some("order"))] {
         let mut oracle = oracle();
-        let label = oracle.published(0, PRODUCER, terms, 0);
+        let label = oracle.published(publish(Target::Queue(0), terms), 0);
         oracle.delivered(label, 0, LINK, false, 10_000);
         oracle.delivered(0, 0, LINK, false, 10_000);
         assert_eq!(rule(&oracle), expected, "{terms:?}");
@@ -211,7 +223,102 @@ fn a_message_of_an_earlier_calm_does_not_return() {
 #[test]
 fn a_publish_on_an_open_connection_is_answered() {
     let mut oracle = oracle();
-    oracle.published(1, PRODUCER, PublishTerms::default(), 0);
+    oracle.published(publish(Target::Queue(1), PublishTerms::default()), 0);
     oracle.calm(&[false, false]);
     assert_eq!(rule(&oracle), Some("unanswered"));
+}
+
+#[test]
+fn a_confirmation_of_a_topic_stands_for_each_queue_if_its_bindings_are_defined() {
+    let lost = |is_defined: bool| {
+        let mut oracle = oracle();
+        if is_defined {
+            oracle.defined(0);
+        }
+        let label = oracle.published(publish(Target::Route(0), PublishTerms::default()), 0);
+        oracle.answered(label, 0, true, 1);
+        for label in 0..=label {
+            oracle.delivered(label, 0, LINK, false, LATER);
+            oracle.settled(label, LINK, true, 10);
+        }
+        oracle.calm(&[true, true]);
+        rule(&oracle)
+    };
+    assert_eq!(lost(true), Some("lost"), "the second queue has no copy");
+    assert_eq!(lost(false), None);
+}
+
+#[test]
+fn a_subscriber_misses_no_message_and_hears_each_once_in_order() {
+    let hear = |order: &[u32]| {
+        let mut oracle = oracle();
+        oracle.opened(ConnectionId(9), 0);
+        oracle.listens(ConnectionId(9), Target::Route(0), 0);
+        for _ in 0..2 {
+            let label = oracle.published(publish(Target::Route(0), PublishTerms::default()), 1);
+            oracle.answered(label, 0, true, 2);
+        }
+        order.iter().for_each(|label| oracle.heard(*label, Target::Route(0), ConnectionId(9)));
+        oracle.check_fanout();
+        rule(&oracle)
+    };
+    assert_eq!(hear(&[3, 4]), None);
+    assert_eq!(hear(&[3]), Some("missed"));
+    assert_eq!(hear(&[4, 3]), Some("order"));
+    assert_eq!(hear(&[3, 4, 4]), Some("doubled"));
+    assert_eq!(hear(&[0]), Some("phantom"));
+}
+
+#[test]
+fn a_cache_has_the_latest_message_that_was_confirmed_before_it_is_read() {
+    let read = |label: Option<u32>, asked: Micros| {
+        let mut oracle = oracle();
+        let label_of = |oracle: &mut Oracle, at| {
+            let label = oracle.published(publish(Target::Queue(1), PublishTerms::default()), at);
+            oracle.answered(label, 0, true, at + 5);
+        };
+        label_of(&mut oracle, 10);
+        label_of(&mut oracle, 20);
+        oracle.cached(1, label, asked);
+        rule(&oracle)
+    };
+    assert_eq!(read(Some(4), 30), None);
+    assert_eq!(read(Some(3), 30), Some("stale"));
+    assert_eq!(read(Some(3), 22), None, "the later one is not confirmed");
+    assert_eq!(read(None, 30), Some("lost"));
+    assert_eq!(read(Some(0), 30), Some("phantom"));
+}
+
+#[test]
+fn a_message_that_is_published_again_is_delivered_once() {
+    let again = |prepare: &dyn Fn(&mut Oracle)| {
+        let mut oracle = oracle();
+        oracle.delivered(0, 0, LINK, false, LATER);
+        oracle.settled(0, LINK, true, 10);
+        prepare(&mut oracle);
+        oracle.republished(0, PRODUCER);
+        oracle.answered(0, 0, true, 2 * LATER);
+        oracle.delivered(0, 0, OTHER, false, 2 * LATER);
+        rule(&oracle)
+    };
+    assert_eq!(again(&|_| {}), Some("doubled"));
+    let calm = |oracle: &mut Oracle| {
+        (1..3).for_each(|label| {
+            oracle.delivered(label, 0, LINK, false, LATER);
+            oracle.settled(label, LINK, true, 10);
+        })
+    };
+    let crash = |oracle: &mut Oracle| {
+        calm(oracle);
+        oracle.calm(&[true, true]);
+        oracle.closed(LINK, 100);
+        oracle.ended(Ending::PowerLost);
+    };
+    assert_eq!(again(&crash), Some("settled-returns"));
+    let forgets = |oracle: &mut Oracle| {
+        oracle.queues[0].saves = false;
+        oracle.ended(Ending::Killed);
+        oracle.closed(LINK, 100);
+    };
+    assert_eq!(again(&forgets), None);
 }

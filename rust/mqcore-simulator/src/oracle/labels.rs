@@ -1,0 +1,158 @@
+//! Messages as producers publish them: their copies for queues, and the answers to them.
+
+use std::ops::Range;
+
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::router::RouterMethod;
+
+use super::{Oracle, SeenMessage};
+use crate::scenario::{PublishTerms, RouteKind, Target};
+use crate::time::Micros;
+
+/// A publish of a client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SeenPublish {
+    pub(crate) target: Target,
+    pub(crate) link: ConnectionId,
+    pub(crate) terms: PublishTerms,
+    /// Bytes of its body.
+    pub(crate) size: usize,
+    /// Whether the broker has to answer it. Some protocols confirm, and have no answer for what is rejected.
+    pub(crate) is_answered: bool,
+}
+
+/// A message as its producer published it. Its number is its place.
+#[derive(Debug)]
+pub(super) struct SeenLabel {
+    /// The connection that published it.
+    pub(super) link: ConnectionId,
+    pub(super) at: Micros,
+    pub(super) target: Target,
+    /// Its copies for queues, by their places.
+    pub(super) copies: Range<usize>,
+    /// Whether it was confirmed.
+    pub(super) is_confirmed: bool,
+}
+
+impl Oracle {
+    /// A client publishes a message. Returns its number.
+    pub(crate) fn published(&mut self, publish: SeenPublish, at: Micros) -> u32 {
+        let SeenPublish { target, link, terms, size, is_answered } = publish;
+        let label = self.labels.len() as u32;
+        let queues = match target {
+            Target::Queue(queue) => vec![vec![queue]],
+            Target::Route(route) if self.takes_one(route) => vec![self.routes[route].queues.clone()],
+            Target::Route(route) => self.routes[route].queues.iter().map(|queue| vec![*queue]).collect(),
+        };
+        let begin = self.messages.len();
+        self.published_bytes += (size + 200) * queues.len();
+        for queues in queues {
+            let mut message = SeenMessage {
+                label,
+                queues,
+                target,
+                link,
+                at,
+                terms,
+                answer: None,
+                answered: None,
+                is_answered,
+                is_unsafe: !self.is_defined(target),
+                is_handed_on: false,
+                is_timeless: false,
+                is_repeated: false,
+                is_over: false,
+                is_doubtful: false,
+                may_be_doubled: false,
+                may_return: false,
+                deliveries: Vec::new(),
+            };
+            message.may_return = self.has_faulty_disk && message.has_dead_letters(&self.queues);
+            self.messages.push(message);
+        }
+        let copies = begin..self.messages.len();
+        self.labels.push(SeenLabel { link, at, target, copies, is_confirmed: false });
+        label
+    }
+
+    /// A client publishes a message again, with the same id, to a queue that drops duplicates.
+    pub(crate) fn republished(&mut self, label: u32, link: ConnectionId) {
+        let seen = &mut self.labels[label as usize];
+        seen.link = link;
+        for message in &mut self.messages[seen.copies.clone()] {
+            if message.is_unsafe {
+                // The queue may have forgotten its id, and then takes it as a new message.
+                message.is_over = false;
+                message.may_be_doubled = true;
+                message.is_unsafe = !message.deliveries.is_empty();
+            }
+            message.link = link;
+            message.is_repeated = true;
+            message.is_doubtful |= message.answer == Some(false);
+            if message.answer != Some(true) || !message.is_unsafe {
+                message.answer = None;
+            }
+        }
+    }
+
+    /// A producer was told that a route is defined.
+    pub(crate) fn defined(&mut self, route: usize) {
+        self.defined[route] = true;
+    }
+
+    /// A producer is answered. `part`: the copy that is confirmed, if each is confirmed on its own.
+    pub(crate) fn answered(&mut self, label: u32, part: usize, confirmed: bool, now: Micros) {
+        let Some(seen) = self.labels.get_mut(label as usize) else { return };
+        let kind = match seen.target {
+            Target::Queue(_) => None,
+            Target::Route(route) => Some(self.routes[route].kind),
+        };
+        seen.is_confirmed |= confirmed;
+        let copies = seen.copies.clone();
+        for (index, copy) in copies.enumerate() {
+            let message = &mut self.messages[copy];
+            match kind {
+                Some(RouteKind::Copies) if index != part => continue,
+                // Some queues may have taken it although others did not.
+                Some(RouteKind::Topic { .. }) => message.is_doubtful |= !confirmed,
+                Some(RouteKind::Router(RouterMethod::Distribute)) => {
+                    message.is_handed_on = index > 0;
+                    // If the queue that confirms does not take it, the router answers for the others.
+                    message.is_unsafe |= self.has_faulty_disk;
+                    message.is_doubtful |= !confirmed && index > 0;
+                }
+                _ => {}
+            }
+            message.answer = Some(confirmed);
+            message.answered = Some(now);
+            message.is_doubtful |= self.has_faulty_disk || message.is_repeated;
+        }
+    }
+
+    /// The copies of a message.
+    pub(super) fn copies(&self, label: u32) -> &[SeenMessage] {
+        self.labels.get(label as usize).map_or(&[], |seen| &self.messages[seen.copies.clone()])
+    }
+
+    /// The copy of a message that a queue may deliver, also as a dead letter.
+    pub(super) fn copy_for(&self, label: u32, queue: usize) -> Option<usize> {
+        let mut copies = self.labels.get(label as usize)?.copies.clone();
+        copies.find(|copy| {
+            let mut ways = self.messages[*copy].queues.iter().flat_map(|first| self.way(*first));
+            ways.any(|step| step == queue)
+        })
+    }
+
+    /// Whether one of the queues of a route gets a message. Otherwise all do.
+    fn takes_one(&self, route: usize) -> bool {
+        let one = [RouterMethod::OnlyFirst, RouterMethod::RoundRobin];
+        matches!(self.routes[route].kind, RouteKind::Router(method) if one.contains(&method))
+    }
+
+    fn is_defined(&self, target: Target) -> bool {
+        match target {
+            Target::Queue(_) => true,
+            Target::Route(route) => self.routes[route].kind == RouteKind::Copies || self.defined[route],
+        }
+    }
+}

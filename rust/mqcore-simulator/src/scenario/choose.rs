@@ -1,0 +1,216 @@
+//! What a seed chooses.
+
+use mqcore_broker::model::options::{Durability, Status};
+use mqcore_broker::model::router::RouterMethod;
+use mqcore_session::any::Protocol;
+use mqcore_testkit::Random;
+
+use super::{
+    ClientRole, ConsumerBehavior, PublishTerms, RouteKind, Scenario, ScenarioStep, SimulatedClient,
+    SimulatedQueue, SimulatedRoute, Target,
+};
+
+impl Scenario {
+    /// The scenario of a seed.
+    #[must_use]
+    pub fn of_seed(seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let shards = 1 + random.index(3);
+        let mut scenario = Self {
+            seed,
+            shards,
+            segment_bytes: [12_288, 16_384, 65_536][random.index(3)],
+            memory_watermark: [2_000, 20_000, 1 << 20][random.index(3)],
+            output_bytes_max: [2_000, 16_000, 1 << 20][random.index(3)],
+            queues: queues(&mut random),
+            routes: Vec::new(),
+            clients: Vec::new(),
+            steps: Vec::new(),
+        };
+        if random.one_in(2) {
+            scenario.routes = routes(&mut random, &scenario);
+        }
+        scenario.clients = clients(&mut random, &scenario);
+        for client in 0..scenario.clients.len() {
+            if !random.one_in(5) {
+                scenario.steps.push((random.below(3_000), ScenarioStep::Connect(client)));
+            }
+        }
+        let pace = [2_000, 20_000, 400_000][random.index(3)];
+        for _ in 0..10 + random.below(50) {
+            let step = step(&mut random, &scenario);
+            scenario.steps.push((random.below(pace), step));
+        }
+        scenario
+    }
+}
+
+fn queues(random: &mut Random) -> Vec<SimulatedQueue> {
+    let mut queues: Vec<_> = (0..=random.index(3)).map(|number| queue(random, number)).collect();
+    // To an earlier queue, which exists already when this one is declared.
+    for number in 1..queues.len() {
+        let earlier = random.index(number);
+        let stores = |queue: &SimulatedQueue| !matches!(queue.status, Status::Broadcast | Status::Cache);
+        if !random.one_in(3) && stores(&queues[number]) && stores(&queues[earlier]) {
+            let limit = [0, 0, 1, 3][random.index(4)];
+            queues[number].dead_letter = Some((limit, queues[earlier].address.clone()));
+        }
+    }
+    queues
+}
+
+fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
+    let durability = match random.below(4) {
+        0 => Durability::Os,
+        _ => Durability::Fsync,
+    };
+    let status = match random.below(10) {
+        0 => Status::Broadcast,
+        1 => Status::Cache,
+        2..4 => Status::Push,
+        4..6 => Status::Pull,
+        _ => Status::RoundRobin,
+    };
+    SimulatedQueue {
+        address: format!("channel{}/{}", random.below(3), number + 1),
+        saves: !random.one_in(4),
+        durability,
+        promise: durability,
+        status,
+        one_at_a_time: random.one_in(6) && status != Status::Broadcast,
+        retry_delay_ms: [0, 20, 100][random.index(3)],
+        dead_letter: None,
+        deduplicates: random.one_in(3),
+    }
+}
+
+/// Routes to queues whose ways do not meet, so that a delivery belongs to one copy of a message.
+fn routes(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedRoute> {
+    let route = |random: &mut Random| {
+        let kind = match random.below(8) {
+            0..4 => RouteKind::Topic { by_pattern: random.one_in(3) },
+            4 => RouteKind::Copies,
+            5 => RouteKind::Router(RouterMethod::Distribute),
+            6 => RouteKind::Router(RouterMethod::OnlyFirst),
+            _ => RouteKind::Router(RouterMethod::RoundRobin),
+        };
+        let (mut queues, mut taken) = (Vec::new(), Vec::new());
+        let first = random.index(scenario.queues.len());
+        for offset in 0..scenario.queues.len() {
+            let queue = (first + offset) % scenario.queues.len();
+            if scenario.way(queue).all(|step| !taken.contains(&step)) {
+                taken.extend(scenario.way(queue));
+                queues.push(queue);
+            }
+        }
+        SimulatedRoute { kind, queues }
+    };
+    (0..=random.index(2)).map(|_| route(random)).collect()
+}
+
+fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
+    let mut clients = Vec::new();
+    for (queue, SimulatedQueue { status, .. }) in scenario.queues.iter().enumerate() {
+        for _ in 0..=random.index(2) {
+            clients.push(producer(protocol(random), Target::Queue(queue)));
+        }
+        for _ in 0..=random.index(2) {
+            clients.push(consumer(random, queue, *status));
+        }
+    }
+    for (route, SimulatedRoute { kind, .. }) in scenario.routes.iter().enumerate() {
+        // Only TMQP defines bindings.
+        clients.push(producer(Protocol::Tmqp, Target::Route(route)));
+        if matches!(kind, RouteKind::Topic { .. }) {
+            for _ in 0..random.index(3) {
+                clients.push(producer(topic_protocol(random), Target::Route(route)));
+            }
+            for _ in 0..random.index(3) {
+                let protocol = topic_protocol(random);
+                // Its consumers have queues.
+                let protocol = if protocol == Protocol::Mqks { Protocol::Tmqp } else { protocol };
+                clients.push(SimulatedClient { protocol, role: ClientRole::Subscriber(route) });
+            }
+        }
+    }
+    clients
+}
+
+fn terms(random: &mut Random) -> PublishTerms {
+    let delay_ms = [0, 0, 0, 50, 2_000][random.index(5)];
+    let expires_ms = if random.one_in(8) { delay_ms + 1 + random.below(3_000) } else { 0 };
+    PublishTerms { delay_ms, expires_ms, priority: [0, 0, 0, 1, 200][random.index(5)] }
+}
+
+fn protocol(random: &mut Random) -> Protocol {
+    [Protocol::Tmqp, Protocol::Tmqp, Protocol::Mqks, Protocol::MicroMessage, Protocol::Eventmq]
+        [random.index(5)]
+}
+
+/// Protocols that have topics.
+fn topic_protocol(random: &mut Random) -> Protocol {
+    if random.one_in(4) { Protocol::Throttr } else { protocol(random) }
+}
+
+fn producer(protocol: Protocol, target: Target) -> SimulatedClient {
+    SimulatedClient { protocol, role: ClientRole::Producer(target) }
+}
+
+fn consumer(random: &mut Random, queue: usize, status: Status) -> SimulatedClient {
+    // Only TMQP pulls, and EventMQ's workers run each job for one worker.
+    let pulls = matches!(status, Status::Pull | Status::Cache);
+    let protocol = match protocol(random) {
+        _ if pulls => Protocol::Tmqp,
+        Protocol::Eventmq if status != Status::RoundRobin => Protocol::Tmqp,
+        protocol => protocol,
+    };
+    let behavior = ConsumerBehavior {
+        prefetch: [1, 2, 5, 50][random.index(4)],
+        rejects: [0, 10, 50][random.index(3)],
+        // The broker waits for a job until the connection to its worker ends.
+        ignores: if protocol == Protocol::Eventmq { 0 } else { [0, 0, 10, 40][random.index(4)] },
+        work_micros: [0, 1_000, 300_000][random.index(3)],
+    };
+    SimulatedClient { protocol, role: ClientRole::Consumer(queue, behavior) }
+}
+
+fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
+    let clients = &scenario.clients;
+    let client = random.index(clients.len());
+    match random.below(100) {
+        chance @ 0..50 => {
+            let produces = |index: &usize| matches!(clients[*index].role, ClientRole::Producer(_));
+            let producers: Vec<_> = (0..clients.len()).filter(produces).collect();
+            let client = producers[random.index(producers.len())];
+            let count = 1 + random.below(12) as u32;
+            if chance < 3 {
+                return ScenarioStep::Republish { client, count };
+            }
+            let bytes = [0, 10, 300, 3_000][random.index(4)];
+            let terms = if random.one_in(3) { terms(random) } else { PublishTerms::default() };
+            ScenarioStep::Publish { client, count, bytes, terms }
+        }
+        50..68 => ScenarioStep::Connect(client),
+        68..73 => ScenarioStep::Leave(client),
+        73..79 => ScenarioStep::Cut(client),
+        79..81 => ScenarioStep::Silence(client),
+        81..83 => ScenarioStep::Pause(client),
+        83..86 => ScenarioStep::Resume(client),
+        86..89 => ScenarioStep::Kill,
+        89..93 => ScenarioStep::PowerLoss,
+        93..95 => ScenarioStep::Restart,
+        95 => ScenarioStep::DiskFull(random.below(30_000)),
+        96 => disk_fault(random, scenario.shards),
+        97 => ScenarioStep::ClockJump([-86_400, -60, 60, 7_200][random.index(4)]),
+        _ => ScenarioStep::Calm,
+    }
+}
+
+fn disk_fault(random: &mut Random, shards: usize) -> ScenarioStep {
+    let shard = random.index(shards);
+    match random.below(4) {
+        0 => ScenarioStep::NoDescriptors { shard, after: random.below(2) },
+        1 => ScenarioStep::BitRot { shard, place: random.number() },
+        _ => ScenarioStep::DiskError { shard, is_sync: random.one_in(2), after: random.below(6) },
+    }
+}
