@@ -95,6 +95,56 @@ BUGS: Final = (
         "if CONDITION { return self.deadline(now); }\n"
         "        self.deadline(now.max(terms.not_before(now))).min(terms.expires(now))",
     ),
+    Bug(
+        "early-topic-confirmation",
+        "a topic is confirmed when the first of its queues has saved its copy",
+        "rust/mqcore-broker/src/context/confirmations.rs",
+        "if pending.copies_left > 0 {\n            return None;",
+        "if pending.copies_left > 0 && !CONDITION {\n            return None;",
+    ),
+    Bug(
+        "unsaved-binding",
+        "the broker does not record that a queue was bound to a topic",
+        "rust/mqcore-broker/src/shard/requests.rs",
+        "context.record(Record::BindTopic(pattern, queue));",
+        "if !CONDITION { context.record(Record::BindTopic(pattern, queue)); }",
+    ),
+    Bug(
+        "second-route",
+        "a router that chooses one binding continues after a queue took the message",
+        "rust/mqcore-broker/src/model/route.rs",
+        "if took && self.plan.method != RouterMethod::Distribute {",
+        "if took && self.plan.method != RouterMethod::Distribute && !CONDITION {",
+    ),
+    Bug(
+        "forgotten-id",
+        "a restart forgets the ids by which a queue recognizes duplicates",
+        "rust/mqcore-broker/src/queue/recent.rs",
+        "if until > context.now && self.remembers_ids() {",
+        "if until > context.now && self.remembers_ids() && !CONDITION {",
+    ),
+    Bug(
+        "lost-job",
+        "a guaranteed job is lost with its worker",
+        "rust/mqcore-session/src/eventmq/job.rs",
+        "self.wishes.guarantee || self.wishes.retry_count > 0",
+        "(self.wishes.guarantee && !CONDITION) || self.wishes.retry_count > 0",
+    ),
+    Bug(
+        "clock-expires",
+        "a clock that was set forward by more than an hour expires messages that have no expiry",
+        "rust/mqcore-broker/src/queue/admission.rs",
+        "paged_out.deadline = self.deadline(since).min(terms.expires);",
+        "paged_out.deadline = self.deadline(since).min(terms.expires);\n"
+        "        if CONDITION { paged_out.deadline = since.after(std::time::Duration::from_secs(3600)); }",
+    ),
+    Bug(
+        "hidden-damage",
+        "a start does not report records that the disk has damaged",
+        "rust/mqcore-journal/src/recovery/report.rs",
+        "pub fn is_alarming(&self) -> bool {",
+        "pub fn is_alarming(&self) -> bool {\n        if CONDITION { return false; }",
+    ),
 )
 
 

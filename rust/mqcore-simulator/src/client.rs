@@ -1,23 +1,22 @@
-//! Clients that speak TMQP, MQKS and MicroMessage2 over simulated connections, and report to the oracle.
+//! Clients that speak the broker's protocols over simulated connections, and report to the oracle.
 
 mod body;
 mod eventmq;
 mod micromessage;
 mod mqks;
-pub(crate) mod throttr;
+mod opening;
+mod publishing;
+mod throttr;
 mod tmqp;
 
 use std::collections::BTreeMap;
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::options::Status;
-use mqcore_session::any::{ListenerTerms, Protocol};
-use mqcore_session::eventmq::listener::{EventmqTerms, Role};
-use mqcore_session::throttr::listener::ThrottrTerms;
 use mqcore_testkit::Random;
 use mqcore_wire::codec::Limits;
 use mqcore_wire::mqks::Lines;
-use mqcore_wire::tmqp::hello::{self, Hello};
+use mqcore_wire::tmqp::hello;
 use mqcore_wire::tmqp::operation::ACCEPTED;
 
 use crate::agenda::Due;
@@ -25,17 +24,10 @@ use crate::client::body::message_id;
 use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
 use crate::network::Side;
-use crate::oracle::labels::SeenPublish;
-use crate::scenario::{
-    ClientRole, ConsumerBehavior, PublishTerms, RouteKind, Scenario, SimulatedClient, SimulatedRoute, Target,
-};
+use crate::scenario::{ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
 use crate::scene::Scene;
 use crate::time::Micros;
 
-/// The listener of EventMQ's subscribers.
-const EVENTMQ_SUBSCRIBER: ListenerTerms = ListenerTerms::Eventmq(EventmqTerms { role: Role::Subscribe });
-/// Maximum time until a subscription has reached the broker.
-const SUBSCRIPTION_TRANSIT: Micros = 1_000_000;
 /// Pause after a pull from an empty queue.
 const EMPTY_PAUSE: Micros = 200_000;
 
@@ -172,25 +164,6 @@ impl SimulatedPeer {
         }
     }
 
-    /// The listener to which it connects.
-    pub(crate) fn listener(&self) -> ListenerTerms {
-        match self.terms.protocol {
-            Protocol::Eventmq => ListenerTerms::Eventmq(EventmqTerms { role: self.role() }),
-            Protocol::Throttr => {
-                ListenerTerms::Throttr(ThrottrTerms { dialect: throttr::DIALECT, ..ThrottrTerms::default() })
-            }
-            protocol => ListenerTerms::of(protocol),
-        }
-    }
-
-    fn role(&self) -> Role {
-        match self.terms.role {
-            ClientRole::Producer(_) => Role::Frontend,
-            ClientRole::Consumer(..) => Role::Backend,
-            ClientRole::Subscriber(_) => Role::Subscribe,
-        }
-    }
-
     pub(crate) fn is_consumer_of(&self, queue: usize) -> bool {
         matches!(self.terms.role, ClientRole::Consumer(of, _) if of == queue)
     }
@@ -217,60 +190,9 @@ impl SimulatedPeer {
         self.read(scene);
     }
 
-    /// Begins a connection that the broker has accepted.
-    pub(crate) fn connect(&mut self, id: ConnectionId, scene: &mut Scene) {
-        let limit = |habits: ConsumerBehavior| if self.pulls { u32::MAX } else { habits.prefetch };
-        scene.oracle.opened(id, self.terms.role.consumer().map_or(0, limit));
-        let name = format!("c{}-{}", self.index, id.0);
-        let (dialect, opening) = match self.terms.protocol {
-            Protocol::Mqks => (Dialect::Mqks(Lines::new()), self.begin_mqks(&name)),
-            Protocol::MicroMessage => {
-                let (side, opening) = MicroMessageSide::open(&name);
-                (Dialect::MicroMessage(Box::new(side)), opening)
-            }
-            Protocol::Eventmq => {
-                let (side, opening) = EventMqSide::open(self.role());
-                (Dialect::EventMq(Box::new(side)), opening)
-            }
-            Protocol::Throttr => (Dialect::Throttr, Vec::new()),
-            _ => {
-                let hello = Hello { client_id: Some(&name), ..Hello::default() };
-                let opening = hello::opening(&hello, b"hello").expect("a plain Hello");
-                (Dialect::Tmqp { is_greeted: false }, opening)
-            }
-        };
-        self.link = Some(Link {
-            id,
-            unread: Vec::new(),
-            sent: 0,
-            dialect,
-            is_ready: false,
-            is_paused: false,
-            work: BTreeMap::new(),
-            deliveries: 0,
-            next_pull: None,
-            pulled: 0,
-            undefined: 0,
-            has_defined: true,
-        });
-        self.send(&opening, scene);
-        if self.terms.protocol == Protocol::Throttr {
-            self.begin(scene);
-        }
-    }
-
     /// The client's id, different for each connection: the broker may not have noticed the end of the previous one.
     fn name(&self) -> String {
         format!("c{}-{}", self.index, self.link.as_ref().map_or(0, |link| link.id.0))
-    }
-
-    /// The event to which an MQKS client publishes.
-    fn event(&self) -> String {
-        match (&self.route, self.terms.role) {
-            (Some((index, route)), _) => route.name(*index),
-            (None, ClientRole::Producer(Target::Queue(queue))) => format!("event{queue}"),
-            _ => String::new(),
-        }
     }
 
     fn address(&self) -> String {
@@ -279,168 +201,6 @@ impl SimulatedPeer {
 
     fn queue(&self) -> (&str, u16) {
         (&self.channel, self.queue_id)
-    }
-
-    fn begin_mqks(&self, name: &str) -> Vec<u8> {
-        match self.terms.role {
-            ClientRole::Consumer(_, behavior) => mqks::consume(name, &self.address(), behavior.prefetch),
-            // Its route is bound by others. The queue of this line has no other use.
-            _ if self.route.is_some() => mqks::bind(&self.address(), &format!("unused{}", self.index)),
-            _ => mqks::bind(&self.address(), &self.event()),
-        }
-    }
-
-    /// Begins to consume or to publish, after the greeting.
-    fn begin(&mut self, scene: &mut Scene) {
-        let bytes = match self.terms.protocol {
-            Protocol::MicroMessage => self.begin_micromessage(),
-            Protocol::Eventmq => self.begin_eventmq(),
-            Protocol::Throttr => self.begin_throttr(),
-            _ => match (self.terms.role, &self.route) {
-                (ClientRole::Consumer(_, behavior), _) => tmqp::join(self.queue(), behavior.prefetch),
-                (ClientRole::Subscriber(_), Some((index, route))) => tmqp::subscribe(&route.name(*index)),
-                (_, Some((index, route))) => {
-                    let addresses: Vec<&str> = self.addresses.iter().map(|address| &**address).collect();
-                    let (bytes, count) = tmqp::define(route, *index, &addresses);
-                    self.link.iter_mut().for_each(|link| link.undefined = count);
-                    bytes
-                }
-                _ => Vec::new(),
-            },
-        };
-        let is_unanswered = bytes.is_empty() || self.listener() == EVENTMQ_SUBSCRIBER;
-        self.send(&bytes, scene);
-        if is_unanswered {
-            self.ready(scene);
-        }
-    }
-
-    fn begin_eventmq(&self) -> Vec<u8> {
-        match (self.terms.role, &self.route) {
-            (ClientRole::Consumer(..), _) => EventMqSide::inform(&self.address()),
-            (ClientRole::Subscriber(_), Some((index, route))) => EventMqSide::subscribe(&route.name(*index)),
-            _ => Vec::new(),
-        }
-    }
-
-    fn begin_throttr(&self) -> Vec<u8> {
-        match (self.terms.role, &self.route) {
-            (ClientRole::Subscriber(_), Some((index, route))) => throttr::subscribe(&route.name(*index)),
-            _ => Vec::new(),
-        }
-    }
-
-    /// The broker has accepted what it begins with.
-    fn ready(&mut self, scene: &mut Scene) {
-        let Some(link) = self.link.as_mut().filter(|link| !link.is_ready) else { return };
-        link.is_ready = true;
-        let id = link.id;
-        match self.terms.role {
-            ClientRole::Consumer(queue, behavior) => {
-                scene.oracle.listens(id, Target::Queue(queue), scene.now);
-                if self.terms.protocol == Protocol::Eventmq {
-                    self.send(&EventMqSide::ready(behavior.prefetch), scene);
-                }
-            }
-            ClientRole::Subscriber(route) => {
-                // Nothing answers a subscription of EventMQ.
-                let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
-                scene.oracle.listens(id, Target::Route(route), scene.now + transit);
-            }
-            ClientRole::Producer(_) => {}
-        }
-        if self.pulls {
-            self.pull(scene);
-        }
-    }
-
-    fn begin_micromessage(&self) -> Vec<u8> {
-        match (self.terms.role, &self.route) {
-            (ClientRole::Consumer(_, behavior), _) => {
-                MicroMessageSide::subscribe(&self.address(), Some(behavior.prefetch))
-            }
-            (ClientRole::Subscriber(_), Some((index, route))) => {
-                MicroMessageSide::subscribe(&format!("topic/{}", route.name(*index)), None)
-            }
-            _ => MicroMessageSide::command("ping", &[("id", b"p")]),
-        }
-    }
-
-    /// A definition is answered.
-    fn define(&mut self, is_new: bool, scene: &mut Scene) {
-        let Some(link) = &mut self.link else { return };
-        link.has_defined &= is_new;
-        link.undefined -= 1;
-        if link.undefined == 0 {
-            link.is_ready = true;
-            if let Some((route, _)) = self.route.as_ref().filter(|_| link.has_defined) {
-                scene.note(format_args!("route {route} is defined"));
-                scene.oracle.defined(*route);
-            }
-        }
-    }
-
-    /// Publishes a message, if the connection is ready for it.
-    pub(crate) fn publish(&mut self, size: usize, terms: PublishTerms, scene: &mut Scene) {
-        let ClientRole::Producer(target) = self.terms.role else { return };
-        let Some(link) = self.link.as_ref().filter(|link| link.is_ready) else { return };
-        if matches!(&link.dialect, Dialect::MicroMessage(side) if !side.has_room()) {
-            return;
-        }
-        let has_terms = matches!(link.dialect, Dialect::Tmqp { .. });
-        let terms = if has_terms { terms } else { PublishTerms::default() };
-        let is_answered = !matches!(link.dialect, Dialect::EventMq(_) | Dialect::Throttr);
-        let publish = SeenPublish { target, link: link.id, terms, size, is_answered };
-        let label = scene.oracle.published(publish, scene.now);
-        scene.note(format_args!("client {} publishes {}", self.index, message_id(label, 0)));
-        self.published.push((label, size, terms));
-        self.send_message(label, size, terms, scene);
-    }
-
-    /// Publishes its latest messages again, if its queue drops duplicates.
-    pub(crate) fn republish(&mut self, count: u32, scene: &mut Scene) {
-        let is_direct = self.route.is_none() && self.deduplicates;
-        let Some(link) = self.link.as_ref().filter(|link| link.is_ready && is_direct) else { return };
-        if !matches!(link.dialect, Dialect::Tmqp { .. }) {
-            return;
-        }
-        let id = link.id;
-        let from = self.published.len().saturating_sub(count as usize);
-        for (label, size, terms) in self.published[from..].to_vec() {
-            scene.note(format_args!("client {} publishes {} again", self.index, message_id(label, 0)));
-            scene.oracle.republished(label, id);
-            self.send_message(label, size, terms, scene);
-        }
-    }
-
-    fn send_message(&mut self, label: u32, size: usize, terms: PublishTerms, scene: &mut Scene) {
-        let (address, event, body) = (self.address(), self.event(), body::body(label, size));
-        let others: Vec<&str> = self.addresses.iter().skip(1).map(|address| &**address).collect();
-        let Some(link) = &mut self.link else { return };
-        let bytes = match (&mut link.dialect, &self.route) {
-            (Dialect::MicroMessage(side), None) => side.publish(label, &address, &body),
-            (Dialect::MicroMessage(side), Some((index, route))) => {
-                side.publish(label, &format!("topic/{}", route.name(*index)), &body)
-            }
-            (Dialect::Mqks(_), _) => mqks::publish(&event, label, &body),
-            (Dialect::EventMq(_), None) => EventMqSide::request(&address, label, &body),
-            (Dialect::EventMq(_), Some((index, route))) => {
-                EventMqSide::publish(&route.name(*index), label, &body)
-            }
-            (Dialect::Throttr, _) => throttr::publish(&event, &body),
-            (Dialect::Tmqp { .. }, route) => {
-                let destination = match route {
-                    None => tmqp::Destination::Queue(&self.channel, self.queue_id),
-                    Some((index, route)) => match route.kind {
-                        RouteKind::Topic { .. } => tmqp::Destination::Topic(route.name(*index)),
-                        RouteKind::Router(_) => tmqp::Destination::Router(route.name(*index)),
-                        RouteKind::Copies => tmqp::Destination::Copies(&self.channel, self.queue_id, &others),
-                    },
-                };
-                tmqp::publish(&destination, label, terms, &body)
-            }
-        };
-        self.send(&bytes, scene);
     }
 
     fn pull(&mut self, scene: &mut Scene) {

@@ -424,8 +424,11 @@ impl Oracle {
             let keeps = message.queues.iter().all(|queue| self.queues[*queue].keeps());
             let expires = message.terms.expires_ms > 0;
             // A clock that was set back lengthens delays, also those before another attempt.
-            let may_wait = expires || message.is_timeless && message.has_delay();
-            let must_be_settled = message.answer == Some(true) && !message.is_unsafe && !may_wait && keeps;
+            let is_held_back = message.is_timeless && message.has_delay() && !self.is_settled(message);
+            if is_held_back {
+                continue;
+            }
+            let must_be_settled = message.answer == Some(true) && !message.is_unsafe && !expires && keeps;
             if must_be_settled && !self.is_settled(message) {
                 let count = message.deliveries.len();
                 let text = format!(

@@ -305,6 +305,8 @@ impl<'a> Simulation<'a> {
             offset -= file.len();
         }
         self.disks[shard] = MemoryStorage::with_files(place, files);
+        // What was not synced looks like a write that the end of the broker has torn.
+        self.scene.oracle.ended(Ending::PowerLost);
     }
 
     fn end(&mut self, ending: Ending) {
