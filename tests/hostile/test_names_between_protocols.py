@@ -25,8 +25,6 @@ NAMES = (
     b"a.\0b",
     b"a.\tb",
     b"a. b",
-    b" a.b",
-    b"a.b ",
     b"a.*",
     b"a.>",
     b"a.#",

@@ -7,10 +7,11 @@ use crate::model::message::Message;
 
 const HEADER: &[u8] = b"Topic:";
 
-/// The header line with this topic. `None` if a header cannot contain the name.
+/// The header line with this topic. `None` if a header cannot contain the name: readers would drop spaces at its ends, and
+/// take it for another topic.
 #[must_use]
 pub fn header_line(topic: &[u8]) -> Option<Vec<u8>> {
-    let fits = !topic.iter().any(u8::is_ascii_control);
+    let fits = !topic.iter().any(u8::is_ascii_control) && topic.trim_ascii().len() == topic.len();
     fits.then(|| [HEADER, topic, b"\r\n"].concat())
 }
 
@@ -30,4 +31,20 @@ pub(crate) fn with_topic<'a>(message: &'a Message, topic: &TopicName) -> Cow<'a,
     }
     let line = header_line(topic.as_bytes());
     line.and_then(|line| message.with_headers(&line)).map_or(Cow::Borrowed(message), Cow::Owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_a_header_cannot_contain_is_not_written() {
+        for name in [&b"a.b"[..], b"a b", b"\xff\xfe", "größe".as_bytes()] {
+            let line = header_line(name).expect("a header can contain it");
+            assert_eq!(topic_in(&line), Some(name));
+        }
+        for name in [&b"a\nb"[..], b"a\r\nEvil:1", b"a\0b", b"a\x7f", b" a.b", b"a.b ", b"\ta", b" "] {
+            assert_eq!(header_line(name), None, "{name:?} would be read as another topic");
+        }
+    }
 }
