@@ -179,6 +179,9 @@ async def test_a_topic_whose_binding_may_be_lost_confirms_nothing_until_the_loss
             peer.hello()
             body = json.dumps({"Target": "copies/1"}).encode()
             assert peer.ask(ADD_BINDING, "@topic:news.of.today", body=body).content_type == OK
+        async with mqcore.connect(broker.url) as mq:
+            # The last record would look like one that a crash has torn.
+            await mq.publish("copies/1", "behind the binding")
         broker.process.send_signal(signal.SIGKILL)
         broker.process.wait()
     (segment,) = (path for path in directory.glob("shard-0/*.segment") if b"news.of.today" in path.read_bytes())
