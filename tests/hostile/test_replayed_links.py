@@ -126,7 +126,7 @@ async def test_replayed_frames_of_a_node_are_published_once_and_need_its_token(t
             downstream.terminate()
         upstream.process.send_signal(signal.SIGKILL)
         upstream.process.wait(10)
-    # What is done is known after a crash too.
+    # The broker knows after a crash which messages it has.
     with serving(*top) as upstream:
         for recorded in (*recordings, recordings[0], b"".join(recordings)):
             await asyncio.to_thread(replay, upstream, recorded)

@@ -406,8 +406,8 @@ fn failed_journal_rejects_changes_of_definitions_and_leaves_them_as_they_were() 
     let routers =
         answer(&mut w, &p, Request::ListRouters { filter: None, page: Page::default() }).expect("a list");
     assert!(matches!(&routers, Reply::Routers(routers) if routers.items.is_empty()), "{routers:?}");
-    let bound = answer(&mut w, &p, Request::ListTopicBindings { queue: queue("ch/1") }).expect("a list");
-    assert!(matches!(&bound, Reply::TopicBindings(bound) if bound.is_empty()), "{bound:?}");
+    let unbound = answer(&mut w, &p, Request::UnbindTopic { pattern: topic, queue: queue("ch/1") });
+    assert_eq!(unbound.expect_err("it is not bound").kind, RejectionKind::NotFound);
     w.broker.storage_accepts(w.now, &mut w.effects);
     w.turn();
     create(&mut w, &mut disk, &p, "ch/2", saving(Status::Push));
@@ -523,13 +523,14 @@ fn bindings_of_queues_survive_a_crash() {
     assert_eq!(disk.records.len(), 4, "what is bound already is not written again");
     let mut w = disk.start(disk.committed);
     let p = w.client("p");
-    let list = Request::ListTopicBindings { queue: queue("copies/1") };
-    w.command(&p, Command::Request(RequestId(1), Box::new(list)));
-    let listed = w.notifications(p.connection).into_iter().find_map(|event| match event {
-        Event::Answered(_, Ok(Reply::TopicBindings(bindings))) => Some(bindings),
-        _ => None,
-    });
-    assert_eq!(listed, Some(vec![exact, mask]));
+    let mut unbind = |pattern: &TopicPattern| {
+        let unbind = Request::UnbindTopic { pattern: pattern.clone(), queue: queue("copies/1") };
+        w.command(&p, Command::Request(RequestId(1), Box::new(unbind)));
+        disk.commit(&mut w);
+        w.notifications(p.connection).iter().any(|event| matches!(event, Event::Answered(_, Ok(_))))
+    };
+    let gone = TopicPattern::Prefix(topic("orders"));
+    assert_eq!([&exact, &mask, &gone, &exact].map(&mut unbind), [true, true, false, false]);
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! Pages of lists: every entry that exists throughout is listed once, in order, in steps of bounded size.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use mqcore_broker::model::command::Request;
+use mqcore_broker::model::client::{Client, Introduction};
+use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::effect::Reply;
-use mqcore_broker::model::id::{ChannelName, RouterName};
+use mqcore_broker::model::id::{ChannelName, ConnectionId, RouterName};
+use mqcore_broker::model::node::Upstream;
 use mqcore_broker::model::options::{ChannelChanges, QueueChanges};
 use mqcore_broker::model::page::{ListPage, PAGE_ENTRIES_MAX, Page};
 use mqcore_broker::model::rejection::RejectionKind;
@@ -43,6 +46,7 @@ fn page(shards: &mut Shards, request: &Request, max: usize, after: Option<Box<st
         }
         Reply::Queues(page) => named(page, |queue| queue.queue.id.to_string()),
         Reply::Clients(page) => named(page, |client| client.client.id.to_string()),
+        Reply::Nodes(page) => named(page, |node| node.id.clone()),
         other => panic!("{other:?}"),
     }
 }
@@ -230,5 +234,54 @@ fn a_cursor_of_another_list_is_refused() {
             assert_eq!(refused.kind, RejectionKind::BadRequest);
             assert!(refused.reason.contains("cursor"), "{refused}");
         }
+    }
+}
+
+#[test]
+fn pages_of_nodes_have_upstream_brokers_and_then_downstream_brokers() {
+    let mut shards = Shards::new(2, 1);
+    let (now, since) = (shards.now, shards.now);
+    for index in [2, 0, 10, 1] {
+        let (id, name, host) = (format!("up-{index}"), "north".to_owned(), "127.0.0.1:1".to_owned());
+        let upstream = Upstream { index, id, name, host, connected_since: Some(since) };
+        shards.brokers[0].upstream(upstream, now, &mut Vec::new());
+    }
+    let plain = shards.client(0);
+    let connect = |shards: &mut Shards, number: u64| {
+        let client = Client { connection: ConnectionId(100 + number), ..(*plain).clone() };
+        let introduction = Introduction {
+            id: Some(format!("down-{number}")),
+            node: Some("10.0.0.1".into()),
+            ..Introduction::default()
+        };
+        let command = Command::Introduce(Box::new(introduction));
+        shards.brokers[0].command(&Arc::new(client), command, now, &mut Vec::new());
+    };
+    for number in 0..6 {
+        connect(&mut shards, number);
+    }
+    let mut expected: Vec<_> = [0, 1, 2, 10].iter().map(|index| format!("up-{index}")).collect();
+    expected.extend((0..6).map(|number| format!("down-{number}")));
+    let request = Request::ListNodes { page: Page::default() };
+    for max in [1, 2, 3, 4, 5, 9, 10, 1000] {
+        let (listed, pages) = all(&mut shards, &request, max, |_, _| {});
+        assert_eq!(listed, expected, "pages of {max}");
+        assert_eq!(pages, expected.len().div_ceil(max));
+    }
+    // One that leaves between two pages is skipped, one that comes is listed at the end.
+    let (listed, _) = all(&mut shards, &request, 5, |shards, number| {
+        if number == 1 {
+            shards.brokers[0].closed(ConnectionId(100), now, &mut Vec::new());
+            shards.brokers[0].closed(ConnectionId(101), now, &mut Vec::new());
+            connect(shards, 6);
+        }
+    });
+    let up = ["up-0", "up-1", "up-2", "up-10", "down-0"].map(str::to_owned);
+    let down = (2..7).map(|number| format!("down-{number}"));
+    assert_eq!(listed, up.into_iter().chain(down).collect::<Vec<_>>());
+    for cursor in ["", "u", "u-1", "x", "-1"] {
+        let page = Page { after: Some(cursor.into()), max: 5 };
+        let rejected = shards.request(0, Request::ListNodes { page }).expect_err(cursor);
+        assert_eq!(rejected.kind, RejectionKind::BadRequest, "{cursor}");
     }
 }

@@ -1,5 +1,6 @@
 //! All integration tests of this crate in one program: one link instead of one for each file.
 
+mod collections;
 mod duplicates;
 mod durability;
 mod handlers;

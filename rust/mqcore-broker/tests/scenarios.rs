@@ -1208,8 +1208,9 @@ fn nodes_are_listed_with_their_uptime_and_not_as_clients() {
     };
     w.command(&Arc::new(provisional), Command::Introduce(Box::new(introduction.clone())));
     w.now = since.after(Duration::from_millis(250));
-    let nodes = |w: &mut World| match w.request(&p, Request::ListNodes) {
+    let nodes = |w: &mut World| match w.request(&p, Request::ListNodes { page: Page::default() }) {
         Ok(Reply::Nodes(nodes)) => nodes
+            .items
             .iter()
             .map(|n| {
                 format!("{} {} {} {} {} {}", n.id, n.name, n.host, n.downstream, n.connected, n.lifetime_ms)
@@ -1335,7 +1336,7 @@ fn administration_is_for_administrators() {
         Request::RemoveChannel { channel: queue_1.channel.clone() },
         Request::ListChannels { filter: None, page: Page::default() },
         Request::ListClients { kind: None, page: Page::default() },
-        Request::ListNodes,
+        Request::ListNodes { page: Page::default() },
         Request::RemoveQueue { queue: queue_1.clone() },
         Request::QueueInformation { queue: queue_1 },
     ];

@@ -299,7 +299,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
 
 async fn metrics_page(State(admin): State<Admin>, uri: Uri) -> Response {
     let per_queue = parameter(&uri, "queues").is_some_and(|value| value != "0");
-    match look(&admin).await {
+    match look(&admin, if per_queue { metrics::QUEUES_MAX } else { 0 }).await {
         Ok(snapshot) => {
             let page =
                 metrics::render(&admin.hub, &snapshot, admin.started.elapsed().as_secs_f64(), per_queue);

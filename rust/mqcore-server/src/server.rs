@@ -236,7 +236,7 @@ impl Server {
     /// # }
     /// ```
     pub async fn snapshot(&self) -> ShardStats {
-        snapshot::take(&self.inner.hub).await
+        snapshot::take(&self.inner.hub, usize::MAX).await
     }
 
     /// The next schedules by due time, at most `max`, and the number of all. Empty after the server has stopped.

@@ -11,6 +11,7 @@
 //! | `handlers` | questions to handlers |
 //! | `declarations` | declarations of the program, and their answers |
 //! | `questions` | questions to handlers that have no answer yet |
+//! | `statistics` | statistics that are collected in steps |
 
 pub(crate) mod count;
 pub(crate) mod declarations;
@@ -21,3 +22,4 @@ pub(crate) mod journal;
 pub(crate) mod peers;
 pub(crate) mod questions;
 pub(crate) mod staging;
+mod statistics;

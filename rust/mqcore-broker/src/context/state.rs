@@ -12,7 +12,7 @@ use crate::context::questions::{OpenQuestion, Questions};
 use crate::history::log::HistoryLog;
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::decision::Step;
-use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueRef};
+use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueAddress, QueueRef};
 use crate::model::intake::Intake;
 use crate::model::memory::MemoryGauge;
 use crate::model::observation::Observers;
@@ -89,6 +89,9 @@ pub(crate) struct ShardState {
     /// The lifecycle of messages; `None` if this broker records no history.
     pub(crate) history: Option<Box<HistoryLog>>,
     pub(crate) counters: ShardCounters,
+    /// Queues that were removed since the last step of a collection of statistics, with their counters; `None`: statistics
+    /// are not being collected.
+    pub(crate) removed_queues: Option<Vec<(Arc<QueueAddress>, QueueStats)>>,
     /// The serial of the latest queue.
     serial: u64,
     /// Source of message ids and client ids.
@@ -113,6 +116,7 @@ impl ShardState {
             intake: Intake::new(),
             links: HashMap::default(),
             counters: ShardCounters::default(),
+            removed_queues: None,
             serial: 0,
         }
     }

@@ -411,8 +411,9 @@ pub enum Request {
     ListQueues { channel: ChannelName, page: Page },
     /// List connected clients whose type matches, oldest first. Sent to the home shard. For administrators.
     ListClients { kind: Option<Box<str>>, page: Page },
-    /// List nodes. Sent to the home shard. For administrators.
-    ListNodes,
+    /// List nodes: upstream brokers in the order of the configuration, then downstream brokers, oldest connection first.
+    /// Sent to the home shard. For administrators.
+    ListNodes { page: Page },
     /// Subscribe to events. Subscriptions to server-wide channel events are sent to every shard.
     Subscribe(EventSubscription),
     /// Subscribe to a queue.
@@ -440,13 +441,6 @@ pub enum Request {
     BindTopic { pattern: TopicPattern, queue: QueueAddress },
     /// Unbind a queue from topics; `NotFound` if it is not bound. Patterns are sent to every shard.
     UnbindTopic { pattern: TopicPattern, queue: QueueAddress },
-    /// List the topics and patterns that a queue is bound to. Sent to every shard.
-    ListTopicBindings { queue: QueueAddress },
-    /// List topics that have a subscriber or a queue, or were published to recently. Sent to every
-    /// shard.
-    ListTopics,
-    /// List the subscribers of a topic.
-    ListSubscribers { topic: TopicName },
     /// Create a router; no effect if a router with this name and method exists. For administrators.
     CreateRouter { router: RouterName, method: RouterMethod },
     /// Remove a router with its bindings; no effect if it does not exist. For administrators.
@@ -562,6 +556,7 @@ impl Request {
             | Self::ListConsumers { page, .. }
             | Self::ListQueues { page, .. }
             | Self::ListClients { page, .. }
+            | Self::ListNodes { page }
             | Self::ListRouters { page, .. } => Some(page),
             _ => None,
         }
@@ -603,7 +598,7 @@ impl Request {
             Self::JoinQueues(join) => of(&join.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. }
-            | Self::ListNodes
+            | Self::ListNodes { .. }
             | Self::Disconnect { .. }
             | Self::MayDirect { .. }
             | Self::MayRunSchedules
@@ -620,9 +615,7 @@ impl Request {
                 TopicPattern::Exact(topic) => Destination::Shard(topic.shard(placement)),
                 TopicPattern::Mask(_) | TopicPattern::Prefix(_) => Destination::Every,
             },
-            Self::ListTopicBindings { .. } | Self::ListTopics | Self::ListRouters { .. } => {
-                Destination::Every
-            }
+            Self::ListRouters { .. } => Destination::Every,
             Self::CreateRouter { router, .. }
             | Self::RemoveRouter { router }
             | Self::EnableRouter { router, .. }
@@ -630,7 +623,6 @@ impl Request {
             | Self::AddBinding { router, .. }
             | Self::RemoveBinding { router, .. }
             | Self::TestRoute { router, .. } => Destination::Shard(router.shard(placement)),
-            Self::ListSubscribers { topic } => Destination::Shard(topic.shard(placement)),
         }
     }
 }

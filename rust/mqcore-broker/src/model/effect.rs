@@ -19,12 +19,8 @@ use crate::model::record::Record;
 use crate::model::rejection::Rejection;
 use crate::model::route::{Route, RouteTest};
 use crate::model::router::{Binding, RouterDefinition};
-use crate::model::stats::{
-    ChannelInformation, ClientInformation, ObjectCounts, QueueInformation, SubscriberInformation,
-    TopicInformation,
-};
+use crate::model::stats::{ChannelInformation, ClientInformation, ObjectCounts, QueueInformation};
 use crate::model::subscription::JoinedQueues;
-use crate::model::topic::TopicPattern;
 
 /// One thing to do. The caller carries out effects in their order.
 #[derive(Debug, Clone)]
@@ -397,10 +393,7 @@ pub enum Reply {
     Queue(Box<QueueInformation>),
     Queues(ListPage<QueueInformation>),
     Clients(ListPage<ClientInformation>),
-    Nodes(Vec<NodeInformation>),
-    Topics(Vec<TopicInformation>),
-    TopicBindings(Vec<TopicPattern>),
-    Subscribers(Vec<SubscriberInformation>),
+    Nodes(ListPage<NodeInformation>),
     Routers(ListPage<RouterDefinition>),
     Bindings(Vec<Binding>),
     RouteTest(Box<RouteTest>),

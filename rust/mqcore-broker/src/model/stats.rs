@@ -330,27 +330,75 @@ impl RouterCounts {
     }
 }
 
-/// One subscriber of a topic.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SubscriberInformation {
-    /// The client.
-    pub client: Arc<Client>,
-    /// When it subscribed.
-    pub since: Timestamp,
-    /// Messages published to the topic since then.
-    pub messages: u64,
-    /// Bytes of their bodies.
-    pub bytes: u64,
+/// Numbers of things, of one shard or added up over several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct StatsCounts {
+    pub channels: u64,
+    pub queues: u64,
+    /// Counted by the home shard.
+    pub clients: u64,
+    pub topics: u64,
+    pub routers: u64,
 }
 
-/// Statistics of one shard, for the admin side.
+impl StatsCounts {
+    /// Adds the numbers of another shard.
+    pub fn add(&mut self, other: &Self) {
+        self.channels += other.channels;
+        self.queues += other.queues;
+        self.clients += other.clients;
+        self.topics += other.topics;
+        self.routers += other.routers;
+    }
+}
+
+/// Sums over the queues that exist, of one shard or of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueueTotals {
+    /// Stored and not in flight.
+    pub ready: u64,
+    /// How many of those wait for the time of their next delivery.
+    pub delayed: u64,
+    /// Queues whose delivery handler is not registered.
+    pub without_handler: u64,
+    /// Delivered and not settled.
+    pub in_flight: u64,
+    /// Waiting for a handler.
+    pub undecided: u64,
+    /// Bytes of all of these.
+    pub memory_bytes: u64,
+    /// Counters.
+    pub stats: QueueStats,
+}
+
+impl QueueTotals {
+    /// Adds the sums of another shard.
+    pub fn add(&mut self, other: &Self) {
+        self.ready += other.ready;
+        self.delayed += other.delayed;
+        self.without_handler += other.without_handler;
+        self.in_flight += other.in_flight;
+        self.undecided += other.undecided;
+        self.memory_bytes += other.memory_bytes;
+        self.stats.add(&other.stats);
+    }
+}
+
+/// Statistics of one shard, for the admin side. Lists have the first entries by name or id, up to a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ShardStats {
+    /// Numbers of all channels, queues and so on, listed or not.
+    pub counts: StatsCounts,
+    /// Sums over all queues.
+    pub totals: QueueTotals,
     /// Its channels.
     pub channels: Vec<ChannelInformation>,
     /// Its queues.
     pub queues: Vec<QueueInformation>,
-    /// Clients; only the home shard knows them.
+    /// Queues whose delivery handler is not registered, with its key.
+    pub without_handler: Vec<(QueueAddress, Box<str>)>,
+    /// Clients, oldest first; only the home shard knows them.
     pub clients: Vec<ClientInformation>,
     /// Upstream and downstream brokers; only the home shard knows them.
     pub nodes: Vec<NodeInformation>,
@@ -370,6 +418,8 @@ pub struct ShardStats {
     pub unsaved_bytes: u64,
     /// Topics with a subscriber or a queue, and topics that were published to recently.
     pub topics: Vec<TopicInformation>,
+    /// Counters of all topics, including forgotten ones.
+    pub topic_totals: TopicStats,
     /// Counters of forgotten topics.
     pub retired_topics: TopicStats,
     /// Subscriptions and bindings to topics that were rejected because of a limit.

@@ -224,9 +224,14 @@ impl Queue {
             unsettled: (self.deliveries.messages() - self.flows.copies
                 + self.expiring()
                 + self.held_by_pulls()) as u64,
-            memory_bytes: self.ready.bytes() + self.delayed.bytes() + self.deliveries.bytes(),
+            memory_bytes: self.memory_bytes(),
             stats: self.metadata.stats,
         }
+    }
+
+    /// Bytes of stored and unsettled messages.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.ready.bytes() + self.delayed.bytes() + self.deliveries.bytes()
     }
 
     /// Waiting messages of high and of normal priority, including delayed ones.

@@ -258,6 +258,10 @@ impl Routers {
         self.names.get(name).map(|key| &self.entries[*key])
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Router> {
         self.entries.iter().map(|(_, router)| router)
     }

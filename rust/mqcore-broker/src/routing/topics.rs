@@ -18,19 +18,9 @@ use crate::model::effect::{Effect, Publication, Recipients};
 use crate::model::id::{ConnectionId, QueueAddress, TopicName};
 use crate::model::message::Message;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::{SubscriberInformation, TopicInformation, TopicStats};
-use crate::model::time::Timestamp;
+use crate::model::stats::{TopicInformation, TopicStats};
 use crate::model::topic::{BINDINGS_MAX, PASSING_MAX, TopicLimits, TopicPattern};
 use crate::routing::pattern_index::PatternIndex;
-
-/// A subscriber.
-#[derive(Debug, Clone)]
-struct Subscriber {
-    client: Arc<Client>,
-    since: Timestamp,
-    /// The counters of the topic when it subscribed; meaningless for patterns.
-    before: TopicStats,
-}
 
 /// The receivers of a topic's messages, valid until something changes.
 #[derive(Debug)]
@@ -53,7 +43,7 @@ struct FanoutKey {
 struct Topic {
     name: TopicName,
     /// Subscribers by name, in the order in which they subscribed.
-    subscribers: Vec<Subscriber>,
+    subscribers: Vec<ConnectionId>,
     /// Queues by name.
     queues: Vec<QueueAddress>,
     fanout: Option<Fanout>,
@@ -76,7 +66,7 @@ impl Topic {
 #[derive(Debug)]
 struct PatternEntry {
     pattern: TopicPattern,
-    subscribers: Vec<Subscriber>,
+    subscribers: Vec<ConnectionId>,
     queues: Vec<QueueAddress>,
 }
 
@@ -117,6 +107,8 @@ pub(crate) struct Topics {
     /// Grows with every change of a pattern's subscribers or queues, which invalidates earlier fanouts.
     changes: u64,
     retired: TopicStats,
+    /// Counters of all topics, including forgotten ones.
+    totals: TopicStats,
 }
 
 /// The result of publishing to a topic.
@@ -133,11 +125,9 @@ impl Topics {
         &mut self,
         client: &Arc<Client>,
         pattern: TopicPattern,
-        now: Timestamp,
         limits: &TopicLimits,
     ) -> Result<(), Rejection> {
         let connection = client.connection;
-        let subscriber = Subscriber { client: client.clone(), since: now, before: TopicStats::default() };
         if let TopicPattern::Exact(name) = pattern {
             let key = self.entry(&name);
             let held = self.held.entry(connection).or_default();
@@ -149,10 +139,7 @@ impl Topics {
                 return Err(too_many("topics of a connection", limits.subscriptions_max));
             }
             held.topics.push(key);
-            self.settled(key, |topic| {
-                let before = topic.stats;
-                topic.subscribers.push(Subscriber { before, ..subscriber });
-            });
+            self.settled(key, |topic| topic.subscribers.push(connection));
             return Ok(());
         }
         let known = self.index.get(&pattern);
@@ -174,7 +161,7 @@ impl Topics {
             held.user = Some(Arc::clone(user));
         }
         let number = self.pattern(pattern);
-        self.change_pattern(number, |entry| entry.subscribers.push(subscriber));
+        self.change_pattern(number, |entry| entry.subscribers.push(connection));
         self.held.entry(connection).or_default().patterns.push(number);
         Ok(())
     }
@@ -302,20 +289,6 @@ impl Topics {
         gone
     }
 
-    /// The topics of this shard and the patterns that a queue is bound to.
-    pub(crate) fn bindings(&self, queue: &QueueAddress) -> Vec<TopicPattern> {
-        let queue = queue.in_lower_case();
-        if !self.bound.contains_key(&queue) {
-            return Vec::new();
-        }
-        let topics = self.entries.iter().filter(|(_, topic)| topic.queues.contains(&queue));
-        let patterns = self.patterns.values().filter(|entry| entry.queues.contains(&queue));
-        topics
-            .map(|(_, topic)| TopicPattern::Exact(topic.name.clone()))
-            .chain(patterns.map(|entry| entry.pattern.clone()))
-            .collect()
-    }
-
     /// Delivers a message to all subscribers. The caller makes the copies for queues.
     pub(crate) fn publish(
         &mut self,
@@ -336,12 +309,14 @@ impl Topics {
         let Some(fanout) = fanout else { unreachable!("it was made above") };
         let subscribers = fanout.subscribers.as_ref().map_or(0, |to| to.as_slice().len());
         let receivers = subscribers + fanout.queues.len();
-        stats.published += 1;
-        stats.published_bytes += message.body().len() as u64;
-        stats.delivered += subscribers as u64;
-        stats.copied += fanout.queues.len() as u64;
-        stats.dropped_slow += fanout.slow;
-        stats.dropped_no_consumer += u64::from(receivers == 0 && fanout.slow == 0);
+        for stats in [stats, &mut self.totals] {
+            stats.published += 1;
+            stats.published_bytes += message.body().len() as u64;
+            stats.delivered += subscribers as u64;
+            stats.copied += fanout.queues.len() as u64;
+            stats.dropped_slow += fanout.slow;
+            stats.dropped_no_consumer += u64::from(receivers == 0 && fanout.slow == 0);
+        }
         if let Some(to) = &fanout.subscribers {
             let publication = Publication { topic: name.clone(), message: message.clone(), to: to.clone() };
             context.effects.push(Effect::Publication(publication));
@@ -373,8 +348,7 @@ impl Topics {
         let patterns = self.matching(topic.name.as_bytes());
         let everyone = Self::subscribers(topic, &patterns);
         let (mut receivers, mut slow) = (Vec::new(), 0);
-        for subscriber in everyone {
-            let connection = subscriber.client.connection;
+        for connection in everyone {
             if wanted.except == Some(connection) {
                 continue;
             }
@@ -394,13 +368,13 @@ impl Topics {
 
     /// Each connection once, however many of its subscriptions match: first by name, then by patterns
     /// in their order.
-    fn subscribers<'a>(topic: &'a Topic, patterns: &[&'a PatternEntry]) -> Vec<&'a Subscriber> {
+    fn subscribers(topic: &Topic, patterns: &[&PatternEntry]) -> Vec<ConnectionId> {
         let mut seen: HashSet<ConnectionId> = HashSet::default();
-        let mut all: Vec<&Subscriber> = Vec::new();
+        let mut all: Vec<ConnectionId> = Vec::new();
         let by_pattern = patterns.iter().flat_map(|entry| &entry.subscribers);
-        for subscriber in topic.subscribers.iter().chain(by_pattern) {
-            if seen.insert(subscriber.client.connection) {
-                all.push(subscriber);
+        for connection in topic.subscribers.iter().chain(by_pattern) {
+            if seen.insert(*connection) {
+                all.push(*connection);
             }
         }
         all
@@ -431,20 +405,29 @@ impl Topics {
         found
     }
 
-    /// All topics that this shard remembers.
-    pub(crate) fn information(&self) -> Vec<TopicInformation> {
-        self.entries
-            .iter()
-            .map(|(_, topic)| {
-                let (subscribers, queues) = self.reach_of(topic);
-                TopicInformation {
-                    topic: topic.name.clone(),
-                    subscribers: subscribers as u32,
-                    queues: queues as u32,
-                    stats: topic.stats,
-                }
-            })
-            .collect()
+    /// Number of topics that this shard remembers.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The names of the topics at these places, and the place to continue at; `None`: there is none. A topic keeps its place
+    /// until the shard forgets it.
+    pub(crate) fn names_from(&self, place: usize, count: usize) -> (Vec<TopicName>, Option<usize>) {
+        let end = self.entries.capacity().min(place + count);
+        let names = (place..end).filter_map(|place| self.entries.get(place)).map(|topic| topic.name.clone());
+        (names.collect(), (end < self.entries.capacity()).then_some(end))
+    }
+
+    /// The state of a topic that this shard remembers.
+    pub(crate) fn information(&self, name: &TopicName) -> Option<TopicInformation> {
+        let topic = &self.entries[*self.names.get(name)?];
+        let (subscribers, queues) = self.reach_of(topic);
+        Some(TopicInformation {
+            topic: topic.name.clone(),
+            subscribers: subscribers as u32,
+            queues: queues as u32,
+            stats: topic.stats,
+        })
     }
 
     /// Number of subscribers and queues that a message to this topic would reach.
@@ -470,19 +453,9 @@ impl Topics {
         self.retired
     }
 
-    /// The subscribers of a topic. Subscriptions by pattern count from when the topic was first seen.
-    pub(crate) fn subscribers_of(&self, name: &TopicName) -> Vec<SubscriberInformation> {
-        let Some(key) = self.names.get(name) else { return Vec::new() };
-        let topic = &self.entries[*key];
-        Self::subscribers(topic, &self.matching(topic.name.as_bytes()))
-            .into_iter()
-            .map(|subscriber| SubscriberInformation {
-                client: subscriber.client.clone(),
-                since: subscriber.since,
-                messages: topic.stats.published - subscriber.before.published,
-                bytes: topic.stats.published_bytes - subscriber.before.published_bytes,
-            })
-            .collect()
+    /// Counters of all topics, including forgotten ones.
+    pub(crate) fn totals(&self) -> TopicStats {
+        self.totals
     }
 
     /// The topic with this name, added if it is new.
@@ -575,9 +548,9 @@ impl Topics {
     }
 }
 
-fn remove(subscribers: &mut Vec<Subscriber>, connection: ConnectionId) -> bool {
+fn remove(subscribers: &mut Vec<ConnectionId>, connection: ConnectionId) -> bool {
     let before = subscribers.len();
-    subscribers.retain(|subscriber| subscriber.client.connection != connection);
+    subscribers.retain(|subscriber| *subscriber != connection);
     subscribers.len() < before
 }
 

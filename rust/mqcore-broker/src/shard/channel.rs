@@ -16,7 +16,7 @@ use crate::model::observation::{ChannelState, ObservedSubject, Observers};
 use crate::model::options::{ChannelChanges, ChannelOptions, DeadLetter, QueueChanges, QueueOptions, Status};
 use crate::model::record::Record;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::{ChannelInformation, QueueInformation};
+use crate::model::stats::ChannelInformation;
 use crate::queue::Queue;
 use crate::queue::members::{Consumer, Member, Members};
 
@@ -65,11 +65,6 @@ impl Channel {
             client_limit: self.options.client_limit,
             queues: self.queues.keys().copied().collect(),
         }
-    }
-
-    /// Information about all queues.
-    pub(crate) fn queue_information(&self) -> impl Iterator<Item = QueueInformation> {
-        self.queues.values().map(|queue| queue.information(&self.members))
     }
 
     pub(crate) fn information(&self) -> ChannelInformation {
@@ -433,6 +428,9 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     context.state.config.names.remove_queue(&queue.metadata.address);
     context.state.schedule.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
     context.state.counters.retired.add(&queue.metadata.stats);
+    if let Some(removed) = &mut context.state.removed_queues {
+        removed.push((Arc::clone(&queue.metadata.address), queue.metadata.stats));
+    }
 }
 
 /// Rejects names that do not exist at once, like [`check_changes`], which checks the defaults of its queues.

@@ -16,9 +16,8 @@ use crate::model::intake::SCHEDULES;
 use crate::model::node::{NodeInformation, Upstream};
 use crate::model::observation::ObservedSubject;
 use crate::model::rejection::{Rejection, RejectionKind};
-use crate::model::stats::ClientInformation;
 use crate::model::time::Timestamp;
-use crate::shard::nodes::Nodes;
+use crate::shard::nodes::{NodePlace, Nodes};
 
 /// Clients that share a name or a type, oldest connection first.
 type Namesakes = HashMap<Box<str>, BTreeMap<ConnectionId, Arc<Client>>>;
@@ -166,6 +165,15 @@ impl ClientDirectory {
         }
     }
 
+    /// The nodes that follow this place in lists.
+    pub(crate) fn nodes_following(
+        &self,
+        after: Option<NodePlace>,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (NodePlace, NodeInformation)> {
+        self.nodes.following(after, now)
+    }
+
     /// All nodes.
     pub(crate) fn nodes(&self, now: Timestamp) -> Vec<NodeInformation> {
         self.nodes.list(now)
@@ -219,11 +227,6 @@ impl ClientDirectory {
     pub(crate) fn following(&self, after: Option<ConnectionId>) -> impl Iterator<Item = &Arc<Client>> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.by_connection.range((begin, Bound::Unbounded)).map(|(_, client)| client)
-    }
-
-    /// All clients, oldest first.
-    pub(crate) fn all(&self, now: Timestamp) -> Vec<ClientInformation> {
-        self.following(None).map(|client| ClientInformation::new(client, client.connected_at, now)).collect()
     }
 
     pub(crate) fn watch(&mut self, kind: EventKind, connection: ConnectionId, on: bool) {

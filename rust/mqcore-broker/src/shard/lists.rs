@@ -1,4 +1,4 @@
-//! Lists: one page of channels, queues, consumers, clients or routers in one step.
+//! Lists: one page of channels, queues, consumers, clients, nodes or routers in one step.
 
 use std::ops::Bound;
 
@@ -12,6 +12,7 @@ use crate::model::time::Timestamp;
 use crate::queue::members::Member;
 use crate::shard::channel::Channel;
 use crate::shard::entities::Entities;
+use crate::shard::nodes::NodePlace;
 
 fn passes(filter: Option<&str>, name: &str) -> bool {
     filter.is_none_or(|filter| filter::matches(filter, name))
@@ -44,6 +45,21 @@ impl Entities {
             |router| router.name.as_str().into(),
             |router| passes(filter, router.name.as_str()).then(|| (*router).clone()),
         ))
+    }
+
+    pub(crate) fn list_nodes(&self, page: &Page, now: Timestamp) -> Result<Reply, Rejection> {
+        let after = cursor(page, |text| match text.strip_prefix('u') {
+            Some(index) => index.parse().ok().map(NodePlace::Upstream),
+            None => text.parse().ok().map(|number| NodePlace::Downstream(ConnectionId(number))),
+        })?;
+        Ok(Reply::Nodes(page.take(
+            self.directory.nodes_following(after, now),
+            |(place, _)| match place {
+                NodePlace::Upstream(index) => format!("u{index}").into(),
+                NodePlace::Downstream(connection) => connection.0.to_string().into(),
+            },
+            |(_, node)| Some(node.clone()),
+        )))
     }
 
     pub(crate) fn list_clients(

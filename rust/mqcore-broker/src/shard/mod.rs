@@ -14,7 +14,7 @@ mod nodes;
 mod recovery;
 mod requests;
 pub(crate) mod routes;
-mod stats;
+pub mod stats;
 mod subscriptions;
 mod work;
 
@@ -40,6 +40,7 @@ use crate::model::router::RouterDefinition;
 use crate::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
 use crate::shard::entities::Entities;
+use crate::shard::stats::StatsCollection;
 
 /// One shard: a state machine that takes commands and appends [`Effect`]s.
 ///
@@ -367,9 +368,28 @@ impl Broker {
         entities.reach_clients(to, None, &mut context)
     }
 
-    /// Statistics of the shard for the admin side.
+    /// Statistics of the shard with complete lists, in one step.
     pub fn stats(&self, now: Timestamp) -> ShardStats {
-        self.entities.stats(now, &self.state)
+        let mut collection = StatsCollection::new(usize::MAX, self.state.counters.retired);
+        while !self.entities.collect(&mut collection, now, &self.state) {}
+        collection.into_stats()
+    }
+
+    /// Begins to collect statistics whose lists have at most `limit` entries. One collection at a time.
+    pub fn begin_stats(&mut self, limit: usize) -> StatsCollection {
+        self.state.removed_queues = Some(Vec::new());
+        StatsCollection::new(limit, self.state.counters.retired)
+    }
+
+    /// One step of a collection, which takes less than a millisecond however much the shard has. Returns whether it was the
+    /// last one.
+    pub fn continue_stats(&mut self, collection: &mut StatsCollection, now: Timestamp) -> bool {
+        collection.removed(self.state.removed_queues.replace(Vec::new()).unwrap_or_default());
+        let is_complete = self.entities.collect(collection, now, &self.state);
+        if is_complete {
+            self.state.removed_queues = None;
+        }
+        is_complete
     }
 
     /// The state of a queue. `None` if it is not on this shard.

@@ -1,6 +1,7 @@
 //! Upstream and downstream brokers.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::model::client::Client;
@@ -29,7 +30,16 @@ impl Downstream {
     }
 }
 
-/// All variants.
+/// The place of a node in lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NodePlace {
+    /// An upstream broker with this index in the configuration.
+    Upstream(usize),
+    /// A downstream broker with this connection.
+    Downstream(ConnectionId),
+}
+
+/// All nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     downstreams: BTreeMap<ConnectionId, Downstream>,
@@ -72,6 +82,27 @@ impl Nodes {
         let information = upstream.information(now);
         self.upstreams.insert(upstream.index, upstream);
         (was != is).then_some(information)
+    }
+
+    /// The nodes that follow this place, in the order of [`Self::list`], with their places.
+    pub(crate) fn following(
+        &self,
+        after: Option<NodePlace>,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (NodePlace, NodeInformation)> {
+        let (upstreams, downstreams) = match after {
+            None => (Some(Bound::Unbounded), Bound::Unbounded),
+            Some(NodePlace::Upstream(index)) => (Some(Bound::Excluded(index)), Bound::Unbounded),
+            Some(NodePlace::Downstream(connection)) => (None, Bound::Excluded(connection)),
+        };
+        let upstreams =
+            upstreams.into_iter().flat_map(|begin| self.upstreams.range((begin, Bound::Unbounded)));
+        let downstreams = self.downstreams.range((downstreams, Bound::Unbounded));
+        upstreams
+            .map(move |(index, upstream)| (NodePlace::Upstream(*index), upstream.information(now)))
+            .chain(downstreams.map(move |(connection, downstream)| {
+                (NodePlace::Downstream(*connection), downstream.information(true, now))
+            }))
     }
 
     /// Upstream brokers in configuration order, then downstream brokers in the order of their

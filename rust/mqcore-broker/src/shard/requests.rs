@@ -134,14 +134,11 @@ impl Entities {
             }
             Request::SubscribeTopic { pattern } => {
                 let limits = context.state.config.topic_limits;
-                done(self.topics.subscribe(client, pattern, context.now, &limits))
+                done(self.topics.subscribe(client, pattern, &limits))
             }
             Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
             Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),
             Request::UnbindTopic { pattern, queue } => self.unbind_bound_topic(&pattern, &queue, context),
-            Request::ListTopicBindings { queue } => self.list_topic_bindings(&queue, context),
-            Request::ListTopics => Ok(Reply::Topics(self.topics.information())),
-            Request::ListSubscribers { topic } => Ok(Reply::Subscribers(self.topics.subscribers_of(&topic))),
             _ if !client.admin => {
                 Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
             }
@@ -205,7 +202,7 @@ impl Entities {
             Request::RemoveBinding { router, binding } => self.remove_binding(&router, &binding, context),
             Request::ListClients { kind, page } => self.list_clients(kind.as_deref(), &page, context.now),
             Request::MayAdminister => Ok(Reply::Done),
-            Request::ListNodes => Ok(Reply::Nodes(self.directory.nodes(context.now))),
+            Request::ListNodes { page } => self.list_nodes(&page, context.now),
             // `answer_request` starts the route that answers a test; `request` carries out the rest.
             _ => Ok(Reply::Done),
         }
@@ -279,15 +276,6 @@ impl Entities {
     ) -> Result<Reply, Rejection> {
         let gone = self.unbind_topic(pattern, queue, context);
         done_or(gone, || format!("queue {queue} is not bound to {}", pattern.name()))
-    }
-
-    fn list_topic_bindings(&self, queue: &QueueAddress, context: &Context<'_>) -> Result<Reply, Rejection> {
-        let mut bindings = self.topics.bindings(queue);
-        if context.state.config.shard != 0 {
-            // Every shard knows all patterns; only the first shard lists them.
-            bindings.retain(|pattern| matches!(pattern, TopicPattern::Exact(_)));
-        }
-        Ok(Reply::TopicBindings(bindings))
     }
 
     fn queue_information(&mut self, queue: &QueueAddress) -> Result<Reply, Rejection> {

@@ -136,10 +136,6 @@ impl Shards {
         });
         let first = parts.next().expect("every request is answered");
         parts.fold(first, |all, part| match (all?, part?) {
-            (Reply::TopicBindings(mut all), Reply::TopicBindings(more)) => {
-                all.extend(more);
-                Ok(Reply::TopicBindings(all))
-            }
             (Reply::Channels(mut all), Reply::Channels(more)) => {
                 all.merge(more);
                 Ok(Reply::Channels(all))
@@ -147,10 +143,6 @@ impl Shards {
             (Reply::Routers(mut all), Reply::Routers(more)) => {
                 all.merge(more);
                 Ok(Reply::Routers(all))
-            }
-            (Reply::Topics(mut all), Reply::Topics(more)) => {
-                all.extend(more);
-                Ok(Reply::Topics(all))
             }
             (all, _) => Ok(all),
         })

@@ -15,7 +15,7 @@ use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
 use crate::stats::counters::ArchiveLag;
 use crate::stats::failures::RequestFailure;
-use crate::stats::snapshot::{self, Totals};
+use crate::stats::snapshot;
 use crate::storage::loss::Loss;
 
 /// Asks no shard, so it answers even while shards are stuck.
@@ -47,14 +47,14 @@ pub(crate) async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
         Ok(limit) => limit,
         Err(response) => return response,
     };
-    match look(&admin).await {
+    match look(&admin, limit).await {
         Ok(snapshot) => Json(describe(&admin, snapshot, limit)).into_response(),
         Err(response) => response,
     }
 }
 
 fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
-    let totals = Totals::of(&snapshot);
+    let (counts, totals) = (snapshot.counts, snapshot.totals);
     snapshot.queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     snapshot.topics.sort_unstable_by(|left, right| left.topic.cmp(&right.topic));
     snapshot.clients.sort_unstable_by(|left, right| left.client.id.cmp(&right.client.id));
@@ -69,12 +69,10 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
     let certificates: Vec<Value> =
         admin.hub.tls.certificates().into_iter().map(describe_certificate).collect();
     let queues: Vec<Value> = snapshot.queues.iter().take(limit).map(describe_queue).collect();
-    let without_handler: Vec<Value> = snapshot
-        .queues
-        .iter()
-        .filter_map(|queue| Some((queue.queue.to_string(), queue.missing_handler.as_ref()?)))
-        .take(limit)
-        .map(|(queue, handler)| json!({"queue": queue, "missing_handler": handler}))
+    snapshot.without_handler.sort_unstable();
+    let without_handler = snapshot.without_handler.iter().take(limit);
+    let without_handler: Vec<Value> = without_handler
+        .map(|(queue, handler)| json!({"queue": queue.to_string(), "missing_handler": handler}))
         .collect();
     let archive = admin.hub.counters.archive.lag(admin.hub.clock.now());
     snapshot.routers.sort_unstable_by(|left, right| left.name.cmp(&right.name));
@@ -123,19 +121,19 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
         "certificates": certificates,
         "nodes": nodes,
         "totals": {
-            "channels": snapshot.channels.len(),
-            "queues": snapshot.queues.len(),
-            "clients": snapshot.clients.len(),
+            "channels": counts.channels,
+            "queues": counts.queues,
+            "clients": counts.clients,
             "ready": totals.ready,
             "delayed": totals.delayed,
             "in_flight": totals.in_flight,
             "undecided": totals.undecided,
             "memory_bytes": totals.memory_bytes,
             "commands_refused": snapshot.refused,
-            "messages": describe_stats(&totals.stats),
-            "topics": snapshot.topics.len(),
-            "routers": snapshot.routers.len(),
-            "topic_messages": describe_topic_stats(&totals.topics),
+            "messages": describe_stats(&snapshot::queue_stats(&snapshot)),
+            "topics": counts.topics,
+            "routers": counts.routers,
+            "topic_messages": describe_topic_stats(&snapshot.topic_totals),
         },
         "queues": queues,
         "topics": topics,

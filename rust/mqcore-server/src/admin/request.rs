@@ -60,9 +60,10 @@ pub(crate) fn busy() -> Response {
     error(StatusCode::SERVICE_UNAVAILABLE, "busy", "a shard did not answer within a second")
 }
 
-/// A snapshot of all shards; an error if one does not answer within [`SHARD_TIMEOUT`].
-pub(crate) async fn look(admin: &Admin) -> Result<ShardStats, Response> {
-    tokio::time::timeout(SHARD_TIMEOUT, snapshot::take(&admin.hub)).await.map_err(|_| busy())
+/// A snapshot of all shards, with up to `limit` entries of each list; an error if one does not answer within
+/// [`SHARD_TIMEOUT`].
+pub(crate) async fn look(admin: &Admin, limit: usize) -> Result<ShardStats, Response> {
+    tokio::time::timeout(SHARD_TIMEOUT, snapshot::take(&admin.hub, limit)).await.map_err(|_| busy())
 }
 
 /// The value of a query parameter. Percent escapes are not decoded: values are plain words and numbers.

@@ -93,10 +93,9 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::MayDirect { to } => visit(Action::Direct, clients(to)),
         Request::MayRunSchedules => visit(Action::Administer, Resource::ClientId(SCHEDULER)),
         Request::DropQueue { queue: address } => visit(Action::Administer, queue(address)),
-        Request::UnbindTopic { queue: address, .. } | Request::ListTopicBindings { queue: address } => {
+        Request::UnbindTopic { queue: address, .. } => {
             visit(Action::Administer, queue(address));
         }
-        Request::ListSubscribers { topic } => visit(Action::Administer, Resource::Topic(topic.as_bytes())),
         Request::CreateChannel { channel, changes } => {
             visit(Action::Create, Resource::Channel(channel.as_str()));
             dead_letters(&changes.queue, visit);
@@ -141,10 +140,9 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::ListRouters { .. }
         | Request::ListChannels { .. }
         | Request::ListClients { .. }
-        | Request::ListNodes
+        | Request::ListNodes { .. }
         | Request::MayAdminister
         | Request::Disconnect { .. }
-        | Request::ListTopics
         | Request::ObjectCounts => {
             visit(Action::Administer, Resource::Server);
         }

@@ -28,6 +28,7 @@ use crate::shard::inbox::{CommandBatch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shard::journal::ShardJournal;
 use crate::shard::peers::PeerShards;
 use crate::shard::staging::Staging;
+use crate::shard::statistics::Statistics;
 use crate::stats::counters::CloseReason;
 use crate::storage::body_reader::ReadRequest;
 use crate::storage::journal_writer::JournalWriter;
@@ -54,6 +55,7 @@ pub(crate) struct Engine {
     peers: PeerShards,
     journal: ShardJournal,
     declarations: Declarations,
+    statistics: Statistics,
     /// Why the shard takes no durable messages although its journal works.
     refusal: Option<Box<str>>,
     /// The broker has more to deliver at once.
@@ -81,6 +83,7 @@ impl Engine {
             congested: Vec::new(),
             journal: ShardJournal::default(),
             declarations: Declarations::default(),
+            statistics: Statistics::default(),
             refusal: None,
             more: false,
             fences: Vec::new(),
@@ -259,10 +262,7 @@ impl Engine {
                 self.broker.declare_for(&client, id, &declaration, now, &mut self.effects);
             }
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
-            Urgent::ShardStats(reply) => {
-                // The caller may have gone; then nothing needs the answer.
-                let _ = reply.send(self.broker.stats(now));
-            }
+            Urgent::ShardStats(limit, reply) => self.statistics.ask(limit, reply),
             Urgent::Queue(queue, reply) => {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(self.broker.queue(&queue).map(Box::new));
@@ -359,7 +359,7 @@ impl Engine {
         // Storing a message may cause no effect, but still produces history.
         self.journal.write(&mut self.broker, &self.hub);
         // Checked last, because a transfer creates work too.
-        self.more = self.broker.has_work();
+        self.more = self.broker.has_work() | self.statistics.advance(&mut self.broker, now);
     }
 
     fn carry_out(&mut self, now: Timestamp) {

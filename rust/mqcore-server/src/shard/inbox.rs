@@ -81,8 +81,8 @@ pub(crate) enum Urgent {
     Router(RouterName, Option<Box<RouterDefinition>>),
     /// The program declares something of this shard.
     Declare(Declaration, DeclarationReply),
-    /// A request for a snapshot.
-    ShardStats(oneshot::Sender<ShardStats>),
+    /// A request for statistics whose lists have at most this many entries.
+    ShardStats(usize, oneshot::Sender<ShardStats>),
     /// A request for the state of a queue; `None` if it does not exist.
     Queue(QueueAddress, oneshot::Sender<Option<Box<QueueInformation>>>),
     /// A request for up to so many waiting messages of a queue.

@@ -2,7 +2,7 @@
 //!
 //! Each metric is a row of a table: name, kind, help, and the function that reads its samples. Labels are bounded:
 //! protocols, reasons and outcomes are closed sets; queues appear only on request, and then at most
-//! [`QUEUES_MAX`](queues::QUEUES_MAX) of them. Each protocol adds metrics of its own.
+//! [`QUEUES_MAX`] of them. Each protocol adds metrics of its own.
 //!
 //! | module | tables |
 //! |---|---|
@@ -14,6 +14,8 @@
 //! | `nodes` | links to other brokers |
 //! | `storage` | journals, history, archive |
 
+pub(crate) use queues::QUEUES_MAX;
+
 mod connections;
 mod limits;
 mod messages;
@@ -24,18 +26,19 @@ mod storage;
 
 use std::fmt::{self, Display, Write as _};
 
-use mqcore_broker::model::stats::ShardStats;
+use mqcore_broker::model::stats::{QueueStats, ShardStats};
 use mqcore_limiter::time::Nanos;
 use mqcore_session::protocol::MetricFamily;
 
 use crate::hub::Hub;
-use crate::stats::snapshot::Totals;
+use crate::stats::snapshot;
 
 /// The sources of metrics.
 struct MetricSources<'a> {
     hub: &'a Hub,
     snapshot: &'a ShardStats,
-    totals: Totals,
+    /// Counters of all queues, including removed ones.
+    queue_stats: QueueStats,
     uptime_seconds: f64,
 }
 
@@ -105,7 +108,8 @@ const TABLES: &[Table] = &[
 
 /// The whole page. `per_queue` adds metrics of single queues.
 pub(crate) fn render(hub: &Hub, snapshot: &ShardStats, uptime_seconds: f64, per_queue: bool) -> String {
-    let source = MetricSources { hub, snapshot, totals: Totals::of(snapshot), uptime_seconds };
+    let source =
+        MetricSources { hub, snapshot, queue_stats: snapshot::queue_stats(snapshot), uptime_seconds };
     let mut page = String::with_capacity(16 * 1024);
     for table in TABLES.iter().filter(|table| (table.applies)(&source)) {
         write_table(&mut page, table.metrics, &source);

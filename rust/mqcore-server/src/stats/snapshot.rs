@@ -5,19 +5,20 @@ use mqcore_broker::model::id::{QueueAddress, RouterName};
 use mqcore_broker::model::location::{Locations, MessageQuery};
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::stats::{
-    BodyStats, QueueInformation, QueueStats, RouterCounts, ShardStats, TopicStats, WaitingMessage,
+    BodyStats, QueueInformation, QueueStats, RouterCounts, ShardStats, WaitingMessage,
 };
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
 
-/// Asks every shard, and combines the answers. Shards that have stopped add nothing.
-pub(crate) async fn take(hub: &Hub) -> ShardStats {
+/// Asks every shard, and combines the answers. Each list of a shard has at most `limit` entries, the first ones by name or id.
+/// Shards that have stopped add nothing.
+pub(crate) async fn take(hub: &Hub, limit: usize) -> ShardStats {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
         let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::ShardStats(reply));
+        shard.send_urgent(Urgent::ShardStats(limit, reply));
         replies.push(answer);
     }
     let mut joined = ShardStats::default();
@@ -86,8 +87,11 @@ pub(crate) async fn waiting_for_handlers(hub: &Hub) -> Option<Vec<(QueueAddress,
 fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     // Destructured, so that a new field cannot be forgotten here.
     let ShardStats {
+        counts,
+        totals,
         channels,
         queues,
+        without_handler,
         clients,
         nodes,
         refused,
@@ -98,6 +102,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         bodies,
         unsaved_bytes,
         topics,
+        topic_totals,
         retired_topics,
         topics_rejected,
         creations_rejected,
@@ -105,15 +110,18 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         routers,
         router_counts,
     } = snapshot;
+    joined.counts.add(&counts);
+    joined.totals.add(&totals);
     joined.channels.extend(channels);
     joined.queues.extend(queues);
+    joined.without_handler.extend(without_handler);
     joined.clients.extend(clients);
     joined.nodes.extend(nodes);
     joined.refused += refused;
     joined.unknown_acks += unknown_acks;
     joined.questions_open += questions_open;
     joined.answers_late += answers_late;
-    add_stats(&mut joined.retired, &retired);
+    joined.retired.add(&retired);
     let BodyStats { memory_bytes, evicted, loaded, unreadable } = bodies;
     joined.bodies.memory_bytes += memory_bytes;
     joined.bodies.evicted += evicted;
@@ -121,6 +129,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     joined.bodies.unreadable += unreadable;
     joined.unsaved_bytes += unsaved_bytes;
     joined.topics.extend(topics);
+    joined.topic_totals.add(&topic_totals);
     joined.retired_topics.add(&retired_topics);
     joined.topics_rejected += topics_rejected;
     joined.creations_rejected += creations_rejected;
@@ -134,87 +143,15 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     }
 }
 
-/// Adds the counters of `stats` to those of `sum`. Of two times, the later remains.
-pub(crate) fn add_stats(sum: &mut QueueStats, stats: &QueueStats) {
-    // Destructured, so that a new counter cannot be forgotten here.
-    let QueueStats {
-        received,
-        sent,
-        deliveries,
-        acks,
-        negative_acks,
-        timed_out,
-        saved,
-        save_failed,
-        removed,
-        requeued,
-        dead_lettered,
-        errors,
-        dropped,
-        last_received_ms,
-        last_sent_ms,
-    } = stats;
-    sum.received += received;
-    sum.sent += sent;
-    sum.deliveries += deliveries;
-    sum.acks += acks;
-    sum.negative_acks += negative_acks;
-    sum.timed_out += timed_out;
-    sum.saved += saved;
-    sum.save_failed += save_failed;
-    sum.removed += removed;
-    sum.requeued += requeued;
-    sum.dead_lettered += dead_lettered;
-    sum.errors += errors;
-    for (sum, dropped) in sum.dropped.iter_mut().zip(dropped) {
-        *sum += dropped;
-    }
-    sum.last_received_ms = sum.last_received_ms.max(*last_received_ms);
-    sum.last_sent_ms = sum.last_sent_ms.max(*last_sent_ms);
-}
-
 /// The counters of a router.
 pub(crate) fn router_counts(snapshot: &ShardStats, name: &RouterName) -> RouterCounts {
     let found = snapshot.router_counts.iter().find(|(known, _)| known == name);
     found.map(|(_, counts)| counts.clone()).unwrap_or_default()
 }
 
-/// Sums over queues and topics. Counters include deleted ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Totals {
-    /// Stored and not in flight.
-    pub(crate) ready: u64,
-    /// How many of those wait for the time of their next delivery.
-    pub(crate) delayed: u64,
-    /// Queues whose delivery handler is not registered.
-    pub(crate) queues_without_handler: u64,
-    /// Delivered and not settled.
-    pub(crate) in_flight: u64,
-    /// Waiting for a handler.
-    pub(crate) undecided: u64,
-    /// Bytes of all of these.
-    pub(crate) memory_bytes: u64,
-    /// Counters.
-    pub(crate) stats: QueueStats,
-    /// Counters of topics, including removed ones.
-    pub(crate) topics: TopicStats,
-}
-
-impl Totals {
-    pub(crate) fn of(snapshot: &ShardStats) -> Self {
-        let mut totals = Self { stats: snapshot.retired, topics: snapshot.retired_topics, ..Self::default() };
-        for topic in &snapshot.topics {
-            totals.topics.add(&topic.stats);
-        }
-        for queue in &snapshot.queues {
-            totals.ready += queue.high_priority + queue.normal;
-            totals.delayed += queue.delayed;
-            totals.queues_without_handler += u64::from(queue.missing_handler.is_some());
-            totals.in_flight += queue.in_flight;
-            totals.undecided += queue.undecided;
-            totals.memory_bytes += queue.memory_bytes;
-            add_stats(&mut totals.stats, &queue.stats);
-        }
-        totals
-    }
+/// The counters of all queues, including removed ones.
+pub(crate) fn queue_stats(snapshot: &ShardStats) -> QueueStats {
+    let mut stats = snapshot.retired;
+    stats.add(&snapshot.totals.stats);
+    stats
 }

@@ -39,6 +39,10 @@ pub(super) fn append_page(page: Reply, max: usize, list: &mut Vec<u8>) -> Option
             append(clients.items.iter().map(Client::from), list);
             clients.next
         }
+        Reply::Nodes(nodes) => {
+            append(nodes.items.iter().map(Node::from), list);
+            nodes.next
+        }
         _ => None,
     }
 }
@@ -63,20 +67,18 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
     match reply {
         // Replies that only other protocols request have no body here.
         Reply::Done
-        | Reply::Topics(_)
-        | Reply::TopicBindings(_)
-        | Reply::Subscribers(_)
         | Reply::Published(_)
         | Reply::JoinedQueues(_)
         | Reply::ObjectCounts(_)
         | Reply::Declared(_) => Vec::new(),
         // Answered in pages.
-        Reply::Channels(_) | Reply::Queues(_) | Reply::Clients(_) | Reply::Routers(_) => Vec::new(),
+        Reply::Channels(_) | Reply::Queues(_) | Reply::Clients(_) | Reply::Nodes(_) | Reply::Routers(_) => {
+            Vec::new()
+        }
         Reply::Channel(channel) => json(&Channel::from(&**channel)),
         Reply::Queue(queue) => json(&Queue::from(&**queue)),
         Reply::Bindings(bindings) => json(&bindings.iter().map(RouterBinding::from).collect::<Vec<_>>()),
         Reply::RouteTest(test) => json(&Route::from(&**test)),
-        Reply::Nodes(nodes) => json(&nodes.iter().map(Node::from).collect::<Vec<_>>()),
     }
 }
 

@@ -74,7 +74,7 @@ pub(super) fn request(
         O::ClearMessages => Request::ClearQueue { queue: queue(frame)?, clear: cleared(frame.headers) },
         O::QueueInformation => Request::QueueInformation { queue: queue(frame)? },
         O::QueueList => Request::ListQueues { channel: channel(frame)?, page: lists::page(frame)? },
-        O::NodeList => Request::ListNodes,
+        O::NodeList => Request::ListNodes { page: lists::page(frame)? },
         O::ClientList => Request::ListClients { kind: text_filter(frame.target)?, page: lists::page(frame)? },
         O::Disconnect => match str::from_utf8(frame.target).ok().filter(|to| !to.is_empty()) {
             Some(to) => Request::Disconnect { to: ClientPattern::parse(to) },

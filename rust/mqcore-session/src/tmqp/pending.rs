@@ -113,7 +113,7 @@ impl PendingAnswer {
 
 /// Merges two parts: the first rejection wins, lists grow.
 fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Result<Reply, Rejection> {
-    use Reply::{Channels, Clients, Nodes, Queues, Routers, TopicBindings, Topics};
+    use Reply::{Channels, Clients, Nodes, Queues, Routers};
     let joined = match (one?, other?) {
         (Channels(mut all), Channels(more)) => {
             all.merge(more);
@@ -128,20 +128,12 @@ fn join(one: Result<Reply, Rejection>, other: Result<Reply, Rejection>) -> Resul
             Clients(all)
         }
         (Nodes(mut all), Nodes(more)) => {
-            all.extend(more);
+            all.merge(more);
             Nodes(all)
         }
         (Routers(mut all), Routers(more)) => {
             all.merge(more);
             Routers(all)
-        }
-        (Topics(mut all), Topics(more)) => {
-            all.extend(more);
-            Topics(all)
-        }
-        (TopicBindings(mut all), TopicBindings(more)) => {
-            all.extend(more);
-            TopicBindings(all)
         }
         (first, _) => first,
     };

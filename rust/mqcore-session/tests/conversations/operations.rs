@@ -89,7 +89,7 @@ fn every_operation_has_its_request() {
         (606, Request::ListChannels { filter: Some("ch".into()), page: page(250) }),
         (607, Request::ListConsumers { channel: ch(), page: page(1000) }),
         (616, Request::ListQueues { channel: ch(), page: page(1000) }),
-        (621, Request::ListNodes),
+        (621, Request::ListNodes { page: Page::default() }),
         (631, Request::ListClients { kind: Some("ch".into()), page: page(1000) }),
     ] {
         expect(&mut Talk::open(), &encoded(&operation(code, "ch")), &expected);
@@ -418,10 +418,10 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
         lifetime_ms: 7,
     };
     assert_eq!(
-        answer_text(Reply::Nodes(vec![node])),
+        answer_text(Reply::Nodes(vec![node].into())),
         r#"[{"Id":"1","Name":"n","Host":"h","Slave":true,"Connected":false,"Lifetime":7}]"#
     );
-    assert_eq!(answer_text(Reply::Nodes(Vec::new())), "[]");
+    assert_eq!(answer_text(Reply::Nodes(Vec::new().into())), "[]");
     assert_eq!(answer_text(Reply::Done), "");
 }
 

@@ -483,7 +483,7 @@ fn reply(how: u8, now: Timestamp) -> Reply {
         6 => Reply::Queues(vec![queue()].into()),
         7 => Reply::Clients(vec![ClientInformation { client: client("x", now), online_ms: 1 }].into()),
         8 => Reply::Channels(ListPage { items: vec![channel()], next: Some("ch".into()) }),
-        _ => Reply::Nodes(Vec::new()),
+        _ => Reply::Nodes(Vec::new().into()),
     }
 }
 

@@ -9,7 +9,7 @@ pub(super) const METRICS: &[Metric] = &[
         "mqcore_messages_total",
         "Messages, by what happened to them; out counts deliveries.",
         |source, samples| {
-            let stats = &source.totals.stats;
+            let stats = &source.queue_stats;
             for (outcome, count) in [
                 ("in", stats.received),
                 ("out", stats.deliveries),
@@ -31,45 +31,45 @@ pub(super) const METRICS: &[Metric] = &[
         "Dropped messages, by reason; slow counts deliveries.",
         |source, samples| {
             for reason in DropReason::ALL {
-                let count = source.totals.stats.dropped[reason as usize];
+                let count = source.queue_stats.dropped[reason as usize];
                 samples.labeled("reason", reason.as_str(), count);
             }
         },
     ),
     gauge("mqcore_messages_ready", "Messages that wait in queues for a consumer.", |source, samples| {
-        samples.value(source.totals.ready)
+        samples.value(source.snapshot.totals.ready)
     }),
     gauge(
         "mqcore_messages_delayed",
         "Messages that wait in queues for the time of their next delivery; included in ready.",
-        |source, samples| samples.value(source.totals.delayed),
+        |source, samples| samples.value(source.snapshot.totals.delayed),
     ),
     gauge(
         "mqcore_messages_unacked",
         "Deliveries in flight: delivered and not settled.",
-        |source, samples| samples.value(source.totals.in_flight),
+        |source, samples| samples.value(source.snapshot.totals.in_flight),
     ),
     gauge(
         "mqcore_messages_undecided",
         "Messages that wait for the decision of a handler.",
-        |source, samples| samples.value(source.totals.undecided),
+        |source, samples| samples.value(source.snapshot.totals.undecided),
     ),
     gauge(
         "mqcore_messages_bytes",
         "Bytes of messages that are ready, in flight or undecided.",
-        |source, samples| samples.value(source.totals.memory_bytes),
+        |source, samples| samples.value(source.snapshot.totals.memory_bytes),
     ),
-    gauge("mqcore_channels", "Channels.", |source, samples| samples.value(source.snapshot.channels.len())),
-    gauge("mqcore_queues", "Queues.", |source, samples| samples.value(source.snapshot.queues.len())),
+    gauge("mqcore_channels", "Channels.", |source, samples| samples.value(source.snapshot.counts.channels)),
+    gauge("mqcore_queues", "Queues.", |source, samples| samples.value(source.snapshot.counts.queues)),
     gauge(
         "mqcore_queues_without_handler",
         "Queues that neither accept nor deliver messages, because their delivery handler is not registered.",
-        |source, samples| samples.value(source.totals.queues_without_handler),
+        |source, samples| samples.value(source.snapshot.totals.without_handler),
     ),
     gauge(
         "mqcore_clients",
         "Clients that are connected and have introduced themselves.",
-        |source, samples| samples.value(source.snapshot.clients.len()),
+        |source, samples| samples.value(source.snapshot.counts.clients),
     ),
     gauge(
         "mqcore_bodies_memory_bytes",
@@ -102,7 +102,7 @@ pub(super) const METRICS: &[Metric] = &[
         |source, samples| samples.value(source.snapshot.unknown_acks),
     ),
     gauge("mqcore_topics", "Topics with a subscriber, a binding or a recent publish.", |source, samples| {
-        samples.value(source.snapshot.topics.len())
+        samples.value(source.snapshot.counts.topics)
     }),
     counter(
         "mqcore_topic_subscriptions_rejected_total",
@@ -123,7 +123,7 @@ pub(super) const METRICS: &[Metric] = &[
         "mqcore_topic_messages_total",
         "Messages of topics; out counts deliveries, copied counts copies for bound queues.",
         |source, samples| {
-            let stats = &source.totals.topics;
+            let stats = &source.snapshot.topic_totals;
             samples.labeled("outcome", "in", stats.published);
             samples.labeled("outcome", "out", stats.delivered);
             samples.labeled("outcome", "copied", stats.copied);
@@ -133,12 +133,12 @@ pub(super) const METRICS: &[Metric] = &[
         "mqcore_topic_messages_dropped_total",
         "Dropped messages of topics, by reason; slow counts deliveries.",
         |source, samples| {
-            let stats = &source.totals.topics;
+            let stats = &source.snapshot.topic_totals;
             samples.labeled("reason", DropReason::NoConsumer.as_str(), stats.dropped_no_consumer);
             samples.labeled("reason", DropReason::Slow.as_str(), stats.dropped_slow);
         },
     ),
-    gauge("mqcore_routers", "Routers.", |source, samples| samples.value(source.snapshot.routers.len())),
+    gauge("mqcore_routers", "Routers.", |source, samples| samples.value(source.snapshot.counts.routers)),
     counter(
         "mqcore_router_messages_total",
         "Messages of routers, by what happened to them; no-consumer: no binding accepted them; late: the handler of the router \

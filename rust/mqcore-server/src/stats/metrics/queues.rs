@@ -5,7 +5,7 @@ use mqcore_broker::model::stats::QueueInformation;
 use super::{Metric, MetricSources, Samples, counter, gauge};
 
 /// Maximum queues listed.
-pub(super) const QUEUES_MAX: usize = 500;
+pub(crate) const QUEUES_MAX: usize = 500;
 
 pub(super) const METRICS: &[Metric] = &[
     gauge("mqcore_queue_ready", "Messages that wait in the queue for a consumer.", |source, samples| {

@@ -1,0 +1,44 @@
+//! Statistics of a shard, collected in small steps between which the shard does its other work.
+
+use std::collections::VecDeque;
+
+use mqcore_broker::model::stats::ShardStats;
+use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::shard::Broker;
+use mqcore_broker::shard::stats::StatsCollection;
+use tokio::sync::oneshot;
+
+/// Requests for statistics, answered one after the other.
+#[derive(Default)]
+pub(crate) struct Statistics {
+    collecting: Option<(StatsCollection, oneshot::Sender<ShardStats>)>,
+    waiting: VecDeque<(usize, oneshot::Sender<ShardStats>)>,
+}
+
+impl Statistics {
+    /// Adds a request for lists of at most `limit` entries.
+    pub(crate) fn ask(&mut self, limit: usize, reply: oneshot::Sender<ShardStats>) {
+        self.waiting.push_back((limit, reply));
+    }
+
+    /// Takes one step. Returns whether there is another one to take.
+    pub(crate) fn advance(&mut self, broker: &mut Broker, now: Timestamp) -> bool {
+        // A caller that has gone needs no answer.
+        self.collecting = self.collecting.take().filter(|(_, reply)| !reply.is_closed());
+        while self.collecting.is_none()
+            && let Some((limit, reply)) = self.waiting.pop_front()
+        {
+            if !reply.is_closed() {
+                self.collecting = Some((broker.begin_stats(limit), reply));
+            }
+        }
+        let Some((mut collection, reply)) = self.collecting.take() else { return false };
+        if broker.continue_stats(&mut collection, now) {
+            // The caller may have gone meanwhile.
+            let _ = reply.send(collection.into_stats());
+            return !self.waiting.is_empty();
+        }
+        self.collecting = Some((collection, reply));
+        true
+    }
+}
