@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import http.server
+import json
 import socketserver
 import subprocess
 import sys
@@ -211,6 +212,64 @@ def test_an_answer_of_more_bytes_than_the_limit_is_refused() -> None:
 
     with answering(answer) as url, pytest.raises(errors.BadAnswer, match="more than 1000 bytes"):
         AdminClient(url).ask("GET", "/", bytes_max=1000)
+
+
+def failing(status: int, body: bytes) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    """Answer each request with an error."""
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "members"),
+    [
+        ("unauthorized", errors.Unauthorized, {"code": 401}),
+        ("forbidden", errors.Unauthorized, {"code": 401}),
+        ("not-found", errors.NotFound, {"code": 404}),
+        ("busy", errors.Busy, {"code": 503}),
+        ("not-saved", errors.Nacked, {"reason": "not-saved"}),
+        ("stopping", errors.ConnectionLost, {"sent": False}),
+        ("another", errors.BadAnswer, {}),
+    ],
+)
+def test_error_of_the_admin_side_is_an_exception_with_its_code(
+    code: str, kind: type[errors.MqcoreError], members: dict[str, object]
+) -> None:
+    body = json.dumps({"error": {"code": code, "message": "the reason"}}).encode()
+    with answering(failing(500, body)) as url, pytest.raises(kind, match="the reason") as raised:
+        admin.errors(url)
+    assert type(raised.value) is kind
+    assert {name: getattr(raised.value, name) for name in members} == members
+
+
+@pytest.mark.parametrize("body", [b"", b"no JSON", b"[]", b'{"error": "text"}', b'{"error": {"code": "busy"}}'])
+def test_error_in_another_form_is_a_bad_answer(body: bytes) -> None:
+    with (
+        answering(failing(503, body)) as url,
+        pytest.raises(errors.BadAnswer, match="answers 503, but not like the admin side of a broker"),
+    ):
+        admin.errors(url)
+
+
+def test_error_of_more_than_a_mebibyte_is_a_bad_answer() -> None:
+    body = json.dumps({"error": {"code": "busy", "message": "x" * (1 << 20)}}).encode()
+    with answering(failing(503, body)) as url, pytest.raises(errors.BadAnswer, match="answers 503"):
+        admin.errors(url)
+
+
+def test_certificate_that_is_not_verified_is_logged(
+    secure: mqcore.Broker, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = admin_url(secure)
+    assert admin.errors(url, tls=TLSConfig(ca=authority.ca)) == ()
+    assert "without verifying" not in caplog.text
+    assert admin.errors(url, tls=TLSConfig(dangerously_accept_any_certificate=True)) == ()
+    assert f"connected to {url} without verifying its certificate" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import queue
 import threading
@@ -207,6 +208,41 @@ def test_a_method_that_is_misspelt_or_takes_other_arguments_is_rejected_when_reg
         mq.event_handlers["a"] = mqcore.DeliveryHandler()  # type: ignore[assignment]
     with pytest.raises(TypeError, match=r"subclass of mqcore\.Authenticator"):
         mq.authenticators["a"] = Recorder()  # type: ignore[assignment]
+
+
+METHODS = {
+    name: len(inspect.signature(method).parameters) - 1
+    for name, method in vars(mqcore.EventHandler).items()
+    if inspect.isfunction(method) and not name.startswith("_")
+}
+"""The documented methods with their numbers of arguments."""
+
+
+def taking(name: str, arguments: int) -> mqcore.EventHandler:
+    """A handler whose method takes so many arguments."""
+    names = ", ".join(f"argument{number}" for number in range(arguments))
+    method = eval(f"lambda self, {names}: None")
+    return type("Counted", (mqcore.EventHandler,), {name: method})()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_of_an_event_handler_takes_its_arguments(name: str) -> None:
+    mq = Broker()
+    handler = mq.event_handlers["a"] = taking(name, METHODS[name])
+    assert mq.event_handlers["a"] is handler
+    for other in (METHODS[name] - 1, METHODS[name] + 1):
+        with pytest.raises(TypeError, match=f"{name} cannot be called with its {METHODS[name]} arguments"):
+            mq.event_handlers["b"] = taking(name, other)
+    assert list(mq.event_handlers) == ["a"]
+
+
+def test_key_of_a_handler_is_not_empty() -> None:
+    mq = Broker()
+    with pytest.raises(mqcore.errors.ConfigError, match="the key of an event handler has at least one character"):
+        mq.event_handlers[""] = mqcore.EventHandler()
+    with pytest.raises(KeyError):
+        mq.event_handlers["a"]
+    assert len(mq.event_handlers) == 0
 
 
 @pytest.mark.parametrize(
