@@ -370,7 +370,15 @@ def modules_of(target: str) -> list[Path]:
 
 
 def run_python(
-    target: str, count: int, seed: int, only: list[int], added: list[str], record: Path | None, processes: int
+    target: str,
+    count: int,
+    seed: int,
+    only: list[int],
+    added: list[str],
+    record: Path | None,
+    processes: int,
+    *,
+    near: bool,
 ) -> tuple[int, list[Mutant]]:
     """Runs a sample of a target, or its mutants with the numbers `only`; returns how many ran, and the survivors."""
     everything = [
@@ -397,7 +405,7 @@ def run_python(
         for number, mutant in numbered:
             running = reach.tests_of(mutant)
             first = quickest(running, durations)
-            rest = [test for test in running if test not in first]
+            rest = [] if near else [test for test in running if test not in first]
             by = project.failure(mutant, first, durations, 0) or project.failure(mutant, rest, durations, processes)
             where = f"{mutant.module.relative_to(ROOT)}:{mutant.line}"
             verdict = f"SURVIVED {where}: {mutant.change}  ({len(running)} tests)"
@@ -425,9 +433,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path, help="directory for which tests run which lines (default: no directory)")
     parser.add_argument("--processes", type=int, default=3, help="processes that run tests (default 3)")
     parser.add_argument("--jobs", type=int, default=1, help="mutants of crates that run at a time (default 1)")
-    parser.add_argument(
-        "--near", action="store_true", help="mutants of crates meet only the nearest tests, which is quick"
-    )
+    parser.add_argument("--near", action="store_true", help="mutants meet only the nearest tests, which is quick")
     parser.add_argument(
         "--again", type=Path, metavar="OUTPUT", help="run the mutants of crates that survived in this output, no sample"
     )
@@ -444,7 +450,14 @@ def main() -> int:
     for target in targets:
         if target in PYTHON:
             size, survivors = run_python(
-                target, given.count, given.seed, given.only, given.tests, given.record, given.processes
+                target,
+                given.count,
+                given.seed,
+                given.only,
+                given.tests,
+                given.record,
+                given.processes,
+                near=given.near,
             )
             scores.append((target, size, len(survivors)))
     options = {"processes": given.processes, "jobs": given.jobs, "near": given.near, "again": given.again}
