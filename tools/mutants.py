@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import itertools
 import json
 import os
 import random
@@ -24,9 +25,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, quickest
 from rust_runs import run_crates
@@ -141,14 +142,24 @@ OPERATORS: Final[dict[type[ast.operator], type[ast.operator]]] = {ast.Add: ast.S
 
 @dataclass(frozen=True)
 class Mutant:
-    """One defect in one module: `source` is the whole module with it."""
+    """One defect in one module."""
 
     module: Path
     line: int
     change: str
-    source: str
+    place: int
+    """Its number among all places of the module."""
     function: range
     """The lines of the innermost function around it; none if it is in no function."""
+
+    def source(self) -> str:
+        """The module with the defect."""
+        tree = ast.parse(self.module.read_text(encoding="utf-8"))
+        parent, name, index = next(itertools.islice(places(tree), self.place, None))
+        new = changed(child_of(parent, name, index))
+        assert new is not None
+        put(parent, name, index, new)
+        return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def changed(node: ast.AST) -> ast.AST | None:
@@ -212,20 +223,22 @@ def mutants_of(module: Path) -> list[Mutant]:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    for parent, name, index in list(places(tree)):
-        field = getattr(parent, name)
-        old = field if index is None else field[index]
+    for place, (parent, name, index) in enumerate(places(tree)):
+        old = child_of(parent, name, index)
         new = changed(old)
         if new is None:
             continue
-        put(parent, name, index, new)
-        source = ast.unparse(ast.fix_missing_locations(tree))
-        put(parent, name, index, old)
         line = getattr(old, "lineno", getattr(parent, "lineno", 1))
         change = f"{first_line(old)}  ->  {first_line(new)}"
         around = [lines for lines in functions if line in lines]
-        found.append(Mutant(module, line, change, source, min(around, key=len, default=range(0))))
+        found.append(Mutant(module, line, change, place, min(around, key=len, default=range(0))))
     return found
+
+
+def child_of(parent: ast.AST, name: str, index: int | None) -> ast.AST:
+    """The child at a place."""
+    child: Any = getattr(parent, name)
+    return child if index is None else child[index]  # type: ignore[no-any-return]
 
 
 def put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
@@ -254,6 +267,8 @@ class Reach:
     """Seconds of each test."""
     lines: dict[str, dict[str, set[str]]]
     """Names of the tests that run each line of a module."""
+    files: set[str] = field(default_factory=set)
+    """The files of tests that were run, also those whose tests are all skipped."""
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that run the line of a mutant, the quickest first. A line that no test runs by itself may be a
@@ -273,7 +288,9 @@ class Reach:
     def save(self, path: Path) -> None:
         """Writes a file that `load` reads."""
         lines = {module: {line: sorted(tests) for line, tests in each.items()} for module, each in self.lines.items()}
-        path.write_text(json.dumps({"durations": self.durations, "lines": lines}), encoding="utf-8")
+        path.write_text(
+            json.dumps({"durations": self.durations, "lines": lines, "files": sorted(self.files)}), encoding="utf-8"
+        )
 
     @classmethod
     def load(cls, path: Path) -> Reach:
@@ -283,11 +300,13 @@ class Reach:
         return cls(
             found["durations"],
             {module: {line: set(tests) for line, tests in each.items()} for module, each in lines},
+            set(found["files"]),
         )
 
     def add(self, other: Reach) -> None:
         """Adds what later runs have recorded."""
         self.durations.update(other.durations)
+        self.files.update(other.files)
         for module, each in other.lines.items():
             for line, tests in each.items():
                 self.lines.setdefault(module, {}).setdefault(line, set()).update(tests)
@@ -314,7 +333,8 @@ class PythonCopy(Copy):
         outcome = self.run(tests, processes, None, variables)
         if not outcome.passed:
             print(f"left out, because they fail without a mutant: {' '.join(outcome.why)}", flush=True)
-        reach = Reach({test: each for test, each in outcome.durations.items() if test not in outcome.why}, {})
+        passed = {test: each for test, each in outcome.durations.items() if test not in outcome.why}
+        reach = Reach(passed, {}, set(tests))
         named = [entry.partition("\t")[::2] for entry in read_lines(record / "tests")]
         for name, test in [*named, (IMPORT, IMPORT)]:
             for entry in read_lines(record / f"lines.{name}"):
@@ -336,7 +356,7 @@ class PythonCopy(Copy):
         remaining = list(tests)
         while remaining:
             limit = 3 * sum(durations[test] for test in remaining) + 60
-            self.replace(mutant.module, mutant.source)
+            self.replace(mutant.module, mutant.source())
             outcome = self.run(remaining, processes, limit)
             self.replace(mutant.module, mutant.module.read_text(encoding="utf-8"))
             failed = [test for test in outcome.why if test in durations]
@@ -355,8 +375,7 @@ def reach_of(target: str, project: PythonCopy, tests: list[str], processes: int,
     reach = Reach({}, {})
     if record is not None and (path := record / f"{target}.json").exists():
         reach = Reach.load(path)
-    known = {test.partition("::")[0] for test in reach.durations}
-    if missing := [test for test in tests if test.partition("::")[0] not in known]:
+    if missing := [test for test in tests if test not in reach.files]:
         reach.add(project.record(missing, processes, modules_of(target)))
         if record is not None:
             record.mkdir(parents=True, exist_ok=True)
