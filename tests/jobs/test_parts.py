@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import uuid
 from datetime import datetime
 from typing import Any
 
@@ -73,6 +74,14 @@ def test_headers_are_written_as_all_workers_read_them() -> None:
     assert wire.Headers.parse(headers.encode()) == headers
     assert wire.Headers.parse(b"guarantee:false, timeout:-1,retry-count:x,attempt:2") == wire.Headers(attempt=2)
     assert wire.Headers().encode() == b""
+
+
+def test_ids_of_messages_have_the_form_of_uuids_and_are_not_repeated() -> None:
+    ids = [wire.new_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert [str(uuid.UUID(id_)) for id_ in ids] == ids
+    other = wire._Ids()
+    assert other()[:24] != ids[0][:24]
 
 
 def test_a_job_has_all_members_that_the_original_wants() -> None:

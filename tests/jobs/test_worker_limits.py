@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -9,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from job_processes import broker_url, lines_of, until_lines, working
 from mqcore import errors
+from mqcore.jobs import Jobs, Worker
 from served import serving, wait_until
 
 Tasks = Callable[[str], Any]
@@ -92,3 +95,29 @@ def test_unguaranteed_job_that_waits_for_its_time_runs_before_a_draining_worker_
         assert worker.process.wait(10) == 0
         assert time.monotonic() - began < 10
     assert lines_of(trace) == ["now", "later"]
+
+
+def test_worker_sends_its_first_heartbeat_after_three_seconds_however_often_it_hears_the_broker() -> None:
+    version = b"eMQP/1.0"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        router.setsockopt(zmq.RCVTIMEO, 20_000)
+        router.setsockopt(zmq.LINGER, 0)
+        worker = Worker(Jobs(f"emqp://127.0.0.1:{port}"), pool="thread", concurrency=1, drain_timeout=0)
+        began = time.monotonic()
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            identity, _, _, command, join_id, *_ = router.recv_multipart()
+            assert command == b"INFORM"
+            router.send_multipart([identity, b"", version, b"ACK", b"1", join_id])
+            assert router.recv_multipart()[3] == b"READY"
+            for _ in range(20):
+                router.send_multipart([identity, b"", version, b"HEARTBEAT", b"2", b"0"])
+            assert router.recv_multipart()[3] == b"HEARTBEAT"
+            assert time.monotonic() - began >= 2.9
+        finally:
+            worker.stop()
+            worker.stop()
+            thread.join(20)
+    assert not thread.is_alive()

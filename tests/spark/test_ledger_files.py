@@ -177,6 +177,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     fsync, link, replace = os.fsync, os.link, os.replace
 
     def note_fsync(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size > 0, "what is not written yet is not synced"
         calls.append(("sync", Path(f"/proc/self/fd/{descriptor}").readlink().name))
         fsync(descriptor)
 
