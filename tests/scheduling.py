@@ -18,6 +18,7 @@ GROUPS = {
     ),
     # These need no session.
     "spark ledger": (
+        "spark/test_charts.py",
         "spark/test_ledger.py",
         "spark/test_ledger_publisher.py",
         "spark/test_options.py",

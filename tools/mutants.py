@@ -32,8 +32,8 @@ from typing import Any, Final
 from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, quickest
 from rust_runs import run_crates
 
-SPARK: Final = ("bundle", "jvm", "ledger*", "options", "origin", "rows", "sink", "source", "stream")
-PIPELINES: Final = ("compact", "features", "letters_limits_sessions", "pipelines", "reports")
+SPARK: Final = ("bundle", "jvm", "ledger*", "options", "origin", "readers", "rows", "sink", "source", "stream")
+PIPELINES: Final = ("charts", "compact", "features", "letters_limits_sessions", "pipelines", "reports")
 ANSWERING: Final = ("answering", "broker_calls", "handler_loop", "raised")
 # The modules and the tests of each target. Of `sync`, two modules are generated: their tests run what is generated.
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
