@@ -122,6 +122,17 @@ def test_jobs_that_cannot_load_end_the_worker_instead_of_being_tried_for_ever(ur
     assert "could not load once:jobs: RuntimeError: not here" in result.stderr.splitlines()[-1]
 
 
+def test_processes_that_die_while_they_start_end_the_worker_after_the_third(url: str, tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(
+        "import multiprocessing, os\nfrom mqcore.jobs import Jobs\njobs = Jobs()\n"
+        "if multiprocessing.parent_process() is not None:\n    os._exit(3)\n"
+    )
+    result = mqcore("worker", "once:jobs", "--concurrency", "1", url=url, cwd=tmp_path)
+    assert result.returncode == 2
+    why = "3 worker processes in a row died while starting; the last one ended with code 3"
+    assert why in result.stderr.splitlines()[-1]
+
+
 def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tmp_path: Path) -> None:
     end = tmp_path / "end"
     with working(url, "--pool", "process", "--concurrency", "1"), Jobs(url) as sender:

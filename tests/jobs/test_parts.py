@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import multiprocessing
 import random
+import sys
+import types
 import uuid
 from datetime import datetime
 from typing import Any
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mqcore import errors
 from mqcore.cli.worker import split_queues
-from mqcore.jobs import Backoff, Jobs, current, wire
+from mqcore.jobs import Backoff, Jobs, Worker, current, signature, wire
 from mqcore.jobs.address import parse
+from mqcore.jobs.pool import child
 
 
 def test_an_address_names_all_sockets() -> None:
@@ -192,3 +198,74 @@ def test_queues_are_read_with_their_weights() -> None:
 def test_outside_of_a_job_there_is_none() -> None:
     with pytest.raises(LookupError, match="no job is running"):
         current()
+
+
+def test_pydantic_models_are_arguments_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    # pydantic is not a dependency; this class has the parts that mqcore uses.
+    class BaseModel:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __eq__(self, other: object) -> bool:
+            return type(self) is type(other) and vars(self) == vars(other)
+
+        __hash__ = None  # type: ignore[assignment]
+
+        @classmethod
+        def model_validate(cls, value: Any) -> Any:
+            if not isinstance(value["number"], int):
+                raise ValueError("number is an integer")
+            return cls(value["number"])
+
+        def model_dump(self, *, mode: str) -> dict[str, int]:
+            assert mode == "json"
+            return {"number": self.number}
+
+    module = types.ModuleType("pydantic")
+    monkeypatch.setattr(module, "BaseModel", BaseModel, raising=False)
+    monkeypatch.setitem(sys.modules, "pydantic", module)
+
+    def function(order):  # type: ignore[no-untyped-def]
+        return order
+
+    function.__annotations__ = {"order": BaseModel, "return": BaseModel}
+    known = signature.Signature(function)
+    args, kwargs = signature.encode_arguments([BaseModel(7)], {})
+    assert (args, kwargs) == (b'[{"number":7}]', b"{}")
+    assert known.decode(args, kwargs) == ([BaseModel(7)], {})
+    assert known.decode_result(signature.encode_value(BaseModel(8))) == BaseModel(8)
+    with pytest.raises(errors.BodyError, match="the argument 'order' has the wrong type: number is an integer"):
+        known.decode(b'[{"number":"x"}]', b"{}")
+
+
+def test_counts_of_a_worker_begin_at_zero() -> None:
+    assert dataclasses.astuple(Worker(Jobs(), pool="thread").counts) == (0, 0, 0, 0, 0)
+
+
+def test_process_of_a_pool_ends_by_itself_when_the_worker_closes_its_pipe() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    pipe, theirs = spawn.Pipe()
+    process = spawn.Process(target=child.main, args=(theirs, ("mqcore.jobs.imports", "NOTHING"), ()), daemon=True)
+    process.start()
+    theirs.close()
+    assert pipe.poll(30)
+    assert pipe.recv_bytes() == child.READY
+    pipe.close()
+    process.join(30)
+    assert process.exitcode == 0
+
+
+def test_sending_more_than_the_buffer_holds_to_a_broker_that_does_not_read_is_busy() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.RCVHWM, 1)
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        jobs = Jobs(f"emqp://127.0.0.1:1?frontend={port}", timeout=0.2)
+
+        def fill() -> None:
+            for _ in range(40_000):
+                jobs.send("shop.send", ["x" * 4000], result=False)
+
+        with pytest.raises(errors.Busy, match=r"accepted no job within 0\.2 s"):
+            fill()
+        jobs.close(0)
