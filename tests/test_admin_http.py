@@ -204,6 +204,23 @@ def test_an_answer_that_breaks_off_is_a_lost_connection() -> None:
         admin.errors(url)
 
 
+@pytest.mark.parametrize("excess", [0, 1])
+def test_answer_has_at_most_8_mebibytes(excess: int) -> None:
+    content = b'{"errors": []}'
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.wfile.write(content + b" " * ((8 << 20) + excess - len(content)))
+
+    with answering(answer) as url:
+        if not excess:
+            assert admin.errors(url) == ()
+            return
+        with pytest.raises(errors.BadAnswer, match="more than 8388608 bytes"):
+            admin.errors(url)
+
+
 def test_an_answer_of_more_bytes_than_the_limit_is_refused() -> None:
     def answer(request: http.server.BaseHTTPRequestHandler) -> None:
         request.send_response(200)

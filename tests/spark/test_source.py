@@ -44,6 +44,11 @@ def fingerprint(directory: Path) -> dict[str, str]:
     }
 
 
+def test_session_has_the_given_master_and_its_settings(spark: SparkSession) -> None:
+    assert spark.sparkContext.master == "local[2,4]"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
 def test_every_message_is_a_row_once_wherever_it_stands_and_nothing_is_changed(
     spark: SparkSession, recorded: Recorded
 ) -> None:
