@@ -250,3 +250,10 @@ def test_exception_in_progress_stops_reading(data_dir: Path) -> None:
 
     with pytest.raises(InterruptedError, match="0 0 "):
         journal.verify(data_dir, progress=enough)
+
+
+def test_listing_counts_nothing_that_it_is_not_given() -> None:
+    listing = mqcore.journal.Listing(2, (), 3)
+    assert (listing.shards, listing.definitions) == (2, 3)
+    assert (listing.limits, listing.schedules, listing.runs, listing.forwards) == (0, 0, 0, 0)
+    assert (listing.records, listing.live, listing.bytes) == (0, 0, 0)

@@ -183,6 +183,20 @@ def test_killed_and_resumed_nothing_is_lost_and_what_comes_twice_has_the_same_id
     assert stored(target) == 0, "what is done is not done again"
 
 
+def test_replay_with_a_new_position_begins_with_the_first_message(
+    source: Path, target: ServedBroker, tmp_path: Path
+) -> None:
+    kept = tmp_path / "position"
+    chosen = {"from_queue": "orders/1", "limit": 5, "resume": kept}
+    done = mqcore.journal.replay(source, "again/1", target.url, **chosen)
+    assert (done.published, done.position, done.total) == (5, 5, 5)
+    assert [message.raw for message in taken(target)] == [b"0", b"1", b"2", b"3", b"4"]
+    again = mqcore.journal.replay(source, "again/1", target.url, **chosen)
+    assert (again.published, again.position, again.total) == (0, 5, 5)
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"position": 0}))
+    assert mqcore.journal.replay(source, "again/1", target.url, **chosen).published == 5
+
+
 def test_a_position_is_not_taken_for_another_replays(source: Path, target: ServedBroker, tmp_path: Path) -> None:
     kept = tmp_path / "position"
     assert run(source, "--to", "again/1", "--limit", 5, "--url", target.url, "--resume", kept).returncode == 0
