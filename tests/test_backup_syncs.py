@@ -87,13 +87,16 @@ def test_backup_and_restore_close_what_they_open(data_dir: Path, tmp_path: Path)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("form", ["copy", "copy.tar"])
+@pytest.mark.parametrize("form", ["copy", "copy.tar", "copy.tar.zst"])
 def test_progress_ends_with_the_bytes_of_all_files(data_dir: Path, tmp_path: Path, form: str) -> None:
     written: list[int] = []
     made = backup(tmp_path / form, data_dir=data_dir, progress=lambda done, _total: written.append(done))
     assert written == sorted(written)
     assert written[-1] == made.bytes
-    read: list[int] = []
-    restore(tmp_path / form, tmp_path / "new", progress=lambda done, _total: read.append(done))
+    read: list[tuple[int, int | None]] = []
+    restore(tmp_path / form, tmp_path / "new", progress=lambda done, total: read.append((done, total)))
     assert read == sorted(read)
-    assert read[-1] == made.bytes
+    assert read[-1][0] == made.bytes
+    # Only reading it to its end shows how much a compressed file has.
+    sizes = {"copy": made.bytes, "copy.tar": (tmp_path / form).stat().st_size, "copy.tar.zst": None}
+    assert {total for _, total in read} == {sizes[form]}

@@ -7,9 +7,11 @@ import dataclasses
 import multiprocessing
 import random
 import sys
+import threading
 import types
 import uuid
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from mqcore.cli.worker import split_queues
 from mqcore.jobs import Backoff, Jobs, Worker, current, signature, wire
 from mqcore.jobs.address import parse
 from mqcore.jobs.pool import child
+from served import wait_until
 
 
 def test_an_address_names_all_sockets() -> None:
@@ -29,6 +32,7 @@ def test_an_address_names_all_sockets() -> None:
     assert found.backend == "tcp://broker.example:47290"
     assert found.frontend == "tcp://broker.example:47291"
     assert found.admin == "tcp://broker.example:47293"
+    assert found.subscribe == "tcp://broker.example:47299"
     other = parse("emqp://[::1]:9?frontend=7&admin=elsewhere:8")
     assert (other.backend, other.frontend, other.admin) == ("tcp://[::1]:9", "tcp://[::1]:7", "tcp://elsewhere:8")
 
@@ -140,6 +144,12 @@ def test_two_tasks_cannot_have_one_name() -> None:
     jobs.task(name="shop.send")(print)
     with pytest.raises(errors.ConfigError, match=r"task shop\.send already exists"):
         jobs.task(name="shop.send")(print)
+
+
+@pytest.mark.parametrize("name", ["", ".send", "shop.", "."])
+def test_job_of_a_task_that_cannot_have_its_name_is_refused_before_anything_is_sent(name: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match=f"invalid task name '{name}'; it must not be empty"):
+        Jobs("emqp://127.0.0.1:1").send(name)
 
 
 def test_unique_key_fits_one_header_and_is_equal_for_equal_calls() -> None:
@@ -269,3 +279,31 @@ def test_sending_more_than_the_buffer_holds_to_a_broker_that_does_not_read_is_bu
         with pytest.raises(errors.Busy, match=r"accepted no job within 0\.2 s"):
             fill()
         jobs.close(0)
+
+
+def test_sending_waits_for_room_in_the_buffer_while_the_broker_reads() -> None:
+    sent = 0
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.RCVHWM, 1)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.RCVTIMEO, 20_000)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def is_full(before: list[int]) -> bool:
+            before.append(sent)
+            return sent > 10_000 and before[-10:] == [sent] * 10
+
+        def read() -> None:
+            wait_until(partial(is_full, []), limit=30, what="the full buffer")
+            for _ in range(20_000):
+                router.recv_multipart()
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        jobs = Jobs(f"emqp://127.0.0.1:1?frontend={port}", timeout=30)
+        for _ in range(20_000):
+            jobs.send("shop.send", ["x" * 4000], result=False)
+            sent += 1
+        reading.join(60)
+        jobs.close(0)
+    assert not reading.is_alive()
