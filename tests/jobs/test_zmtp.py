@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqcore.jobs import zmtp
+from mqcore.jobs import wire, zmtp
 from mqcore.jobs.dealer import Dealer
+from mqcore.jobs.link import Link
 from served import wait_until
 
 FRAMES = st.lists(st.one_of(st.binary(max_size=40), st.binary(min_size=250, max_size=600)), min_size=1, max_size=8)
@@ -136,3 +139,60 @@ def test_send_fails_when_the_buffer_is_full() -> None:
         assert sent < 100_000
     assert sent > 100
     dealer.close(linger=True)
+
+
+def test_messages_beyond_the_buffer_are_sent_without_a_pause() -> None:
+    count, body = 2000, b"x" * 4000
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        received = 0
+        dealer = Dealer(f"tcp://127.0.0.1:{port}", "test")
+        waiting = [body] * count
+        deadline = time.monotonic() + 20
+        while received < count and time.monotonic() < deadline:
+            while waiting and dealer.send([waiting[0]]):
+                waiting.pop()
+            # With a pause for each 256 KiB, this takes half a minute.
+            dealer.poll(1.0 if waiting else 0.01)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    assert router.recv_multipart(zmq.NOBLOCK)[1] == body
+                    received += 1
+        dealer.close()
+    assert received == count
+
+
+def test_worker_that_ends_writes_all_its_results_first() -> None:
+    count, result = 2000, b"x" * 4000
+    version = b"eMQP/1.0"
+    received: list[bytes] = []
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.RCVHWM, 1)
+        router.setsockopt(zmq.RCVTIMEO, 2000)
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        link = Link(f"tcp://127.0.0.1:{port}", [("default", 10)])
+        asked: list[list[bytes]] = []
+
+        def is_asked() -> bool:
+            link.poll(0.01, ())
+            with contextlib.suppress(zmq.Again):
+                asked.append(router.recv_multipart(zmq.NOBLOCK))
+            return bool(asked)
+
+        wait_until(is_asked, what="the join")
+        router.send_multipart([asked[0][0], b"", version, b"ACK", b"1", asked[0][4]])
+        for _ in range(count):
+            link.send(wire.message(wire.REPLY, result, b"7"))
+
+        def read() -> None:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    received.append(router.recv_multipart()[5])
+
+        reading = threading.Thread(target=read)
+        reading.start()
+        link.close()
+        reading.join()
+    assert received == [result] * count

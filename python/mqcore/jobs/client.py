@@ -222,7 +222,6 @@ def ask(endpoint: str, command: bytes, timeout: float, token: str | None = None)
         dealer.send(wire.message(command))
         while (left := deadline - time.monotonic()) > 0:
             dealer.poll(left)
-            dealer.watch()
             for frames in dealer.receive(_BATCH_MESSAGES):
                 message = wire.parse(frames)
                 if message is not None and message.command == wire.REPLY and message.body:

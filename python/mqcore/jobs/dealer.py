@@ -105,12 +105,13 @@ class Dealer:
     def poll(self, seconds: float) -> set[int]:
         """Write waiting messages, wait up to `seconds` for events, and return the ready descriptors of `also_poll`.
 
-        It also returns once the socket becomes writable again, if not everything could be written.
+        It also returns once `send` accepts messages again, if it did not before.
         """
         self._advance()
+        was_full = self._is_full
         if self._stage is _Stage.OPEN and self._outbox:
             self._flush()
-        if self._inbox:
+        if self._inbox or (was_full and not self._is_full):
             seconds = 0.0
         elif self._stage is not _Stage.OPEN:
             until = self._retry_at if self._stage is _Stage.CLOSED else self._give_up_at
@@ -142,12 +143,16 @@ class Dealer:
 
     def send(self, frames: Sequence[bytes]) -> bool:
         """Send a message with the next `poll`. Returns false if 256 KiB are already waiting."""
-        if self._outbox_size >= _WAITING_BYTES_MAX:
+        if self._is_full:
             return False
         encoded = zmtp.encode(frames)
         self._outbox.append(encoded)
         self._outbox_size += len(encoded)
         return True
+
+    @property
+    def _is_full(self) -> bool:
+        return self._outbox_size >= _WAITING_BYTES_MAX
 
     def receive(self, at_most: int) -> Iterator[list[bytes]]:
         """Yield up to `at_most` messages that have arrived, without waiting."""

@@ -21,6 +21,9 @@ _SILENCE_MAX_SECONDS: Final = 15.0
 # Time to wait for the acknowledgement of a join. A broker that lost the request would never answer.
 _JOIN_MAX_SECONDS: Final = 5.0
 
+# Time for `close` to write messages that the connection has no room for yet.
+_CLOSE_MAX_SECONDS: Final = 5.0
+
 _BATCH: Final = 256
 
 _LOG: Final = logging.getLogger("mqcore.worker")
@@ -148,7 +151,6 @@ class Link:
             )
         self._has_warned = True
         self._is_dismissed = True
-        self.announced = 0
 
     def announce(self, jobs: int) -> None:
         """Request `jobs` more jobs from the broker."""
@@ -181,6 +183,14 @@ class Link:
             self.send(wire.message(b"KBYE"))
 
     def close(self) -> None:
-        """Write all buffered messages and close the connection."""
+        """Write buffered messages for up to 5 s, and close the connection."""
+        for descriptor in self._also:
+            self._dealer.forget(descriptor)
+        self._also = set()
+        until = time.monotonic() + _CLOSE_MAX_SECONDS
         self.flush()
+        # The connection buffers only a part of them at a time.
+        while self._waiting and self._dealer.is_connected and (left := until - time.monotonic()) > 0:
+            self._dealer.poll(left)
+            self.flush()
         self._dealer.close(linger=True)
