@@ -246,7 +246,6 @@ CHANNEL_OPTIONS: Final = (
         meaning="the channel may have more than one queue",
         default=True,
         command="--multiple-queues/--single-queue",
-        original=True,
     ),
     Option(
         name="allowed_queues",
@@ -255,7 +254,6 @@ CHANNEL_OPTIONS: Final = (
         meaning="queues that the channel may have",
         default=None,
         command="--allow-queues",
-        original=True,
     ),
     Option(
         name="client_limit",
@@ -266,7 +264,6 @@ CHANNEL_OPTIONS: Final = (
         maximum=2**32 - 1,
         unit="clients",
         command="--client-limit",
-        original=True,
     ),
     Option(
         name="queue_limit",
@@ -277,7 +274,6 @@ CHANNEL_OPTIONS: Final = (
         maximum=2**32 - 1,
         unit="queues",
         command="--queue-limit",
-        original=True,
     ),
     Option(
         name="destroy_when_empty",
@@ -286,7 +282,6 @@ CHANNEL_OPTIONS: Final = (
         meaning="delete the channel when its last client leaves and all its queues are empty",
         default=False,
         command="--destroy-when-empty/--keep-when-empty",
-        original=True,
     ),
     Option(
         name="event_handler",

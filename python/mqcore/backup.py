@@ -413,7 +413,7 @@ def _input_size(path: Path) -> int | None:
     """Number of bytes to read, for a progress bar; ``None`` if only reading a compressed file would show it."""
     try:
         if path.is_dir():
-            return sum(file.stat().st_size for file in path.glob("*/*.segment"))
+            return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.name != _MANIFEST)
         return None if path.suffix == ".zst" else path.stat().st_size
     except OSError:
         return None
