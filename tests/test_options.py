@@ -297,3 +297,10 @@ async def test_users_and_tokens_of_the_configuration_have_their_own_rights() -> 
                 await mqcore.connect(url, token=token, name=name)
         with pytest.raises(errors.AuthFailed):
             await mqcore.connect(url)
+
+
+@pytest.mark.parametrize("name", ["routers", "channels", "queues"])
+def test_text_in_place_of_a_list_of_tables_is_refused(name: str) -> None:
+    for text in ("", "orders"):
+        with pytest.raises(errors.ConfigError, match=f"{name} cannot be '{text}'; it is a list of"):
+            mqcore.BrokerConfig(**{name: text})

@@ -474,3 +474,18 @@ async def test_closed_limiter_ends_its_connection(url: str) -> None:
         with SyncRateLimiter(url, on_unavailable="raise") as blocking:
             assert blocking.check("k", "10/h")
         wait_until(lambda: len(watcher.connections()) == 1, what="the end of the connection")
+
+
+@pytest.mark.parametrize(
+    ("text", "period"),
+    [("1/ms", 0.001), ("1/s", 1.0), ("1/m", 60.0), ("1/h", 3600.0), ("1/d", 86400.0), ("1/1.5h", 5400.0)],
+)
+def test_each_unit_of_a_limit_has_its_length(text: str, period: float) -> None:
+    limit = Limit.parse(text)
+    assert (limit.amount, limit.nanoseconds) == (1, round(period * 10**9))
+
+
+def test_shortest_period_of_a_limit_is_a_nanosecond() -> None:
+    assert Limit(1, 1e-9).nanoseconds == 1
+    with pytest.raises(errors.ConfigError, match="longer than 0 s"):
+        Limit(1, 0)

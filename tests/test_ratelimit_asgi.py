@@ -262,3 +262,10 @@ async def test_the_examples_of_frameworks_are_limited(name: str, attribute: str,
     statuses = [events[0]["status"] for events in served]
     assert statuses == [200] * allowed + [429]
     assert "retry-after" in headers(served[-1][0])
+
+
+async def test_fields_of_older_drafts_are_sent_only_if_they_are_wanted() -> None:
+    app = RateLimitMiddleware(hello, limiter=RateLimiter.local(), rules=[Rule("/*", Limit(2, "1m"), name="a")])
+    fields = headers((await drive(app))[0])
+    assert "ratelimit" in fields
+    assert not {name for name in fields if name.startswith("x-ratelimit")}

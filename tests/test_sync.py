@@ -94,6 +94,17 @@ def test_consumer_that_is_not_open_raises_and_a_closed_one_ends(client: Client) 
         next(consumer)
 
 
+def test_message_of_queue_0_is_of_no_topic(client: Client) -> None:
+    client.declare("orders", 0, WITH_ACKS)
+    client.publish("orders/0", b"x")
+    for message in client.queue("orders/0").consume(idle_timeout="5s"):
+        assert (message.topic, message.address) == (None, "orders/0")
+        message.ack()
+        break
+    else:
+        pytest.fail("no message came")
+
+
 def test_an_embedded_broker_is_reached_without_a_socket() -> None:
     with (
         mqcore.Broker(auto_create_channels=True, auto_create_queues=True) as broker,

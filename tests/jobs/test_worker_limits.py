@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,12 +52,13 @@ def test_job_starts_at_its_time_and_not_with_the_next_look_at_all_deadlines(url:
     with working(url, "--pool", "thread", "--concurrency", "1"):
         sample = tasks(url)
         latencies = []
-        for _ in range(6):
+        for _ in range(7):
             began = time.monotonic()
             sample.add.using(run_after="100ms").enqueue(1).result(20)
             latencies.append(time.monotonic() - began)
-    # A worker looks at all deadlines once a second. The best of six does not depend on how busy the machine is.
-    assert 0.1 <= min(latencies) < 0.8
+    # A worker looks at all deadlines once a second, and sometimes earlier, when it hears the broker.
+    assert min(latencies) >= 0.1
+    assert statistics.median(latencies) < 0.8
 
 
 def test_prefetch_is_the_number_of_jobs_beyond_the_slots(url: str, tasks: Tasks, tmp_path: Path) -> None:
