@@ -645,3 +645,11 @@ def test_ctrl_c_ends_an_asyncio_program_that_waits(broker: mqcore.Broker) -> Non
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=20)
     assert "KeyboardInterrupt" in stderr
+
+
+async def test_message_of_queue_0_is_of_no_topic(broker: mqcore.Broker) -> None:
+    async with mqcore.connect(broker.listeners[0]) as client, client.queue("orders/0").consume() as messages:
+        await client.publish("orders/0", b"x")
+        async with asyncio.timeout(10):
+            message = await anext(messages)
+        assert (message.topic, message.address) == (None, "orders/0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,19 +45,6 @@ def test_retry_waits_for_its_backoff(url: str, tasks: Tasks, tmp_path: Path) -> 
     times = [float(line) for line in lines_of(trace)]
     assert len(times) == 3
     assert all(0.79 <= later - earlier < 8 for earlier, later in pairwise(times))
-
-
-def test_job_starts_at_its_time_and_not_with_the_next_look_at_all_deadlines(url: str, tasks: Tasks) -> None:
-    with working(url, "--pool", "thread", "--concurrency", "1"):
-        sample = tasks(url)
-        latencies = []
-        for _ in range(7):
-            began = time.monotonic()
-            sample.add.using(run_after="100ms").enqueue(1).result(20)
-            latencies.append(time.monotonic() - began)
-    # A worker looks at all deadlines once a second, and sometimes earlier, when it hears the broker.
-    assert min(latencies) >= 0.1
-    assert statistics.median(latencies) < 0.8
 
 
 def test_prefetch_is_the_number_of_jobs_beyond_the_slots(url: str, tasks: Tasks, tmp_path: Path) -> None:

@@ -188,7 +188,6 @@ class Link:
             self._dealer.forget(descriptor)
         self._also = set()
         until = time.monotonic() + _CLOSE_MAX_SECONDS
-        self.flush()
         # The connection buffers only a part of them at a time.
         while self._waiting and self._dealer.is_connected and (left := until - time.monotonic()) > 0:
             self._dealer.poll(left)
