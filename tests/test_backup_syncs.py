@@ -1,4 +1,4 @@
-"""What a backup and a restore make durable, what they report, and what they leave open."""
+"""Backup and restore: files and names are synced, progress ends at the total, and descriptors are closed."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 }
 GENERATED: Final = ("throttr/sync_client.py",)
 
-# What the recorder names instead of a test for lines that run while modules are imported.
+# The recorder names this instead of a test for lines that run while modules are imported.
 IMPORT: Final = "import"
 
 # Some tests choose their parameters at random: all runs must choose the same ones, also those that use a record.
