@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from logging import Logger
 from typing import TypeVar
 
-__all__ = ["call_in_thread", "ends_task", "reason_of", "run_loop", "text_of"]
+__all__ = ["call_in_thread", "ends_task", "reason_of", "refuse_awaitable", "run_loop", "text_of"]
 
 _T = TypeVar("_T")
 
@@ -35,6 +36,18 @@ def call_in_thread(function: Callable[..., _T], *args: object) -> _T:
         return function(*args)
     except StopIteration as error:
         raise RuntimeError(f"{getattr(function, '__qualname__', function)} raised StopIteration") from error
+
+
+def refuse_awaitable(function: Callable[..., _T], result: _T) -> _T:
+    """Return `result`. Raises `TypeError` if it is awaitable: its function has not run, and nothing here awaits it."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        name = getattr(function, "__qualname__", function)
+        raise TypeError(
+            f"{name} is async, which the blocking client cannot run; use mqcore.connect, or a plain function"
+        )
+    return result
 
 
 def text_of(error: BaseException) -> str:

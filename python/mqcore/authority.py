@@ -23,6 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from mqcore._answering import LoopRunner
+from mqcore._methods import check_arguments, check_names
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
@@ -68,9 +69,13 @@ class Identity:
 
     name: str
     """Name in the audit log and in metrics."""
-    allow: Sequence[str] = ("*",)
-    """Rules such as ``push,pull:orders/*`` (default: everything). Actions that no rule allows are denied without a call
-    of `Authority.authorize`."""
+    allow: str | Sequence[str] = ("*",)
+    """Rules such as ``push,pull:orders/*``, or one rule (default: everything). Actions that no rule allows are denied
+    without a call of `Authority.authorize`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.allow, str):
+            object.__setattr__(self, "allow", (self.allow,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,11 @@ def _register(core: Any, authority: Authority, loop: Callable[[], asyncio.Abstra
         raise TypeError(
             f"an authority must be an instance of a subclass of mqcore.authority.Authority, not {authority!r}"
         )
+    methods = ("authenticate", "authorize")
+    # The method of the base class allows everything that rules allow, so a misspelt one would go unnoticed.
+    check_names(type(authority), Authority, methods, "a method of an authority")
+    for method, arguments in zip(methods, (1, 3), strict=True):
+        check_arguments(authority, Authority, (method, getattr(authority, method)), arguments)
     timeout = seconds(authority.timeout)
 
     def report(reply: AuthorityReply, exception: BaseException) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from mqcore._answering import LoopRunner
+from mqcore._methods import check_arguments
 from mqcore.config import Duration, seconds
 from mqcore.errors import InvalidArgument, MqcoreError
 
@@ -84,6 +85,7 @@ def _register(core: Any, extension: Extension, loop: Callable[[], asyncio.Abstra
             f"invalid extension name {name!r}; use x- and up to 62 lower-case letters, digits and hyphens, except "
             "x-nack and x-mqcore, which are reserved"
         )
+    check_arguments(extension, Extension, ("received", extension.received), 2)
     timeout = seconds(extension.timeout)
     runner: LoopRunner[ExtensionReply] = LoopRunner(
         timeout,

@@ -26,9 +26,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeAlias, TypeVar
 
 from mqcore._core import ChannelView, ClientView, Decision, Message, NodeView, PendingAnswers, QueueView
+from mqcore._methods import check_arguments, check_names
 from mqcore.config import QueueStatus, seconds
 from mqcore.errors import ConfigError
-from mqcore.handlers import check_arguments, check_names
 
 if TYPE_CHECKING:
     from mqcore import _core

@@ -28,6 +28,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mqcore._core import ClientView, Decision, Message, PendingAnswers
+from mqcore._methods import check_arguments
 from mqcore.config import Binding, Interaction, RouteMethod, RouterOptions, seconds
 from mqcore.errors import ConfigError
 
@@ -178,6 +179,7 @@ class Routers(Mapping[str, "Router | RouterOptions"]):
 
     def _register(self, name: str, router: Router) -> RouterOptions:
         """Have the router asked: as the first binding of one whose other bindings are the fallback."""
+        check_arguments(router, Router, ("route", router.route), 2)
         key = f"router {name}"
         fallback = router.fallback
         several = () if fallback is None else (fallback,) if isinstance(fallback, (str, Binding)) else tuple(fallback)
@@ -217,6 +219,7 @@ class BindingHandlers(Mapping[str, BindingHandler]):
     def __setitem__(self, key: str, handler: BindingHandler) -> None:
         if not isinstance(handler, BindingHandler):
             raise TypeError(f"a binding is an instance of a subclass of mqcore.BindingHandler, not {handler!r}")
+        check_arguments(handler, BindingHandler, ("send", handler.send), 2)
         _set_handler(self._core, key, handler, ("route", handler.send), handler.timeout, self._runner)
         self._handlers[key] = handler
 

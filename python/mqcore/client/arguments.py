@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeAlias
 
 from mqcore import bodies, errors
 from mqcore.client.models import CopyReceipt, Receipt
 from mqcore.client.options import Clear, ClientOptions, ConsumeOptions, Copies, Headers, Order, Subscription
-from mqcore.config import Duration, QueueOptions, seconds
+from mqcore.config import Duration, QueueOptions, RouteMethod, seconds
 
 __all__ = [
     "UNCONFIRMED",
@@ -20,22 +21,29 @@ __all__ = [
     "chunks",
     "consume_options",
     "copies",
+    "names",
     "new_id",
     "numbered",
     "optional_seconds",
     "pairs",
     "publish_options",
+    "pull_count",
     "pull_options",
+    "queue_handlers",
     "rebinding",
     "receipt",
     "receipts",
+    "route_method",
     "subscriptions",
     "tagged",
     "terms",
     "total",
+    "unknown_keyword",
 ]
 
 _PUBLISH_CHUNK_MESSAGES: Final = 8192
+_PULL_COUNT_MAX: Final = 2**31 - 1
+_QUEUE_ID_MAX: Final = 65_535
 
 Copy: TypeAlias = tuple[str, Literal["confirmed", "rejected", "unconfirmed"], str | None]
 """Queue, status and reason of a copy."""
@@ -70,7 +78,31 @@ def pairs(headers: Headers) -> list[tuple[str, str]]:
 
 def copies(cc: Copies) -> list[tuple[str, str | None]]:
     """Return further queues with their message ids."""
-    return [(copy, None) if isinstance(copy, str) else copy for copy in cc]
+    # A text is a sequence of texts: without this, "a/1" would be three queues.
+    several = [cc] if isinstance(cc, str) else cc
+    return [(copy, None) if isinstance(copy, str) else copy for copy in several]
+
+
+def names(given: str | Iterable[str]) -> list[str]:
+    """Return one name or several as a list."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def queue_handlers(handlers: Mapping[int, Callable[..., object]]) -> Iterable[tuple[int, Callable[..., object]]]:
+    """Return the queues of `Client.join` with their functions. Raises `InvalidArgument` and `TypeError`."""
+    for queue, handler in handlers.items():
+        if isinstance(queue, bool) or not isinstance(queue, int) or not 0 <= queue <= _QUEUE_ID_MAX:
+            raise errors.InvalidArgument(f"a queue id is a number from 0 to {_QUEUE_ID_MAX:,}, not {queue!r}")
+        if not callable(handler):
+            raise TypeError(f"queue {queue} needs a function that takes its messages, not {handler!r}")
+    return handlers.items()
+
+
+def unknown_keyword(call: str, given: str, known: Iterable[str]) -> TypeError:
+    """The error for a keyword argument that a call does not have."""
+    near = difflib.get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return TypeError(f"{call}() got an unexpected keyword argument {given!r}{hint}")
 
 
 def publish_options(
@@ -131,10 +163,13 @@ def receipt(confirmation: Confirmation) -> Receipt:
 
 def consume_options(options: ConsumeOptions) -> dict[str, Any]:
     """Return the core's arguments for the options of one consumer."""
+    for given in options:
+        if given not in ConsumeOptions.__optional_keys__:
+            raise unknown_keyword("consume", given, (*ConsumeOptions.__optional_keys__, "prefetch", "idle_timeout"))
     unused = options.get("delete_when_unused", False)
     return {
-        "events": list(options["events"]) if "events" in options else None,
-        "add_events": list(options.get("add_events", ())),
+        "events": names(options["events"]) if "events" in options else None,
+        "add_events": names(options.get("add_events", ())),
         "delete_unused": (0.0 if unused else None) if isinstance(unused, bool) else seconds(unused),
         "filter": options.get("filter"),
         "manual_ack": options.get("manual_ack", True),
@@ -142,15 +177,34 @@ def consume_options(options: ConsumeOptions) -> dict[str, Any]:
 
 
 def rebinding(
-    events: Iterable[str] | None, remove: Iterable[str], remove_masks: Iterable[str], add: Iterable[str]
+    events: str | Iterable[str] | None,
+    remove: str | Iterable[str],
+    remove_masks: str | Iterable[str],
+    add: str | Iterable[str],
 ) -> dict[str, Any]:
     """Return the core's arguments of a change of bindings."""
     return {
-        "replace": None if events is None else list(events),
-        "remove": list(remove),
-        "remove_masks": list(remove_masks),
-        "add": list(add),
+        "replace": None if events is None else names(events),
+        "remove": names(remove),
+        "remove_masks": names(remove_masks),
+        "add": names(add),
     }
+
+
+def route_method(method: RouteMethod | str) -> RouteMethod:
+    """Return the method of a router. Raises `InvalidArgument` for another word."""
+    try:
+        return RouteMethod(method)
+    except ValueError:
+        known = ", ".join(RouteMethod)
+        raise errors.InvalidArgument(f"the method of a router is one of {known}, not {method!r}") from None
+
+
+def pull_count(count: int) -> int:
+    """Return the number of messages of a pull. Raises `InvalidArgument`."""
+    if count < 1:
+        raise errors.InvalidArgument(f"a pull takes at least 1 message, not {count}")
+    return min(count, _PULL_COUNT_MAX)
 
 
 def pull_options(order: Order, clear: Clear | None, timeout: Duration | None) -> dict[str, Any]:

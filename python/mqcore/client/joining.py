@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from mqcore import errors
 from mqcore._raised import call_in_thread, ends_task, reason_of
-from mqcore.client.arguments import consume_options
+from mqcore.client.arguments import consume_options, queue_handlers
 from mqcore.client.base import ClientBase
 from mqcore.client.messages import Delivered
 from mqcore.client.streams import Consumer
@@ -43,7 +43,7 @@ class Joined(Generic[_T]):
         options = consume_options({})
         self._consumers = [
             (Consumer(client, f"{channel}/{queue}", wanted, prefetch, None, options), handler)
-            for queue, handler in handlers.items()
+            for queue, handler in queue_handlers(handlers)
         ]
         self._concurrency = concurrency
         self._open = AsyncExitStack()
@@ -88,7 +88,9 @@ async def _settle(handler: Callable[[Delivered[Any]], object], message: Delivere
         if inspect.iscoroutinefunction(handler):
             await handler(message)
         else:
-            await asyncio.to_thread(call_in_thread, handler, message)
+            # An object whose `__call__` is async, and a lambda around an async function, return an awaitable.
+            if inspect.isawaitable(started := await asyncio.to_thread(call_in_thread, handler, message)):
+                await started
     # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
     except BaseException as error:
         if ends_task(task, error):

@@ -39,8 +39,8 @@ PREFETCH: Final = 100
 
 Headers: TypeAlias = Mapping[str, str] | Iterable[tuple[str, str]]
 """Header keys and values. As pairs, a key may repeat."""
-Copies: TypeAlias = Iterable[str | tuple[str, str | None]]
-"""Further queues that get a copy: addresses, or pairs of address and message id."""
+Copies: TypeAlias = str | Iterable[str | tuple[str, str | None]]
+"""Further queues that get a copy: one address, or several addresses and pairs of address and message id."""
 Order: TypeAlias = Literal["fifo", "lifo"]
 """The order in which a pull takes messages: the oldest or the newest first."""
 Clear: TypeAlias = Literal["all", "high-priority", "normal"]
@@ -118,8 +118,8 @@ class SendOptions(TypedDict, total=False):
 class ConsumeOptions(TypedDict, total=False):
     """Keyword arguments of `Queue.consume` for single protocols; it documents them."""
 
-    events: Iterable[str]
-    add_events: Iterable[str]
+    events: str | Iterable[str]
+    add_events: str | Iterable[str]
     delete_when_unused: bool | Duration
     filter: str
     manual_ack: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
-from mqcore.client.arguments import consume_options, optional_seconds, pull_options, total
+from mqcore.client.arguments import consume_options, optional_seconds, pull_count, pull_options, total
 from mqcore.client.incoming import Incoming
 from mqcore.client.messages import PulledBatch
 from mqcore.client.options import PREFETCH, Clear, ConsumeOptions, Order
@@ -124,7 +124,9 @@ class Queue:
         >>> [message.body for message in batch]
         ['first']
         """
-        answer = await self._client._connected().pull(self.address, count, **pull_options(order, clear, timeout))
+        answer = await self._client._connected().pull(
+            self.address, pull_count(count), **pull_options(order, clear, timeout)
+        )
         messages, remaining, complete = answer
         return PulledBatch(messages, wanted, total(remaining), complete)
 
@@ -163,7 +165,7 @@ class Queue:
         first
         second
         """
-        return PullStream(self._client, self.address, count, wanted, pull_options(order, clear, timeout))
+        return PullStream(self._client, self.address, pull_count(count), wanted, pull_options(order, clear, timeout))
 
     @overload
     async def get_cached(self, *, timeout: Duration | None = ...) -> Incoming[bytes] | None: ...

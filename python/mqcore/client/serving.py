@@ -34,6 +34,8 @@ async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], 
             result = await handler(request)
         else:
             result = await asyncio.to_thread(call_in_thread, handler, request)
+            if inspect.isawaitable(result):
+                result = await result
         body = bodies.encode(b"" if result is None else result)
     # A handler that raises SystemExit or KeyboardInterrupt would end the loop, and with it the program.
     except BaseException as error:

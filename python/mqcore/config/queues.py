@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
+from mqcore._option_table import CHANNEL_OPTIONS, QUEUE_OPTIONS, Option
 from mqcore.config.convert import check, declared
 from mqcore.config.duration import Duration
+from mqcore.errors import ConfigError
 
 __all__ = [
     "ChannelDeclaration",
@@ -18,6 +20,8 @@ __all__ = [
     "QueueOptions",
     "QueueStatus",
 ]
+
+_QUEUE_ID_MAX: Final = 65_535
 
 
 class QueueStatus(StrEnum):
@@ -113,6 +117,7 @@ class QueueOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        _check_maximums(self, QUEUE_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,18 @@ class ChannelOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        _check_maximums(self, CHANNEL_OPTIONS)
+
+
+def _check_maximums(options: QueueOptions | ChannelOptions, declared: Iterable[Option]) -> None:
+    """Raise `ConfigError` for a number that the broker cannot hold."""
+    for option in declared:
+        if option.kind not in {"count", "queue ids"} or (value := getattr(options, option.name)) is None:
+            continue
+        maximum = option.maximum if option.kind == "count" else _QUEUE_ID_MAX
+        largest = max((value,) if isinstance(value, int) else value, default=0)
+        if largest > maximum:
+            raise ConfigError(f"{option.name} cannot be {largest}; the largest value is {maximum}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from mqcore import _core, bodies, errors
-from mqcore._raised import reason_of
+from mqcore._raised import reason_of, refuse_awaitable
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
 from mqcore.client.serving import HANDLER_FAILED_STATUS, failure
@@ -111,7 +111,7 @@ class ConsumerBase(Iterator[_T_co]):
 
 def _answer(handler: Callable[[Request[Any]], object], request: Request[Any]) -> None:
     try:
-        result = handler(request)
+        result = refuse_awaitable(handler, handler(request))
         body = bodies.encode(b"" if result is None else result)
     except BaseException as error:
         # This thread only runs handlers: sys.exit() in a handler fails the request and must not end the program.

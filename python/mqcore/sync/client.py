@@ -14,6 +14,7 @@ from mqcore.client.arguments import (
     optional_seconds,
     pairs,
     rebinding,
+    route_method,
     subscriptions,
     tagged,
 )
@@ -298,11 +299,11 @@ class Client(PublishingBase):
     def rebind(
         self,
         queue: str,
-        events: Iterable[str] | None = None,
+        events: str | Iterable[str] | None = None,
         *,
-        remove: Iterable[str] = (),
-        remove_masks: Iterable[str] = (),
-        add: Iterable[str] = (),
+        remove: str | Iterable[str] = (),
+        remove_masks: str | Iterable[str] = (),
+        add: str | Iterable[str] = (),
     ) -> None:
         """Change the bindings of a queue. Only in MQKS.
 
@@ -335,7 +336,7 @@ class Client(PublishingBase):
 
     def create_router(self, router: str, method: RouteMethod | str = RouteMethod.DISTRIBUTE) -> None:
         """Create a router. If it exists with this method, nothing changes; with another, raises `AlreadyExists`."""
-        self._connected().create_router(router, RouteMethod(method))
+        self._connected().create_router(router, route_method(method))
 
     def remove_router(self, router: str) -> None:
         """Remove a router with its bindings. If it does not exist, nothing changes."""

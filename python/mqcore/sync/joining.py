@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from mqcore import errors
-from mqcore._raised import reason_of
-from mqcore.client.arguments import consume_options
+from mqcore._raised import reason_of, refuse_awaitable
+from mqcore.client.arguments import consume_options, queue_handlers
 from mqcore.sync.base import ClientBase
 from mqcore.sync.messages import Delivered
 from mqcore.sync.streams import Consumer
@@ -43,7 +43,7 @@ class Joined(Generic[_T]):
         options = consume_options({})
         self._consumers = [
             (Consumer(client, f"{channel}/{queue}", wanted, prefetch, None, options), handler)
-            for queue, handler in handlers.items()
+            for queue, handler in queue_handlers(handlers)
         ]
         self._concurrency = concurrency
         self._open = ExitStack()
@@ -90,7 +90,7 @@ class Joined(Generic[_T]):
 def _settle(handler: Callable[[Delivered[Any]], object], message: Delivered[Any]) -> None:
     """Call the handler, then acknowledge or reject the message."""
     try:
-        handler(message)
+        refuse_awaitable(handler, handler(message))
     except BaseException as error:
         # This thread only runs handlers: sys.exit() in a handler fails its message and must not end the program.
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), message)
