@@ -56,6 +56,8 @@ def test_routers_are_made_tried_and_removed_from_the_command_line(served: Served
         "no target accepts the message: no binding of router events took the message",
     )
     assert run(served, "router", "rm", "events").returncode == 0
+    again = run(served, "router", "rm", "events")
+    assert (again.returncode, "cannot remove router events: it does not exist" in again.stderr) == (3, True)
     assert run(served, "router", "show", "events").returncode == 3
 
 

@@ -43,6 +43,13 @@ def test_deliveries_match_the_bytes_of_the_original(producer: Client, joined: li
         assert consumer.raw == vector(name)
 
 
+def test_one_delivery_bit_of_a_queue_message_is_ignored_as_by_the_original(
+    producer: Client, joined: list[Client]
+) -> None:
+    publish_vector(producer, b"M1", first_acquirer=True)
+    assert [consumer.receive().payload for consumer in joined] == [b"hello", b"hello"]
+
+
 def test_delivery_requesting_acknowledgement_matches_the_bytes_of_the_original(
     producer: Client, joined: list[Client]
 ) -> None:

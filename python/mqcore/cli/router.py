@@ -65,7 +65,17 @@ def create(name: str, method: str, url: str | None, timeout: float, as_json: boo
 @options.as_json
 def rm(name: str, url: str | None, timeout: float, as_json: bool) -> None:
     """Remove the router NAME and its bindings. Routers store no messages, so none is lost."""
+    from mqcore import errors
+
     with options.connect(url, timeout) as client:
+        try:
+            client.bindings(name)
+        except errors.NotFound as error:
+            raise errors.NotFound(
+                f"cannot remove router {name}: it does not exist; list routers with 'mqcore router ls'",
+                error.code,
+                name,
+            ) from None
         client.remove_router(name)
     output.done("mqcore.router.rm/1", f"removed {name}", {"router": name}, as_json=as_json)
 
