@@ -1,4 +1,4 @@
-"""Checks of the methods that a program overrides: a misspelt one would never be called, and nobody would notice."""
+"""Checks of the methods that a program overrides: the broker would never call a misspelt one."""
 
 from __future__ import annotations
 

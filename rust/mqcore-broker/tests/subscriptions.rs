@@ -65,7 +65,7 @@ impl Subscriptions for World {
     }
 
     fn unsubscribe(&mut self, client: &Arc<Client>, tag: u32) -> Result<(), RejectionKind> {
-        let request = Request::UnsubscribeQueue { queue: queue(Q), tag: Tag(tag) };
+        let request = Request::UnsubscribeQueue { queue: queue(Q), tag: Tag(tag), started: None };
         self.request(client, request).map(|_| ()).map_err(|rejection| rejection.kind)
     }
 
@@ -208,6 +208,42 @@ fn a_consumer_that_works_in_order_has_the_whole_timeout_for_each_message() {
     world.advance(Duration::from_millis(1500));
     assert_eq!(world.tagged(), ["2.1:c+1"], "it was passed over");
     assert_eq!(world.information(Q).stats.negative_acks, 1);
+}
+
+#[test]
+fn a_consumer_that_works_on_a_message_keeps_those_behind_it() {
+    let (mut world, producer, one, _) = workers();
+    let terms = Terms { timeout: Some(Duration::from_secs(5)), in_order: true, ..window(4) };
+    world.consume(&one, 1, terms);
+    for id in ["a", "b", "c"] {
+        world.publish(&producer, Q, id);
+    }
+    world.settle(&one, 1, "a", None);
+    world.tagged();
+    for _ in 0..3 {
+        world.advance(Duration::from_secs(4));
+        world.command(&one, Command::Extend { queue: queue(Q), tag: Tag(1), message_id: b"b"[..].into() });
+    }
+    world.advance(Duration::from_secs(4));
+    assert!(world.tagged().is_empty());
+    world.advance(Duration::from_secs(2));
+    assert_eq!(world.tagged().len(), 2, "it stopped working");
+}
+
+#[test]
+fn deliveries_that_an_ending_subscription_did_not_start_keep_their_attempts() {
+    let (mut world, producer, one, two) = workers();
+    world.update(&producer, Q, QueueChanges { put_back_limit: Some(0), ..QueueChanges::default() });
+    world.consume(&one, 1, window(10));
+    for id in ["a", "b", "c", "d"] {
+        world.publish(&producer, Q, id);
+    }
+    world.settle(&one, 1, "a", None);
+    world.tagged();
+    let request = Request::UnsubscribeQueue { queue: queue(Q), tag: Tag(1), started: Some(1) };
+    world.request(&one, request).expect("it has this subscription");
+    world.consume(&two, 1, window(10));
+    assert_eq!(world.tagged(), ["3.1:c", "3.1:d"], "b was started, and has no attempts left");
 }
 
 #[test]

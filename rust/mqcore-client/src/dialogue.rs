@@ -229,8 +229,10 @@ impl Dialogue {
     /// Handles a message that the program dropped without settling it. Most brokers use a timeout; in MicroMessage2
     /// later acknowledgements wait for the message, so the client settles it with a nack.
     pub(crate) fn dropped(&mut self, message: &Received) {
-        if let Self::Micromessage(conversation) = self {
-            conversation.settle(message, true);
+        match self {
+            Self::Tmqp(_) => {}
+            Self::Mqks(conversation) => conversation.dropped(message),
+            Self::Micromessage(conversation) => conversation.settle(message, true),
         }
     }
 
@@ -275,13 +277,16 @@ impl Dialogue {
         }
     }
 
-    /// Removes a user of an intent. The last one cancels it. Returns whether [`FrameEvent::Left`] will follow.
-    pub(crate) fn give_up(&mut self, part: &Part) -> bool {
+    /// Removes a user of an intent, whose program has `started` messages that it has not settled. The last one cancels
+    /// it. Returns whether [`FrameEvent::Left`] will follow.
+    pub(crate) fn give_up(&mut self, part: &Part, started: usize) -> bool {
         match (self, part) {
             (Self::Tmqp(conversation), Part::Intent(intent)) => return conversation.give_up(intent),
-            (Self::Mqks(conversation), Part::Consumption(consumption)) => conversation.give_up(consumption),
+            (Self::Mqks(conversation), Part::Consumption(consumption)) => {
+                conversation.give_up(consumption, started)
+            }
             (Self::Micromessage(conversation), Part::Consumption(consumption)) => {
-                conversation.give_up(consumption);
+                conversation.give_up(consumption, started);
             }
             // `take_up` refused this combination.
             _ => {}
@@ -289,13 +294,15 @@ impl Dialogue {
         false
     }
 
-    /// Leaves all consumed queues, because the client closes. [`FrameEvent::Left`] will follow for each.
-    pub(crate) fn leave_all(&mut self) -> Vec<QueueAddress> {
+    /// Leaves all consumed queues, because the client closes. `started`: how many messages of a queue the program has and
+    /// has not settled. [`FrameEvent::Left`] will follow for each queue that is returned.
+    pub(crate) fn leave_all(&mut self, started: impl Fn(&QueueAddress) -> usize) -> Vec<QueueAddress> {
         match self {
-            Self::Tmqp(conversation) => conversation.leave_all(),
-            // Here consumers end with the connection.
-            Self::Mqks(_) | Self::Micromessage(_) => Vec::new(),
+            Self::Tmqp(conversation) => return conversation.leave_all(),
+            Self::Mqks(conversation) => conversation.leave_all(started),
+            Self::Micromessage(conversation) => conversation.leave_all(started),
         }
+        Vec::new()
     }
 
     /// Takes messages of a queue that arrived after their pull had ended, at most `max`.
@@ -328,7 +335,8 @@ impl Dialogue {
     pub(crate) fn extend(&mut self, message: &Received) -> bool {
         match self {
             Self::Tmqp(conversation) => conversation.extend(message),
-            Self::Mqks(_) | Self::Micromessage(_) => false,
+            Self::Mqks(conversation) => conversation.extend(message),
+            Self::Micromessage(conversation) => conversation.extend(message),
         }
     }
 

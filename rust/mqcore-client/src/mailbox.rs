@@ -311,6 +311,11 @@ impl Mailbox {
         }
     }
 
+    /// Number of messages that the program took and has not settled.
+    pub(crate) fn unsettled(&self) -> usize {
+        lock(&self.state).unsettled
+    }
+
     /// Closes the mailbox. Waiting messages can still be taken. Later ones are dropped, or kept for the consumer to
     /// requeue.
     pub(crate) fn close(&self) {

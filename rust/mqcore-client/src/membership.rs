@@ -19,16 +19,16 @@ impl Membership {
         Self { shared, part: Some(part) }
     }
 
-    /// Removes the user in the same step as other changes to `core`. Returns whether the broker confirms that it
-    /// delivers nothing more.
-    pub(crate) fn end(&mut self, core: &mut Core) -> bool {
-        self.part.take().is_some_and(|part| core.conversation.give_up(&part))
+    /// Removes the user, whose program has `started` messages that it has not settled, in the same step as other
+    /// changes to `core`. Returns whether the broker confirms that it delivers nothing more.
+    pub(crate) fn end(&mut self, core: &mut Core, started: usize) -> bool {
+        self.part.take().is_some_and(|part| core.conversation.give_up(&part, started))
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         let shared = self.shared.clone();
-        let _ = shared.with_core(|core| self.end(core));
+        let _ = shared.with_core(|core| self.end(core, 0));
     }
 }

@@ -440,7 +440,8 @@ impl Core {
     ) -> Option<Arc<Mailbox>> {
         let (channel, id) = (queue.channel().as_bytes(), queue.id());
         self.remove_taker(channel, id, mailbox);
-        let confirms = membership.is_some_and(|membership| membership.end(self));
+        let started = mailbox.unsettled();
+        let confirms = membership.is_some_and(|membership| membership.end(self, started));
         if confirms {
             // Until the broker confirms, messages may arrive. All of them go back together, in order.
             self.leaving.push((queue.clone(), mailbox.clone()));
@@ -549,7 +550,13 @@ impl Core {
 
     /// Ends the consumers of queues that the client can leave, because it closes.
     pub(crate) fn end_consumers(&mut self, gauge: &Arc<Gauge>) {
-        for queue in self.conversation.leave_all() {
+        let mailboxes_by_queue = &self.mailboxes_by_queue;
+        let started = |queue: &QueueAddress| {
+            let channels = mailboxes_by_queue.get(&queue.id()).into_iter().flatten();
+            let takers = channels.filter(|takers| queue.is(&takers.channel, queue.id()));
+            takers.flat_map(|takers| &takers.mailboxes).map(|mailbox| mailbox.unsettled()).sum()
+        };
+        for queue in self.conversation.leave_all(started) {
             let channels = self.mailboxes_by_queue.get_mut(&queue.id()).into_iter().flatten();
             for takers in channels.filter(|takers| queue.is(&takers.channel, queue.id())) {
                 for mailbox in &takers.mailboxes {

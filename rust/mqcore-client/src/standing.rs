@@ -22,7 +22,20 @@ struct SharedConsumption<W> {
     id: Option<MessageId>,
     /// Whether the broker has confirmed it on this connection.
     agreed: bool,
+    /// Messages of this connection that the program dropped without settling them.
+    dropped: usize,
     waiters: Vec<(MessageId, W)>,
+}
+
+/// A consumer or subscription that ends.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Its id on this connection.
+    pub(crate) id: MessageId,
+    /// Messages that the program dropped without settling them.
+    pub(crate) dropped: usize,
+    /// Whether the program settles its messages.
+    pub(crate) manual_ack: bool,
 }
 
 /// Whether a queue has users after one left.
@@ -30,14 +43,22 @@ struct SharedConsumption<W> {
 pub(crate) enum Leaving {
     /// It has others; its prefetch has changed.
     Continues,
-    /// It has none. With the consumer's id on this connection, if it was requested.
-    Ended(Option<MessageId>),
+    /// It has none. With the consumer of this connection, if it was requested.
+    Ended(Option<Ended>),
 }
 
 /// The consumed queues of one client. It writes nothing itself: the conversation requests the
 /// [missing](Register::missing) ones and records them as [asked](Register::asked).
 #[derive(Debug)]
 pub(crate) struct Register<W>(HashMap<QueueAddress, SharedConsumption<W>, RandomState>);
+
+impl<W> SharedConsumption<W> {
+    /// Ends its consumer on this connection; `None`: it was not requested.
+    fn end(&mut self) -> Option<Ended> {
+        let (id, manual_ack) = (self.id.take()?, self.consumption.terms.manual_ack);
+        Some(Ended { id, dropped: std::mem::take(&mut self.dropped), manual_ack })
+    }
+}
 
 impl<W> Register<W> {
     pub(crate) fn new() -> Self {
@@ -47,7 +68,7 @@ impl<W> Register<W> {
     /// Ends the connection: every queue must be requested again. Returns all waiters.
     pub(crate) fn lost(&mut self) -> impl Iterator<Item = (W, Option<PullAnswer>)> {
         self.0.values_mut().flat_map(|standing| {
-            (standing.id, standing.agreed) = (None, false);
+            (standing.id, standing.agreed, standing.dropped) = (None, false, 0);
             standing.waiters.drain(..).map(|(_, waiter)| (waiter, None))
         })
     }
@@ -67,6 +88,7 @@ impl<W> Register<W> {
             users: 0,
             id: None,
             agreed: false,
+            dropped: 0,
             waiters: Vec::new(),
         });
         if standing.consumption.terms != consumption.terms {
@@ -100,7 +122,20 @@ impl<W> Register<W> {
                 standing.consumption.prefetch.saturating_sub(consumption.prefetch);
             return Leaving::Continues;
         }
-        Leaving::Ended(self.0.remove(queue).and_then(|standing| standing.id))
+        Leaving::Ended(self.0.remove(queue).and_then(|mut standing| standing.end()))
+    }
+
+    /// Ends all consumers of this connection, because the client closes.
+    pub(crate) fn end_all(&mut self) -> Vec<(QueueAddress, Ended)> {
+        let standing = self.0.iter_mut();
+        standing.filter_map(|(queue, standing)| Some((queue.clone(), standing.end()?))).collect()
+    }
+
+    /// Notes that the program dropped a message without settling it.
+    pub(crate) fn dropped<Q: Hash + Equivalent<QueueAddress> + ?Sized>(&mut self, queue: &Q) {
+        if let Some(standing) = self.0.get_mut(queue) {
+            standing.dropped += 1;
+        }
     }
 
     /// The consumer's id on this connection, and the prefetch of all its users. `None`: it is not requested, or the program

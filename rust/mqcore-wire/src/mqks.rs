@@ -23,6 +23,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const NO_ID: &[u8] = b"None";
 
 /// Requests a response. Recognized as the first word of the data only.
+/// The flag of `delete_consumer` before the number of deliveries that its program got.
+pub const STARTED: &[u8] = b"--started=";
 const CONFIRM: &[u8] = b"--confirm";
 
 /// A parsed request line.
@@ -68,6 +70,9 @@ pub enum MqksAction<'a> {
     DeleteConsumer {
         /// Consumer id.
         consumer: &'a [u8],
+        /// Number of its oldest unsettled deliveries that its program got; the attempts of the others do not count.
+        /// `None`: it may have got all. An mqcore extension.
+        started: Option<u32>,
     },
     /// Delete a queue and all its messages.
     DeleteQueue {
@@ -86,6 +91,14 @@ pub enum MqksAction<'a> {
         consumer: &'a [u8],
         /// Maximum number of unsettled deliveries; 0: no limit.
         count: u32,
+    },
+    /// Start the timeout of a delivery again, because the consumer works on it. Never answered. An mqcore extension: other
+    /// servers answer with an error and change nothing.
+    Working {
+        /// Consumer that received it.
+        consumer: &'a [u8],
+        /// The message's id, as a word: see [`message_id`].
+        message: &'a [u8],
     },
     /// Return the data to the client.
     Ping {
@@ -119,7 +132,7 @@ pub enum RequestLineError {
     Incomplete,
     /// The action is unknown.
     #[error(
-        "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval, auth or prefetch"
+        "unknown action `{0}`; expected publish, consume, rebind, ack, reject, delete_consumer, delete_queue, ping, _eval, auth, prefetch or working"
     )]
     UnknownAction(EscapedBytes),
     /// The flag is unknown.
@@ -299,12 +312,13 @@ impl<'a> MqksAction<'a> {
             b"rebind" => Rebind::parse(data).map(Self::Rebind),
             b"ack" => settled("ack", data).map(|(consumer, which)| Self::Ack { consumer, which }),
             b"reject" => settled("reject", data).map(|(consumer, which)| Self::Reject { consumer, which }),
-            b"delete_consumer" => Ok(Self::DeleteConsumer { consumer: named("the consumer's id", data)? }),
+            b"delete_consumer" => delete_consumer(data),
             b"delete_queue" => Ok(Self::DeleteQueue { queue: named("the queue's name", data)? }),
             b"ping" => Ok(Self::Ping { data }),
             b"_eval" => eval(data),
             b"auth" => Ok(Self::Auth { credentials: data }),
             b"prefetch" => prefetch(data),
+            b"working" => working(data),
             unknown => Err(RequestLineError::UnknownAction(EscapedBytes::new(unknown))),
         }
     }
@@ -340,15 +354,37 @@ fn settled<'a>(action: &'static str, data: &'a [u8]) -> Result<(&'a [u8], AckSco
     }
 }
 
+fn delete_consumer(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
+    let all =
+        || Ok(MqksAction::DeleteConsumer { consumer: named("the consumer's id", data)?, started: None });
+    let Some((consumer, flag)) = split(data) else { return all() };
+    let Some(number) = flag.strip_prefix(STARTED) else { return all() };
+    let started = Some(messages("--started", number)?);
+    Ok(MqksAction::DeleteConsumer { consumer: named("the consumer's id", consumer)?, started })
+}
+
+fn working(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
+    match settled("working", data)? {
+        (consumer, AckScope::One(message)) => Ok(MqksAction::Working { consumer, message }),
+        (_, AckScope::All) => {
+            Err(RequestLineError::Missing { action: "working", what: "a consumer and a message id" })
+        }
+    }
+}
+
+fn messages(flag: &'static str, number: &[u8]) -> Result<u32, RequestLineError> {
+    let count = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
+    count.ok_or_else(|| RequestLineError::BadNumber {
+        flag,
+        wanted: "a number of messages up to 4294967295",
+        found: EscapedBytes::new(number),
+    })
+}
+
 fn prefetch(data: &[u8]) -> Result<MqksAction<'_>, RequestLineError> {
     let missing = RequestLineError::Missing { action: "prefetch", what: "a consumer and a number" };
     let (consumer, number) = split(data).ok_or(missing)?;
-    let count = std::str::from_utf8(number).ok().and_then(|number| number.parse().ok());
-    let count = count.ok_or_else(|| RequestLineError::BadNumber {
-        flag: "prefetch",
-        wanted: "a number of messages up to 4294967295",
-        found: EscapedBytes::new(number),
-    })?;
+    let count = messages("prefetch", number)?;
     Ok(MqksAction::Prefetch { consumer: named("the consumer's id", consumer)?, count })
 }
 

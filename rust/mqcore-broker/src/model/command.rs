@@ -418,8 +418,9 @@ pub enum Request {
     Subscribe(EventSubscription),
     /// Subscribe to a queue.
     SubscribeQueue(Box<QueueSubscription>),
-    /// End a subscription; its unsettled deliveries are requeued.
-    UnsubscribeQueue { queue: QueueAddress, tag: Tag },
+    /// End a subscription; its unsettled deliveries are requeued. `started`: the number of the oldest of them that the
+    /// consumer's program got. The attempts of the others do not count. `None`: it may have got all.
+    UnsubscribeQueue { queue: QueueAddress, tag: Tag, started: Option<u32> },
     /// Act on all subscriptions with a name, whichever connection has them. Every shard without one
     /// answers `NotFound`. Sent to every shard.
     ToSubscriptions { name: Box<[u8]>, what: Remote },

@@ -31,8 +31,8 @@ pub struct Terms {
     pub window: u32,
     /// Time to settle a delivery with [`Settling::Explicit`]; `None`, the default: no limit.
     pub timeout: Option<Duration>,
-    /// Whether it processes its deliveries in order, and cannot ask for more time: the time to settle a delivery
-    /// begins again when it settles an earlier one. Default: no.
+    /// Whether it processes its deliveries in order: the time to settle a delivery begins again when it settles an
+    /// earlier one, or says that it works on an earlier one. Default: no.
     pub in_order: bool,
     /// For queues that deliver each message to one consumer: a free consumer with a larger weight comes
     /// first. Used only if some consumer has `slots`. Default: 0.

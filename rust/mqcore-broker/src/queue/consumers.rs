@@ -41,15 +41,20 @@ impl Queue {
         self.schedule(context);
     }
 
-    /// Ends a subscription and requeues its unsettled deliveries. `false` if it does not exist.
+    /// Ends a subscription and requeues its unsettled deliveries. Those behind the first `started` were never in the
+    /// consumer's program. `false` if it does not exist.
     pub(crate) fn unsubscribe(
         &mut self,
         consumer: ConnectionId,
         tag: Tag,
+        started: Option<u32>,
         context: &mut Context<'_>,
     ) -> bool {
         if !self.leave_own((consumer, tag)) {
             return false;
+        }
+        if let Some(started) = started {
+            self.return_unstarted((consumer, tag), started, context);
         }
         self.consumer_lost(consumer, Some(tag), context);
         self.schedule(context);

@@ -269,7 +269,16 @@ impl Deliveries {
         }
     }
 
-    /// When the consumer of a delivery last settled an earlier one, if it works in order.
+    /// Notes that a consumer works on a delivery, so that it does not get to later ones yet.
+    pub(crate) fn works_on(&mut self, key: usize, now: Timestamp) {
+        let delivery = &self.deliveries[key];
+        if delivery.consumer.terms.in_order {
+            let latest = self.progress.entry(delivery.consumer.key()).or_default();
+            *latest = (delivery.serial, now).max(*latest);
+        }
+    }
+
+    /// When the consumer of a delivery last settled, or said to work on, an earlier one, if it works in order.
     pub(crate) fn progress_before(&self, key: usize) -> Option<Timestamp> {
         let delivery = &self.deliveries[key];
         let (settled, at) = self.progress.get(&delivery.consumer.key())?;

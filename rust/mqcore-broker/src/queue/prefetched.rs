@@ -6,6 +6,7 @@ use crate::model::entry::Entry;
 use crate::model::id::{ConnectionId, Tag};
 use crate::queue::Queue;
 use crate::queue::delivery::{Delivery, Disposition, Released};
+use crate::queue::members::ConsumerKey;
 
 impl Queue {
     /// A consumer needs more time for a delivery: its timeout starts again. No effect if the consumer does not
@@ -22,6 +23,23 @@ impl Queue {
         for key in those {
             let deadline = self.acknowledge_deadline(self.deliveries.consumer(key), context.now);
             self.deliveries.extend(key, deadline);
+            self.deliveries.works_on(key, context.now);
+        }
+    }
+
+    /// A consumer leaves whose program got the oldest `started` of its deliveries: the others are returned.
+    pub(crate) fn return_unstarted(
+        &mut self,
+        consumer: ConsumerKey,
+        started: u32,
+        context: &mut Context<'_>,
+    ) {
+        let deliveries = self.deliveries.of(consumer.0, Some(consumer.1));
+        let unstarted = deliveries.into_iter().skip(usize::try_from(started).unwrap_or(usize::MAX));
+        // The newest goes first, because each is put before all others.
+        for key in unstarted.collect::<Vec<_>>().into_iter().rev() {
+            let delivery = self.deliveries.take(key);
+            self.returned(&delivery, context);
         }
     }
 

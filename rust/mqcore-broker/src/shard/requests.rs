@@ -122,8 +122,8 @@ impl Entities {
             }
             Request::Subscribe(subscription) => self.subscribe(client, &subscription),
             Request::SubscribeQueue(subscription) => self.subscribe_queue(client, *subscription, context),
-            Request::UnsubscribeQueue { queue, tag } => {
-                self.unsubscribe_queue((client.connection, tag), &queue, context)
+            Request::UnsubscribeQueue { queue, tag, started } => {
+                self.unsubscribe_queue((client.connection, tag), &queue, started, context)
             }
             Request::ToSubscriptions { name, what } => self.reach_subscriptions(&name, &what, context),
             Request::RebindQueue { queue, binding } => done(self.rebind(&queue, *binding, None, context)),

@@ -47,7 +47,7 @@ impl Entities {
             && let Err(rejection) = self.rebind(&address, *binding, (!notify_self).then_some(own), context)
         {
             // All or nothing: a rejected subscription does not consume.
-            self.unsubscribe_queue(own, &address, context)?;
+            self.unsubscribe_queue(own, &address, None, context)?;
             return Err(rejection);
         }
         Ok(Reply::Done)
@@ -76,13 +76,14 @@ impl Entities {
         &mut self,
         consumer: ConsumerKey,
         address: &QueueAddress,
+        started: Option<u32>,
         context: &mut Context<'_>,
     ) -> Result<Reply, Rejection> {
         let key = self.lookup(&address.channel).ok_or_else(|| no_channel(&address.channel))?;
         let queue = self.channels[key].queues.get_mut(&address.id);
         let queue = queue.ok_or_else(|| no_queue(&address.channel, address.id))?;
         let ((connection, tag), queue_ref) = (consumer, queue.metadata.queue_ref);
-        if !queue.unsubscribe(connection, tag, context) {
+        if !queue.unsubscribe(connection, tag, started, context) {
             let reason = format!("the client has no such subscription to queue {address}");
             return Err(Rejection::new(RejectionKind::NotFound, reason));
         }
@@ -129,7 +130,7 @@ impl Entities {
                 }
                 Remote::Unsubscribe => {
                     let address = queue.metadata.address.clone();
-                    self.unsubscribe_queue(consumer, &address, context)?;
+                    self.unsubscribe_queue(consumer, &address, None, context)?;
                 }
             }
         }

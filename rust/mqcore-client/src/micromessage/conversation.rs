@@ -280,12 +280,11 @@ impl<W> Conversation<W> {
         Ok(self.subscribed.wait(queue, self.ids.next(), waiter))
     }
 
-    /// Removes a user. The last one ends the subscription.
-    pub(crate) fn give_up(&mut self, consumption: &Consumption) {
+    /// Removes a user, whose program has `started` messages that it has not settled. The last one ends the subscription.
+    pub(crate) fn give_up(&mut self, consumption: &Consumption, started: usize) {
         match self.subscribed.leave(consumption) {
             Leaving::Continues => self.change_prefetch(&consumption.queue),
-            Leaving::Ended(Some(id)) if self.open => self.command("unsubscribe", &[("id", &id)]),
-            Leaving::Ended(_) => {}
+            Leaving::Ended(ended) => ended.iter().for_each(|ended| self.unsubscribe(ended, started)),
         }
     }
 
@@ -596,5 +595,6 @@ fn code(token: &str) -> u16 {
     meanings.iter().find(|(known, _)| known.as_str() == token).map_or(1, |(_, code)| *code)
 }
 
+mod leaving;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use mqcore_wire::codec::Limits;
 use mqcore_wire::error::WireError;
 use mqcore_wire::mqks::answer::{AnswerResult, DeliveryLine, ServerLine, delivered, parse};
 use mqcore_wire::mqks::arguments::{Consume, WhenUnused};
-use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, encode_request, message_id};
+use mqcore_wire::mqks::{Lines, NAME_BYTES_MAX, STARTED, encode_request, message_id};
 use mqcore_wire::tmqp::{Frame, Kind};
 
 use crate::address::{Protocol, QueueAddress};
@@ -22,7 +22,7 @@ use crate::error::{ClientError, Refusal};
 use crate::message_id::MessageIds;
 use crate::received::Received;
 use crate::request::Target;
-use crate::standing::{Leaving, Register};
+use crate::standing::{Ended, Leaving, Register};
 
 /// The id of heartbeat lines.
 const KEEP_ALIVE: &[u8] = b"keep-alive";
@@ -206,16 +206,53 @@ impl<W> Conversation<W> {
         Ok(self.consumed.wait(queue, self.ids.next(), waiter))
     }
 
-    /// Removes a user. The last one ends the consumer.
-    pub(crate) fn give_up(&mut self, consumption: &Consumption) {
+    /// Removes a user, whose program has `started` messages that it has not settled. The last one ends the consumer.
+    pub(crate) fn give_up(&mut self, consumption: &Consumption, started: usize) {
         let Leaving::Ended(ended) = self.consumed.leave(consumption) else {
             return self.change_prefetch(&consumption.queue);
         };
         self.bound.remove(&consumption.queue);
-        if let (Some(consumer), true) = (ended, self.open) {
-            self.consumers.remove(&consumer);
-            encode_request(NOBODY, "delete_consumer", false, &[&consumer], &mut self.output);
+        if let Some(ended) = ended {
+            self.end_consumer(&ended, started);
         }
+    }
+
+    /// Ends all consumers, because the client closes. `started`: how many messages of a queue the program has and has not
+    /// settled.
+    pub(crate) fn leave_all(&mut self, started: impl Fn(&QueueAddress) -> usize) {
+        for (queue, ended) in self.consumed.end_all() {
+            self.end_consumer(&ended, started(&queue));
+        }
+    }
+
+    /// The program dropped a message without settling it. The broker requeues it when the consumer ends.
+    pub(crate) fn dropped(&mut self, message: &Received) {
+        let Ok(channel) = str::from_utf8(message.target()) else { return };
+        self.consumed.dropped(&Place { channel, id: message.content_type() });
+    }
+
+    /// Asks for the whole acknowledge timeout again. Returns whether the broker knows this request.
+    pub(crate) fn extend(&mut self, message: &Received) -> bool {
+        let Ok(channel) = str::from_utf8(message.target()) else { return false };
+        let consumer = self.consumed.id(&Place { channel, id: message.content_type() });
+        let (Some(consumer), true) = (consumer, self.limits_deliveries) else { return false };
+        let id = message_id::write(message.id());
+        encode_request(NOBODY, "working", false, &[consumer, &id], &mut self.output);
+        true
+    }
+
+    fn end_consumer(&mut self, ended: &Ended, started: usize) {
+        if !self.open {
+            return;
+        }
+        self.consumers.remove(&ended.id);
+        let mut data = vec![&ended.id[..]];
+        // The attempts of messages that the program did not get do not count.
+        let flag = [STARTED, (started + ended.dropped).to_string().as_bytes()].concat();
+        if ended.manual_ack && self.limits_deliveries {
+            data.push(&flag);
+        }
+        encode_request(NOBODY, "delete_consumer", false, &data, &mut self.output);
     }
 
     /// Writes the line with the prefetch of a consumer, which is in force or about to start.

@@ -143,6 +143,16 @@ impl OutgoingMessages {
         Ok(())
     }
 
+    /// The peer works on the message with a number: its timeout starts again.
+    pub(super) fn works_on(&self, number: u16, commands: &mut Vec<Command>) -> Result<(), ProtocolFailure> {
+        let Some(sent) = &self.sent else { return Ok(()) };
+        if let Some(Some((owed, message_id))) = sent.unsettled(number)? {
+            let (queue, message_id) = ((*owed.queue).clone(), message_id.clone());
+            commands.push(Command::Extend { queue, tag: owed.tag, message_id });
+        }
+        Ok(())
+    }
+
     /// A subscription ended: removes its waiting messages, which are requeued.
     pub(super) fn forget(&mut self, tag: Tag) {
         self.waiting.retain(|queued| queued.owed.as_ref().is_none_or(|owed| owed.tag != tag));

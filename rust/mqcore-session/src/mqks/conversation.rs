@@ -147,7 +147,28 @@ impl MqksSession {
                 self.settle(id, consumer, which, Some("rejected"), confirm, commands, output);
                 Ok(())
             }
-            Ok(MqksAction::DeleteConsumer { consumer }) => {
+            Ok(MqksAction::DeleteConsumer { consumer, started: Some(started) })
+                if !self.consumers.of(consumer).is_empty() =>
+            {
+                for (queue, tag) in self.consumers.of(consumer) {
+                    let request = Request::UnsubscribeQueue { queue, tag, started: Some(started) };
+                    let asked = PendingRequest { silent_if_missing: true, ..PendingRequest::new(id, false) };
+                    self.change(asked, request, commands);
+                }
+                self.consumers.forget(consumer);
+                if confirm {
+                    encode_done(id, b"", output);
+                }
+                Ok(())
+            }
+            Ok(MqksAction::Working { consumer, message }) => {
+                for (queue, tag) in self.consumers.of(consumer) {
+                    let message_id = MessageId::from_slice(&message_id::read(message));
+                    commands.push(Command::Extend { queue, tag, message_id });
+                }
+                Ok(())
+            }
+            Ok(MqksAction::DeleteConsumer { consumer, .. }) => {
                 self.consumers.forget(consumer);
                 let request = Request::ToSubscriptions { name: consumer.into(), what: Remote::Unsubscribe };
                 let asked = PendingRequest { silent_if_missing: true, ..PendingRequest::new(id, confirm) };

@@ -104,6 +104,18 @@ impl<T> SendWindow<T> {
         Ok(settled)
     }
 
+    /// The data of the unsettled message `number`; `None` if it is settled.
+    ///
+    /// # Errors
+    /// The same as [`SendWindow::acknowledge`].
+    pub fn unsettled(&self, number: u16) -> Result<Option<&T>, ProtocolFailure> {
+        match self.place(number) {
+            Some(place) => Ok(self.slots[place].as_ref()),
+            None if self.last == Some(number) => Ok(None),
+            None => Err(self.unknown(number)),
+        }
+    }
+
     fn unknown(&self, number: u16) -> ProtocolFailure {
         let why = format!("no unacknowledged message has the number {number}; {} are open", self.slots.len());
         ProtocolFailure::new(ErrorToken::Ack, why)
@@ -212,6 +224,12 @@ impl ReceiveWindow {
         let number = self.decide(receipt, ReceivedState::SettledAlone)?;
         self.open -= 1;
         Some(number)
+    }
+
+    /// The sequence number of the message of this receipt; `None`: it was settled.
+    pub fn number_of(&self, receipt: u32) -> Option<u16> {
+        let (number, state) = self.waiting.get(receipt.wrapping_sub(self.first) as usize)?;
+        (*state == ReceivedState::Open).then_some(*number)
     }
 
     /// Receipt of the oldest unacknowledged message, or of the next message if all are acknowledged.

@@ -98,10 +98,10 @@ fn the_prefetch_of_a_subscription_is_that_of_all_its_users() {
     assert!(said(&mut conversation).ends_with("subscribe;destination=q,id=s1,prefetch=3"));
     conversation.take_up(&wanted(4), "two").unwrap();
     assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=7"));
-    conversation.give_up(&wanted(3));
+    conversation.give_up(&wanted(3), 0);
     assert!(said(&mut conversation).ends_with("prefetch;id=s1,count=4"));
-    conversation.give_up(&wanted(4));
-    assert!(said(&mut conversation).ends_with("unsubscribe;id=s1"));
+    conversation.give_up(&wanted(4), 2);
+    assert!(said(&mut conversation).ends_with("unsubscribe;id=s1,started=2"));
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn subscriptions_are_made_again_and_answered_where_the_broker_answers() {
     assert!(said.contains("id=s3"), "{said}");
     assert!(matches!(conversation.take_up(&consumption, "other"), Ok(IntentState::Already(_))));
     assert_eq!(written(&mut conversation), b"", "it stands already");
-    conversation.give_up(&consumption);
-    conversation.give_up(&consumption);
+    conversation.give_up(&consumption, 0);
+    conversation.give_up(&consumption, 0);
     assert!(written(&mut conversation).ends_with(b"unsubscribe;id=s3"));
 }

@@ -169,10 +169,10 @@ fn consumers_of_one_queue_share_one_and_the_last_one_ends_it() {
     assert_eq!(all.len(), 2);
     let other = ConsumeTerms { manual_ack: false, ..ConsumeTerms::default() };
     assert!(conversation.take_up(&consumption("q", other), "three").is_err());
-    conversation.give_up(&wanted);
+    conversation.give_up(&wanted, 0);
     assert_eq!(written(&mut conversation), "");
-    conversation.give_up(&wanted);
-    assert_eq!(written(&mut conversation), format!("- delete_consumer {id}\n"));
+    conversation.give_up(&wanted, 3);
+    assert_eq!(written(&mut conversation), format!("- delete_consumer {id} --started=3\n"));
     let late = hear(&mut conversation, &format!("{id} ok m1 event=q d\n"));
     assert!(matches!(late, FrameEvent::Nothing), "{late:?}");
 }
@@ -188,7 +188,7 @@ fn the_prefetch_of_all_users_precedes_their_consumer_and_follows_their_number() 
     assert_eq!(first, format!("prefetch prefetch {id} 3"));
     conversation.take_up(&wanted(2), "two").unwrap();
     assert_eq!(all_written(&mut conversation), format!("prefetch prefetch {id} 5\n"));
-    conversation.give_up(&wanted(3));
+    conversation.give_up(&wanted(3), 0);
     assert_eq!(all_written(&mut conversation), format!("prefetch prefetch {id} 2\n"));
     let automatic = ConsumeTerms { manual_ack: false, ..ConsumeTerms::default() };
     conversation.take_up(&consumption("other", automatic), "three").unwrap();
@@ -205,6 +205,9 @@ fn the_client_sends_no_more_prefetch_to_a_server_that_does_not_know_it() {
     assert_eq!(conversation.tally().refused_unconfirmed, 0);
     conversation.take_up(&wanted, "two").unwrap();
     assert_eq!(all_written(&mut conversation), "");
+    conversation.leave_all(|_| 1);
+    let last = all_written(&mut conversation);
+    assert!(last.starts_with("- delete_consumer ") && !last.contains("--started"), "{last}");
     conversation.lost();
     conversation.opened();
     assert!(all_written(&mut conversation).starts_with("prefetch prefetch "), "it may be another server");

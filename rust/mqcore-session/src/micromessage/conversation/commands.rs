@@ -1,5 +1,7 @@
 //! Commands: subscribe, unsubscribe, ping.
 
+use std::str::FromStr;
+
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::id::{QueueAddress, RequestId, Tag};
 use mqcore_broker::model::subscription::{QueueSubscription, Settling, Terms as SubscriptionTerms};
@@ -21,7 +23,9 @@ fn check_arguments(said: &command::CommandPayload<'_>, extended: bool) -> Result
         "subscribe" if extended => &["id", "destination", "filter", "prefetch"],
         "subscribe" => &["id", "destination", "filter"],
         "prefetch" if extended => &["id", "count"],
+        "unsubscribe" if extended => &["id", "destination", "started"],
         "unsubscribe" => &["id", "destination"],
+        "working" if extended => &["sequence"],
         "ping" => &["id"],
         _ => return Ok(()),
     };
@@ -49,6 +53,12 @@ fn prefetch(value: &[u8]) -> Result<u16, ProtocolFailure> {
             "a prefetch must be a number of messages, at least 1",
         )),
     }
+}
+
+/// Parses a number that a command needs, or may have.
+fn number<T: FromStr>(what: &str, value: &[u8]) -> Result<T, ProtocolFailure> {
+    let number = str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| ProtocolFailure::new(ErrorToken::Malformed, format!("{what} must be a number")))
 }
 
 impl MicroMessageSession {
@@ -103,6 +113,10 @@ impl MicroMessageSession {
             "subscribe" => self.subscribe(said, id, commands),
             "unsubscribe" => self.unsubscribe(said, id, commands, output),
             "prefetch" if self.answers_commands() => self.prefetch(said, id, commands, output),
+            "working" if self.answers_commands() => {
+                let sequence = said.argument("sequence").unwrap_or_default();
+                self.outgoing.works_on(number("sequence", sequence)?, commands)
+            }
             "ping" if self.answers_commands() => {
                 if let Some(id) = &id {
                     write_ok(id, output);
@@ -202,6 +216,7 @@ impl MicroMessageSession {
                 ));
             }
         };
+        let started = said.argument("started").map(|started| number("started", started)).transpose()?;
         let unknown = || ProtocolFailure::new(ErrorToken::Unexpected, "there is no such subscription");
         let tag = self.subscriptions.tag(&key).ok_or_else(unknown)?;
         let place = self.subscriptions.get(tag).map(|subscription| subscription.place.clone());
@@ -210,7 +225,7 @@ impl MicroMessageSession {
                 // Messages in flight still have to find it, unless they are requeued anyway.
                 self.subscriptions.unname(tag);
                 self.outgoing.forget(tag);
-                let request = Request::UnsubscribeQueue { queue, tag };
+                let request = Request::UnsubscribeQueue { queue, tag, started };
                 self.ask(RequestSubject::Unsubscribing(tag), id, request, commands);
             }
             Some(Place::Topic(topic)) => {
