@@ -25,7 +25,7 @@ fn main() {
 }
 
 /// A comment with a brace: {
-fn are_short<'a>(texts: [&'a str; { 1 + 1 }], limit: usize) -> bool
+const fn are_short<'a>(texts: [&'a str; { 1 + 1 }], limit: usize) -> bool
 where
     'a: 'static,
 {
@@ -50,7 +50,7 @@ def position(offset: int) -> dict[str, int]:
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
 def test_an_environment_variable_selects_the_mutant_that_runs(rust_mutants: ModuleType, tmp_path: Path) -> None:
     """Without it, the program does what its source says."""
-    function = SOURCE[SOURCE.index("fn are_short") :].rstrip()
+    function = SOURCE[SOURCE.index("const fn are_short") :].rstrip()
     body = function[function.index("let brace") : -1].rstrip()
 
     def mutant(number: int, part: str, replacement: str) -> object:
@@ -80,3 +80,26 @@ def test_an_environment_variable_selects_the_mutant_that_runs(rust_mutants: Modu
     assert output(MUTANT="0") == "true true false"
     assert output(MUTANT="1") == "true true true"
     assert output(MUTANT="2") == "false false false"
+
+
+def test_survivors_of_another_run_are_found_after_their_lines_moved(
+    rust_mutants: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A name says the line and column of the mutant, which change when code before it does."""
+    file = "rust/mqcore-tls/src/lib.rs"
+
+    def described(line: int, change: str) -> dict[str, object]:
+        span = {"start": {"line": line, "column": 1}, "end": {"line": line, "column": 2}}
+        return {"name": f"{file}:{line}:1: {change}", "file": file, "function": None, "span": span, "replacement": ""}
+
+    now = [
+        described(line, change) for line, change in ((2, "delete ! in a"), (3, "delete ! in b"), (4, "delete - in c"))
+    ]
+    monkeypatch.setattr(rust_mutants, "listed", lambda crate: now)
+    output = tmp_path / "output"
+    output.write_text(
+        f"mqcore-tls: 3 of 3 mutants\n  caught    {file}:1:1: delete - in c  [a test]\n"
+        f"  SURVIVED  {file}:1:1: delete ! in a\n  SURVIVED  {file}:3:1: delete ! in b\n"
+    )
+    again = rust_mutants.sampled(["mqcore-tls"], 40, 7, rust_mutants.survivors_of(output))
+    assert sorted(mutant.name for mutant in again) == [now[0]["name"], now[1]["name"]]

@@ -5,8 +5,8 @@ of a target depends only on `--seed`, so a run can be repeated. Python mutants r
 tests of their target that run the mutated line. The first run of a target records which ones these are; `--record`
 keeps that for other runs while the modules stay the same. `--tests` adds tests, and `--only` repeats single mutants of
 a sample. `--near` gives a first result in a fraction of the time: only the quickest of these tests run, so some
-survivors are none. `tools/rust_mutants.py` describes how mutants of crates run; `--again` runs survivors of `--near`
-against all tests that reach them.
+survivors are none. With it, mutants of crates meet only the Rust tests of their crate; `--again` runs the survivors
+against all tests that reach them. `tools/rust_mutants.py` describes how mutants of crates run.
 
 A mutant counts as caught if a test fails or the tests take far longer than without it. The program prints each mutant
 with its file, line and change and the test that failed, and exits with 1 if a target's share of caught mutants is below
@@ -483,7 +483,7 @@ def main() -> int:
                 near=given.near,
             )
             scores.append((target, size, len(survivors)))
-    options = {"processes": given.processes, "jobs": given.jobs, "near": given.near, "again": given.again}
+    options = {"processes": given.processes, "jobs": given.jobs, "own": given.near, "again": given.again}
     results = run_crates(crates, given.count, given.seed, **options) if crates else None
     scores += [(crate, tested.viable, len(tested.survivors)) for crate, tested in (results or {}).items()]
     for target, size, survived in scores:

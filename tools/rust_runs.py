@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from mutant_runs import RECORDER, ROOT, quickest
+from mutant_runs import RECORDER, quickest
 from rust_mutants import RustMutant, is_switchable, sampled, survivors_of
 from rust_workspace import TestProgram, Workspace, compiling
 
-# Seconds of test programs of other crates, and of Python tests, that mutants meet with `near`.
-NEAR_SECONDS: Final = 30.0
 # How often a failed test may run again until it fails once more.
 CONFIRMATIONS: Final = 3
 
@@ -42,12 +40,12 @@ class Reach:
     """Seconds of these tests."""
 
 
-def record_programs(workspace: Workspace, programs: list[TestProgram], count: int) -> Reach:
-    """Runs all test programs without a mutant."""
-    reach = Reach({}, {}, {}, {})
-    begin = time.monotonic()
+def record_programs(workspace: Workspace, reach: Reach, programs: list[TestProgram], count: int) -> None:
+    """Runs test programs without a mutant, unless they have been."""
     with tempfile.TemporaryDirectory(prefix="mqcore-reached-") as name:
         for program in programs:
+            if program in reach.programs:
+                continue
             reached = Path(name, "program")
             reached.write_bytes(bytes(count))
             run = workspace.run(program, [], None, {"MUTANTS_REACHED": str(reached)})
@@ -61,8 +59,6 @@ def record_programs(workspace: Workspace, programs: list[TestProgram], count: in
                 {number for number, byte in enumerate(reached.read_bytes()) if byte},
             )
             reach.skipped[program] = run.failed
-    print(f"test programs: {time.monotonic() - begin:.0f} s", flush=True)
-    return reach
 
 
 def record_tests(workspace: Workspace, reach: Reach, count: int, processes: int) -> None:
@@ -95,36 +91,28 @@ class Hunt:
     workspace: Workspace
     reach: Reach
     processes: int
-    near: bool
-    """Whether mutants meet only the programs of their crate and the quickest of all other tests."""
 
-    def catching_program(self, mutant: RustMutant, *, everything: bool) -> str | None:
-        """The test of cargo test that fails with a mutant, of those that run its function or of all."""
-        variables = {"MUTANT": str(mutant.number)}
+    def catching_program(self, mutant: RustMutant, *, own: bool, everything: bool = False) -> str | None:
+        """The test of cargo test that fails with a mutant, of those of its crate or of the others; of those that run
+        its function or of all.
+        """
         programs = sorted(
-            (program.crate != mutant.crate, seconds, program.path.name, program)
+            (seconds, program.path.name, program)
             for program, (seconds, numbers) in self.reach.programs.items()
-            if everything or mutant.number in numbers
+            if (program.crate == mutant.crate) == own and (everything or mutant.number in numbers)
         )
-        total = 0.0
-        for foreign, seconds, name, program in programs:
-            total += seconds if foreign else 0
-            if self.near and total > NEAR_SECONDS:
-                break
-            if failed := self.failing_program(program, variables):
+        for _, name, program in programs:
+            if failed := self.failing_program(program, {"MUTANT": str(mutant.number)}):
                 return f"{name} {failed}"
         return None
 
-    def catching_test(self, mutant: RustMutant, *, everything: bool) -> str | None:
+    def catching_test(self, mutant: RustMutant, *, everything: bool = False) -> str | None:
         """The Python test that fails with a mutant, of those that run its function or of all."""
         variables = {"MUTANT": str(mutant.number)}
         tests = [test for test in self.reach.durations if everything or mutant.number in self.reach.tests.get(test, ())]
         first = quickest(tests, self.reach.durations)
-        if failed := self.failing_test(first, 0, variables):
-            return failed
-        if self.near:
-            return None
-        return self.failing_test([test for test in tests if test not in first], self.processes, variables)
+        rest = [test for test in tests if test not in first]
+        return self.failing_test(first, 0, variables) or self.failing_test(rest, self.processes, variables)
 
     def failing_program(self, program: TestProgram, variables: dict[str, str]) -> str | None:
         """A test of a program that fails, and fails again."""
@@ -175,58 +163,84 @@ def in_turn(mutants: list[RustMutant]) -> list[RustMutant]:
 
 
 def run_crates(
-    crates: list[str], count: int, seed: int, *, processes: int, jobs: int, near: bool, again: Path | None
+    crates: list[str], count: int, seed: int, *, processes: int, jobs: int, own: bool, again: Path | None
 ) -> dict[str, Tested] | None:
-    """Runs a sample of each crate, or the mutants that survived according to the output `again`; `None` without
-    cargo-mutants.
+    """Runs a sample of each crate, or the mutants that survived according to the output `again`. With `own`, mutants
+    meet only the test programs of their crate. Returns `None` without cargo-mutants.
     """
     if subprocess.run(["cargo", "mutants", "--version"], capture_output=True, check=False).returncode != 0:
         print(f"{' '.join(crates)}: skipped: needs cargo-mutants (cargo install cargo-mutants)")
         return None
     sample = sampled(crates, count, seed, None if again is None else survivors_of(again))
     results = {crate: Tested() for crate in crates}
-    with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory:
-        workspace = Workspace(Path(directory), crates, seed)
+    with tempfile.TemporaryDirectory(prefix="mqcore-mutants-") as directory, ThreadPoolExecutor(jobs) as pool:
+        workspace = Workspace(Path(directory), crates, {mutant.file for mutant in sample}, seed)
         candidates: list[RustMutant] = []
         for mutant in sample:
-            if is_switchable(mutant, (ROOT / mutant.file).read_text(encoding="utf-8"), candidates):
+            if is_switchable(mutant, workspace.texts[mutant.file], candidates):
                 candidates.append(mutant)
-        kept, unviable = compiling(workspace, candidates)
+        checked = crates if own else []
+        kept, unviable = compiling(workspace, candidates, checked)
         print(f"{len(kept)} of {len(sample)} mutants in one build, {len(unviable)} unviable", flush=True)
-        reach = record_programs(workspace, workspace.build(), len(sample))
-        hunt = Hunt(workspace, reach, processes, near)
-        waiting: list[RustMutant] = []
-        with ThreadPoolExecutor(jobs) as pool:
-            runs = {pool.submit(hunt.catching_program, mutant, everything=False): mutant for mutant in in_turn(kept)}
+        hunt = Hunt(workspace, Reach({}, {}, {}, {}), processes)
+
+        def hunted(mutants: list[RustMutant], catching: Callable[[RustMutant], str | None]) -> list[RustMutant]:
+            """Runs these mutants; returns those that are not caught."""
+            runs = {pool.submit(catching, mutant): mutant for mutant in mutants}
+            missed = []
             for done in as_completed(runs):
                 if done.result() is None:
-                    waiting.append(runs[done])
-                    print(f"  waiting   {runs[done].name}", flush=True)
+                    missed.append(runs[done])
                 else:
                     report(results, runs[done], done.result())
-            # After the programs of cargo test, which take far less time and catch most mutants.
-            record_tests(workspace, reach, len(sample), processes)
-            runs = {pool.submit(hunt.catching_test, mutant, everything=False): mutant for mutant in in_turn(waiting)}
-            for done in as_completed(runs):
-                report(results, runs[done], done.result())
+            return missed
+
+        waiting: list[RustMutant] = []
+        for crate in crates:
+            record_programs(workspace, hunt.reach, workspace.build_programs([crate]), len(sample))
+            mutants = [mutant for mutant in kept if mutant.crate == crate]
+            missed = hunted(mutants, lambda mutant: hunt.catching_program(mutant, own=True))
+            print(f"{crate}: {len(missed)} of {len(mutants)} are not caught by its own test programs:", flush=True)
+            for mutant in missed:
+                print(f"    {mutant.name}", flush=True)
+            waiting += missed
+        if waiting and not own:
+            # Later, because there are far more of these tests, and far fewer mutants are left.
+            record_programs(workspace, hunt.reach, workspace.build_programs([]), len(sample))
+            waiting = hunted(in_turn(waiting), lambda mutant: hunt.catching_program(mutant, own=False))
+            workspace.build_extension()
+            record_tests(workspace, hunt.reach, len(sample), processes)
+            waiting = hunted(in_turn(waiting), hunt.catching_test)
+        for mutant in waiting:
+            report(results, mutant, None)
         workspace.restore(mutant.file for mutant in kept)
         for mutant in in_turn([each for each in sample if each not in kept and each not in unviable]):
-            text = (ROOT / mutant.file).read_text(encoding="utf-8")
+            text = workspace.texts[mutant.file]
             workspace.replace(mutant.file, mutant.applied(text, 0, len(text)))
-            if workspace.errors():
+            if workspace.errors([mutant.crate] if own else []):
                 print(f"  unviable  {mutant.name}", flush=True)
             else:
-                programs = workspace.build()
-                known = {program.name: program for program in reach.programs}
-                old = {program: known[program.name] for program in programs if program.name in known}
-                rebuilt = {program: reach.programs[each] for program, each in old.items()}
-                skipped = {program: reach.skipped[each] for program, each in old.items()}
-                renamed = Reach(rebuilt, skipped, reach.tests, reach.durations)
-                alone = Hunt(workspace, renamed, processes, near)
-                failed = alone.catching_program(mutant, everything=True) or alone.catching_test(mutant, everything=True)
-                report(results, mutant, failed)
+                report(results, mutant, catching_alone(workspace, mutant, hunt, own=own))
             workspace.restore([mutant.file])
     return results
+
+
+def catching_alone(workspace: Workspace, mutant: RustMutant, hunt: Hunt, *, own: bool) -> str | None:
+    """The test that fails with the only mutant of the workspace."""
+    known = {program.name: program for program in hunt.reach.programs}
+    reach = Reach({}, {}, hunt.reach.tests, hunt.reach.durations)
+    alone = Hunt(workspace, reach, hunt.processes)
+    for crates in ([mutant.crate],) if own else ([mutant.crate], []):
+        for program in workspace.build_programs(crates):
+            if old := known.get(program.name):
+                reach.programs[program] = hunt.reach.programs[old]
+                reach.skipped[program] = hunt.reach.skipped[old]
+        if failed := alone.catching_program(mutant, own=bool(crates), everything=True):
+            return failed
+    if own:
+        return None
+    workspace.build_extension()
+    return alone.catching_test(mutant, everything=True)
 
 
 def report(results: dict[str, Tested], mutant: RustMutant, failed: str | None) -> None:

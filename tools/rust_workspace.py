@@ -91,13 +91,17 @@ class TestProgram:
 class Workspace:
     """A copy of the project that has mutants."""
 
-    def __init__(self, directory: Path, crates: Iterable[str], seed: int) -> None:
+    def __init__(self, directory: Path, crates: Iterable[str], files: Iterable[Path], seed: int) -> None:
         self.copy = Copy(directory)
-        wrapper = directory / "without-lints"
-        wrapper.write_text(WRAPPER, encoding="utf-8")
-        wrapper.chmod(0o700)
+        # The project may change while mutants run.
+        self.texts = {file: (directory / file).read_text(encoding="utf-8") for file in files}
         target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve() / "mutants"
         self.target = target
+        # Here and not in the copy: cargo builds again if the path changes.
+        target.mkdir(parents=True, exist_ok=True)
+        wrapper = target / "without-lints"
+        wrapper.write_text(WRAPPER, encoding="utf-8")
+        wrapper.chmod(0o700)
         self.environment = {
             **os.environ,
             "CARGO_TARGET_DIR": str(target),
@@ -122,15 +126,15 @@ class Workspace:
         """Puts these mutants, and no others, behind switches."""
         regions = {}
         for file in {mutant.file for mutant in mutants}:
-            text = (ROOT / file).read_text(encoding="utf-8")
-            changed, regions[file] = switched(text, [mutant for mutant in mutants if mutant.file == file])
+            own = [mutant for mutant in mutants if mutant.file == file]
+            changed, regions[file] = switched(self.texts[file], own)
             self.replace(file, changed)
         return regions
 
     def restore(self, files: Iterable[Path]) -> None:
         """Removes all mutants from these files."""
         for file in set(files):
-            self.replace(file, (ROOT / file).read_text(encoding="utf-8"))
+            self.replace(file, self.texts[file])
 
     def replace(self, file: Path, text: str) -> None:
         """Writes a file if it differs, because cargo looks at its time."""
@@ -153,17 +157,17 @@ class Workspace:
             if line.startswith(b"{"):
                 yield json.loads(line)
 
-    def errors(self) -> list[dict[str, Any]]:
-        """The errors of the compiler in all crates and their tests."""
+    def errors(self, crates: Iterable[str]) -> list[dict[str, Any]]:
+        """The errors of the compiler in these crates and their tests; in all if there are none."""
         found = (
             each["message"]
-            for each in self.messages("check", "--quiet", "--all-targets", "--keep-going")
+            for each in self.messages("check", "--quiet", "--all-targets", "--keep-going", *selected(crates))
             if each["reason"] == "compiler-message"
         )
         return [message for message in found if message["level"] == "error" and message["spans"]]
 
-    def build(self) -> list[TestProgram]:
-        """Builds the extension module and all test programs."""
+    def build_extension(self) -> None:
+        """Builds the extension module that the Python tests load."""
         command = ["--package", "mqcore-python", "--lib", "--crate-type", "cdylib", "--features", "shared-with-tests"]
         subprocess.run(
             ["cargo", "rustc", "--quiet", *command], cwd=self.copy.directory, env=self.environment, check=True
@@ -172,13 +176,16 @@ class Workspace:
         module = self.copy.directory / "python" / "mqcore" / "_core.abi3.so"
         module.unlink(missing_ok=True)
         module.write_bytes((self.target / "debug" / suffix).read_bytes())
+
+    def build_programs(self, crates: Sequence[str]) -> list[TestProgram]:
+        """Builds the test programs of these crates; all if there are none."""
         programs = []
-        for each in self.messages("test", "--quiet", "--no-run"):
+        # mqcore-python has no test program. With it, cargo chooses the same features for any of these crates.
+        packages = selected([*crates, "mqcore-python"]) if crates else []
+        for each in self.messages("test", "--quiet", "--no-run", *packages):
             if each["reason"] == "compiler-artifact" and each["profile"]["test"] and each["executable"]:
                 directory = Path(each["manifest_path"]).parent
                 programs.append(TestProgram(directory.name, Path(each["executable"]), directory))
-        if not programs:
-            sys.exit("the tests do not compile")
         return programs
 
     def run(
@@ -225,15 +232,22 @@ class ProgramRun:
     seconds: float
 
 
-def compiling(workspace: Workspace, mutants: list[RustMutant]) -> tuple[list[RustMutant], set[RustMutant]]:
-    """The mutants that compile behind switches, and those that compile nowhere. The workspace has the switches of the
-    former after the call.
+def selected(crates: Iterable[str]) -> list[str]:
+    """The arguments with which cargo selects these crates."""
+    return [argument for crate in crates for argument in ("--package", crate)]
+
+
+def compiling(
+    workspace: Workspace, mutants: list[RustMutant], crates: Iterable[str]
+) -> tuple[list[RustMutant], set[RustMutant]]:
+    """The mutants that compile behind switches in these crates (all if there are none), and those that compile nowhere.
+    The workspace has the switches of the former after the call.
     """
     kept = mutants
     unviable: set[RustMutant] = set()
     while True:
         regions = workspace.write(kept)
-        errors = workspace.errors()
+        errors = workspace.errors(crates)
         if not errors:
             return kept, unviable
         blamed = {mutant for error in errors for mutant in responsible(error, regions, kept)}
