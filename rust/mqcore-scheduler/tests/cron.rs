@@ -92,6 +92,11 @@ fn rare_days_are_found_and_impossible_ones_are_not() {
         "one of both days is enough"
     );
     assert_eq!(Cron::parse("0 0 30 2 *"), Err(CronError::NoSuchDay(30)));
+    for month in 1..=12 {
+        let is_long = Cron::parse(&format!("0 0 31 {month} *")).is_ok();
+        assert_eq!(is_long, [1, 3, 5, 7, 8, 10, 12].contains(&month), "month {month}");
+    }
+    assert!(Cron::parse("0 0 31 4,5 *").is_ok(), "May has 31 days");
     assert_eq!(following("@daily", "UTC", "2026-01-01T00:00:00Z", 1), ["01-02 00:00:00 +0000"]);
 }
 

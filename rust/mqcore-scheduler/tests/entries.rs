@@ -214,7 +214,7 @@ fn an_equal_entry_takes_the_place_of_the_one_before() {
     let state = faster.begin(START).expect("it begins");
     let before =
         scheduler.insert(ScheduleEntry { id: id(1), plan: faster, state, what: 8 }).expect("there was one");
-    assert_eq!((before.what, scheduler.len()), (7, 1));
+    assert_eq!((before.what, scheduler.len(), scheduler.is_empty()), (7, 1, false));
     assert_eq!(due(&mut scheduler, START + 1000).len(), 10);
     assert!(scheduler.remove(&id(1)).is_some() && scheduler.remove(&id(1)).is_none());
     assert!(due(&mut scheduler, START + HOUR).is_empty());
@@ -261,6 +261,19 @@ fn meaningless_plans_are_rejected() {
         let plan = CronInZone::new("* * * * *", zone, &zones);
         assert!(matches!(plan, Err(PlanError::Zone(_))), "{zone}");
     }
+}
+
+#[test]
+fn plans_are_equal_only_with_the_same_times_zone_and_terms() {
+    let zones = TimeZoneDatabase::bundled();
+    let cron = |text: &str, zone: &str| {
+        let cron = CronInZone::new(text, zone, &zones).expect("a plan");
+        plan(Recurrence::Cron(Arc::new(cron)), CatchUp::All)
+    };
+    assert_eq!(cron("0 * * * *", "Europe/Berlin"), plan(hourly(), CatchUp::All));
+    assert_ne!(cron("1 * * * *", "Europe/Berlin"), plan(hourly(), CatchUp::All));
+    assert_ne!(cron("0 * * * *", "Europe/Paris"), plan(hourly(), CatchUp::All));
+    assert_ne!(plan(hourly(), CatchUp::None), plan(hourly(), CatchUp::All));
 }
 
 fn plans() -> impl Strategy<Value = Plan> {

@@ -212,6 +212,25 @@ mod tests {
     }
 
     #[test]
+    fn tls_error_of_a_conversation_is_classified() {
+        for (error, reason) in [
+            (Error::InvalidCertificate(CertificateError::UnknownIssuer), FailureReason::UnknownAuthority),
+            (Error::AlertReceived(AlertDescription::CertificateRequired), FailureReason::CertificateRequired),
+            (Error::InvalidMessage(InvalidMessage::InvalidContentType), FailureReason::NotTls),
+            (
+                Error::PeerIncompatible(PeerIncompatible::NoCipherSuitesInCommon),
+                FailureReason::NothingInCommon,
+            ),
+            (Error::DecryptError, FailureReason::Other),
+        ] {
+            let error = io::Error::new(io::ErrorKind::InvalidData, error);
+            let failure = HandshakeFailure::of_conversation(&error).expect("TLS is the reason");
+            assert_eq!(failure.reason, reason);
+            assert_eq!(HandshakeFailure::of_handshake(&error), failure);
+        }
+    }
+
+    #[test]
     fn handshake_that_ends_without_a_tls_error_is_closed_and_says_how() {
         for (kind, words) in [
             (io::ErrorKind::UnexpectedEof, "check that the port speaks TLS"),

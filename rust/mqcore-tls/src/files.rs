@@ -95,11 +95,47 @@ fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    fn temporary(name: &str, content: &[u8]) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("mqcore-tls-{name}-{}.pem", std::process::id()));
+        std::fs::write(&path, content).expect("the file is written");
+        path
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_permissions_of_all_users_open_a_file_to_others() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let path = temporary("mode", b"");
+        for (mode, is_open) in [(0o600, false), (0o640, false), (0o670, false), (0o604, true), (0o601, true)]
+        {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).expect("they change");
+            assert_eq!(is_open_to_others(&path), is_open, "{mode:o}");
+        }
+        std::fs::remove_file(&path).expect("the file is removed");
+    }
+
+    #[test]
+    fn encrypted_key_is_distinguished_from_a_missing_one() {
+        for (pem, is_encrypted) in [
+            ("-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAA=\n-----END ENCRYPTED PRIVATE KEY-----\n", true),
+            ("-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n", false),
+            ("", false),
+        ] {
+            let path = temporary("key", pem.as_bytes());
+            match key(&path) {
+                Err(TlsConfigError::EncryptedKey { .. }) => assert!(is_encrypted, "{pem}"),
+                Err(TlsConfigError::NoKey { .. }) => assert!(!is_encrypted, "{pem}"),
+                other => panic!("{pem}: {other:?}"),
+            }
+            std::fs::remove_file(&path).expect("the file is removed");
+        }
+    }
+
     #[test]
     fn file_of_the_maximum_size_is_read_and_a_larger_one_rejected() {
-        let path = std::env::temp_dir().join(format!("mqcore-tls-size-{}.pem", std::process::id()));
-        for (size, why) in
-            [(FILE_BYTES_MAX, "no certificate in the"), (FILE_BYTES_MAX + 1, "exceeds 16 MiB")]
+        let path = temporary("size", b"");
+        for (size, why) in [(FILE_BYTES_MAX, "no certificate in the"), (FILE_BYTES_MAX + 1, "exceeds 16 MiB")]
         {
             File::create(&path).and_then(|file| file.set_len(size)).expect("the file is created");
             let error = certificates("certificate", &path).expect_err("zeros are no certificate").to_string();

@@ -183,3 +183,24 @@ impl ListenerTls {
         Ok((own.ok_or_else(missing)?, not_after))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_certificates_are_read_as_they_are_written_and_nothing_else_is_one() {
+        for each in [ClientCertificates::Required, ClientCertificates::Optional] {
+            assert_eq!(ClientCertificates::from_text(each.as_str()), Some(each));
+        }
+        for text in ["", "perhaps", "Required"] {
+            assert_eq!(ClientCertificates::from_text(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn warning_of_an_open_key_says_which_file_and_what_to_do() {
+        let warning = TlsWarning::KeyOpenToOthers("/etc/mq/key.pem".into()).to_string();
+        assert!(warning.ends_with("run chmod 600 /etc/mq/key.pem"), "{warning}");
+    }
+}

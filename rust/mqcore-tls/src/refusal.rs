@@ -224,6 +224,17 @@ mod tests {
     }
 
     #[test]
+    fn each_reason_has_a_name_of_its_own_for_metrics() {
+        let mut names: Vec<_> = HandshakeRejection::ALL.iter().map(|reason| reason.as_str()).collect();
+        for name in &names {
+            assert!(!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-'));
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), HandshakeRejection::ALL.len());
+    }
+
+    #[test]
     fn alert_of_the_peer_is_explained() {
         for (alert, message) in [
             (AlertDescription::UnknownCA, "does not trust the authority"),
