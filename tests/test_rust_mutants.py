@@ -103,3 +103,20 @@ def test_survivors_of_another_run_are_found_after_their_lines_moved(
     )
     again = rust_mutants.sampled(["mqcore-tls"], 40, 7, rust_mutants.survivors_of(output))
     assert sorted(mutant.name for mutant in again) == [now[0]["name"], now[1]["name"]]
+
+
+def test_mutant_of_a_function_that_must_be_const_is_blamed_and_no_other_of_its_name(rust_mutants: ModuleType) -> None:
+    """A switch reads the environment, so its function is no longer `const`, and the compiler rejects its callers."""
+    workspace = importlib.import_module("rust_workspace")
+
+    def mutant(number: int, name: str) -> object:
+        return rust_mutants.RustMutant(number, "crate", name, Path("src/filter.rs"), (0, 9), (4, 5), "")
+
+    mutants = [
+        mutant(0, "src/filter.rs:1:1: delete ! in Kind::of"),
+        mutant(1, "src/filter.rs:2:1: delete ! in List<T>::of"),
+    ]
+    for called, blamed in (("Kind::of", 0), ("filter::List::<u8>::of", 1)):
+        message = f"cannot call non-const associated function `{called}` in constants"
+        error = {"message": message, "children": [], "spans": []}
+        assert list(workspace.responsible(error, {}, mutants)) == [mutants[blamed]]

@@ -275,8 +275,12 @@ def responsible(
 ) -> Iterator[RustMutant]:
     """The mutants that cause an error: those at its place, or those of the function that it names."""
     found: set[RustMutant] = set()
-    if named := re.search(r"non-const [a-z ]*`(?:[^`]*::)?(\w+)[^`:]*`", error["message"]):
-        found = {mutant for mutant in mutants if re.search(rf"\b{named[1]}\b", mutant.name)}
+    if named := re.search(r"non-const [a-z ]*`([^`]*)`", error["message"]):
+        # The type, or the module, and the function: many types have functions of the same name.
+        words = re.findall(r"\w+", re.sub(r"<.*>", "", named[1]))[-2:]
+        for wanted in (words, words[-1:]):
+            fits = [all(re.search(rf"\b{word}\b", mutant.name) for word in wanted) for mutant in mutants]
+            found = found or {mutant for mutant, is_named in zip(mutants, fits, strict=True) if is_named}
     yield from found or {
         mutant
         for message in (error, *error["children"])
