@@ -275,6 +275,9 @@ def test_an_archive_is_one_that_other_programs_read(made: Path, tmp_path: Path) 
     with tarfile.open(made / "all.tar") as archive:
         archive.extractall(tmp_path / "extracted", filter="data")
     assert restore(tmp_path / "extracted", tmp_path / "new").messages == 20
+    content = (made / "all.tar").read_bytes()
+    assert len(content) % 512 == 0
+    assert content.endswith(bytes(2 * 512)), "strict programs expect two empty blocks at the end"
 
 
 def test_any_changed_byte_of_a_backup_is_detected_and_nothing_is_restored(made: Path, tmp_path: Path) -> None:
