@@ -246,15 +246,6 @@ pub fn push(channel: &[u8], payload: &[u8], dialect: Dialect, output: &mut Vec<u
     output.extend_from_slice(payload);
 }
 
-/// Number of bytes that [`push`] appends.
-#[must_use]
-pub const fn push_size(channel: usize, payload: usize, dialect: Dialect) -> usize {
-    match dialect.family {
-        Family::V71 => 1 + dialect.width.bytes() + payload,
-        Family::V73 => 2 + dialect.width.bytes() + channel + payload,
-    }
-}
-
 /// The response to CONSUME for one rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConsumeOutcome {
