@@ -196,6 +196,8 @@ mod tests {
             ("*a*b*", "xxaxxbxx", true),
             ("*a*b", "ab-a", false),
             ("a**", "a", true),
+            ("a*bc", "ababc", true),
+            ("a*bc", "abab", false),
             ("", "a", false),
         ] {
             assert_eq!(WildcardPattern::new(pattern).matches(text), expected, "{pattern} on {text}");

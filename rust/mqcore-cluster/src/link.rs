@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(link.poll(0), Some(LinkAction::Dial));
         link.connected(0);
         link.accepted(numbered, 0);
-        assert_eq!(link.state(), LinkState::Open);
+        assert_eq!((link.state(), link.is_numbered()), (LinkState::Open, numbered));
         link
     }
 

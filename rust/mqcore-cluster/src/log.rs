@@ -331,6 +331,7 @@ mod tests {
         assert_eq!(log.next_for(1, 1).map(|(number, _)| number), Some(2));
         assert_eq!(log.confirm(1, 2), [2]);
         assert_eq!(log.confirm(1, 1), [], "an old confirmation changes nothing");
+        assert_eq!((log.confirmed(0), log.confirmed(1), log.confirmed(2)), (0, 2, 0));
         assert_eq!(log.confirm(0, 9), [1]);
         assert_eq!(
             (log.backlog(0), log.backlog(1)),

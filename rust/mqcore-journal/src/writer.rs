@@ -137,3 +137,29 @@ impl<F> Writer<F> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segment_for_a_large_record_has_room_for_it_and_little_more() {
+        for needed in (1..5000).chain((1..500).map(|step| step * 100_003)) {
+            let capacity = u32::try_from(capacity_for(needed)).expect("it fits a segment");
+            let publish = u64::from(reach(capacity, SpaceClass::Publish));
+            assert!((needed..=needed + needed / 16 + 512).contains(&publish), "{needed}: {publish}");
+        }
+    }
+
+    #[test]
+    fn space_that_is_reserved_for_settlements_and_for_reclaiming_grows_with_the_segment() {
+        for capacity in [16_384, 1 << 20, 64 << 20, 1 << 30] {
+            let [publish, essential, reclaim] =
+                [SpaceClass::Publish, SpaceClass::Essential, SpaceClass::Reclaim]
+                    .map(|class| reach(capacity, class));
+            assert_eq!(essential - publish, capacity / 16);
+            assert_eq!(capacity - essential, capacity / 128);
+            assert_eq!(capacity - reclaim, SEAL_BYTES);
+        }
+    }
+}
