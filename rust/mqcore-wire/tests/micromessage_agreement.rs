@@ -281,6 +281,7 @@ fn messages_are_acknowledged_in_order_however_they_are_accepted() {
     assert_eq!(received.settle_alone(receipts[1]), Some(2));
     assert_eq!(received.settle_alone(receipts[1]), None);
     assert_eq!(received.take_acknowledgement(), Some(3));
+    assert_eq!(received.unacknowledged(), 1);
     assert_eq!(received.settle_alone(receipts[3]), Some(4));
     assert_eq!((received.take_acknowledgement(), received.unacknowledged()), (None, 0));
 }

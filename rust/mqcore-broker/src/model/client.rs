@@ -109,3 +109,40 @@ pub struct Introduction {
     /// nodes, and it keeps its id even while an older connection of it still seems open.
     pub node: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(path: usize, method: usize, properties: &[(usize, usize)]) -> ConnectionData {
+        let properties = properties.iter().map(|&(key, value)| ("k".repeat(key), "v".repeat(value)));
+        ConnectionData {
+            path: "p".repeat(path),
+            method: "m".repeat(method),
+            properties: properties.collect(),
+        }
+    }
+
+    #[test]
+    fn connection_without_data_keeps_none() {
+        assert_eq!(ConnectionData::default().shared(), None);
+    }
+
+    #[test]
+    fn path_and_method_are_kept_up_to_the_limit_and_dropped_together_beyond_it() {
+        for (path, method) in [(4096, 0), (0, 4096), (4000, 96), (96, 4000)] {
+            let kept = data(path, method, &[]);
+            assert_eq!(kept.clone().shared().as_deref(), Some(&kept));
+            let longer = data(path, method + 1, &[(1, 1)]);
+            assert_eq!(longer.shared().as_deref(), Some(&data(0, 0, &[(1, 1)])));
+        }
+    }
+
+    #[test]
+    fn first_property_that_does_not_fit_is_dropped_with_all_further_ones() {
+        let kept = data(1000, 96, &[(1000, 1000), (900, 100)]);
+        assert_eq!(kept.clone().shared().as_deref(), Some(&kept));
+        let more = data(1000, 97, &[(1000, 1000), (900, 100), (499, 500)]);
+        assert_eq!(more.shared().as_deref(), Some(&data(1000, 97, &[(1000, 1000)])));
+    }
+}
