@@ -49,7 +49,7 @@ pub(crate) struct SimulatedPeer {
     pulls: bool,
     random: Random,
     link: Option<Link>,
-    /// What it has published: numbers and sizes of bodies.
+    /// The published messages: number, size of the body and terms.
     published: Vec<(u32, usize, PublishTerms)>,
     /// It settles everything at once.
     pub(crate) is_diligent: bool,

@@ -141,7 +141,7 @@ struct QueueRules {
 pub struct Oracle {
     queues: Vec<QueueRules>,
     routes: Vec<SimulatedRoute>,
-    /// Whether a producer was told that a route is defined.
+    /// Whether the broker has confirmed the definition of a route.
     defined: Vec<bool>,
     labels: Vec<SeenLabel>,
     messages: Vec<SeenMessage>,

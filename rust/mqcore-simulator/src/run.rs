@@ -305,7 +305,7 @@ impl<'a> Simulation<'a> {
             offset -= file.len();
         }
         self.disks[shard] = MemoryStorage::with_files(place, files);
-        // What was not synced looks like a write that the end of the broker has torn.
+        // A flipped bit in bytes that are not synced looks like a torn write.
         self.scene.oracle.ended(Ending::PowerLost);
     }
 

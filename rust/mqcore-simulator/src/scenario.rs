@@ -79,7 +79,7 @@ pub struct PublishTerms {
 /// A way to several queues.
 #[derive(Debug, Clone)]
 pub struct SimulatedRoute {
-    /// What it is.
+    /// Topic, router or copies.
     pub kind: RouteKind,
     /// The indices of its queues.
     pub queues: Vec<usize>,
@@ -99,7 +99,7 @@ pub enum RouteKind {
     Copies,
 }
 
-/// Where a producer publishes.
+/// The destination of a producer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// The index of a queue.
@@ -108,7 +108,7 @@ pub enum Target {
     Route(usize),
 }
 
-/// What a client does.
+/// The role of a client.
 #[derive(Debug, Clone, Copy)]
 pub enum ClientRole {
     /// It publishes.
@@ -124,7 +124,7 @@ pub enum ClientRole {
 pub struct SimulatedClient {
     /// Its protocol.
     pub protocol: Protocol,
-    /// What it does.
+    /// Its role.
     pub role: ClientRole,
 }
 

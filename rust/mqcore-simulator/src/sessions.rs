@@ -1,4 +1,4 @@
-//! What the sessions of one life of the broker share, and how they are opened.
+//! State that the sessions of one life of the broker share, and how they are opened.
 
 use std::hash::RandomState;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(crate) struct SharedSessions {
 }
 
 impl SharedSessions {
-    /// The state of a broker that starts. What is random in it reaches no client of the simulator.
+    /// The state of a broker that starts. Its random parts reach no client of the simulator.
     pub(crate) fn new(seed: u64, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
         let origin = now.0 * 1_000_000;

@@ -11,7 +11,7 @@ const START_MS: u64 = 1_800_000_000_000;
 /// The broker's clock, which is that of the system at its start and monotonic from then on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BrokerClock {
-    /// What it shows when the run begins.
+    /// Its time when the run begins, in milliseconds since the Unix epoch.
     origin_ms: u64,
 }
 
@@ -21,7 +21,7 @@ impl BrokerClock {
         Self { origin_ms: START_MS.saturating_add_signed(seconds * 1000) }
     }
 
-    /// What it shows at this time.
+    /// Its time at a virtual time.
     pub(crate) fn timestamp_of(self, now: Micros) -> Timestamp {
         Timestamp(self.origin_ms + now / 1000)
     }

@@ -38,7 +38,7 @@ pub(super) fn settle(name: &str, id: &[u8], positive: bool) -> Vec<u8> {
     lines
 }
 
-/// What a line means.
+/// The meaning of a line.
 pub(super) fn received(line: &[u8]) -> Received {
     let Some(answer) = parse(line) else { return Received::Other };
     let answered = |label, part, confirmed| Received::Answers { labels: vec![label], part, confirmed };

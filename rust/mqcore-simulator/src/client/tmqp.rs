@@ -165,7 +165,7 @@ pub(super) fn acknowledge((channel, queue): (&str, u16), id: &[u8], positive: bo
     })
 }
 
-/// What a frame means. `queue_status`: that of the queue that the client consumes.
+/// The meaning of a frame. `queue_status`: that of the queue that the client consumes.
 pub(super) fn received(frame: &Frame<'_>, queue_status: Option<Status>) -> Received {
     match frame.kind {
         Kind::PING => Received::Ping(tmqp::PONG.to_vec()),

@@ -9,7 +9,7 @@ use super::Oracle;
 use crate::scenario::Target;
 use crate::time::Micros;
 
-/// What a connection hears that gets each message.
+/// The messages that a connection received which gets each of them.
 #[derive(Debug)]
 pub(super) struct SeenFanout {
     target: Target,
@@ -97,7 +97,10 @@ impl Oracle {
         let shown = label.and_then(|label| self.copy_for(label, queue)).map(|copy| &self.messages[copy]);
         // A message that was published after the shown one was confirmed, and confirmed before the reader asked.
         let replaced = self.messages.iter().filter(|message| {
-            message.queues == [queue] && message.answer == Some(true) && !message.is_unsafe
+            message.queues == [queue]
+                && message.answer == Some(true)
+                && !message.is_unsafe
+                && !message.is_handed_on
         });
         let mut replaced = replaced.filter(|message| {
             let terms = message.terms;

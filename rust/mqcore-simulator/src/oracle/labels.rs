@@ -95,7 +95,7 @@ impl Oracle {
         }
     }
 
-    /// A producer was told that a route is defined.
+    /// The broker confirms the definition of a route.
     pub(crate) fn defined(&mut self, route: usize) {
         self.defined[route] = true;
     }

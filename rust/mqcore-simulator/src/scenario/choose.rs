@@ -1,4 +1,4 @@
-//! What a seed chooses.
+//! The choices that a seed makes.
 
 use mqcore_broker::model::options::{Durability, Status};
 use mqcore_broker::model::router::RouterMethod;
