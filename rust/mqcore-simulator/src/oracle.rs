@@ -85,6 +85,8 @@ struct SeenMessage {
     is_handed_on: bool,
     /// The clock jumped while a queue had it, so its times mean others.
     is_timeless: bool,
+    /// The clock was set back, which lengthens delays, also those before another attempt.
+    may_wait: bool,
     /// It was published again.
     is_repeated: bool,
     /// Settled before a calm.
@@ -218,8 +220,11 @@ impl Oracle {
     }
 
     /// The broker starts with a clock that jumped while it was down.
-    pub(crate) fn clock_jumped(&mut self) {
-        self.messages.iter_mut().for_each(|message| message.is_timeless = true);
+    pub(crate) fn clock_jumped(&mut self, is_back: bool) {
+        for message in &mut self.messages {
+            message.is_timeless = true;
+            message.may_wait |= is_back;
+        }
     }
 
     /// The broker refuses what a client needs before it can publish or consume.
@@ -424,7 +429,7 @@ impl Oracle {
             let keeps = message.queues.iter().all(|queue| self.queues[*queue].keeps());
             let expires = message.terms.expires_ms > 0;
             // A clock that was set back lengthens delays, also those before another attempt.
-            let is_held_back = message.is_timeless && message.has_delay() && !self.is_settled(message);
+            let is_held_back = message.may_wait && !self.is_settled(message);
             if is_held_back {
                 continue;
             }
@@ -458,11 +463,6 @@ impl QueueRules {
 }
 
 impl SeenMessage {
-    /// Whether a queue may wait before it delivers it.
-    fn has_delay(&self) -> bool {
-        self.terms.delay_ms > 0 || !self.deliveries.is_empty()
-    }
-
     fn has_dead_letters(&self, queues: &[QueueRules]) -> bool {
         self.queues.iter().any(|queue| queues[*queue].dead_letter.is_some())
     }

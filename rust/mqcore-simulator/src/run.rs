@@ -271,8 +271,9 @@ impl<'a> Simulation<'a> {
         self.repair_disks();
         let clock = BrokerClock::jumped(self.clock_seconds);
         if self.scene.clock != clock {
+            let is_back = clock < self.scene.clock;
             self.scene.clock = clock;
-            self.scene.oracle.clock_jumped();
+            self.scene.oracle.clock_jumped(is_back);
         }
         match Process::start(self.lives, self.scenario, &self.disks, &mut self.scene) {
             Ok(process) => self.process = Some(process),

@@ -9,7 +9,7 @@ pub(crate) type Micros = u64;
 const START_MS: u64 = 1_800_000_000_000;
 
 /// The broker's clock, which is that of the system at its start and monotonic from then on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BrokerClock {
     /// Its time when the run begins, in milliseconds since the Unix epoch.
     origin_ms: u64,

@@ -60,6 +60,7 @@ impl Oracle {
                 is_unsafe: !self.is_defined(target),
                 is_handed_on: false,
                 is_timeless: false,
+                may_wait: false,
                 is_repeated: false,
                 is_over: false,
                 is_doubtful: false,
