@@ -87,6 +87,8 @@ impl Oracle {
                 message.may_be_doubled = true;
                 message.is_unsafe = !message.deliveries.is_empty();
             }
+            // A queue that rejected it may take it now.
+            message.is_over &= message.answer != Some(false);
             message.link = link;
             message.is_repeated = true;
             message.is_doubtful |= message.answer == Some(false);
