@@ -227,6 +227,11 @@ impl Oracle {
         }
     }
 
+    /// A disk may have lost the newest settlements without a trace, so that their messages return.
+    pub(crate) fn doubt_settlements(&mut self) {
+        self.messages.iter_mut().for_each(|message| message.may_return = true);
+    }
+
     /// The broker refuses what a client needs before it can publish or consume.
     pub(crate) fn refused(&mut self, text: String) {
         if !self.has_faulty_disk {

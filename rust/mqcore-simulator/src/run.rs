@@ -308,6 +308,7 @@ impl<'a> Simulation<'a> {
         self.disks[shard] = MemoryStorage::with_files(place, files);
         // A flipped bit in bytes that are not synced looks like a torn write.
         self.scene.oracle.ended(Ending::PowerLost);
+        self.scene.oracle.doubt_settlements();
     }
 
     fn end(&mut self, ending: Ending) {
