@@ -434,8 +434,7 @@ impl Oracle {
             let keeps = message.queues.iter().all(|queue| self.queues[*queue].keeps());
             let expires = message.terms.expires_ms > 0;
             // A clock that was set back lengthens delays, also those before another attempt.
-            let is_held_back = message.may_wait && !self.is_settled(message);
-            if is_held_back {
+            if message.may_wait {
                 continue;
             }
             let must_be_settled = message.answer == Some(true) && !message.is_unsafe && !expires && keeps;

@@ -91,6 +91,8 @@ impl Oracle {
             message.is_over &= message.answer != Some(false);
             message.link = link;
             message.is_repeated = true;
+            // The times of a message that is taken anew begin anew.
+            message.is_timeless = true;
             message.is_doubtful |= message.answer == Some(false);
             if message.answer != Some(true) || !message.is_unsafe {
                 message.answer = None;
