@@ -37,7 +37,7 @@ impl SharedSessions {
             }
             ListenerTerms::Throttr(terms) => {
                 let at = Nanos(now.0 * 1_000_000);
-                AnySession::Throttr(ThrottrSession::new(*terms, &self.throttr, &config, at, now).into())
+                AnySession::Throttr(ThrottrSession::new(*terms, &self.throttr, &config, at, now))
             }
             other => AnySession::new(other.protocol(), config, now),
         }

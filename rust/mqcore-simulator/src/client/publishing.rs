@@ -43,7 +43,8 @@ impl SimulatedPeer {
         }
         let id = link.id;
         let from = self.published.len().saturating_sub(count as usize);
-        for (label, size, terms) in self.published[from..].to_vec() {
+        for index in from..self.published.len() {
+            let (label, size, terms) = self.published[index];
             scene.note(format_args!("client {} publishes {} again", self.index, message_id(label, 0)));
             scene.oracle.republished(label, id);
             self.send_message(label, size, terms, scene);
