@@ -222,7 +222,7 @@ def test_pydantic_models_are_arguments_and_results() -> None:
     assert (args, kwargs) == (b'[{"number":7}]', b"{}")
     assert known.decode(args, kwargs) == ([Order(number=7)], {})
     assert known.decode_result(signature.encode_value(Order(number=8))) == Order(number=8)
-    with pytest.raises(errors.BodyError, match=r"the argument 'order' has the wrong type: .*valid integer"):
+    with pytest.raises(errors.BodyError, match=r"(?s)the argument 'order' has the wrong type: .*valid integer"):
         known.decode(b'[{"number":"x"}]', b"{}")
 
 

@@ -307,7 +307,7 @@ fn more_requests_than_can_be_open_are_refused_as_busy() {
 
 fn answer_text(reply: Reply) -> String {
     let mut talk = Talk::open();
-    let (request, _) = talk.request(&encoded(&operation(621, "")));
+    let (request, _) = talk.request(&vector("V16"));
     let output = talk.reply(request, Ok(reply));
     let frame = only_frame(&output);
     assert_eq!(frame.content_type, 0);
@@ -418,10 +418,10 @@ fn clients_and_nodes_have_the_members_that_clients_know() {
         lifetime_ms: 7,
     };
     assert_eq!(
-        answer_text(Reply::Nodes(vec![node].into())),
+        list_text(621, Reply::Nodes(vec![node].into())),
         r#"[{"Id":"1","Name":"n","Host":"h","Slave":true,"Connected":false,"Lifetime":7}]"#
     );
-    assert_eq!(answer_text(Reply::Nodes(Vec::new().into())), "[]");
+    assert_eq!(list_text(621, Reply::Nodes(Vec::new().into())), "[]");
     assert_eq!(answer_text(Reply::Done), "");
 }
 
