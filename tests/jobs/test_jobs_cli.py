@@ -133,6 +133,28 @@ def test_processes_that_die_while_they_start_end_the_worker_after_the_third(url:
     assert why in result.stderr.splitlines()[-1]
 
 
+def test_failed_starts_before_a_successful_one_do_not_count(url: str, tmp_path: Path) -> None:
+    # Two of three processes die while they start; each process that works is ended by its first job.
+    (tmp_path / "unsteady.py").write_text(
+        "import multiprocessing, os\nfrom pathlib import Path\nfrom mqcore.jobs import Jobs, current\njobs = Jobs()\n"
+        "starts = Path(__file__).with_name('starts')\n"
+        "if multiprocessing.parent_process() is not None:\n"
+        "    with starts.open('a') as file:\n        file.write('.')\n"
+        "    if len(starts.read_text()) % 3:\n        os._exit(3)\n"
+        "@jobs.task(name='unsteady.work')\ndef work() -> int:\n"
+        "    if current().attempt == 1:\n        os._exit(4)\n    return len(starts.read_text())\n"
+    )
+    where = os.pathsep.join((str(tmp_path), str(SAMPLES)))
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.closing(Jobs(url)) as jobs,
+    ):
+        patch.setenv("PYTHONPATH", where)
+        with working(url, "--pool", "process", "--concurrency", "1", app="unsteady:jobs") as worker:
+            assert jobs.send("unsteady.work", result=True).result(40) == 6
+            assert worker.process.poll() is None
+
+
 def test_how_far_jobs_are_is_seen_by_python_and_on_the_command_line(url: str, tmp_path: Path) -> None:
     end = tmp_path / "end"
     with working(url, "--pool", "process", "--concurrency", "1"), Jobs(url) as sender:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import zmq
 
 from job_processes import broker_url, lines_of, until_lines, working
 from mqcore import errors
-from mqcore.jobs import Jobs, Worker
+from mqcore.jobs import Jobs, Worker, wire
 from served import serving, wait_until
 
 Tasks = Callable[[str], Any]
@@ -95,6 +96,64 @@ def test_unguaranteed_job_that_waits_for_its_time_runs_before_a_draining_worker_
         assert worker.process.wait(10) == 0
         assert time.monotonic() - began < 10
     assert lines_of(trace) == ["now", "later"]
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[tuple[Worker, zmq.Socket[bytes], bytes]]:
+    """A worker that has joined, the socket that plays its broker and sends no heartbeats, and the worker's identity."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        router.setsockopt(zmq.RCVTIMEO, 20_000)
+        router.setsockopt(zmq.LINGER, 0)
+        jobs = Jobs(f"emqp://127.0.0.1:{port}")
+
+        @jobs.task(name="shop.add")
+        def add(left: int, right: int) -> int:
+            return left + right
+
+        worker = Worker(jobs, pool="thread", concurrency=1)
+        thread = threading.Thread(target=worker.run)
+        thread.start()
+        try:
+            identity, _, _, _, join_id, *_ = router.recv_multipart()
+            router.send_multipart([identity, b"", b"eMQP/1.0", b"ACK", b"1", join_id])
+            assert router.recv_multipart()[3] == b"READY"
+            yield worker, router, identity
+        finally:
+            worker.stop()
+            worker.stop()
+            thread.join(20)
+    assert not thread.is_alive()
+
+
+def run_add(router: zmq.Socket[bytes], identity: bytes, terms: wire.Terms) -> None:
+    """Send the worker a job and wait for its result."""
+    job = wire.encode_call("shop.add", b"[1,2]", b"{}", terms)
+    headers = wire.Headers(reply_requested=True)
+    router.send_multipart([identity, *wire.request("7", "default", headers, job)])
+    while (received := router.recv_multipart())[3] == b"READY":
+        pass
+    assert received[3] == wire.REPLY
+    assert received[5:7] == [b'{"value":3}', b"7"]
+
+
+def test_delayed_job_starts_when_it_is_due() -> None:
+    late = []
+    with joined() as (_, router, identity):
+        # Twice, because the machine can delay a process as well. The first heartbeat, after 3 s, is later.
+        for _ in range(2):
+            due = time.time() + 0.3
+            run_add(router, identity, wire.Terms(not_before=due))
+            late.append(time.time() - due)
+    assert 0 <= min(late) < 0.5
+
+
+def test_job_in_transit_to_a_worker_that_stops_is_run() -> None:
+    with joined() as (worker, router, identity):
+        worker.stop()
+        assert router.recv_multipart()[3] == b"KBYE"
+        # The broker sent the job before the goodbye arrived.
+        run_add(router, identity, wire.Terms())
 
 
 def test_worker_sends_its_first_heartbeat_after_three_seconds_however_often_it_hears_the_broker() -> None:

@@ -131,6 +131,31 @@ def test_a_ping_is_answered_and_what_was_sent_before_the_handshake_comes_behind_
         wait_until(lambda: dealer.poll(0.01) is not None and dealer.watch(), what="the end of the connection")
 
 
+def test_nothing_is_sent_between_the_greeting_and_the_first_message() -> None:
+    received = []
+    expected = b"".join(zmtp.encode([each]) for each in (b"first", b"early", b"late"))
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(zmtp.GREETING)
+        with connection.makefile("rb") as stream:
+            stream.read(64)
+            _, size = stream.read(2)
+            stream.read(size)
+            connection.sendall(zmtp.ready(b"ROUTER", b""))
+            received.append(stream.read(len(expected)))
+
+    with answered_by(serve) as endpoint, contextlib.closing(Dealer(endpoint, "test", first=[b"first"])) as dealer:
+        assert dealer.send([b"early"])
+        assert dealer.send([b"late"])
+
+        def polled() -> bool:
+            dealer.poll(0.01)
+            return bool(received)
+
+        wait_until(polled, what="the messages")
+    assert received == [expected]
+
+
 def test_send_fails_when_the_buffer_is_full() -> None:
     dealer = Dealer("tcp://127.0.0.1:1", "test")
     sent = 0
