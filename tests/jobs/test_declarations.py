@@ -8,6 +8,7 @@ import pytest
 
 from mqcore import errors
 from mqcore.jobs import Jobs, Worker
+from mqcore.jobs.recurrence import _SHORTCUTS
 
 
 @pytest.fixture
@@ -30,7 +31,9 @@ def jobs() -> Jobs:
         ("* * *", "five fields, or six"),
         ("", "five fields"),
         ("0 0 31 2 *", "31"),
-        ("@dayly", "@dayly"),
+        ("@dayly", "did you mean '@daily'"),
+        ("@Weekley", "did you mean '@weekly'"),
+        ("@reboot", "use one of @hourly, @daily"),
     ],
 )
 def test_invalid_cron_expression_is_refused_where_it_is_declared(jobs: Jobs, expression: str, said: str) -> None:
@@ -59,9 +62,9 @@ def test_unknown_time_zone_is_refused_with_a_suggestion(jobs: Jobs, zone: str, s
 
 def test_valid_expressions_and_zones_are_accepted(jobs: Jobs) -> None:
     call = jobs.tasks["shop.tick"].bind()
-    for expression in ("0 3 * * *", "*/10 0 3 * * MON-FRI", "@daily", "0 0 29 2 *", "0  0 L * *"):
+    for expression in ("0 3 * * *", "*/10 0 3 * * MON-FRI", *_SHORTCUTS, "0 0 29 2 *", "0  0 L * *"):
         assert jobs.cron(expression, call, timezone="Europe/Berlin").timezone == "Europe/Berlin"
-    assert len(jobs.schedules) == 5
+    assert len(jobs.schedules) == 4 + len(_SHORTCUTS)
 
 
 @pytest.mark.parametrize("interval", ["5ms", 0.009, 0, -1, float(101 * 366 * 24 * 3600)])

@@ -12,6 +12,8 @@ __all__ = ["check_cron", "check_interval"]
 # Limits of the broker.
 _INTERVAL_MIN_SECONDS: Final = 0.01
 _INTERVAL_MAX_SECONDS: Final = 100 * 366 * 24 * 3600.0
+# Words that the broker accepts in place of fields.
+_SHORTCUTS: Final = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
 
 
 def check_interval(period: float, given: Duration) -> None:
@@ -25,11 +27,20 @@ def check_cron(expression: str, timezone: str | None) -> None:
     from mqcore import _core
 
     if (mistake := _core.cron_mistake(expression, "")) is not None:
-        raise ConfigError(f"invalid cron expression {expression!r}: {mistake}")
+        hint = _shortcut_hint(expression) if expression.startswith("@") else mistake
+        raise ConfigError(f"invalid cron expression {expression!r}: {hint}")
     if timezone is None:
         return
     if not timezone or _core.cron_mistake(expression, timezone) is not None:
         raise ConfigError(f"unknown time zone {timezone!r}; {_suggestion(timezone)}")
+
+
+def _shortcut_hint(expression: str) -> str:
+    from difflib import get_close_matches
+
+    known = f"use one of {', '.join(_SHORTCUTS)}, or five fields"
+    close = get_close_matches(expression.casefold(), _SHORTCUTS, 1)
+    return f"did you mean {close[0]!r}? {known}" if close else known
 
 
 def _suggestion(timezone: str) -> str:
