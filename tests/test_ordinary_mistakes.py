@@ -60,6 +60,20 @@ def test_a_directory_in_use_stays_locked_when_all_lock_files_are_deleted(tmp_pat
                 lock.unlink()
 
 
+def test_a_file_as_data_directory_is_named_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text("mine")
+    refused = serve(file)
+    assert refused.returncode == 2, refused.stderr
+    assert "is a file; name a directory" in refused.stderr
+    assert str(file) in refused.stderr
+    assert file.read_text() == "mine"
+    for command in (("user", "ls"), ("token", "ls")):
+        refused = run(*command, "--data-dir", file)
+        assert refused.returncode == 2, refused.stderr
+        assert "is a file" in refused.stderr
+
+
 def test_segments_of_a_newer_version_are_refused(data_dir: Path) -> None:
     segment = min(data_dir.glob("shard-0/*.segment"))
     content = bytearray(segment.read_bytes())

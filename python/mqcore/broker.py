@@ -398,8 +398,17 @@ class Broker(BrokerCalls):
         caller's.
         """
         self._check_handlers()
+        self._check_data_dir()
         self._core.start()
         _RUNNING.add(self)
+
+    def _check_data_dir(self) -> None:
+        """Raise `DataDirError` if the data directory is a file, before users and tokens are read from inside it."""
+        data_dir = self._config.data_dir
+        if data_dir is not None and os.path.exists(data_dir) and not os.path.isdir(data_dir):
+            raise errors.ConfigError(
+                f"data_dir {data_dir!r} is a file; name a directory, which is created if it is missing"
+            )
 
     def _check_handlers(self) -> None:
         """Raise `ConfigError` if a handler that the configuration names is not registered."""

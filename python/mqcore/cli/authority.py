@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -66,6 +67,8 @@ def _store(data_dir: str | None, store: str | None) -> AuthorityStore:
         return AuthorityStore(store)
     if data_dir is None:
         raise click.UsageError("no store of users and tokens given; add --data-dir DIR or --store FILE")
+    if os.path.isfile(data_dir):
+        raise click.UsageError(f"--data-dir {data_dir} is a file; name the data directory of the broker")
     return AuthorityStore.of_data_dir(data_dir)
 
 
