@@ -20,13 +20,14 @@ pub(crate) struct SharedSessions {
 }
 
 impl SharedSessions {
-    /// The state of a broker that starts. Its random parts reach no client of the simulator.
+    /// The state of a broker that starts. `seed` makes the ids that clients see. The order of the limiter's entries is
+    /// random, but no client of the simulator lists them.
     pub(crate) fn new(seed: u64, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
         let origin = now.0 * 1_000_000;
         Self {
             eventmq: Arc::new(EventmqShared::new(seed, Some("at-least-once".into()))),
-            throttr: Arc::new(ThrottrShared::new(limiter, origin, Nanos(0), RandomState::new())),
+            throttr: Arc::new(ThrottrShared::new(limiter, origin, Nanos(0), [seed, now.0])),
         }
     }
 

@@ -29,9 +29,7 @@ fn a_seed_replays_to_the_last_byte() {
 
 #[test]
 fn runs_exercise_what_they_are_for() {
-    let lines: Vec<String> =
-        (0..200).flat_map(|seed| run(&Scenario::of_seed(seed), true).trace.lines().to_vec()).collect();
-    for event in [
+    let mut events = vec![
         "is confirmed",
         " acks ",
         " nacks ",
@@ -48,7 +46,14 @@ fn runs_exercise_what_they_are_for() {
         "ClockJump",
         "NoDescriptors",
         "the damage is reported",
-    ] {
-        assert!(lines.iter().any(|line| line.contains(event)), "no run has `{event}`");
+    ];
+    // The rarest of them is in one run of about two hundred.
+    for seed in 0..3000 {
+        let report = run(&Scenario::of_seed(seed), true);
+        events.retain(|event| !report.trace.lines().iter().any(|line| line.contains(event)));
+        if events.is_empty() {
+            return;
+        }
     }
+    panic!("no run has {events:?}");
 }

@@ -145,7 +145,7 @@ impl ThrottrSession {
     pub fn alone(config: &SessionConfig, now: Timestamp) -> Self {
         let limiter = Arc::new(Limiter::new(Default::default(), RandomState::new()));
         let origin = now.0.saturating_mul(1_000_000);
-        let directory = Arc::new(ThrottrShared::new(limiter, origin, Nanos(0), RandomState::new()));
+        let directory = Arc::new(ThrottrShared::new(limiter, origin, Nanos(0), [0, 0]));
         Self::new(ThrottrTerms::default(), &directory, config, Nanos(0), now)
     }
 

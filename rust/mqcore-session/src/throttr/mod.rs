@@ -24,7 +24,7 @@ mod permission;
 pub mod shared;
 mod stream;
 
-use std::hash::RandomState;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use mqcore_broker::model::time::Timestamp;
@@ -65,10 +65,12 @@ impl ProtocolFactory for ThrottrProtocol {
     }
 
     fn share(server: &ServerParts) -> Arc<ThrottrShared> {
-        // The store's times are Unix time, so that deadlines mean the same after a restart. The seed is random, so that
+        // The store's times are Unix time, so that deadlines mean the same after a restart. The key is random, so that
         // ids of connections cannot be guessed.
         let limiter = Arc::clone(&server.limiter);
-        Arc::new(ThrottrShared::new(limiter, 0, server.started, RandomState::new()))
+        let random = RandomState::new();
+        let key = [random.hash_one(0), random.hash_one(1)];
+        Arc::new(ThrottrShared::new(limiter, 0, server.started, key))
     }
 
     fn open(

@@ -4,7 +4,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{Hash, Hasher};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,6 +14,7 @@ use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::owner::KeyOwner;
 use mqcore_limiter::time::Nanos;
 use mqcore_wire::throttr::ID_BYTES;
+use siphasher::sip::SipHasher13;
 
 use super::minutes::{KINDS, Minutes, TALLIES, Tallies, Tally};
 use super::peer::{Counted, Peer, PeerAddress};
@@ -32,7 +33,8 @@ pub struct ThrottrShared {
     unix_origin: u64,
     /// When the server started.
     started: Nanos,
-    seed: RandomState,
+    /// The key from which ids are made.
+    key: [u64; 2],
     /// By connection id, so in the order in which they connected.
     peers: Mutex<BTreeMap<ConnectionId, Arc<Peer>>>,
     channels: Mutex<Channels>,
@@ -75,15 +77,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ThrottrShared {
-    /// For a store whose time 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. `seed`
-    /// makes ids that cannot be guessed.
+    /// For a store whose time 0 is `unix_origin` in Unix nanoseconds, and a server that started at `started`. Ids
+    /// cannot be guessed by a peer that does not know `key`.
     #[must_use]
-    pub fn new(limiter: Arc<Limiter>, unix_origin: u64, started: Nanos, seed: RandomState) -> Self {
+    pub fn new(limiter: Arc<Limiter>, unix_origin: u64, started: Nanos, key: [u64; 2]) -> Self {
         Self {
             limiter,
             unix_origin,
             started,
-            seed,
+            key,
             peers: Mutex::default(),
             channels: Mutex::default(),
             owners: Mutex::default(),
@@ -157,8 +159,11 @@ impl ThrottrShared {
     /// A random UUID of version 4, a different one for each connection.
     fn id(&self, connection: ConnectionId) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
-        id[..8].copy_from_slice(&self.seed.hash_one((connection.0, 0_u8)).to_le_bytes());
-        id[8..].copy_from_slice(&self.seed.hash_one((connection.0, 1_u8)).to_le_bytes());
+        for (half, part) in id.chunks_exact_mut(8).enumerate() {
+            let mut hasher = SipHasher13::new_with_keys(self.key[0], self.key[1]);
+            (connection.0, half).hash(&mut hasher);
+            part.copy_from_slice(&hasher.finish().to_le_bytes());
+        }
         id[6] = id[6] & 0x0F | 0x40;
         id[8] = id[8] & 0x3F | 0x80;
         id

@@ -217,7 +217,7 @@ struct Side {
 impl Side {
     fn new(choice: u8, seed: &RandomState, by_bytes: bool) -> Self {
         let limiter = Arc::new(Limiter::new(LimiterConfig::default(), seed.clone()));
-        let directory = Arc::new(ThrottrShared::new(limiter, 0, Nanos(START), seed.clone()));
+        let directory = Arc::new(ThrottrShared::new(limiter, 0, Nanos(START), [1, 2]));
         let family = if choice & 4 == 0 { Family::V71 } else { Family::V73 };
         let terms = ThrottrTerms {
             dialect: Dialect { width: Width::ALL[usize::from(choice & 3)], family },
