@@ -291,13 +291,21 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A sector of a file of a shard has other contents than were written.
+    /// A bit of a file of a shard flips, once in a run. It is no bit of the newest write to its file, even if that was synced:
+    /// only the next write records that, so a journal cannot tell such a bit from a write that a crash has torn.
     fn corrupt(&mut self, shard: usize, place: u64) {
+        if self.is_corrupt {
+            return;
+        }
         let mut files = self.disks[shard].files();
         let bytes = files.values().map(|file| file.len() as u64).sum::<u64>().max(1);
         let mut offset = usize::try_from(place % bytes).unwrap_or_default();
         for (name, file) in &mut files {
             if let Some(byte) = file.get_mut(offset) {
+                let newest = self.disks[shard].last_write(name);
+                if newest.is_none_or(|newest| offset as u64 >= newest) {
+                    return;
+                }
                 *byte ^= 1 << (place % 8);
                 self.is_corrupt = true;
                 self.scene.note(format_args!("a bit of {name} of shard {shard} flips at byte {offset}"));

@@ -81,6 +81,8 @@ struct Inode {
     /// Sectors that may or may not have reached the disk.
     dirty: BTreeSet<usize>,
     length_dirty: bool,
+    /// Offset of the latest write. `None`: unknown, because a crash may have undone it.
+    last_write: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -132,6 +134,13 @@ impl MemoryStorage {
     pub fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let disk = self.disk();
         disk.names.iter().map(|(name, inode)| (name.clone(), disk.inodes[inode].view.clone())).collect()
+    }
+
+    /// The offset at which the latest write to a file began. `None`: nothing has written to it, or it is unknown after a
+    /// crash.
+    pub fn last_write(&self, name: &str) -> Option<u64> {
+        let disk = self.disk();
+        disk.names.get(name).and_then(|inode| disk.inodes[inode].last_write)
     }
 
     /// Simulates a power loss: an arbitrary part of the unsynced changes survives. Also clears all faults.
@@ -237,6 +246,7 @@ impl Disk {
             }
         }
         inode.length_dirty = false;
+        inode.last_write = None;
         inode.view.clone_from(&inode.durable);
     }
 }
@@ -364,6 +374,7 @@ impl Storage for MemoryStorage {
             inode.length_dirty = true;
         }
         inode.view[start..end].copy_from_slice(&bytes[..taken]);
+        inode.last_write = Some(offset);
         inode.dirty.extend((start..end).map(|byte| byte / SECTOR_BYTES).step_by(SECTOR_BYTES));
         inode.dirty.extend(end.checked_sub(1).filter(|_| taken > 0).map(|last| last / SECTOR_BYTES));
         // The system may write a page back at any time, and again later: a crash may leave either state.

@@ -87,8 +87,8 @@ impl Oracle {
                 message.may_be_doubled = true;
                 message.is_unsafe = !message.deliveries.is_empty();
             }
-            // A queue that rejected it may take it now.
-            message.is_over &= message.answer != Some(false);
+            // A queue that rejected it, or that it never reached, may take it now.
+            message.is_over &= message.answer == Some(true);
             message.link = link;
             message.is_repeated = true;
             // The times of a message that is taken anew begin anew.
