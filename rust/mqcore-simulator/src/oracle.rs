@@ -380,7 +380,9 @@ impl Oracle {
     fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
         let message = &self.messages[copy];
         let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
-        if !is_first || message.terms.delay_ms > 0 || message.is_doubtful {
+        // A router that chooses one queue passes a message on to the next one if the disk of the first one refuses it.
+        let is_passed_on = self.has_faulty_disk && message.queues.len() > 1;
+        if !is_first || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {
             return;
         }
         let (label, producer) = (message.label, (message.link, message.target, message.terms.priority));

@@ -291,8 +291,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A bit of a file of a shard flips, once in a run. It is no bit of the newest write to its file, even if that was synced:
-    /// only the next write records that, so a journal cannot tell such a bit from a write that a crash has torn.
+    /// A bit of a file of a shard flips, once in a run. The newest writes to the file stay as they are, even if they were
+    /// synced: only the next write records that, so a journal cannot tell a flipped bit there from a torn write.
     fn corrupt(&mut self, shard: usize, place: u64) {
         if self.is_corrupt {
             return;
@@ -302,8 +302,8 @@ impl<'a> Simulation<'a> {
         let mut offset = usize::try_from(place % bytes).unwrap_or_default();
         for (name, file) in &mut files {
             if let Some(byte) = file.get_mut(offset) {
-                let newest = self.disks[shard].last_write(name);
-                if newest.is_none_or(|newest| offset as u64 >= newest) {
+                let recorded = self.disks[shard].recorded_sync(name);
+                if recorded.is_none_or(|recorded| offset as u64 >= recorded) {
                     return;
                 }
                 *byte ^= 1 << (place % 8);

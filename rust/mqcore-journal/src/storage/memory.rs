@@ -81,8 +81,11 @@ struct Inode {
     /// Sectors that may or may not have reached the disk.
     dirty: BTreeSet<usize>,
     length_dirty: bool,
-    /// Offset of the latest write. `None`: unknown, because a crash may have undone it.
-    last_write: Option<u64>,
+    /// A sync has followed the latest write.
+    is_synced: bool,
+    /// Offset of the first write after the latest sync that a write followed. `None`: unknown, because a crash may have
+    /// undone it.
+    first_after_sync: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -136,11 +139,11 @@ impl MemoryStorage {
         disk.names.iter().map(|(name, inode)| (name.clone(), disk.inodes[inode].view.clone())).collect()
     }
 
-    /// The offset at which the latest write to a file began. `None`: nothing has written to it, or it is unknown after a
-    /// crash.
-    pub fn last_write(&self, name: &str) -> Option<u64> {
+    /// The offset in a file before which everything was synced when the first of its latest writes was made: the most that
+    /// this write can record. `None`: no write has followed a sync, or it is unknown after a crash.
+    pub fn recorded_sync(&self, name: &str) -> Option<u64> {
         let disk = self.disk();
-        disk.names.get(name).and_then(|inode| disk.inodes[inode].last_write)
+        disk.names.get(name).and_then(|inode| disk.inodes[inode].first_after_sync)
     }
 
     /// Simulates a power loss: an arbitrary part of the unsynced changes survives. Also clears all faults.
@@ -246,7 +249,7 @@ impl Disk {
             }
         }
         inode.length_dirty = false;
-        inode.last_write = None;
+        inode.first_after_sync = None;
         inode.view.clone_from(&inode.durable);
     }
 }
@@ -267,6 +270,7 @@ impl Inode {
             self.flush(sector);
         }
         self.length_dirty = false;
+        self.is_synced = true;
     }
 }
 
@@ -374,7 +378,9 @@ impl Storage for MemoryStorage {
             inode.length_dirty = true;
         }
         inode.view[start..end].copy_from_slice(&bytes[..taken]);
-        inode.last_write = Some(offset);
+        if fault.is_none() && std::mem::take(&mut inode.is_synced) {
+            inode.first_after_sync = Some(offset);
+        }
         inode.dirty.extend((start..end).map(|byte| byte / SECTOR_BYTES).step_by(SECTOR_BYTES));
         inode.dirty.extend(end.checked_sub(1).filter(|_| taken > 0).map(|last| last / SECTOR_BYTES));
         // The system may write a page back at any time, and again later: a crash may leave either state.
