@@ -391,7 +391,7 @@ mod tests {
             let at = Location { segment: number as u32 / 16_000, offset: 128, length: 1024 };
             index.insert(number * 2, at);
         }
-        assert!(index.bytes() < 100_000 * 9, "{}", index.bytes());
+        assert!((100_000 * 8..100_000 * 9).contains(&index.bytes()), "{}", index.bytes());
         index.remove_range(0..=199_800, |_, _| {});
         assert!(index.bytes() < 10_000, "{}", index.bytes());
     }

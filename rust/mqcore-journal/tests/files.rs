@@ -3,14 +3,17 @@
 use crate::world;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use mqcore_journal::error::JournalError;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::stats::Health;
 use mqcore_journal::storage::FileStorage;
+use mqcore_journal::storage::lock::lock_descriptors;
 
 use world::{World, definitions};
 
@@ -98,6 +101,32 @@ fn a_directory_is_held_by_one_journal_at_a_time() {
     assert!(FileStorage::open(&scratch.0).is_err());
     drop(held);
     FileStorage::open(&scratch.0).unwrap();
+}
+
+/// A forked child closes these descriptors, or it would hold the lock as long as it runs.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_descriptors_of_a_lock_are_known_until_it_is_released() {
+    let locked = |directory: &Path| {
+        let file = |descriptor| std::fs::read_link(format!("/proc/self/fd/{descriptor}")).ok();
+        let files: Vec<_> = lock_descriptors().into_iter().filter_map(file).collect();
+        files.into_iter().filter(|file| file.starts_with(directory)).collect::<Vec<_>>()
+    };
+    let scratch = Scratch::new("descriptors");
+    let directory = scratch.0.canonicalize().unwrap();
+    let held = FileStorage::open(&directory).unwrap();
+    // While another test changes the list, it counts as empty.
+    let limit = Instant::now() + Duration::from_secs(10);
+    let mut files = locked(&directory);
+    while files.is_empty() && Instant::now() < limit {
+        std::thread::yield_now();
+        files = locked(&directory);
+    }
+    assert!(files.contains(&directory), "{files:?}");
+    assert!(files.iter().any(|file| file.parent() == Some(&directory)), "{files:?}");
+    drop(held);
+    let _next_to_use_the_numbers = [File::open(&directory), File::open(&directory)];
+    assert_eq!(locked(&directory), Vec::<PathBuf>::new());
 }
 
 #[test]

@@ -66,3 +66,27 @@ fn inspection_agrees_with_opening_and_changes_nothing() {
     }
     assert!(damaged >= seeds.count() / 10, "damage was among it: {damaged}");
 }
+
+#[test]
+fn only_the_segment_that_was_written_last_is_open() {
+    let disk = MemoryStorage::new(1);
+    let (mut journal, _) = Journal::open(disk.clone(), small(), &mut |_, _| {}).unwrap();
+    for sequence in 0..60 {
+        journal.put(sequence, 1, &[&[7; 1000]]).unwrap();
+        journal.write().unwrap();
+        journal.sync().unwrap();
+    }
+    let written = journal.stats().segments.last().unwrap().number;
+    drop(journal);
+    let inspection = Inspection::new(disk, small(), &mut |_, _| {}).unwrap();
+    let segments = inspection.segments();
+    assert!(segments.iter().filter(|segment| segment.state == SegmentState::Sealed).count() >= 4);
+    for segment in segments {
+        let expected = match segment.stats.number {
+            number if number < written => SegmentState::Sealed,
+            number if number == written => SegmentState::Open,
+            _ => SegmentState::Spare,
+        };
+        assert_eq!(segment.state, expected, "{segment:?}");
+    }
+}

@@ -123,3 +123,23 @@ fn a_disk_that_refuses_is_an_answer_for_each_record() {
     let lost = seen.iter().filter(|(_, read)| matches!(read, Err(JournalError::Io { .. }))).count();
     assert_eq!(lost, 1, "only what was refused alone is lost");
 }
+
+#[test]
+fn a_valid_record_of_another_length_is_not_the_expected_one() {
+    let disks = [b"written last".as_slice(), b"older"].map(|payload| {
+        let disk = MemoryStorage::new(1);
+        let (mut journal, _) =
+            Journal::open(disk.clone(), Options { identity: 77, ..options() }, &mut |_, _| {}).unwrap();
+        journal.put(0, 1, &[payload]).unwrap();
+        journal.write().unwrap();
+        journal.sync().unwrap();
+        (disk, journal)
+    });
+    let [(disk, journal), (other, _)] = disks;
+    assert_eq!(journal.read(0).unwrap(), b"written last");
+    // The disk loses the last write of a block and returns what the journal had there before.
+    for (name, bytes) in other.files() {
+        disk.write_at(&disk.open(&name).unwrap(), 0, &bytes).unwrap();
+    }
+    assert!(matches!(journal.read(0), Err(JournalError::Damaged { .. })), "{:?}", journal.read(0));
+}
