@@ -251,6 +251,20 @@ fn unused_topic_names_are_removed() {
     assert_eq!(publish(&mut shards, 0, "kept", true).0, ["c1"]);
 }
 
+#[test]
+fn as_many_unused_topic_names_stay_as_documented() {
+    let mut shards = Shards::new(1, 2);
+    for (others, kept) in [(PASSING_MAX - 1, PASSING_MAX), (PASSING_MAX, 0)] {
+        subscribe(&mut shards, 1, exact("used"));
+        for number in 0..others {
+            publish(&mut shards, 0, &format!("t{number}"), true);
+        }
+        assert_eq!(shards.survey().topics.len(), others + 1);
+        shards.request(1, Request::UnsubscribeTopic { pattern: exact("used") }).expect("it was subscribed");
+        assert_eq!(shards.survey().topics.len(), kept, "beyond the maximum all of them leave");
+    }
+}
+
 /// A slow, simple definition of masks: part by part, each star tried at every length.
 fn fits_slowly(mask: &str, name: &str) -> bool {
     fn part(mask: &[u8], name: &[u8]) -> bool {

@@ -428,6 +428,21 @@ mod tests {
     }
 
     #[test]
+    fn bodies_are_requested_up_to_the_wanted_messages_and_bytes() {
+        let mut ready = Ready::new(MemoryGauge::default());
+        for number in 1..=20 {
+            ready.push_back(entry(number, 0));
+        }
+        ready.evict(0, &mut |_| Eviction::Done, &mut |_, _, _| {});
+        assert_eq!(ready.absent, 20);
+        assert_eq!(ready.want(false, 20, 0), [Sequence(1)], "at least one");
+        let few = ready.want(false, 20, 1000).len();
+        assert!((2..=8).contains(&few), "each takes more than 100 bytes: {few}");
+        assert_eq!(ready.want(false, 12, 1 << 20).len(), 12 - 1 - few);
+        assert_eq!(ready.want(false, 100, 1 << 20).len(), 8);
+    }
+
+    #[test]
     fn bodies_leave_from_the_tail_and_none_is_overlooked_whatever_came_between() {
         let mut random = Random::new(5);
         let mut below = |bound: u64| random.below(bound);

@@ -233,3 +233,24 @@ impl Queue {
         self.recent.as_ref().map_or(Timestamp::NEVER, |recent| recent.next())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beyond_the_maximum_the_oldest_id_is_forgotten() {
+        let mut recent = RecentIds::default();
+        let (now, max) = (Timestamp(0), IDS_MAX as u64);
+        for number in 1..=max {
+            recent.accept(&number.to_le_bytes(), Timestamp(number), Sequence(0), true);
+        }
+        assert!(recent.forget_old(now).is_empty(), "the maximum itself is allowed");
+        for number in max + 1..=max + 2 {
+            recent.accept(&number.to_le_bytes(), Timestamp(number), Sequence(0), true);
+        }
+        let oldest = [1_u64, 2].map(|number| Arc::from(number.to_le_bytes()));
+        assert_eq!(recent.forget_old(now), oldest);
+        assert_eq!((recent.ids.len(), recent.order.len()), (IDS_MAX, IDS_MAX));
+    }
+}

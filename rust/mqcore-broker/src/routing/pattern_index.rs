@@ -332,6 +332,11 @@ mod tests {
                     .collect();
                 assert_eq!(index.matching(&topic, &mut 0), Some(expected), "{topic:?} {all:?}");
             }
+            let mut fresh = PatternIndex::default();
+            for (number, pattern) in &all {
+                fresh.insert(pattern, *number);
+            }
+            assert_eq!(index.nodes.len(), fresh.nodes.len(), "removed patterns take no memory: {all:?}");
             for gone in all.values() {
                 index.remove(gone);
             }
