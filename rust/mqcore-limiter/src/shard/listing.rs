@@ -69,3 +69,24 @@ impl Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::hash::RandomState;
+    use std::sync::Arc;
+
+    use crate::limiter::{Limiter, LimiterConfig, SHARDS};
+
+    #[test]
+    fn listing_that_is_dropped_leaves_no_cursor() {
+        let limiter = Arc::new(Limiter::new(LimiterConfig::default(), RandomState::new()));
+        let cursors = || (0..SHARDS).map(|shard| limiter.lock(shard).cursors.len()).sum::<usize>();
+        let [first, second] = [limiter.list(), limiter.list()];
+        assert_eq!(cursors(), 2 * SHARDS);
+        drop(first);
+        let third = limiter.list();
+        assert_eq!(cursors(), 2 * SHARDS, "the third uses the places of the first");
+        drop((second, third));
+        assert_eq!(cursors(), 0);
+    }
+}
