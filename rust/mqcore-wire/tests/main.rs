@@ -11,6 +11,7 @@ mod mqks;
 mod mqks_check;
 mod throttr_check;
 mod throttr_corpus;
+mod throttr_records;
 mod throttr_vectors;
 mod tmqp_check;
 mod vectors;

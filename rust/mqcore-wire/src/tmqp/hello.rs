@@ -319,6 +319,16 @@ mod tests {
         assert!(matches!(answer(&bytes, &large), Err(AnswerError::Frame(_))));
     }
 
+    #[test]
+    fn client_id_has_at_most_255_bytes() {
+        let (longest, longer) = ("c".repeat(NAME_BYTES_MAX), "c".repeat(NAME_BYTES_MAX + 1));
+        assert_eq!(NAME_BYTES_MAX, 255);
+        let body = format!("CONNECT /\r\nClient-Id: {longest}\r\n");
+        assert_eq!(decode(body.as_bytes()).unwrap().client_id, Some(&*longest));
+        let body = format!("CONNECT /\r\nClient-Id: {longer}\r\n");
+        assert!(matches!(decode(body.as_bytes()), Err(WireError::TooLarge { .. })));
+    }
+
     fn method_and_path(body: &str) -> (&str, &str) {
         let hello = decode(body.as_bytes()).unwrap();
         (hello.method, hello.path)
