@@ -16,7 +16,7 @@ import pytest
 
 import mqcore
 import programs
-from mqcore import QueueOptions, QueueStatus
+from mqcore import QueueOptions, QueueStatus, errors
 from mqcore.backup import backup
 from served import clean_environment, serving, wait_until
 
@@ -67,6 +67,8 @@ def test_a_file_as_data_directory_is_named_as_such(tmp_path: Path) -> None:
     assert refused.returncode == 2, refused.stderr
     assert "is a file; name a directory" in refused.stderr
     assert str(file) in refused.stderr
+    with pytest.raises(errors.DataDirError, match="is a file"), mqcore.Broker(data_dir=str(file)):
+        pass
     assert file.read_text() == "mine"
     for command in (("user", "ls"), ("token", "ls")):
         refused = run(*command, "--data-dir", file)

@@ -406,7 +406,7 @@ class Broker(BrokerCalls):
         """Raise `DataDirError` if the data directory is a file, before users and tokens are read from inside it."""
         data_dir = self._config.data_dir
         if data_dir is not None and os.path.exists(data_dir) and not os.path.isdir(data_dir):
-            raise errors.ConfigError(
+            raise errors.DataDirError(
                 f"data_dir {data_dir!r} is a file; name a directory, which is created if it is missing"
             )
 

@@ -12,6 +12,7 @@ from mqcore import bodies, errors
 from mqcore.client.models import CopyReceipt, Receipt
 from mqcore.client.options import Clear, ClientOptions, ConsumeOptions, Copies, Headers, Order, Subscription
 from mqcore.config import Duration, QueueOptions, RouteMethod, seconds
+from mqcore.config.queues import QUEUE_ID_MAX
 
 __all__ = [
     "UNCONFIRMED",
@@ -43,7 +44,6 @@ __all__ = [
 
 _PUBLISH_CHUNK_MESSAGES: Final = 8192
 _PULL_COUNT_MAX: Final = 2**31 - 1
-_QUEUE_ID_MAX: Final = 65_535
 
 Copy: TypeAlias = tuple[str, Literal["confirmed", "rejected", "unconfirmed"], str | None]
 """Queue, status and reason of a copy."""
@@ -91,8 +91,8 @@ def names(given: str | Iterable[str]) -> list[str]:
 def queue_handlers(handlers: Mapping[int, Callable[..., object]]) -> Iterable[tuple[int, Callable[..., object]]]:
     """Return the queues of `Client.join` with their functions. Raises `InvalidArgument` and `TypeError`."""
     for queue, handler in handlers.items():
-        if isinstance(queue, bool) or not isinstance(queue, int) or not 0 <= queue <= _QUEUE_ID_MAX:
-            raise errors.InvalidArgument(f"a queue id is a number from 0 to {_QUEUE_ID_MAX:,}, not {queue!r}")
+        if isinstance(queue, bool) or not isinstance(queue, int) or not 0 <= queue <= QUEUE_ID_MAX:
+            raise errors.InvalidArgument(f"a queue id is a number from 0 to {QUEUE_ID_MAX:,}, not {queue!r}")
         if not callable(handler):
             raise TypeError(f"queue {queue} needs a function that takes its messages, not {handler!r}")
     return handlers.items()

@@ -21,7 +21,8 @@ __all__ = [
     "QueueStatus",
 ]
 
-_QUEUE_ID_MAX: Final = 65_535
+QUEUE_ID_MAX: Final = 65_535
+"""The largest number of a queue."""
 
 
 class QueueStatus(StrEnum):
@@ -153,7 +154,7 @@ def _check_maximums(options: QueueOptions | ChannelOptions, declared: Iterable[O
     for option in declared:
         if option.kind not in {"count", "queue ids"} or (value := getattr(options, option.name)) is None:
             continue
-        maximum = option.maximum if option.kind == "count" else _QUEUE_ID_MAX
+        maximum = option.maximum if option.kind == "count" else QUEUE_ID_MAX
         largest = max((value,) if isinstance(value, int) else value, default=0)
         if largest > maximum:
             raise ConfigError(f"{option.name} cannot be {largest}; the largest value is {maximum}")
