@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 import trustme
 
 import mqcore
 from mqcore import errors
+from mqcore.ratelimit import SyncRateLimiter
 from mqcore.testing import TestBroker
 from mqcore.throttr import Algorithm, Buffer, Client, Counter, Message, Mode, Rule, SyncClient, Unit, Uses
 from served import wait_until
@@ -370,14 +372,48 @@ def test_a_program_that_ends_with_an_open_client_ends_well(url: str) -> None:
         assert done.stdout in ("True\n", "False\n")
 
 
-@pytest.mark.parametrize(("listener", "client"), [("uint64", "uint16"), ("uint16", "uint64"), ("uint8", "uint32")])
-def test_wrong_width_in_the_url_is_named_in_the_error(listener: str, client: str) -> None:
-    with mqcore.Broker(listen=f"throttr://127.0.0.1:0?value={listener}") as broker:
+@pytest.mark.parametrize("protocol", ["7.1", "7.3"])
+@pytest.mark.parametrize("listener", WIDTHS)
+def test_wrong_width_in_the_url_is_named_and_changes_nothing(listener: str, protocol: str) -> None:
+    with mqcore.Broker(listen=f"throttr://127.0.0.1:0?value={listener}&protocol={protocol}") as broker:
+        url = broker.listeners[0].partition("?")[0]
+        with SyncClient(f"{url}?value={listener}&protocol={protocol}") as right:
+            assert right.insert("k", 5, 60)
+            for width in WIDTHS:
+                if width == listener:
+                    continue
+                with contextlib.closing(SyncClient(f"{url}?value={width}&protocol={protocol}")) as wrong:
+                    for call in (
+                        lambda: wrong.consume(Rule("k", 5, 60)),
+                        lambda: wrong.set("k", b"x", 60),
+                        wrong.list,
+                        lambda: wrong.publish("c", b"x"),
+                    ):
+                        with pytest.raises(errors.VersionMismatch, match=f"use value={listener} in the URL"):
+                            call()
+            counter = right.query("k")
+            assert counter is not None
+            assert counter.quota == 5
+            assert [each.key for each in right.list()] == [b"k"]
+
+
+def test_listener_of_another_protocol_is_named() -> None:
+    with mqcore.Broker(listen=("tmqp://127.0.0.1:0", "mqks://127.0.0.1:0", "mm2://127.0.0.1:0")) as broker:
+        for listener in broker.listeners:
+            port = listener.rpartition(":")[2]
+            with (
+                pytest.raises((errors.VersionMismatch, errors.ConnectFailed)),
+                SyncClient(f"throttr://127.0.0.1:{port}", connect_timeout=1.0),
+            ):
+                pytest.fail("it connected")
+
+
+@pytest.mark.parametrize("on_unavailable", ["allow", "deny", "raise"])
+def test_limiter_never_hides_a_wrong_width(on_unavailable: Literal["allow", "deny", "raise"]) -> None:
+    with mqcore.Broker(listen="throttr://127.0.0.1:0?value=uint64") as broker:
         url = broker.listeners[0].partition("?")[0]
         with (
-            SyncClient(f"{url}?value={client}", request_timeout=1.0) as wrong,
-            pytest.raises((errors.ConnectionLost, errors.RequestTimeout), match="check that value"),
+            SyncRateLimiter(f"{url}?value=uint16", on_unavailable=on_unavailable) as limiter,
+            pytest.raises(errors.VersionMismatch, match="use value=uint64"),
         ):
-            wrong.consume(Rule("k", 5, 60))
-        with SyncClient(f"{url}?value={listener}") as right:
-            assert right.insert("k", 5, 60)
+            limiter.check("k", "5/m")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, Self, TypeVar,
 from mqcore import _core
 from mqcore._core import Verdict
 from mqcore.config import Duration, seconds
-from mqcore.errors import ConfigError, HandshakeError, RequestTimeout, TransportError, Unacceptable
+from mqcore.errors import ConfigError, HandshakeError, RequestTimeout, TransportError, Unacceptable, VersionMismatch
 from mqcore.ratelimit.limits import Limit, Strategy, _limited, _Limits, _own_name, _parts, _worth_waiting
 from mqcore.ratelimit.local import LocalRateLimiter, _Blocking
 from mqcore.throttr import Algorithm, Mode, Unit
@@ -96,6 +96,9 @@ class _Remote(_Limits):
 
     def _instead(self, error: Exception, limit: str | Limit) -> Verdict:
         """The verdict of `on_unavailable`, or raise `error`."""
+        if isinstance(error, VersionMismatch):
+            # A wrong URL, which no retry repairs: always allowing because of it would be a silent failure.
+            raise error
         amount = self._of(limit)[4]
         if self._on_unavailable == "allow":
             return Verdict(True, amount, amount, available=False)
@@ -172,7 +175,7 @@ class RateLimiter(_Remote):
     - `url`: a Throttr listener. With ``?value=uint64``, limits and periods can have any size.
     - `on_unavailable`: result of a check while the broker is unreachable. ``"allow"`` or ``"deny"``; ``"raise"`` raises
       `TransportError`, `HandshakeError` or `RequestTimeout`. It has no default, because the right choice depends on the
-      program.
+      program. A listener with values of another width than ``value`` in the URL always raises `VersionMismatch`.
     - `timeout`: time to wait for the broker (default 1 s).
     - `strategy`: strategy of limits that name none (default GCRA).
     - `prefix`: text before every key (default: none).

@@ -71,7 +71,8 @@ class Client:
     connect, `request_timeout` the wait for an answer. After a failed attempt, calls fail at once with the same
     error for 100 ms, doubled with every failure up to 2 s, so that calls do not wait for a broker that is down.
 
-    Every method raises `ConnectFailed`, `TLSError`, `ConnectionLost`, `RequestTimeout`, `Draining` (after `close`),
+    Every method raises `ConnectFailed`, `TLSError`, `VersionMismatch` (if the listener has values of another width than
+    ``value`` in the URL, or speaks another protocol), `ConnectionLost`, `RequestTimeout`, `Draining` (after `close`),
     `InvalidArgument` for a value that the width of the listener does not allow, and `TooLarge`.
     """
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mqcore_tls::failure::FailureReason;
 use mqcore_wire::error::WireError;
+use mqcore_wire::throttr::Width;
 use mqcore_wire::tmqp::operation::status;
 
 /// An error of the client. Cheap to clone, because a lost connection fails many calls.
@@ -40,6 +41,19 @@ pub enum ClientError {
         wanted: &'static str,
         /// Its first bytes as text.
         got: Arc<str>,
+    },
+    /// The listener has values of another width than the URL says.
+    #[error(
+        "the listener at {address} has values of {}, not {}; use value={} in the URL of the client",
+        .found.as_str(), .wanted.as_str(), .found.as_str()
+    )]
+    WidthMismatch {
+        /// The address of the listener.
+        address: Arc<str>,
+        /// The width in the URL.
+        wanted: Width,
+        /// The width of the listener.
+        found: Width,
     },
     /// The TLS handshake failed.
     #[error("TLS handshake with {address} failed: {words}")]
@@ -173,6 +187,7 @@ impl ClientError {
             Self::ConnectFailed { .. } | Self::ConnectionLost { .. } | Self::Closed => ErrorFamily::Transport,
             Self::Tls { .. }
             | Self::VersionMismatch { .. }
+            | Self::WidthMismatch { .. }
             | Self::AuthFailed { .. }
             | Self::NoAgreement { .. }
             | Self::HandshakeRefused { .. } => ErrorFamily::Handshake,

@@ -8,6 +8,7 @@ mod address;
 mod conversation;
 mod link;
 mod pushes;
+mod width;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -136,10 +137,6 @@ impl Questions {
     }
 }
 
-/// A request to a listener that has never sent values.
-const FIRST_REQUEST: &str =
-    "the first request (check that value and protocol in the URL are those of the listener) to";
-
 fn too_long(error: TooLong) -> ClientError {
     ClientError::TooLarge { part: error.part, size: error.size, limit: error.max }
 }
@@ -194,8 +191,10 @@ impl ThrottrClient {
     /// does not cancel sent requests.
     ///
     /// # Errors
-    /// [`ClientError::ConnectFailed`] and the errors of TLS if connecting fails, [`ClientError::ConnectionLost`],
-    /// [`ClientError::RequestTimeout`], [`ClientError::BadFrame`], [`ClientError::Closed`].
+    /// [`ClientError::ConnectFailed`] and the errors of TLS if connecting fails, [`ClientError::WidthMismatch`] if the
+    /// listener has values of another width than the address, [`ClientError::VersionMismatch`] if it speaks another
+    /// protocol, [`ClientError::ConnectionLost`], [`ClientError::RequestTimeout`], [`ClientError::BadFrame`],
+    /// [`ClientError::Closed`].
     pub fn ask(
         &self,
         questions: Questions,
@@ -204,7 +203,6 @@ impl ThrottrClient {
         let calls = self.calls.clone();
         let waited = timeout.unwrap_or(self.request_timeout);
         let address: Arc<str> = self.address.broker().to_string().into();
-        let pushes = self.pushes.clone();
         async move {
             if questions.is_empty() {
                 return Ok(Vec::new());
@@ -221,8 +219,7 @@ impl ThrottrClient {
             match tokio::time::timeout_at(deadline, call).await {
                 Ok(answered) => answered,
                 Err(_) => {
-                    let operation = if pushes.has_values() { "a request to" } else { FIRST_REQUEST };
-                    Err(ClientError::RequestTimeout { operation, target: address, waited })
+                    Err(ClientError::RequestTimeout { operation: "a request to", target: address, waited })
                 }
             }
         }

@@ -96,8 +96,6 @@ pub(crate) struct Received {
     pub(crate) pushes: Vec<Push>,
     /// New subscriptions.
     pub(crate) subscribed: Vec<Box<[u8]>>,
-    /// Whether an answer contained values, whose width the URL must name.
-    pub(crate) has_values: bool,
 }
 
 impl Conversation {
@@ -225,13 +223,6 @@ impl Conversation {
     fn answered(&mut self, answer: ThrottrAnswer, received: &mut Received) {
         let Some(batch) = self.batches.front_mut() else { return };
         batch.expected.pop_front();
-        received.has_values |= matches!(
-            answer,
-            ThrottrAnswer::Counter(Some(_))
-                | ThrottrAnswer::Buffer(Some(_))
-                | ThrottrAnswer::Verdict(_)
-                | ThrottrAnswer::Verdicts(..)
-        );
         batch.answered.push(answer);
         self.outstanding -= 1;
         if batch.expected.is_empty()

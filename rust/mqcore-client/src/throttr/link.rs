@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::conversation::{Conversation, RequestBatch, Sender};
 use super::pushes::Pushes;
-use super::{Questions, ThrottrConfig};
+use super::{Questions, ThrottrConfig, width};
 use crate::dial::Stream;
 use crate::error::ClientError;
 use crate::random::jittered;
@@ -134,10 +134,16 @@ impl ThrottrLink {
 
     async fn open(&self) -> Result<Stream, ClientError> {
         let timeout = self.config.connect_timeout;
-        match tokio::time::timeout(timeout, self.route.open()).await {
+        let address: Arc<str> = self.route.address().to_string().into();
+        let attempt = async {
+            let mut stream = self.route.open().await?;
+            width::check(&mut stream, self.dialect.width, &address).await?;
+            Ok(stream)
+        };
+        match tokio::time::timeout(timeout, attempt).await {
             Ok(opened) => opened,
             Err(_) => Err(ClientError::ConnectFailed {
-                addresses: self.route.address().to_string().into(),
+                addresses: address.clone(),
                 cause: format!("no answer within {timeout:?}").into(),
             }),
         }
@@ -180,15 +186,12 @@ impl ThrottrLink {
             tokio::select! {
                 biased;
                 read = reader.read_buf(&mut input) => match read {
-                    Ok(0) => return LinkEnd::Lost(self.ended("the broker closed the connection", conversation)),
+                    Ok(0) => return LinkEnd::Lost(lost("the broker closed the connection")),
                     Err(error) => return LinkEnd::Lost(lost(&error.to_string())),
                     Ok(_) => match conversation.receive(&mut input) {
                         Err(error) => return LinkEnd::Lost(error.into()),
                         Ok(received) => {
                             self.failures = 0;
-                            if received.has_values {
-                                self.pushes.note_values();
-                            }
                             self.wanted.extend(received.subscribed);
                             self.pushes.put(received.pushes);
                         }
@@ -210,23 +213,10 @@ impl ThrottrLink {
                     }
                 },
                 () = tokio::time::sleep_until(due), if deadline.is_some() => {
-                    return LinkEnd::Lost(self.ended("an answer timed out", conversation));
+                    return LinkEnd::Lost(lost("an answer timed out"));
                 }
             }
         }
-    }
-
-    /// The error of a connection that ended. If this listener has never sent values, its URL may be wrong.
-    fn ended(&self, cause: &str, conversation: &Conversation) -> ClientError {
-        if self.pushes.has_values() || conversation.outstanding() == 0 {
-            return lost(cause);
-        }
-        let Dialect { width, family } = self.dialect;
-        lost(&format!(
-            "{cause} before it brought any values; check that value={} and protocol={} in the URL are those of the listener",
-            width.as_str(),
-            family.as_str()
-        ))
     }
 
     fn take(&mut self, call: ThrottrCall, conversation: &mut Conversation, output: &mut BytesMut) {

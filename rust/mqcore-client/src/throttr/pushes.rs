@@ -30,21 +30,9 @@ pub(crate) struct Pushes {
     dropped: AtomicU64,
     connects: AtomicU64,
     ended: AtomicBool,
-    /// Whether the listener has sent values.
-    values: AtomicBool,
 }
 
 impl Pushes {
-    /// Records that the listener has sent values.
-    pub(crate) fn note_values(&self) {
-        self.values.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the listener has sent values.
-    pub(crate) fn has_values(&self) -> bool {
-        self.values.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn put(&self, messages: Vec<Push>) {
         if messages.is_empty() {
             return;

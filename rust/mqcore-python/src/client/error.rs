@@ -42,7 +42,9 @@ pub(crate) fn client(failed: ClientError) -> PyErr {
             CertificateError::new_err((text, reason.as_str()))
         }
         ClientError::Tls { reason, .. } => TLSError::new_err((text, reason.as_str())),
-        ClientError::VersionMismatch { .. } => VersionMismatch::new_err(text),
+        ClientError::VersionMismatch { .. } | ClientError::WidthMismatch { .. } => {
+            VersionMismatch::new_err(text)
+        }
         ClientError::AuthFailed { .. } => AuthFailed::new_err(text),
         ClientError::NoAgreement { .. } => NoAgreement::new_err(text),
         ClientError::HandshakeRefused { .. } => HandshakeError::new_err(text),
