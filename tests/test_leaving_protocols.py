@@ -17,6 +17,7 @@ from mqcore.client import Client
 from mqcore.testing import TestBroker
 from mqks_peer import MqksPeer
 from served import wait_until
+from three_protocols import three_protocols, url_of
 
 QUEUE = "t/1"
 ONE_ATTEMPT = mqcore.QueueOptions(
@@ -27,12 +28,8 @@ ONE_ATTEMPT = mqcore.QueueOptions(
 
 @pytest.fixture
 def broker() -> Iterator[mqcore.Broker]:
-    with mqcore.Broker(listen=[f"{scheme}://127.0.0.1:0" for scheme in ("tmqp", "mqks", "mm2")], shards=2) as running:
+    with three_protocols() as running:
         yield running
-
-
-def url_of(broker: mqcore.Broker, scheme: str) -> str:
-    return next(url for url in broker.listeners if url.startswith(f"{scheme}://"))
 
 
 @pytest.fixture(params=["mqks", "mm2"])

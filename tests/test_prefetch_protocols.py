@@ -17,19 +17,15 @@ from mqcore.client import Client
 from mqcore.testing import TestBroker
 from mqks_peer import MqksPeer
 from tcp_proxy import TcpProxy
+from three_protocols import three_protocols, url_of
 
 QUEUE = "t/1"
 
 
 @pytest.fixture
 def broker() -> Iterator[mqcore.Broker]:
-    """A broker with a listener for each protocol; two shards, so that topics and queues are on different ones."""
-    with mqcore.Broker(listen=[f"{scheme}://127.0.0.1:0" for scheme in ("tmqp", "mqks", "mm2")], shards=2) as running:
+    with three_protocols() as running:
         yield running
-
-
-def url_of(broker: mqcore.Broker, scheme: str) -> str:
-    return next(url for url in broker.listeners if url.startswith(f"{scheme}://"))
 
 
 @pytest.fixture(params=["mqks", "mm2"])
