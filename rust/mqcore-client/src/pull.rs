@@ -192,7 +192,10 @@ pub(crate) fn accepted(queue: &QueueAddress, reason: &str) -> Result<(), ClientE
     let (code, reason) = match reason {
         no_content::END | no_content::EMPTY => return Ok(()),
         no_content::UNAUTHORIZED => (status::UNAUTHORIZED, "this client must not pull from it"),
-        no_content::UNACCEPTABLE => (status::UNACCEPTABLE, "the queue is not in pull status"),
+        no_content::UNACCEPTABLE => (
+            status::UNACCEPTABLE,
+            "the queue is not in pull status, or waits for its handler (see queue show)",
+        ),
         no_content::NO_CHANNEL => (status::NOT_FOUND, "no such channel"),
         no_content::NO_QUEUE => (status::NOT_FOUND, "no such queue"),
         other => (status::FAILED, other),

@@ -26,6 +26,7 @@ use mqcore_wire::zmtp::{Greeting, Item, ZmtpDecoder, encode_message};
 
 use super::client::Intake;
 use super::ids::MessageIds;
+use super::job;
 use super::listener::{EventmqTerms, Role};
 use super::pending::{PendingRequests, RequestSubject};
 use super::shared::{EventmqShared, Registration, Scheduler};
@@ -203,6 +204,10 @@ impl EventmqSession {
             Some((RequestSubject::Subscription, _)) => return self.subscribed(answer, now, output),
             Some((RequestSubject::Creation(queue), _)) => {
                 let refused = answer.as_ref().err().cloned();
+                if refused.as_ref().is_none_or(|rejection| rejection.kind == RejectionKind::AlreadyExists) {
+                    // STATUS shows its jobs also while no worker serves it.
+                    self.exchange.tally(&job::shown(&queue));
+                }
                 for message in self.intake.created(&queue, answer, &mut self.wanted) {
                     if let Some(rejection) = &refused {
                         self.lost(&message, rejection, now, output);

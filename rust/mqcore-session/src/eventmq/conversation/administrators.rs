@@ -62,7 +62,7 @@ impl EventmqSession {
         }
     }
 
-    /// Asks each queue that some worker serves how much waits in it.
+    /// Asks each queue with statistics how much waits in it.
     fn ask_status(&mut self, output: &mut Vec<u8>) {
         let names = self.exchange.queue_names();
         let addresses = names.into_iter().filter_map(|name| Some((QueueAddress::parse(&name).ok()?, name)));
