@@ -53,7 +53,9 @@ def sample_in_every_pool(request: pytest.FixtureRequest, url: str, tasks: Tasks)
 def test_result_returns_to_the_sender_as_the_tasks_return_type(sample_in_every_pool: Any) -> None:
     sample = sample_in_every_pool
     assert sample.add.enqueue(1, right=2).result(20) == 3
-    assert sample.add.delay(4).result(20) == 5
+    delayed = sample.add.delay(4)
+    assert delayed.result(20) == 5
+    assert repr(delayed) == f"<job {delayed.id}, sample_jobs.add, ended>"
     assert sample.add_async.enqueue(1, 3).result(20) == 4
     total = sample.total.enqueue([sample.Order("a", 2), sample.Order("b", 3)]).result(20)
     assert total == sample.Order("all", 5)
@@ -88,8 +90,8 @@ def test_arguments_that_do_not_fit_fail_the_job_and_say_which(sample: Any) -> No
         sample.add.enqueue(object())
 
 
-def test_a_soft_limit_lets_a_job_end_in_order(sample: Any, tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
+def test_a_soft_limit_lets_a_job_end_in_order(sample_in_every_pool: Any, tmp_path: Path) -> None:
+    sample, trace = sample_in_every_pool, tmp_path / "trace"
     # In a thread, a call that waits is not interrupted; it hears of its limit when it comes back.
     assert sample.sleep_softly.enqueue(str(trace), 1).result(20) == "ended in order"
     with pytest.raises(errors.JobTimeout, match="soft time limit"):

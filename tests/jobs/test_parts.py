@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mqcore import errors
 from mqcore.cli.worker import split_queues
-from mqcore.jobs import Backoff, Jobs, Worker, current, signature, wire
+from mqcore.jobs import Backoff, Jobs, TaskOptions, Worker, current, signature, wire
 from mqcore.jobs.address import parse
 from mqcore.jobs.pool import child
 from served import wait_until
@@ -129,6 +129,23 @@ def test_invalid_task_option_raises_config_error(options: dict[str, object]) -> 
         task.using(**options)
     with pytest.raises(errors.ConfigError, match="unknown task option colour"):
         task.using(colour="red")
+
+
+def test_queue_name_may_have_255_bytes() -> None:
+    assert TaskOptions(queue="x" * 255).queue == "x" * 255
+    with pytest.raises(errors.ConfigError, match="1 to 255 bytes"):
+        TaskOptions(queue="x" * 256)
+
+
+def test_removed_schedule_is_not_sent_again() -> None:
+    jobs = Jobs("emqp://127.0.0.1:1", timeout=0.1)
+    task = jobs.task(name="shop.send")(print)
+    jobs.every("1h", task.bind(1))
+    kept = jobs.every("2h", task.bind(2))
+    with pytest.raises(errors.ConnectFailed):
+        jobs.unschedule(jobs.schedules[0])
+    assert list(jobs.schedules) == [kept]
+    jobs.close(0)
 
 
 def test_scheduled_job_does_not_send_its_time_limit_to_the_broker() -> None:
@@ -254,8 +271,9 @@ def test_sending_more_than_the_buffer_holds_to_a_broker_that_does_not_read_is_bu
             for _ in range(40_000):
                 jobs.send("shop.send", ["x" * 4000], result=False)
 
-        with pytest.raises(errors.Busy, match=r"accepted no job within 0\.2 s"):
+        with pytest.raises(errors.Busy, match=r"accepted no job within 0\.2 s") as busy:
             fill()
+        assert busy.value.code == 503
         jobs.close(0)
 
 
