@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import multiprocessing
 import random
 import threading
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -129,6 +131,23 @@ def test_invalid_task_option_raises_config_error(options: dict[str, object]) -> 
         task.using(**options)
     with pytest.raises(errors.ConfigError, match="unknown task option colour"):
         task.using(colour="red")
+
+
+def default(call: Callable[..., object], name: str) -> object:
+    return inspect.signature(call).parameters[name].default
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    options = TaskOptions()
+    assert (options.queue, options.retries, options.priority, options.unique) == ("default", 0, 0, False)
+    assert options.raises == ()
+    assert (options.guarantee, options.result) == (True, True)
+    assert (options.timeout, options.soft_timeout, options.run_after) == (None, None, None)
+    assert options.backoff == Backoff() == Backoff(1, max=60, factor=2, jitter=0.1)
+    for call in (Jobs, Jobs.close, Jobs.status, Jobs.workers):
+        assert default(call, "timeout") == 5
+    assert default(Worker, "prefetch") == 0
+    assert default(Worker, "drain_timeout") == 30
 
 
 def test_queue_name_may_have_255_bytes() -> None:
