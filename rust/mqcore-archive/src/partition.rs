@@ -110,6 +110,8 @@ mod tests {
         let (one, other) = ("ü".repeat(127), format!("{}x", "ü".repeat(126)));
         let (one, other) = (escaped(&one), escaped(&other));
         assert_ne!(one, other);
+        // The checksum is FNV-1a of the whole name.
+        assert_eq!(one, format!("{}~c617ad8f5bedd7da", "%C3%BC".repeat(33)));
         for name in [one, other] {
             assert!(name.len() <= 220 && !name.contains("%C~") && !name.contains("%~"), "{name}");
         }

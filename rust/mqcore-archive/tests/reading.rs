@@ -235,6 +235,14 @@ fn removed_history_is_an_error_only_for_queries_that_need_it() {
     run.round();
     let before = run.reader.pieces(&request(), 0..sequence(9, 0), 0).expect("a sound disk");
     assert_eq!(read(&run.reader, &before).expect("all is there").len(), 9);
+    // One file for each day: as many files as fit make a piece, and one at least.
+    let sizes: Vec<_> = before.iter().map(|piece| piece.bytes).collect();
+    assert_eq!(sizes.len(), 9);
+    for (target, wanted) in [(sizes[0] + sizes[1] - 1, 9), (sizes.iter().sum(), 1), (u64::MAX, 1)] {
+        let pieces = run.reader.pieces(&request(), 0..sequence(9, 0), target).expect("a sound disk");
+        assert_eq!(pieces.len(), wanted, "{target} bytes, {sizes:?}");
+        assert_eq!(read(&run.reader, &pieces).expect("all is there").len(), 9);
+    }
     let retention = Retention { age_ms: Some(4 * DAY_MS), bytes: None };
     archive(run.root.path()).retain(retention, 8 * DAY_MS + 1).expect("a sound disk");
     let ends = run.reader.ends().expect("a sound disk");
