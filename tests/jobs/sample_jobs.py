@@ -78,6 +78,14 @@ def fail_and_tell_the_time(path: str) -> None:
     raise ValueError("again")
 
 
+@jobs.task(retries=8, backoff=Backoff("10ms", factor=1, jitter=0))
+def fail_eight_times() -> int:
+    attempt = current().attempt
+    if attempt < 9:
+        raise ValueError(f"attempt {attempt}")
+    return attempt
+
+
 @jobs.task
 def wait_for(path: str) -> None:
     while not Path(path).exists():

@@ -6,11 +6,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
 
+from job_processes import working
 from mqcore.jobs import Jobs, wire
 from mqcore.jobs.dealer import Dealer
 from mqcore.jobs.link import Link
@@ -71,6 +73,17 @@ def test_closing_client_sends_what_waits_for_the_broker(router: tuple[zmq.Socket
     assert received == list(range(1000))
 
 
+def test_idle_client_sends_each_job_at_once(router: tuple[zmq.Socket[bytes], int]) -> None:
+    broker, port = router
+    with Jobs(f"emqp://127.0.0.1:1?frontend={port}") as jobs:
+        begin = time.monotonic()
+        for number in range(8):
+            jobs.send("shop.send", [number], result=False)
+            assert b"REQUEST" in broker.recv_multipart()
+        # An idle client waits for a second at a time, unless a job wakes it.
+        assert time.monotonic() - begin < 4
+
+
 def test_job_tells_whether_the_broker_has_dispatched_it(router: tuple[zmq.Socket[bytes], int]) -> None:
     broker, port = router
     with Jobs(f"emqp://127.0.0.1:1?frontend={port}") as jobs:
@@ -80,6 +93,50 @@ def test_job_tells_whether_the_broker_has_dispatched_it(router: tuple[zmq.Socket
         broker.send_multipart([identity, b"", b"eMQP/1.0", b"REPLY", b"m", job.id.encode()])
         wait_until(lambda: job.is_dispatched, what="the notice")
         assert repr(job) == f"<job {job.id}, shop.send, dispatched>"
+
+
+def test_worker_retries_by_itself_if_the_broker_counts_no_attempts(
+    router: tuple[zmq.Socket[bytes], int], tasks: Callable[[str], Any]
+) -> None:
+    """The router is one of the original, which keeps no jobs: for workers and for clients, it forwards what comes."""
+    broker, port = router
+    url = f"emqp://127.0.0.1:{port}?frontend={port}"
+    broker.setsockopt(zmq.RCVTIMEO, 100)
+    peers: dict[bytes, bytes] = {}
+    slots = 0
+    ended = threading.Event()
+
+    def route() -> None:
+        nonlocal slots
+        while not ended.is_set():
+            try:
+                identity, *frames = broker.recv_multipart()
+            except zmq.Again:
+                continue
+            command = frames[2]
+            slots += command == b"READY"
+            if command == b"INFORM":
+                peers[b"worker"] = identity
+                broker.send_multipart([identity, b"", b"eMQP/1.0", b"ACK", b"1", frames[3], b"of a later version"])
+            elif command == b"REQUEST":
+                peers[b"client"] = identity
+                broker.send_multipart([peers[b"worker"], *frames])
+            elif command == b"REPLY":
+                broker.send_multipart([peers[b"client"], *frames])
+
+    routing = threading.Thread(target=route)
+    routing.start()
+    try:
+        with working(url, "--pool", "thread", "--concurrency", "2", "--no-schedules"):
+            wait_until(lambda: slots == 2, what="a request for each slot")
+            begin = time.monotonic()
+            assert tasks(url).fail_eight_times.enqueue().result(20) == 9
+            # Eight waits of 10 ms. Far less than the second that the worker waits if it has nothing to do.
+            assert time.monotonic() - begin < 4
+            wait_until(lambda: slots == 3, what="a request for the slot of the job")
+    finally:
+        ended.set()
+        routing.join()
 
 
 def test_connecting_to_a_host_that_does_not_answer_does_not_block() -> None:
