@@ -142,3 +142,9 @@ class Usage:
         status = dict(line.partition(":")[::2] for line in text.splitlines())
         size = {name: int(status[name].split()[0]) << 10 for name in ("VmRSS", "VmSize")}
         return cls(size["VmRSS"], size["VmSize"], sum(1 for _ in (process / "fd").iterdir()))
+
+
+def processor_seconds(pid: int) -> float:
+    """Time that all threads of a process have run."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text(encoding="ascii").split()[0]) for each in tasks) / 1e9

@@ -6,12 +6,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from depth import by_depth, choices
 from hostile.collisions import HASHES, colliding, unrelated
+from hostile.crowd import processor_seconds
 from metrics import metric
 from protocols.conversation import CREATE_CHANNEL, Client
 from served import ServedBroker, serving, wait_until
@@ -32,12 +32,6 @@ The time would grow with the square of the number of names: hundreds of times lo
 BATCH = 2000
 
 Say = Callable[[socket.socket, list[bytes]], None]
-
-
-def processor_seconds(broker: ServedBroker) -> float:
-    """Time that all threads of the broker have run."""
-    runtime = Path(f"/proc/{broker.process.pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in runtime) / 1e9
 
 
 @contextmanager
@@ -119,9 +113,9 @@ SURFACES: dict[str, tuple[Callable[[ServedBroker, Sequence[bytes]], int], int, i
 def measure(names: Sequence[bytes], use: Callable[[ServedBroker, Sequence[bytes]], int], accepted: int) -> float:
     """The processor time that a new broker takes for these names."""
     with broker_for(user_keys=KEYS) as broker:
-        before = processor_seconds(broker)
+        before = processor_seconds(broker.process.pid)
         assert use(broker, names) == accepted
-        return processor_seconds(broker) - before
+        return processor_seconds(broker.process.pid) - before
 
 
 @pytest.mark.timeout(by_depth(60, 900))
