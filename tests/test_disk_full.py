@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ import pytest
 
 import mqcore
 from awaited import until
+from depth import by_depth, rounds
+from hostile.crowd import processor_seconds
 from mqcore import QueueOptions, QueueStatus, errors
 from served import DISK_MIB, ServedBroker, serving
 
@@ -188,6 +191,78 @@ async def test_killed_and_started_on_a_disk_that_is_still_full_nothing_is_lost(s
     with serving(*on(small_disk), environment=ONE_SHARD) as broker:
         left = await drain(broker.url)
     assert not (confirmed | {10_000}) - acked - left, "confirmed, and lost"
+    assert not acked & left, "settled for good, and there again"
+
+
+CYCLES = rounds("DISK_FULL", quick=2, full=100)
+"""How often the disk becomes full."""
+HELD_SECONDS = by_depth(0.5, 1.0)
+"""Time for which it stays full while producers try again."""
+TRIES_PER_SECOND = 20
+
+
+def occupy(filler: Path, *, leave: int) -> int:
+    """Let a file take all space of its file system but this; return how much it takes."""
+    with filler.open("ab") as file:
+        space = os.statvfs(filler)
+        size = file.tell() + max(0, space.f_bavail * space.f_frsize - leave)
+        if size > file.tell():
+            with contextlib.suppress(OSError):  # the broker may need some of it first
+                os.posix_fallocate(file.fileno(), 0, size)
+        return filler.stat().st_size
+
+
+@pytest.mark.timeout(60 + 12 * CYCLES)
+async def test_the_disk_is_full_again_and_again_and_nothing_is_lost(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    confirmed: set[int] = set()
+    acked: set[int] = set()
+    shares, waits, rejected = [], [], 0
+    with serving(*on(small_disk), environment=ONE_SHARD) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await declare(mq)
+            for cycle in range(CYCLES):
+                # So much is left that each cycle publishes something.
+                size = occupy(filler, leave=6 * 1024 * 1024)
+                confirmed |= await fill(mq, start=cycle * 10_000)
+                await until(lambda: refusing(broker) == 1, "the alarm")
+                began, used = time.monotonic(), processor_seconds(broker.process.pid)
+                number = cycle * 10_000 + 5_000
+                while time.monotonic() - began < HELD_SECONDS:
+                    # Housekeeping may still remove segments of the cycle before.
+                    occupy(filler, leave=0)
+                    if await publish(mq, number):
+                        confirmed.add(number)
+                    else:
+                        rejected += 1
+                    number += 1
+                    await unsaved_queues_work(mq)
+                    await asyncio.sleep(1 / TRIES_PER_SECOND)
+                seconds = time.monotonic() - began
+                shares.append((processor_seconds(broker.process.pid) - used) / seconds)
+                filler.unlink()
+                began = time.monotonic()
+                if size > 1024 * 1024:
+                    await until(lambda: refusing(broker) == 0, "the end of the alarm")
+                    waits.append(time.monotonic() - began)
+                stored = (await mq.queue(SAVING).information()).messages
+                acked |= await acknowledge(mq, stored)
+                # Without a filler, messages alone have filled the disk: there is space when they are settled.
+                await until(lambda: refusing(broker) == 0, "the end of the alarm")
+                number = cycle * 10_000 + 9_999
+                assert await publish(mq, number), "there is space again"
+                confirmed.add(number)
+            await mq.publish(FENCE, b"")
+        broker.process.kill()
+        broker.process.wait()
+    with serving(*on(small_disk), environment=ONE_SHARD) as broker:
+        left = await drain(broker.url)
+    assert rejected >= CYCLES * HELD_SECONDS * 2
+    print(
+        f"{CYCLES} cycles, {len(confirmed)} confirmed: {sorted(shares)[len(shares) // 2]:.1%} of a core while full "
+        f"(at most {max(shares):.1%}), the alarm ends at most {max(waits):.2f} s after there is space"
+    )
+    assert not confirmed - acked - left, "confirmed, and lost"
     assert not acked & left, "settled for good, and there again"
 
 
