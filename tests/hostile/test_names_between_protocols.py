@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from eventmq_peer import EventmqPeer
 from hostile.attacks import LISTENERS
 from mm2_peer import MM2Peer, message
 from mqks_peer import MqksPeer
@@ -69,10 +70,17 @@ def by_mm2(broker: ServedBroker, stack: ExitStack, name: bytes) -> None:
         assert peer.ask("ping;id=p").startswith("ok")
 
 
+def by_emqp(broker: ServedBroker, stack: ExitStack, name: bytes) -> None:
+    peer = stack.enter_context(EventmqPeer(url(broker, "emqp-publish")))
+    peer.say("PUBLISH", "id", name, BODY)
+    assert peer.until_now() == []
+
+
 PUBLISHERS: dict[str, tuple[Publish, int]] = {
     "throttr": (by_throttr, 255),
     "tmqp": (by_tmqp, 248),
     "mm2": (by_mm2, 249),
+    "emqp": (by_emqp, 248),
 }
 """How to publish to a topic, and the longest name that the protocol has room for."""
 
@@ -143,7 +151,9 @@ def test_a_topic_adds_no_header_but_its_own_for_tmqp_consumers(protocol: str, br
                 copy = raw_headers(joined)
                 assert copy in ([], [b"Topic:" + name]), (name, copy)
                 if len(name) <= 248:
-                    assert raw_headers(subscribed) == [], name
+                    # EventMQ's messages have the header from their start, others get it in a queue.
+                    own = [b"Topic:" + name] if protocol == "emqp" else []
+                    assert raw_headers(subscribed) in ([], own), name
 
 
 def raw_headers(peer: TmqpPeer) -> list[bytes]:
@@ -189,3 +199,49 @@ def test_properties_of_micromessage2_stay_one_header(properties: str, broker: Se
         peer.send(message(1, "properties", BODY, properties))
         assert peer.ask("ping;id=p").startswith("ok")
         assert raw_headers(consumer) == [b"Mm2-Properties:" + properties.encode()]
+
+
+JOB_HEADERS = (
+    b"a:b\r\nEvil:1",
+    b"a:b\nEvil:1",
+    b"a:b\rEvil:1",
+    b"\r\n\r\nbody",
+    b"a:b\0c",
+    b"Topic:evil",
+    b"a:\xff",
+    b"CC:other/1",
+)
+
+
+@pytest.mark.parametrize("headers", JOB_HEADERS)
+def test_headers_of_eventmq_stay_one_header(headers: bytes, broker: ServedBroker) -> None:
+    """The broker rejects a job with such headers, or a consumer of TMQP gets them as one line."""
+    queue = f"jobs-{JOB_HEADERS.index(headers)}"
+    with (
+        TmqpPeer(*endpoint(broker, "tmqp")) as consumer,
+        EventmqPeer(url(broker, "emqp-frontend"), identity=b"producer") as producer,
+    ):
+        consumer.hello()
+        assert consumer.ask(JOIN, queue).content_type == OK
+        producer.say("REQUEST", "job", f"{queue}/0", headers, BODY)
+        # If the broker rejects the first one, this one shows that nothing is left of it.
+        producer.say("REQUEST", "job-2", f"{queue}/0", b"", BODY)
+        producer.until_now()
+        lines = raw_headers(consumer)
+        assert all(line.partition(b":")[0].lower().startswith(b"eventmq-") for line in lines), lines
+
+
+def test_ids_of_jobs_are_one_word_for_mqks_consumers(broker: ServedBroker) -> None:
+    with (
+        MqksPeer(url(broker, "mqks")) as consumer,
+        EventmqPeer(url(broker, "emqp-frontend"), identity=b"producer") as producer,
+    ):
+        assert consumer.ask("words consume --confirm words --manual-ack") == b"words ok "
+        for number in IDS:
+            producer.say("REQUEST", number, "words/0", b"", BODY)
+            line = consumer.line()
+            start, ok, word, _, body = line.split(b" ", 4)
+            assert (start, ok, body) == (b"words", b"ok", BODY), (number, line)
+            consumer.send_bytes(b"ack-1 ack --confirm words " + word + b"\n")
+            assert consumer.line() == b"ack-1 ok ", (number, word)
+        assert consumer.until_now() == []
