@@ -186,3 +186,12 @@ def line_of(text: str, part: str) -> str:
     """Text around it, for the message of a failure."""
     at = text.find(part)
     return text[max(at - 200, 0) : at + 200]
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="limits of a process are read from /proc")
+def test_broker_keeps_the_limit_that_prevents_core_dumps() -> None:
+    """It raises its limit of open files, and no other one."""
+    with serving(under=("sh", "-c", 'ulimit -c 0; exec "$@"', "sh")) as broker:
+        limits = Path(f"/proc/{broker.process.pid}/limits").read_text(encoding="ascii")
+    (line,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
+    assert line.split()[4:6] == ["0", "0"]
