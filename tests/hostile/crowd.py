@@ -86,7 +86,7 @@ def _send(stream: socket.socket, data: memoryview) -> int:
     except BlockingIOError:
         return 0
     except OSError:
-        # The other side no longer reads. What it sent before is still to be received.
+        # The other side no longer reads. Its earlier bytes are still to be received.
         return len(data)
 
 

@@ -353,7 +353,7 @@ TOPIC_IN = 'mqcore_topic_messages_total{outcome="in"}'
 def test_the_same_commands_have_effects_where_no_login_is_needed(
     listener: str, sequence: tuple[str, ...], effect: str, tmp_path: Path
 ) -> None:
-    """The commands above are valid, and the broker rejects them only because nobody has logged in."""
+    """The commands above are valid, and the broker rejects them only because no login came before."""
     with listening(tmp_path) as broker, prepare(broker, None):
         assert metric(broker, effect) == 0
         with socket.create_connection(endpoint(broker, listener), timeout=10) as peer:

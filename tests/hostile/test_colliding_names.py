@@ -107,7 +107,7 @@ SURFACES: dict[str, tuple[Callable[[ServedBroker, Sequence[bytes]], int], int, i
     "channels": (create_channels, CHANNELS, min(CHANNELS, CHANNELS_MAX)),
     "topics": (publish, TOPICS, TOPICS),
 }
-"""What to do with names, how many names there are, and how many of them the broker accepts."""
+"""A use of names, their number, and the number that the broker accepts."""
 
 
 def measure(names: Sequence[bytes], use: Callable[[ServedBroker, Sequence[bytes]], int], accepted: int) -> float:
