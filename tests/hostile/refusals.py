@@ -1,4 +1,4 @@
-"""What a broker may answer to peers that it has not accepted, for each protocol."""
+"""Permitted answers of a broker to peers that it has not accepted, for each protocol."""
 
 from __future__ import annotations
 
