@@ -295,6 +295,12 @@ soak: $(ENVIRONMENT) ## HOURS (2) of mixed load at half capacity with restarts: 
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --release --locked $(if $(UV),--uv)
 	@PYTHONPATH=tests $(PY) -m endurance.soak --hours $(HOURS) $(SOAK_FLAGS)
 
+MINUTES ?= 30
+
+.PHONY: held
+held: $(EXTENSION) ## MINUTES (30) of mixed load at 70 % of capacity with faults by turns: kills, full disk, fast producer, slow handshakes
+	@PYTHONPATH=tests $(PY) -m endurance.held --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(HELD_FLAGS)
+
 .PHONY: fuzz
 fuzz: ## feed every fuzz target for FUZZ_SECONDS (60) each; needs a nightly toolchain and cargo-fuzz
 	@if ! cargo +nightly fuzz --version >/dev/null 2>&1; then \

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from depth import DEPTH, FULL, SEED, by_depth
 from eventmq_original import INSTALLING
 from mqcore.client import Client
 from served import DISK_MIB, ServedBroker, serving, tmqp_address
+from small_disks import CannotMount, mounted
 from tcp_proxy import TcpProxy
 from tmqp_peer import TmqpPeer
 from worker_peer import WorkerPeer
@@ -137,18 +136,8 @@ async def patient(broker: mqcore.Broker, proxy: TcpProxy) -> AsyncIterator[Clien
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own that is full soon."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux mounts a tmpfs")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "mqcore-test", str(place)]
     try:
-        mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    except OSError as error:
-        pytest.skip(f"nothing mounts here: {error}")
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
+        with mounted(tmp_path / "disk", DISK_MIB) as place:
+            yield place
+    except CannotMount as error:
+        pytest.skip(str(error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from depth import by_depth, rounds
 from hostile.crowd import processor_seconds
 from mqcore import QueueOptions, QueueStatus, errors
 from served import DISK_MIB, ServedBroker, serving
+from small_disks import occupy
 
 SAVING = "books/1"
 FENCE = "books/2"
@@ -199,17 +199,6 @@ CYCLES = rounds("DISK_FULL", quick=2, full=100)
 HELD_SECONDS = by_depth(0.5, 1.0)
 """Time for which it stays full while producers try again."""
 TRIES_PER_SECOND = 20
-
-
-def occupy(filler: Path, *, leave: int) -> int:
-    """Let a file take all space of its file system but this; return how much it takes."""
-    with filler.open("ab") as file:
-        space = os.statvfs(filler)
-        size = file.tell() + max(0, space.f_bavail * space.f_frsize - leave)
-        if size > file.tell():
-            with contextlib.suppress(OSError):  # the broker may need some of it first
-                os.posix_fallocate(file.fileno(), 0, size)
-        return filler.stat().st_size
 
 
 @pytest.mark.timeout(60 + 12 * CYCLES)

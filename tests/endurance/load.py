@@ -304,7 +304,10 @@ class Consumer(ABC):
             if await message.nack("not yet", delay=delay or None):
                 account.nack(label.number)
                 held.append((account, label.number, moment))
-        await mq.publish(fence_of(self.address), b"")
+        try:
+            await mq.publish(fence_of(self.address), b"")
+        except errors.Busy:
+            return  # the disk is full, so that nothing is proved
         # Over another connection, the fence proves nothing about these.
         if mq.counters.connects == connects:
             for account, number in acked:

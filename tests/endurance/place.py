@@ -48,6 +48,8 @@ class ManagedBroker:
     outages: list[tuple[float, float]] = field(default_factory=list)
     """Monotonic times from the end of a life until the next one was ready."""
     alarms: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()
+    """Parts of alarms that faults of the run explain."""
     _running: ServedBroker | None = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -62,6 +64,12 @@ class ManagedBroker:
         """URL of its admin side."""
         assert self._running is not None
         return self._running.admin_url
+
+    @property
+    def lines(self) -> list[str]:
+        """Log lines of this life."""
+        assert self._running is not None
+        return self._running.stderr_lines
 
     async def start(self, *extra: str) -> None:
         """Start it and wait until it is ready."""
@@ -105,7 +113,8 @@ class ManagedBroker:
         code = await asyncio.to_thread(running.process.wait, STOP_SECONDS)
         self._record_end(moment, is_orderly=how is signal.SIGTERM)
         await asyncio.to_thread(self._stack.close)
-        self.alarms += [line for line in running.stderr_lines if any(word in line for word in _ALARMS)]
+        alarms = (line for line in running.stderr_lines if any(word in line for word in _ALARMS))
+        self.alarms += [line for line in alarms if not any(part in line for part in self.expected)]
         return code
 
     def _record_end(self, moment: float, *, is_orderly: bool) -> None:

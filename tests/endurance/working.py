@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import Counter
 from typing import ClassVar
@@ -16,6 +17,9 @@ from job_processes import lines_of
 from mqcore import admin, errors
 from mqcore.client import Delivered
 from mqcore.jobs import Jobs
+
+_REJECTED_RESULT = re.compile(r"request=(job-\d+),.*the result was not kept")
+"""The part of a log line that names a job whose result its queue rejected."""
 
 
 class GuaranteedJobs(Part):
@@ -30,6 +34,8 @@ class GuaranteedJobs(Part):
         self._file = self.place.directory / "jobs-done"
         self._sender = Sender(self.place.frontend, self._file)
         self._results: Counter[str] = Counter()
+        self._reported: set[str] = set()
+        """Jobs whose results were rejected, as the log says."""
 
     async def declare(self, main: mqcore.Client, down: mqcore.Client) -> None:
         await self.load.declare(main, f"{RESULTS}/0", SHARED)
@@ -57,10 +63,11 @@ class GuaranteedJobs(Part):
 
     async def finish(self, main: mqcore.Client, *, last: bool, limit: float) -> None:
         def all_have_results() -> bool:
-            return self._sender.taken <= self._results.keys()
+            return self._sender.taken <= self._results.keys() | self._reported
 
+        self._reported |= self._results_reported_as_lost()
         if not await self.load.until(all_have_results, "each accepted job has its result", limit):
-            missing = self._sender.taken - self._results.keys()
+            missing = self._sender.taken - self._results.keys() - self._reported
             self.load.findings.add(f"{len(missing)} accepted jobs have no result: {sorted(missing)[:20]}")
         await self.load.empty(main, f"{RESULTS}/0", limit)
         if last:
@@ -76,9 +83,16 @@ class GuaranteedJobs(Part):
             if many:
                 self.load.findings.add(f"jobs have more results than runs: {many}")
 
+    def _results_reported_as_lost(self) -> set[str]:
+        """Jobs whose results the queue rejected, which the log reports, if the disk was full on purpose."""
+        if not self.place.main.expected:
+            return set()
+        return {found[1] for line in self.place.main.lines if (found := _REJECTED_RESULT.search(line))}
+
     def summary(self) -> str:
         repeated = sum(count - 1 for count in self._results.values())
-        return f"{len(self._sender.taken)} jobs, {repeated} results too many"
+        rejected = f", {len(self._reported)} results rejected and reported" if self._reported else ""
+        return f"{len(self._sender.taken)} jobs, {repeated} results too many{rejected}"
 
 
 class Schedules(Part):
