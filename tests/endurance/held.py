@@ -221,7 +221,7 @@ class Held(Soak):
         return found
 
     def checks(self) -> list[Check]:
-        """What must hold, and the p99 of each fault."""
+        """Limits of the run, and the p99 of each fault."""
         missing = float("inf") if self.measured.probe_missing is None else self.measured.probe_missing
         checks = [
             Check("broken promises", len(self.measured.findings), 0, "findings"),

@@ -14,7 +14,7 @@ from mqcore import Binding, errors, throttr
 from mqcore.client import Delivered, Receipt
 from mqcore.config import Interaction, RouteMethod
 from protocols.conversation import ROUTER, Client
-from tmqp_peer import ACKNOWLEDGE, TERMINATE, PeerClosed, RawFrame
+from tmqp_peer import ACKNOWLEDGE, RESPONSE, TERMINATE, PeerClosed, RawFrame
 
 
 class _ByLane(Consumer):
@@ -26,6 +26,12 @@ class _ByLane(Consumer):
 
     def account(self, label: Label, message: Delivered[str]) -> Account | None:
         return self._accounts.get(label.lane)
+
+
+NO_CONSUMERS = "no-consumers"
+"""The answer of a router whose bindings have all rejected a message."""
+ANSWER_SECONDS = 5.0
+"""Longest wait for answers of queues: a queue that cannot save a message is passed over without one."""
 
 
 class Topics(Part):
@@ -141,21 +147,26 @@ class RoutedToAll(Part):
         try:
             if self._peer is None:
                 host, _, port = self.place.main_urls["tmqp"].partition("://")[2].rpartition(":")
-                self._peer = Client(host, int(port), timeout=30)
+                self._peer = Client(host, int(port), timeout=ANSWER_SECONDS)
                 self._peer.hello()
             peer = self._peer
             for number, body in bodies.items():
                 name, target = b"%d" % number, self.name.encode()
                 peer.send(RawFrame(kind=ROUTER, id=name, target=target, payload=body, pending_acknowledge=True))
-            for _ in range(len(bodies) * len(self.QUEUES)):
+            outstanding = len(bodies) * len(self.QUEUES)
+            while outstanding > 0:
                 frame = peer.receive()
                 if frame.kind == TERMINATE:
                     raise PeerClosed("the broker stops")
-                assert frame.kind == ACKNOWLEDGE, frame
-                if frame.header("Nack-Reason") is None:
+                # A queue that cannot save a message answers with a response.
+                assert frame.kind in (ACKNOWLEDGE, RESPONSE), frame
+                reason = frame.header("Reason" if frame.kind == RESPONSE else "Nack-Reason")
+                # The router answers for a message that none of its queues accepted, and each queue otherwise.
+                outstanding -= len(self.QUEUES) if reason == NO_CONSUMERS else 1
+                if reason is None:
                     confirmed[int(frame.id)] += 1
                 else:
-                    self._lane.failed(errors.Nacked(str(frame.header("Nack-Reason"))))
+                    self._lane.failed(errors.Nacked(reason))
         except OSError as error:
             self._lane.failed(error)
             self._forget_peer()

@@ -12,6 +12,7 @@ import pytest
 
 from depth import SEED, rounds
 from endurance import load, queues
+from endurance.held import hold
 from endurance.rounds import Run, run
 from endurance.soak import Settings, soak
 
@@ -89,3 +90,16 @@ async def test_short_soak_measures_everything(tmp_path: Path) -> None:
     assert missing.is_held
     (latency,) = (check for check in checks if "confirmation" in check.name)
     assert 0 < latency.value < float("inf")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.full("takes two minutes; each fault has a test of its own")
+async def test_held_load_survives_each_fault(tmp_path: Path) -> None:
+    holding = await hold(tmp_path, SEED, Settings(seconds=40, restart_seconds=5, measure_seconds=5, share=0.7), 500)
+    assert not holding.measured.findings
+    assert holding.measured.probe_missing == 0
+    faults = {name for name, _, _ in holding.phases}
+    wanted = {"quiet", "killed", "full disk", "fast producer", "slow handshakes"}
+    assert faults == wanted - ({"full disk"} if holding.missing_fault else set())
+    # This test does not judge latency: the machine may be busy.
+    print("\n".join(map(str, holding.checks())))
