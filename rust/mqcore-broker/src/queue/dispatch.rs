@@ -19,7 +19,7 @@ use crate::model::subscription::{ReservedSlot, Settling};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::flows::{FLOWS_MAX, FlowTarget, PullPosition};
-use crate::queue::members::{Consumer, ConsumerKey, Member, Members};
+use crate::queue::members::{Consumer, ConsumerKey, FreeMembers, Member, Members};
 
 /// The cost of a message toward the budget of a call: one, plus one for each 512 bytes, so that the effects of a call
 /// stay small even if its messages are not.
@@ -449,6 +449,7 @@ impl Queue {
         } else if self.asks_while_sending(context.state) {
             self.start_flow(entry, FlowTarget::All, members, context);
         } else if context.state.congestion.since.is_empty() || self.metadata.options.only_first_acquirer {
+            self.free = None;
             if let Some(entry) = self.offer(entry, members, context) {
                 self.discard(entry, DropReason::Slow, context);
             }
@@ -460,21 +461,19 @@ impl Queue {
     /// Some consumers are too slow: they miss this message, which is counted, and the others receive
     /// it.
     fn broadcast_to_free(&mut self, entry: Entry, members: &Members, context: &mut Context<'_>) {
-        let (slow, free): (Vec<_>, Vec<_>) =
-            members.list().iter().map(|member| member.consumer.clone()).partition(|consumer| {
-                context.state.congestion.since.contains_key(&consumer.client.connection)
-            });
-        self.metadata.stats.dropped[DropReason::Slow as usize] += slow.len() as u64;
-        for consumer in &slow {
+        let congestion = &context.state.congestion;
+        let known = self.free.take().filter(|known| known.is_current(members, congestion));
+        let known = known.unwrap_or_else(|| Box::new(FreeMembers::new(members, congestion)));
+        self.metadata.stats.dropped[DropReason::Slow as usize] += known.slow.len() as u64;
+        for consumer in &known.slow {
             context.record_event(&self.metadata.address, &entry, LifecycleEvent::Missed(&consumer.client));
         }
-        if free.is_empty() {
+        if known.free.is_empty() {
             self.remove(entry, context);
-            return;
+        } else {
+            self.send_to_all(entry, &known.free, context);
         }
-        let untagged = free.iter().filter(|consumer| consumer.tag == Tag::CHANNEL);
-        let untagged: Arc<[_]> = untagged.map(|consumer| consumer.client.connection).collect();
-        self.send_to(entry, &untagged, &free, context);
+        self.free = Some(known);
     }
 
     pub(crate) fn send_pulled(

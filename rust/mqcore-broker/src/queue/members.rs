@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::context::state::Congestion;
 use crate::model::client::Client;
 use crate::model::id::{ConnectionId, Tag};
 use crate::model::subscription::Terms;
@@ -201,6 +202,14 @@ impl Members {
         Some(position)
     }
 
+    /// The consumers for which `keep` is true, in the same order.
+    fn only(&self, keep: impl Fn(&Consumer) -> bool) -> Self {
+        let list = self.list.iter().filter(|member| keep(&member.consumer)).cloned().collect();
+        let mut chosen = Self { list, ..Self::default() };
+        chosen.refresh();
+        chosen
+    }
+
     fn refresh(&mut self) {
         let connection = |member: &Member| member.consumer.client.connection;
         self.connections = self.list.iter().map(connection).collect();
@@ -213,5 +222,35 @@ impl Members {
         let terms = || self.list.iter().map(|member| &member.consumer.terms);
         self.slotted = terms().any(|terms| terms.slots.is_some());
         self.windowed = self.slotted || terms().any(|terms| terms.window > 0);
+    }
+}
+
+/// The consumers of a broadcast queue while connections are congested. Collecting them takes longer than a delivery, so
+/// the queue keeps them for its next message.
+#[derive(Debug)]
+pub(crate) struct FreeMembers {
+    /// The connections of all consumers. Each change of the consumers replaces this list.
+    all: Arc<[ConnectionId]>,
+    /// [`Congestion::changes`] when they were collected.
+    changes: u64,
+    pub(crate) free: Members,
+    pub(crate) slow: Vec<Arc<Consumer>>,
+}
+
+impl FreeMembers {
+    pub(crate) fn new(members: &Members, congestion: &Congestion) -> Self {
+        let is_slow = |consumer: &Consumer| congestion.since.contains_key(&consumer.client.connection);
+        let consumers = members.list.iter().map(|member| &member.consumer);
+        Self {
+            all: members.connections.clone(),
+            changes: congestion.changes,
+            free: members.only(|consumer| !is_slow(consumer)),
+            slow: consumers.filter(|consumer| is_slow(consumer)).cloned().collect(),
+        }
+    }
+
+    /// Whether neither the consumers nor the congestion have changed since.
+    pub(crate) fn is_current(&self, members: &Members, congestion: &Congestion) -> bool {
+        self.changes == congestion.changes && Arc::ptr_eq(&self.all, &members.connections)
     }
 }

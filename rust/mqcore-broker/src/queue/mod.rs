@@ -52,7 +52,7 @@ use crate::model::time::Timestamp;
 use crate::queue::delayed::Delayed;
 use crate::queue::delivery::Deliveries;
 use crate::queue::flows::{FlowSlot, Flows};
-use crate::queue::members::Members;
+use crate::queue::members::{FreeMembers, Members};
 use crate::queue::outcome::Settlement;
 use crate::queue::pulls::Pulling;
 use crate::queue::ready::Ready;
@@ -91,6 +91,8 @@ pub(crate) struct Queue {
     /// All consumers if the queue has subscriptions; otherwise the members of the channel are its
     /// consumers.
     pub(crate) own: Option<Arc<Members>>,
+    /// The consumers that are not too slow, while the queue broadcasts and connections are congested.
+    pub(crate) free: Option<Box<FreeMembers>>,
     /// Subscribers of the event "message produced".
     pub(crate) watchers: Vec<ConnectionId>,
     /// Pulls that are not complete.
@@ -148,6 +150,7 @@ impl Queue {
             first_undecided: 0,
             cursor: 0,
             own: None,
+            free: None,
             watchers: Vec::new(),
             pulls: VecDeque::new(),
             expiring: VecDeque::new(),
