@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 Step = Callable[[int, bytes], int]
 
 _ALPHABET = (string.ascii_lowercase + string.digits).encode()
-_BLOCK = 5
-"""Bytes of a block. There are 60 million blocks, far more than the 80,000 in which two collide."""
 _WORD = (1 << 32) - 1
 
 
@@ -59,6 +57,7 @@ def unrelated(count: int, length: int, chance: random.Random) -> list[bytes]:
 
 def _collide(step: Step, state: int, chance: random.Random) -> tuple[tuple[bytes, bytes], int]:
     seen: dict[int, bytes] = {}
+    # There are four billion blocks, far more than the 80,000 in which two collide.
     for block in _blocks(chance):
         after = step(state, block)
         if (other := seen.setdefault(after, block)) != block:
@@ -68,4 +67,4 @@ def _collide(step: Step, state: int, chance: random.Random) -> tuple[tuple[bytes
 
 def _blocks(chance: random.Random) -> Iterator[bytes]:
     while True:
-        yield bytes(chance.choices(_ALPHABET, k=_BLOCK))
+        yield b"%08x" % chance.getrandbits(32)

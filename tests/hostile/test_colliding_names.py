@@ -123,7 +123,8 @@ def measure(names: Sequence[bytes], use: Callable[[ServedBroker, Sequence[bytes]
 def test_names_with_one_hash_cost_no_more_than_others(surface: str) -> None:
     use, count, accepted = SURFACES[surface]
     chance = choices(f"{__name__} {surface}")
-    sets = {name: colliding(name, count, chance) for name in by_depth([chance.choice(list(HASHES))], list(HASHES))}
+    # Names for the others take seconds to find.
+    sets = {name: colliding(name, count, chance) for name in by_depth(["crc-32"], list(HASHES))}
     usual = measure(unrelated(count, len(next(iter(sets.values()))[0]), chance), use, accepted)
     print(f"{surface}: {count} random names take {usual:.2f} s of processor time")
     for name, names in sets.items():
