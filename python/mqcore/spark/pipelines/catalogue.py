@@ -69,9 +69,9 @@ def option_names(name: str) -> dict[str, type]:
     import inspect
 
     own = ("spark", "data_dir", "out", "progress")
-    kinds = {"int": int, "float": float, "bool": bool}
+    kinds = {"int": int, "float": float}
     parameters = inspect.signature(_function(name)).parameters
-    return {key: kinds.get(str(p.annotation).split(" ")[0], str) for key, p in parameters.items() if key not in own}
+    return {key: kinds.get(str(p.annotation), str) for key, p in parameters.items() if key not in own}
 
 
 def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -90,10 +90,6 @@ def parsed(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str
 
 
 def _value(key: str, text: str, kind: type) -> object:
-    if kind is bool:
-        if text not in {"true", "false"}:
-            raise errors.ConfigError(f"{key} must be true or false, not {text!r}")
-        return text == "true"
     try:
         return kind(text)
     except ValueError as error:

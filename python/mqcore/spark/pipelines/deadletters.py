@@ -26,7 +26,7 @@ _CLUSTERS: Final = 200
 _LIKE: Final = (
     # Identifiers first, because they contain numbers.
     (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<id>"),
-    (r"\b[0-9a-fA-F]*[0-9][0-9a-fA-F]{7,}\b", "<id>"),
+    (r"\b(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}\b", "<id>"),
     (r"[0-9]+([.,:][0-9]+)*", "#"),
 )
 """Patterns of variable parts in errors of the same kind, and their replacements."""
@@ -110,7 +110,8 @@ def _letters(history: History) -> DataFrame:
             "body_bytes",
             _header("Dead-Letter-Reason").alias("reason"),
             _header("Dead-Letter-Queue").alias("origin"),
-            _header("Dead-Letter-Attempts").cast("int").alias("attempts"),
+            # A header of a client may be anything.
+            _header("Dead-Letter-Attempts").try_cast("int").alias("attempts"),
         )
     )
     summary = (
@@ -171,7 +172,8 @@ def _samples(history: History, letters: DataFrame) -> dict[str, list[str]]:
     bodies = history.messages("shard", "number", "kind", "body").where("kind = 'arrived'").drop("kind")
     beginning = F.substring("body", 1, _SAMPLE_BYTES).alias("body")
     found: dict[str, list[str]] = {}
-    for row in bodies.join(F.broadcast(few), ["shard", "number"]).select("cluster", beginning).collect():
+    sampled = bodies.join(F.broadcast(few), ["shard", "number"]).orderBy("shard", "number")
+    for row in sampled.select("cluster", beginning).collect():
         found.setdefault(row["cluster"], []).append(bytes(row["body"] or b"").decode("utf-8", "replace"))
     return found
 
@@ -224,7 +226,7 @@ def _page(history: History, rows: list[Any], samples: dict[str, list[str]]) -> P
     named = [(f"{row['origin'] or '?'}: {row['like'] or row['reason'] or '-'}", row["messages"]) for row in rows]
     page.add(bars("Dead letters by cause", "messages", named, otherwise="There are no dead letters."))
     columns = ("cluster", "origin", "reason", "like", "messages", "there", "first", "latest")
-    body = [[row[name] if name != "like" else row[name] or "" for name in columns] for row in rows[:_CLUSTERS]]
+    body = [[row[name] for name in columns] for row in rows[:_CLUSTERS]]
     page.add(table("Kinds", columns, body, of=len(rows)))
     for row in rows[:_CLUSTERS]:
         if texts := samples.get(row["cluster"]):

@@ -241,8 +241,8 @@ def _named(names: Sequence[str]) -> list[str]:
     taken = set(_OWN)
     found = []
     for wanted in names:
-        # Names may be empty in JSON. Backticks would end a quoted name.
-        name = wanted.replace("`", "'") or "_"
+        # Backticks would end a quoted name.
+        name = wanted.replace("`", "'")
         while name.lower() in taken:
             name = f"{name}_"
         taken.add(name.lower())

@@ -35,7 +35,6 @@ COUNTED: Final = {
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 _LOST: Final = ("dropped", "dead-lettered", "expired")
-_EXACT_MS: Final = 1000
 _POINTS: Final = 240
 """Maximum points of a curve; the page is not wide enough for more."""
 _CURVES: Final = 6
@@ -113,7 +112,7 @@ def _latencies(history: History, interval: int) -> DataFrame:
     took = F.floor(F.greatest(F.col("span.until") - F.col("span.from"), F.lit(0)) / 1000)
     # Three digits above one second, so that months of slow messages do not need one row each.
     digits = F.pow(F.lit(10.0), F.greatest(F.floor(F.log10(F.greatest(took, F.lit(1)).cast("double"))) - 2, F.lit(0)))
-    rounded = F.when(took < _EXACT_MS, took).otherwise((F.floor(took / digits) * digits).cast("long"))
+    rounded = F.floor(took / digits) * digits
     return (
         lives.select("queue", F.explode(spans).alias("span"))
         .where(F.col("span.from").isNotNull() & F.col("span.until").isNotNull())
@@ -237,7 +236,8 @@ def _page(
     page.add(lines("Time to the first delivery, 99th percentile", "ms", curves("delivery", None), times=True))
     page.add(lines("Time from delivery to acknowledgement, 99th percentile", "ms", curves("ack", None), times=True))
     why = losses.where("last or kind = 'dead-lettered'").groupBy("kind", "reason").agg(F.sum("messages").alias("n"))
-    reasons = [(f"{row['kind']}: {row['reason'] or '-'}", int(row["n"])) for row in why.orderBy(F.desc("n")).collect()]
+    order = (F.desc("n"), "kind", "reason")
+    reasons = [(f"{row['kind']}: {row['reason'] or '-'}", int(row["n"])) for row in why.orderBy(*order).collect()]
     page.add(bars("Losses by reason", "messages", reasons, otherwise="No message was lost."))
     names = ("queue", "produced", "arrived", "delivered", "acked", "redelivered", "dropped", "dead_lettered")
     quantiles = ("delivery_p50", "delivery_p99", "ack_p50", "ack_p99")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore.spark.pipelines.catalogue import Outcome, Progress
@@ -185,7 +187,8 @@ def _lives(history: History, started: Mapping[int, int]) -> DataFrame:
         F.count_if(entry).alias("entered"),
         F.count_if(last).alias("lasts"),
         F.min(F.when(last, F.col("sequence"))).alias("first_last"),
-        F.max(F.when(last, _code())).alias("fate"),
+        # Of several, the latest: a restart may have undone the others.
+        F.max_by(_code(), F.when(last, F.col("sequence"))).alias("fate"),
         F.max("sequence").alias("latest_step"),
         F.max(F.when(last, F.col("sequence"))).alias("last_step"),
         F.min("sequence").alias("first_step"),
@@ -248,7 +251,7 @@ def _beginnings(classes: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], i
 
 def _suspects(
     lives: DataFrame,
-    classes: Iterable[Mapping[str, Any]],
+    classes: Sequence[Mapping[str, Any]],
     beginnings: Mapping[tuple[int, str], int],
     history: History,
     progress: Progress,
@@ -257,14 +260,14 @@ def _suspects(
     from pyspark.sql import functions as F  # noqa: N812
 
     conditions: list[Column] = []
+    # Classes are many, so each kind of condition is in the query once.
+    if any(row["entries"] > 1 or row["lasts"] > 1 or row["went_on"] for row in classes):
+        conditions.append((F.col("entries") > 1) | (F.col("lasts") > 1) | F.col("went_on"))
     places: set[tuple[int, str]] = set()
     for row in classes:
         place = (row["shard"], row["queue"])
-        unborn = row["entries"] == 0 and not row["restored"] and row["latest"] > beginnings.get(place, 1 << 62)
-        if unborn:
+        if row["entries"] == 0 and not row["restored"] and row["latest"] > beginnings.get(place, 1 << 62):
             places.add(place)
-        if row["entries"] > 1 or row["lasts"] > 1 or row["went_on"]:
-            conditions.append((F.col("entries") > 1) | (F.col("lasts") > 1) | F.col("went_on"))
     for shard, queue in places:
         conditions.append(
             (F.col("shard") == shard)
@@ -276,13 +279,12 @@ def _suspects(
     if not conditions:
         return []
     progress("names of unaccounted messages", 0, 0)
-    any_of = conditions[0]
-    for condition in conditions[1:]:
-        any_of = any_of | condition
-    wrong = lives.where(any_of).select("shard", "number", "queue", "entries", "lasts", "went_on", "entered", "left")
+    wrong = lives.where(reduce(operator.or_, conditions)).select(
+        "shard", "number", "queue", "entries", "lasts", "went_on", "entered", "left"
+    )
     ids = history.steps("shard", "number", "message_id").where("message_id is not null and message_id <> ''")
     named = wrong.join(ids, ["shard", "number"], "left").groupBy(*wrong.columns).agg(F.min("message_id").alias("id"))
-    return [_suspect(row) for row in named.orderBy("shard", "number").collect()]
+    return [_suspect(row) for row in named.orderBy("shard", "number", "queue").collect()]
 
 
 def _suspect(row: Any) -> dict[str, Any]:
@@ -370,7 +372,8 @@ def _page(
     fates: Counter[str] = Counter()
     for account in balances:
         fates.update(account.fates)
-    page.add(bars("Messages by fate", "messages", fates.most_common(), otherwise="No message entered a queue."))
+    ordered = sorted(fates.items(), key=lambda pair: (-pair[1], pair[0]))
+    page.add(bars("Messages by fate", "messages", ordered, otherwise="No message entered a queue."))
     groups = ("acked", "sent", "dead", "dropped", "replaced", "gone", "there")
     page.add(
         table(

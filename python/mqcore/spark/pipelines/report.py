@@ -102,8 +102,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
     return f'<h2>{html.escape(title)}</h2><div class="wide"><table><tr>{head}</tr>{body}</table></div>{left}'
 
 
-def bars(title: str, unit: str, values: Sequence[tuple[str, float]], *, otherwise: str) -> str:
-    """Return horizontal bars in the given order, or the text `otherwise` if there are none."""
+def bars(title: str, unit: str, values: Sequence[tuple[str, float]], *, otherwise: str, of: int | None = None) -> str:
+    """Return horizontal bars in the given order, or the text `otherwise` if there are none.
+
+    `of`: total number of values, if not all are given.
+    """
     heading = f"<h2>{html.escape(title)}</h2>"
     if not values:
         return f"{heading}<p>{html.escape(otherwise)}</p>"
@@ -121,7 +124,8 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float]], *, otherwis
             f'<text x="{left + width + 6:.1f}" y="{y + 13}">{_cell(value)}</text>'
         )
     drawn = f'<svg viewBox="0 0 {_WIDTH} {len(shown) * step + 4}" role="img">{"".join(parts)}</svg>'
-    more = f'<p class="soft">{len(values) - len(shown):,} more</p>' if len(values) > len(shown) else ""
+    rest = (len(values) if of is None else of) - len(shown)
+    more = f'<p class="soft">{rest:,} more</p>' if rest else ""
     return heading + drawn + more
 
 

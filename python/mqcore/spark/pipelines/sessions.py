@@ -20,6 +20,8 @@ __all__ = ["sessions"]
 
 _ROWS: Final = 100
 _DID: Final = ("produced", "delivered", "acked", "nacked")
+_PAIR: Final = ("producer", "from_protocol", "consumer", "to_protocol", "queue")
+"""Columns that identify a conversation."""
 
 
 def sessions(
@@ -118,9 +120,9 @@ def _conversations(history: History) -> DataFrame:
             F.col("consumer_protocol").alias("to_protocol"),
             *("queue", "time"),
         )
-        .groupBy("producer", "from_protocol", "consumer", "to_protocol", "queue")
+        .groupBy(*_PAIR)
         .agg(F.count(F.lit(1)).alias("messages"), F.min("time").alias("first"), F.max("time").alias("latest"))
-        .orderBy(F.desc("messages"), "producer", "consumer", "queue")
+        .orderBy(F.desc("messages"), *_PAIR)
     )
 
 
@@ -138,13 +140,14 @@ def _page(history: History, found: DataFrame, spoken: DataFrame) -> tuple[Page, 
     page = Page("Sessions", history.data_dir)
     page.add(tiles(*figures.items()))
     busiest = found.groupBy("client").agg(F.sum(F.col("produced") + F.col("delivered")).alias("n"))
-    heard = [(row["client"], row["n"]) for row in busiest.orderBy(F.desc("n"), "client").limit(50).collect()]
-    page.add(bars("Messages produced and received", "messages", heard, otherwise="No client was active."))
-    talks: list[Any] = spoken.orderBy(F.desc("messages")).limit(_ROWS).collect()
-    columns = ("producer", "from_protocol", "consumer", "to_protocol", "queue", "messages")
+    heard = [(row["client"], row["n"]) for row in busiest.orderBy(F.desc("n"), "client").limit(_ROWS).collect()]
+    otherwise = "No client was active."
+    page.add(bars("Messages produced and received", "messages", heard, otherwise=otherwise, of=figures["clients"]))
+    talks: list[Any] = spoken.orderBy(F.desc("messages"), *_PAIR).limit(_ROWS).collect()
+    columns = (*_PAIR, "messages")
     shown = [[row[name] if row[name] is not None else "" for name in columns] for row in talks]
     page.add(table("Conversations", columns, shown, of=figures["conversations"]))
-    latest = found.orderBy(F.desc("end")).limit(_ROWS).collect()
+    latest = found.orderBy(F.desc("end"), "client").limit(_ROWS).collect()
     rows = [
         [
             row["client"],

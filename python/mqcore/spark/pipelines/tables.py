@@ -44,7 +44,7 @@ class Tables:
     def put(self, unfinished: Path, table: str) -> None:
         """Replace the previous table. Readers that have the old files open keep them."""
         final = self.path(table)
-        final.parent.mkdir(parents=True, exist_ok=True)
+        final.parent.mkdir(exist_ok=True)
         former = self._directory / f".former-{uuid.uuid4().hex}"
         if final.exists():
             final.rename(former)
