@@ -28,7 +28,7 @@ GROUPS = {
         "spark/test_rows.py",
     ),
     # Two sessions, each for half of the remaining time.
-    "spark pipelines": ("spark/test_pipelines.py", "spark/test_letters_limits_sessions.py", "spark/test_bundle.py"),
+    "spark pipelines": ("spark/test_pipeline", "spark/test_bundle.py"),
     "spark": ("spark/",),
     "eventmq original": (
         "jobs/test_original_router.py",

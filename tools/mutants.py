@@ -34,7 +34,7 @@ from mutant_runs import PACKAGE, RECORDER, ROOT, Copy, quickest
 from rust_runs import run_crates
 
 SPARK: Final = ("bundle", "jvm", "ledger*", "options", "origin", "readers", "rows", "sink", "source", "stream")
-PIPELINES: Final = ("charts", "compact", "features", "letters_limits_sessions", "pipelines", "reports")
+PIPELINES: Final = ("charts", "compact", "features", "pipeline*", "reports")
 ANSWERING: Final = ("answering", "broker_calls", "handler_loop", "raised")
 # The modules and the tests of each target. Of `sync`, two modules are generated: their tests run what is generated.
 PYTHON: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {

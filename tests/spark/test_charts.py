@@ -105,6 +105,9 @@ def test_bars_are_as_long_as_their_values_in_the_given_order() -> None:
     many = bars("Causes", "messages", [(str(number), number) for number in range(30)], otherwise="none")
     assert len(list(picture(many).iter("rect"))) == 24
     assert many.endswith('<p class="soft">6 more</p>')
+    part = bars("Causes", "messages", [(str(number), number) for number in range(30)], otherwise="none", of=1030)
+    assert part.endswith('<p class="soft">1,006 more</p>')
+    assert "more" not in bars("Causes", "messages", [("x", number) for number in range(24)], otherwise="none")
     assert bars("Causes", "messages", [], otherwise="no <cause>") == "<h2>Causes</h2><p>no &lt;cause&gt;</p>"
 
 

@@ -1,10 +1,11 @@
-"""Pipelines over what clients did, against a count in plain Python over the journal's own export."""
+"""Common parts of all pipelines: names and options, progress, tables, and what they read of a history."""
 
 from __future__ import annotations
 
-import re
-import shutil
-from collections import Counter
+import json
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,244 +15,202 @@ import pytest
 from mqcore import errors
 from mqcore.spark import pipelines
 from mqcore.spark.pipelines import catalogue
-from mqcore.spark.pipelines.lifecycle import COUNTED
-from spark.eventful import Eventful
-from spark.made import archive_of
+from mqcore.spark.pipelines.history import History
+from mqcore.spark.pipelines.tables import Tables
+from mqcore.spark.pipelines.watching import watched
+from spark.made import archive_of, message
 from spark.made import step as made
-from spark.recorded import LENIENT
+from spark.recorded import LENIENT, Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = LENIENT
 
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    """A table that a pipeline wrote, read without Spark."""
-    found: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return found
+PARTITIONS = "spark.sql.shuffle.partitions"
 
 
-def self_contained(report: Path) -> str:
-    page = report.read_text(encoding="utf-8")
-    assert not re.search(r"""(src|href|url)\s*[=(]\s*["']?(https?:)?//""", page), "a report needs nothing beside it"
-    assert "<script" not in page
-    return page
-
-
-def quantile(values: list[int], wanted: float) -> float:
-    """Linear interpolation between neighbors, as in most libraries."""
-    ordered = sorted(values)
-    place = wanted * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def rounded(ms: int) -> int:
-    step = 10 ** max(0, len(str(ms)) - 3)
-    return ms if ms < 1000 else ms // step * step
-
-
-def test_lifecycle_counts_what_the_journals_own_export_tells(
-    spark: SparkSession, eventful: Eventful, tmp_path: Path
-) -> None:
-    reported: list[tuple[str, int, int]] = []
-    outcome = pipelines.run(
-        "lifecycle", spark, eventful.data_dir, tmp_path, interval=1, progress=lambda *place: reported.append(place)
-    )
-    assert {"latencies", "losses", "intervals", "report"} <= {what for what, _, _ in reported}
-    steps = [step for life in eventful.lives().values() for step in life]
-    expected: Counter[tuple[str, int, str]] = Counter()
-    for step in steps:
-        place = (step["queue"], int(step["time"].timestamp()))
-        expected[(*place, step["kind"])] += 1
-        expected[(*place, "dropped and gone")] += step["kind"] == "dropped" and step["last"]
-        expected[(*place, "again")] += step["kind"] == "delivered" and step["attempt"] > 1
-        expected[(*place, "body_bytes")] += step["body_bytes"] if step["kind"] in {"produced", "arrived"} else 0
-    found: Counter[tuple[str, int, str]] = Counter()
-    for row in rows_of(outcome.tables["intervals"]):
-        place = (row["queue"], int(row["start"].timestamp()))
-        for name, kind in (
-            *COUNTED.items(),
-            ("dropped", "dropped and gone"),
-            ("redelivered", "again"),
-            ("body_bytes",) * 2,
-        ):
-            found[(*place, kind)] += row[name]
-    kinds = {*COUNTED.values(), "dropped and gone", "again", "body_bytes"}
-    assert +found == +Counter({key: count for key, count in expected.items() if key[2] in kinds})
-    assert outcome.figures["produced"] == 469 - eventful.dead
-    assert outcome.figures["redelivered"] > 0
-
-
-def test_latencies_are_those_of_each_message(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
-    outcome = pipelines.run("lifecycle", spark, eventful.data_dir, tmp_path, interval=3600)
-    took: dict[tuple[str, str], list[int]] = {}
-    for life in eventful.lives().values():
-        first: dict[str, Any] = {}
-        for step in life:
-            kind = "produced" if step["kind"] == "arrived" else step["kind"]
-            first.setdefault(kind, step["time"])
-        for what, begin, end in (("delivery", "produced", "delivered"), ("ack", "delivered", "acked")):
-            if begin in first and end in first:
-                ms = int((first[end] - first[begin]).total_seconds() * 1000 + 0.5)
-                took.setdefault((life[0]["queue"], what), []).append(rounded(ms))
-    assert len(took[("work/1", "ack")]) > 300
-    found: dict[tuple[str, str], list[int]] = {}
-    for row in rows_of(outcome.tables["latencies"]):
-        found.setdefault((row["queue"], row["what"]), []).extend([row["ms"]] * row["messages"])
-    assert {key: sorted(values) for key, values in found.items()} == {key: sorted(v) for key, v in took.items()}
-    intervals = [row for row in rows_of(outcome.tables["intervals"]) if row["queue"] == "work/1"]
-    if len(intervals) == 1:  # Not at the turn of an hour.
-        for name, wanted in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-            assert intervals[0][f"ack_{name}"] == pytest.approx(quantile(took[("work/1", "ack")], wanted))
-    page = self_contained(outcome.report)
-    assert "<polyline" in page or "<circle" in page
-    assert "dead-lettered: limit" in page
-
-
-def fates(eventful: Eventful) -> Counter[tuple[str, str]]:
-    """The outcome of each message, from its steps alone."""
-    starts = {
-        step["shard"]: (step["note"], step["position"])
-        for step in sorted(eventful.steps(), key=lambda row: (row["note"], row["position"]))
-        if step["kind"] == "started"
+def test_options_of_the_command_line_are_those_of_the_functions() -> None:
+    parsed = catalogue.parsed
+    assert {name: catalogue.option_names(name) for name in pipelines.NAMES} == {
+        "lifecycle": {"interval": int},
+        "reconcile": {},
+        "deadletters": dict.fromkeys(("redrive", "clusters", "run", "admin"), str),
+        "limits": {"by": str, "window": int, "limit": int, "headroom": float},
+        "sessions": {"gap": int},
+        "features": {"queue": str, "days": int, "sample": int, "columns": int},
+        "compact": {"target_mb": int, "keep_days": int},
     }
-    found: Counter[tuple[str, str]] = Counter()
-    for (shard, _), life in eventful.lives().items():
-        last = [step for step in life if step["last"]]
-        assert len(last) < 2
-        if last:
-            kind, reason = last[0]["kind"], last[0]["reason"]
-            fate = f"{kind}:{reason}" if kind in {"dropped", "dead-lettered"} else kind
-        else:
-            seen = (life[-1]["note"], life[-1]["position"])
-            fate = "gone-at-restart" if seen < starts[shard] else "there"
-        found[(life[0]["queue"], fate)] += 1
-    return found
-
-
-def test_every_message_is_accounted_for(spark: SparkSession, eventful: Eventful, tmp_path: Path) -> None:
-    outcome = pipelines.run("reconcile", spark, eventful.data_dir, tmp_path)
-    expected = fates(eventful)
-    assert {(r["queue"], r["fate"]): r["messages"] for r in rows_of(outcome.tables["fates"])} == dict(expected)
-    assert expected[("news/1", "dropped:no-consumer")] == 10
-    assert expected[("latest/1", "replaced")] == 4
-    assert expected[("memory/1", "gone-at-restart")] == eventful.in_memory
-    assert expected[("memory/1", "there")] == 1
-    assert expected[("work/1", "dead-lettered:limit")] == eventful.dead
-    assert expected[("dead/9", "there")] == expected[("work/1", "dead-lettered:limit")]
-    assert outcome.ok, outcome.summary
-    assert outcome.figures["difference"] == outcome.figures["unaccounted"] == 0
-    assert rows_of(outcome.tables["unaccounted"]) == []
-    for row in rows_of(outcome.tables["balance"]):
-        assert row["entered"] + row["earlier"] == sum(n for (queue, _), n in expected.items() if queue == row["queue"])
-    assert "Every message is accounted for" in self_contained(outcome.report)
-
-
-def life(number: int, *kinds: str, id: str | None = None) -> list[dict[str, Any]]:  # noqa: A002
-    """The steps of one message; the last one ends it."""
-    steps = [made(kind, number) for kind in kinds]
-    steps[0]["message_id"] = id
-    steps[-1]["last"] = True
-    return steps
-
-
-def test_messages_whose_steps_contradict_each_other_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    there = [made("produced", 7, message_id="seven"), made("saved", 7)]
-    steps = [
-        made("started"),
-        *life(1, "produced", "saved", "delivered", "acked", id="one"),
-        *life(2, "produced", "delivered", "acked", id="two"),
-        made("acked", 2, last=True),
-        *life(3, "produced", "delivered", "acked", id="three"),
-        made("delivered", 3),
-        *life(4, "produced", "produced", "done", id="four"),
-        *life(5, "nacked", "dropped", id="five"),
-        *there,
-    ]
-    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
-    found = {(row["message_id"], row["number"], row["what"]) for row in rows_of(outcome.tables["unaccounted"])}
-    assert found == {
-        ("two", 2, "left-twice"),
-        ("three", 3, "went-on-behind-its-end"),
-        ("four", 4, "entered-twice"),
-        ("five", 5, "never-entered"),
+    assert parsed(["lifecycle", "limits"], {"interval": "3", "by": "id"}) == {
+        "lifecycle": {"interval": 3},
+        "limits": {"by": "id"},
     }
-    assert not outcome.ok
-    (balance,) = rows_of(outcome.tables["balance"])
-    # One entered twice, one left twice and one never entered: 6 came in, against 6 last steps and one that is there.
-    assert (balance["entered"], balance["there"], balance["difference"]) == (6, 1, -1)
-    page = self_contained(outcome.report)
-    assert "left-twice" in page
-    assert "Not every message is accounted for" in page
+    assert parsed(["limits"], {"headroom": "1.25"}) == {"limits": {"headroom": 1.25}}
+    assert parsed(["reconcile"], {}) == {"reconcile": {}}
+    with pytest.raises(errors.ConfigError, match="unknown pipeline 'lifecicle'; use one of lifecycle, reconcile, dead"):
+        catalogue.known("lifecicle")
+    with pytest.raises(errors.ConfigError, match="unknown pipeline 'lifecicle'"):
+        catalogue.option_names("lifecicle")
+    with pytest.raises(
+        errors.ConfigError, match=r"^unknown option 'intervall' for lifecycle, sessions; there is gap, interval$"
+    ):
+        parsed(["lifecycle", "sessions"], {"intervall": "3"})
+    with pytest.raises(errors.ConfigError, match=r"^unknown option 'x' for reconcile; there is none$"):
+        parsed(["reconcile"], {"x": "3"})
+    with pytest.raises(errors.ConfigError, match=r"^interval must be a number, not 'x'$"):
+        parsed(["lifecycle"], {"interval": "x"})
 
 
-def test_events_removed_by_retention_are_accepted_but_missing_events_are_reported(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    old = [made("acked", 3, last=True), made("restored", 4), made("delivered", 5)]
-    steps = [made("started"), *old, *life(9, "produced", "acked", id="nine")]
-    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "old", steps), tmp_path / "out")
-    (balance,) = rows_of(outcome.tables["balance"])
-    assert (balance["earlier"], balance["entered"], balance["acked"], balance["there"]) == (3, 1, 2, 2)
-    assert outcome.ok, outcome.summary
-    gap = [*steps, made("gap", missing=12)]
-    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "gap", gap, missing=2), tmp_path / "out")
-    assert not outcome.ok
-    assert "lacks 12 events and 2 records" in outcome.summary
-
-
-def test_a_start_takes_what_was_not_restored_behind_it(spark: SparkSession, tmp_path: Path) -> None:
-    steps = [
-        made("started"),
-        made("produced", 1),
-        made("produced", 2),
-        made("started"),
-        made("restored", 2),
-        made("produced", 3),
-    ]
-    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
-    assert {row["fate"]: row["messages"] for row in rows_of(outcome.tables["fates"])} == {
-        "gone-at-restart": 1,
-        "there": 2,
-    }
-
-
-def test_end_undone_by_a_kill_does_not_count_as_a_second_life(spark: SparkSession, tmp_path: Path) -> None:
-    steps = [
-        made("started"),
-        *life(1, "produced", "delivered", "acked"),
-        *life(2, "produced", "delivered", "acked"),
-        made("started"),
-        *life(1, "restored", "delivered", "acked"),
-        made("restored", 2),
-        made("delivered", 2),
-    ]
-    outcome = pipelines.run("reconcile", spark, archive_of(tmp_path / "data", steps), tmp_path / "out")
-    assert outcome.ok, outcome.summary
-    assert (outcome.figures["acked"], outcome.figures["there"]) == (1, 1)
-
-
-def test_a_pipeline_follows_by_running_again_when_there_is_more(spark: SparkSession, tmp_path: Path) -> None:
-    data = archive_of(tmp_path / "data", [made("started"), *life(1, "produced", "acked")])
-    following = pipelines.follow("reconcile", spark, data, tmp_path / "out", every=0.05)
-    assert next(following).figures["entered"] == 1
-    shutil.rmtree(data)
-    archive_of(data, [made("started"), *(row for n in range(1, 9) for row in life(n, "produced", "acked"))])
-    assert next(following).figures["entered"] == 8
-
-
-def test_options_that_there_are_not_are_named(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(errors.ConfigError, match="use one of lifecycle, reconcile"):
+def test_a_run_needs_a_pipeline_its_options_and_a_directory(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="unknown pipeline 'lifecicle'"):
         pipelines.run("lifecicle", spark, tmp_path, tmp_path)
-    with pytest.raises(errors.ConfigError, match="there is interval"):
-        catalogue.parsed(["lifecycle"], {"intervall": "3"})
-    with pytest.raises(errors.ConfigError, match="interval must be a number"):
-        catalogue.parsed(["lifecycle"], {"interval": "x"})
-    with pytest.raises(errors.ConfigError, match="at least 1"):
-        pipelines.run("lifecycle", spark, tmp_path, tmp_path, interval=0)
+    with pytest.raises(errors.ConfigError, match=r"^unknown option 'a' for pipeline lifecycle$"):
+        pipelines.run("lifecycle", spark, tmp_path, tmp_path, interval=1, b=2, a=1)
     with pytest.raises(errors.DataDirMissing):
         pipelines.run("lifecycle", spark, tmp_path / "nowhere", tmp_path)
-    assert catalogue.parsed(["lifecycle"], {"interval": "3"}) == {"lifecycle": {"interval": 3}}
+
+
+class Clock:
+    """A clock that sleeping moves, and a test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_a_pipeline_follows_by_running_again_when_there_is_more(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(catalogue, "time", clock)
+    data = archive_of(tmp_path / "data", [made("started"), made("produced", 1)])
+    more = archive_of(tmp_path / "more", [made("started"), *(made("produced", number) for number in range(40))])
+
+    def grow() -> None:
+        (data / "archive").rename(tmp_path / "former")
+        (more / "archive").rename(data / "archive")
+
+    def sleep(seconds: float) -> None:
+        Clock.sleep(clock, seconds)
+        if len(clock.slept) == 3:
+            grow()
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    following = pipelines.follow("limits", spark, data, tmp_path / "out", every=5.0)
+    assert next(following).figures["messages"] == 1
+    assert clock.slept == []
+    clock.now += 3.5
+    assert next(following).figures["messages"] == 40
+    # The rest of the interval, and whole ones in which nothing had grown.
+    assert clock.slept == [1.5, 5.0, 5.0]
+    (tmp_path / "former").rename(data / "again")
+    clock.now += 6
+    more = archive_of(tmp_path / "third", [made("started"), *(made("produced", number) for number in range(80))])
+    (data / "archive").rename(tmp_path / "second")
+    (more / "archive").rename(data / "archive")
+    assert next(following).figures["messages"] == 80
+    assert clock.slept[3:] == [0.0], "a run that took longer than the interval is followed by the next one"
+
+
+def test_progress_counts_the_tasks_of_the_running_step(spark: SparkSession, tmp_path: Path) -> None:
+    """Two of four tasks wait until the progress says that the other two have finished."""
+    go_on, seen = tmp_path / "go on", list[tuple[str, int, int]]()
+    path = str(go_on)
+
+    def progress(*place: Any) -> None:
+        seen.append(place)
+        if place == ("wait", 2, 4):
+            go_on.touch()
+
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            limit = time.monotonic() + 40
+            while batch.column("id")[0].as_py() > 1 and not Path(path).exists() and time.monotonic() < limit:
+                time.sleep(0.05)
+            yield batch
+
+    with watched(spark, progress) as name:
+        name("first", 1, 2)
+        name("wait", 0, 0)
+        assert spark.range(0, 4, 1, 4).mapInArrow(task, "id long").count() == 4
+    assert seen[:2] == [("first", 1, 2), ("wait", 0, 0)]
+    assert ("wait", 2, 4) in seen
+    assert all(what == "wait" and 0 <= done <= known > 0 for what, done, known in seen[2:])
+    assert not [each for each in threading.enumerate() if each.name == "mqcore-pipeline-progress"]
+    with watched(spark, None) as name:
+        name("unseen", 0, 0)
+        assert not [each for each in threading.enumerate() if each.name == "mqcore-pipeline-progress"]
+
+
+def test_a_table_is_replaced_as_a_whole(spark: SparkSession, tmp_path: Path) -> None:
+    tables = Tables(tmp_path / "new" / "out", "limits")
+    assert Tables(tmp_path / "new" / "out", "limits").path("x") == tables.path("x")
+    place = tmp_path / "new" / "out" / "limits"
+    assert tables.write("each", spark.range(0, 10, 1, 3)).count() == 10
+    assert len(list((place / "each").glob("*.parquet"))) == 3
+    written = tables.write("each", spark.range(0, 10, 1, 3), files=1)
+    assert (written.schema.simpleString(), written.count()) == ("struct<id:bigint>", 10)
+    (file,) = (place / "each").glob("*.parquet")
+    assert sorted(pq.read_table(file).column("id").to_pylist()) == list(range(10))
+    tables.write("of/another", spark.range(1), files=1)
+    tables.write("of/more", spark.range(1), files=1)
+    assert tables.paths == {"each": place / "each", "of/another": place / "of/another", "of/more": place / "of/more"}
+    # A table that cannot be written leaves the former one, and nothing else.
+    broken = spark.range(1).selectExpr("raise_error('broken') AS id")
+    with pytest.raises(Exception, match="broken"):
+        tables.write("each", broken)
+    assert written.count() == 10
+    assert {path.name for path in place.iterdir()} == {"each", "of"}
+    assert tables.write_page("<p>ä</p>") == tmp_path / "new" / "out" / "limits.html"
+    tables.write_page("<p>ö</p>")
+    assert (tmp_path / "new" / "out" / "limits.html").read_bytes() == "<p>ö</p>".encode()
+    assert {path.name for path in (tmp_path / "new" / "out").iterdir()} == {"limits", "limits.html"}
+
+
+def test_a_snapshot_of_an_archive_alone(spark: SparkSession, tmp_path: Path) -> None:
+    steps = [made("produced", number) for number in range(25)] + [made("produced", 1, shard=1)]
+    data = archive_of(tmp_path / "data", steps, [message(1, b"x")], missing=3, shards=2)
+    history = History.of(spark, str(data))
+    assert (history.data_dir, history.archived, history.missing, history.rows) == (str(data), True, 6, 26)
+    assert history.cuts == history.ends == {0: 4 << 20, 1: 2 << 20}
+    assert json.loads(history.mark) == [[0, 4 << 20], [1, 2 << 20]]
+    found = [(row[0], row[1]) for row in history.steps("shard", "sequence").collect()]
+    assert sorted(found) == [*((0, (1 + at // 10 << 20) + at % 10) for at in range(25)), (1, 1 << 20)]
+    # Rows that were archived after the snapshot do not belong to it.
+    earlier = History(spark, str(data), {0: 3 << 20, 1: 1 << 20}, history.ends, True, 0, 0)
+    assert earlier._archived("steps", ("shard", "number")).count() == 20
+
+
+def test_a_snapshot_of_archive_and_journal_has_each_row_once(spark: SparkSession, recorded: Recorded) -> None:
+    steps = recorded.steps()
+    manifest = json.loads(max((recorded.data_dir / "archive" / "_manifests").glob("*.json")).read_bytes())
+    history = History.of(spark, recorded.data_dir)
+    assert history.cuts == {shard: manifest["shards"][str(shard)]["notes"] << 20 for shard in (0, 1)}
+    assert all(history.ends[shard] > cut for shard, cut in history.cuts.items())
+    assert (history.missing, history.archived) == (0, True)
+    archived = sum(file["rows"] for file in manifest["files"] if file["table"] == "steps")
+    tail = sum(history.ends[shard] - cut >> 20 for shard, cut in history.cuts.items())
+    assert history.rows == archived + 64 * tail
+    found = [tuple(row) for row in history.steps("shard", "sequence", "number").collect()]
+    assert sorted(found, key=str) == sorted(
+        ((row["shard"], (row["note"] << 20) + row["position"], row["number"]) for row in steps), key=str
+    )
+    assert history.messages("number").count() == recorded.count
+
+
+def test_large_histories_are_grouped_in_more_tasks(spark: SparkSession) -> None:
+    def partitions(rows: int) -> str | None:
+        history = History(spark, "", {}, {}, False, 0, rows)
+        with history.by_message():
+            return spark.conf.get(PARTITIONS)
+
+    before = spark.conf.get(PARTITIONS)
+    assert [partitions(rows) for rows in (0, 1_199_999, 1_200_000, 10**9)] == [before, before, "3", "2048"]
+    assert spark.conf.get(PARTITIONS) == before
