@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from xml.etree import ElementTree
 
 import pytest
 
 from mqcore.spark.pipelines.report import Page, Series, bars, lines, svg_lines, table, tiles
+
+NEW_YEAR = 1_577_836_800
+"""Unix seconds of 2020-01-01."""
+NOON = datetime(2026, 11, 1, 12)
+SECOND = '<span><i style="background:#c8553d"></i>'
 
 
 def picture(drawn: str) -> ElementTree.Element:
@@ -19,14 +25,14 @@ def words(part: ElementTree.Element) -> list[str]:
 
 
 def test_curve_spans_the_grid_and_its_values_are_on_the_lines_of_their_numbers() -> None:
-    drawn = picture(svg_lines("ms", [Series("one", [(0.0, 0.0), (1.0, 4.0), (2.0, 10.0)])]))
+    drawn = picture(svg_lines("ms", [Series("one", [(10.0, 0.0), (11.0, 4.0), (12.0, 10.0)])]))
     assert drawn.get("viewBox") == "0 0 860 260"
     grid = {float(line.get("y1", "")): (line.get("x1"), line.get("x2")) for line in drawn.iter("line")}
     assert list(grid) == [230.0, 186.4, 142.8, 99.2, 55.6, 12.0]
     assert set(grid.values()) == {("66", "848")}
     (curve,) = drawn.iter("polyline")
     assert curve.get("points") == "66.0,230.0 457.0,142.8 848.0,12.0"
-    assert words(drawn) == ["0", "2", "4", "6", "8", "10", "ms", "0", "0.5", "1", "1.5", "2"]
+    assert words(drawn) == ["0", "2", "4", "6", "8", "10", "ms", "10", "10.5", "11", "11.5", "12"]
     labels = [(text.get("x"), text.get("y"), text.get("text-anchor")) for text in drawn.iter("text")]
     assert labels[0] == ("60", "234.0", "end")
     assert labels[6] == ("70", "20", None)
@@ -50,8 +56,11 @@ def test_gaps_interrupt_a_curve_and_each_curve_has_a_color_of_its_own() -> None:
     first = Series("first", [(0, 1.0), (1, 1.0), (2, None), (3, 1.0), (4, 1.0)])
     drawn = lines("Rate", "1/s", [first, Series("a < b", [(0, 2.0), (4, 2.0)])])
     assert drawn.startswith("<h2>Rate</h2>")
+    assert words(picture(drawn))[-5:] == ["0", "1", "2", "3", "4"]
     assert [each.get("stroke") for each in picture(drawn).iter("polyline")] == ["#2f6f9f", "#2f6f9f", "#c8553d"]
     assert '<i style="background:#c8553d"></i>a &lt; b</span>' in drawn
+    named = [Series(letter * length, [(0, 1.0)]) for letter, length in (("x", 60), ("y", 61))]
+    assert lines("Rate", "1/s", named).endswith(f"</i>{'x' * 60}</span>{SECOND}{'y' * 59}…</span></div>")
     assert lines("Rate", "1/s", [Series("none", [(0, None)])]) == "<h2>Rate</h2><p>No data.</p>"
 
 
@@ -64,6 +73,7 @@ def test_gaps_interrupt_a_curve_and_each_curve_has_a_color_of_its_own() -> None:
         (2.0, [0.0, 0.5, 1.0, 1.5, 2.0]),
         (3.0, [0.0, 1.0, 2.0, 3.0]),
         (7.0, [0.0, 2.0, 4.0, 6.0, 8.0]),
+        (0.15, [0.0, 0.05, 0.1, 0.15]),
         (480.0, [0.0, 100.0, 200.0, 300.0, 400.0, 500.0]),
     ],
 )
@@ -80,26 +90,27 @@ def test_grid_has_round_numbers_up_to_the_largest_value(most: float, ticks: list
         (3599, "00:00:00", "00:59:59"),
         (3600, "01-01 00:00", "01-01 01:00"),
         (30 * 86400 - 1, "01-01 00:00", "01-30 23:59"),
-        (30 * 86400, "1970-01-01", "1970-01-31"),
+        (30 * 86400, "2020-01-01", "2020-01-31"),
     ],
 )
 def test_times_are_as_exact_as_their_span_needs(span: int, first: str, last: str) -> None:
-    drawn = picture(svg_lines("", [Series("one", [(0.0, 1.0), (float(span), 1.0)])], times=True))
+    drawn = picture(svg_lines("", [Series("one", [(NEW_YEAR, 1.0), (NEW_YEAR + span, 1.0)])], times=True))
     assert [words(drawn)[-5], words(drawn)[-1]] == [first, last]
 
 
 def test_bars_are_as_long_as_their_values_in_the_given_order() -> None:
-    part = bars("Causes", "messages", [("a", 10), ("b", 5), ("x" * 40, 0)], otherwise="none")
+    part = bars("Causes", "messages", [("a", 10), ("b" * 36, 5), ("x" * 37, 0)], otherwise="none")
     drawn = picture(part)
     assert drawn.get("viewBox") == "0 0 860 76"
     places = [tuple(bar.get(name) for name in ("x", "y", "width", "height")) for bar in drawn.iter("rect")]
+    assert {bar.get("fill") for bar in drawn.iter("rect")} == {"#2f6f9f"}
     assert places == [("230", "4", "540.0", "17"), ("230", "28", "270.0", "17"), ("230", "52", "1.0", "17")]
     assert [(text.get("x"), text.get("y")) for text in drawn.iter("text")][:2] == [("222", "17"), ("776.0", "17")]
-    assert words(drawn) == ["a", "10", "b", "5", f"{'x' * 35}…", "0"]
+    assert words(drawn) == ["a", "10", "b" * 36, "5", f"{'x' * 35}…", "0"]
     assert [title.text for title in drawn.iter("title")] == [
         "a: 10 messages",
-        "b: 5 messages",
-        f"{'x' * 40}: 0 messages",
+        f"{'b' * 36}: 5 messages",
+        f"{'x' * 37}: 0 messages",
     ]
     assert "more" not in part
     many = bars("Causes", "messages", [(str(number), number) for number in range(30)], otherwise="none")
@@ -112,12 +123,26 @@ def test_bars_are_as_long_as_their_values_in_the_given_order() -> None:
 
 
 def test_cells_are_text_or_numbers_that_can_be_read() -> None:
-    row = ["<a>", 1234567, 0.12345, 12.0, 1234.56, True, False, None]
+    row = ["<a>", 1234567, 0.12345, 12.0, 1234.56, True, False, None, 99.96, 100.44, -99.96, NOON]
     shown = table("Table", ["x"] * len(row), [row], of=3)
-    cells = ["&lt;a&gt;", "1,234,567", "0.123", "12", "1,234.6", "yes", "no", "–"]
+    cells = [
+        "&lt;a&gt;",
+        "1,234,567",
+        "0.123",
+        "12",
+        "1,234.6",
+        "yes",
+        "no",
+        "–",
+        "100",
+        "100.4",
+        "-100",
+        "2026-11-01 12:00:00",
+    ]
     assert [cell.partition("</td>")[0].partition(">")[2] for cell in shown.split("<td")[1:]] == cells
     assert shown.count('class="text"') == 1
     assert shown.endswith('<p class="soft">1 of 3</p>')
+    assert " of " not in table("Table", ["x"], [["a"]])
     assert " of " not in table("Table", ["x"], [["a"]], of=1)
     assert tiles(("messages", 1500)).count("<b>1,500</b><span>messages</span>") == 1
 

@@ -195,7 +195,7 @@ def _ticks(most: float) -> list[float]:
     if most <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(most))
-    step = next(power * part for part in (0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 2.5) if most / (power * part) <= 5)
+    step = next(power * part for part in (0.2, 0.25, 0.5, 1.0, 2.0) if most / (power * part) <= 5)
     return [step * index for index in range(math.ceil(most / step - 1e-9) + 1)]
 
 
