@@ -27,6 +27,7 @@ FORBIDDEN = {
     "mqcore-journal": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-archive": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-cluster": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
+    "mqcore-state": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
     "mqcore-tls": rf"\b({NO_RUNTIME_NO_CLOCK})\b",
     "mqcore-simulator": rf"\b({NO_RUNTIME_NO_CLOCK}|std::fs)\b",
 }
@@ -44,10 +45,12 @@ MAY_KNOW = {
     "mqcore-tls": set(),
     "mqcore-testkit": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster", "mqcore-limiter"},
+    "mqcore-state": {"mqcore-journal", "mqcore-limiter"},
     "mqcore-server": {
         "mqcore-wire",
         "mqcore-broker",
         "mqcore-session",
+        "mqcore-state",
         "mqcore-journal",
         "mqcore-archive",
         "mqcore-cluster",
@@ -61,6 +64,7 @@ MAY_KNOW = {
         "mqcore-wire",
         "mqcore-broker",
         "mqcore-session",
+        "mqcore-state",
         "mqcore-journal",
         "mqcore-limiter",
         "mqcore-testkit",

@@ -14,6 +14,7 @@
 //! | [`rule`] | fixed window, sliding window and GCRA as pure functions |
 //! | [`owner`] | the owners of entries, which may have a limited number of them |
 //! | [`creation`] | the properties and the owner of a new entry |
+//! | [`hasher`] | how keys are hashed |
 //! | [`listing`] | iteration over all entries in order of creation, without blocking other threads |
 //! | [`change`] | changes for persistence, and the entries to restore |
 //! | [`record`] | the binary format of a persisted entry |
@@ -25,6 +26,7 @@
 
 pub mod change;
 pub mod creation;
+pub mod hasher;
 pub mod limiter;
 pub mod listing;
 pub mod owner;

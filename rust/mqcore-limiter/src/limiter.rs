@@ -20,12 +20,13 @@
 //! # Ok::<(), mqcore_limiter::rule::RuleError>(())
 //! ```
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::change::{EntryChange, PersistentEntry};
 use crate::creation::Creation;
+use crate::hasher::KeyHasher;
 use crate::listing::Listing;
 use crate::owner::KeyOwner;
 use crate::rule::{ConsumeMode, LimitDecision, Rule, RuleError};
@@ -77,7 +78,7 @@ impl Default for LimiterConfig {
 #[derive(Debug)]
 pub struct Limiter {
     shards: Box<[Padded]>,
-    hasher: RandomState,
+    hasher: KeyHasher,
     config: LimiterConfig,
     keys: AtomicU64,
     bytes: AtomicU64,
@@ -114,13 +115,14 @@ const fn clamp_bits(made: EntryProperties) -> EntryProperties {
 }
 
 impl Limiter {
-    /// Creates an empty store. `seed` keys the hashes; with a secret seed, clients cannot choose colliding keys.
+    /// Creates an empty store.
     #[must_use]
-    pub fn new(config: LimiterConfig, seed: RandomState) -> Self {
-        let shard = |_| Padded(Mutex::new(Shard::new(seed.clone(), config.metrics)));
+    pub fn new(config: LimiterConfig, hasher: impl Into<KeyHasher>) -> Self {
+        let hasher = hasher.into();
+        let shard = |_| Padded(Mutex::new(Shard::new(hasher.clone(), config.metrics)));
         Self {
             shards: (0..SHARDS).map(shard).collect(),
-            hasher: seed,
+            hasher,
             config,
             keys: AtomicU64::new(0),
             bytes: AtomicU64::new(0),

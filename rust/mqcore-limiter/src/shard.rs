@@ -4,11 +4,12 @@ mod listing;
 mod persistence;
 mod rules;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
 use crate::arena::{Arena, NONE};
 use crate::entry::{Entry, EntryKind, ListLinks, PersistenceMarks, SHORT_KEY};
+use crate::hasher::KeyHasher;
 use crate::index::HashIndex;
 use crate::owner::KeyOwner;
 use crate::rule::{Bucket, Sliding};
@@ -45,7 +46,7 @@ const _: () = assert!(size_of::<Cell>() == 64, "a cell is one cache line");
 /// The entries of one shard, and the structures that find them.
 #[derive(Debug)]
 pub(crate) struct Shard {
-    hasher: RandomState,
+    hasher: KeyHasher,
     entries: Arena<Entry>,
     long_keys: Arena<Box<[u8]>>,
     cells: Arena<Cell>,
@@ -173,14 +174,14 @@ fn is_same(stored: &[u8; SHORT_KEY], key: &[u8]) -> bool {
 }
 
 #[inline]
-fn hash_key(hasher: &RandomState, key: &[u8]) -> u64 {
+fn hash_key(hasher: &KeyHasher, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
     hasher.write(key);
     hasher.finish()
 }
 
 impl Shard {
-    pub(crate) fn new(hasher: RandomState, metrics: bool) -> Self {
+    pub(crate) fn new(hasher: KeyHasher, metrics: bool) -> Self {
         Self {
             hasher,
             entries: Arena::new(),

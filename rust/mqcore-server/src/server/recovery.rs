@@ -8,9 +8,10 @@ use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::storage::FileStorage;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
+use mqcore_state::limits::{LimitJournal, RestoredLimits};
 
 use crate::config::Config;
-use crate::limits::journal::{LimitJournal, Restored};
+use crate::limits;
 use crate::nodes::startup::OpenedNodes;
 use crate::runtime::clock::Clock;
 use crate::schedules::keeper::Keeper;
@@ -70,7 +71,7 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
 }
 
 /// The journal of limits, the result of opening it, and the lock on its directory.
-pub(super) type KeptLimits = (LimitJournal, Restored, Arc<DataDir>);
+pub(super) type KeptLimits = (LimitJournal<FileStorage>, RestoredLimits, Arc<DataDir>);
 
 /// Restores limits into the store. `None`: no listener saves any.
 pub(super) async fn recover_limits(
@@ -86,7 +87,7 @@ pub(super) async fn recover_limits(
         let name = SideJournal::Limits.as_str();
         let mut found = |report: &RecoveryReport| directory.found(name, report);
         let (path, expected) = (directory.side(SideJournal::Limits), directory.identity_of(name));
-        let (journal, restored) = LimitJournal::open(&path, expected, &limiter, now, &mut found)?;
+        let (journal, restored) = limits::journal::open(&path, expected, &limiter, now, &mut found)?;
         directory.register(&[(name.to_owned(), journal.identity())])?;
         Ok((journal, restored, directory))
     });
@@ -94,7 +95,7 @@ pub(super) async fn recover_limits(
         Ok(kept) => kept.map_err(StartError::Data)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
-    let Restored { entries, expired, unreadable } = kept.1;
+    let RestoredLimits { entries, expired, unreadable } = kept.1;
     tracing::info!(entries, expired, unreadable, "restored rate limits");
     Ok(Some(kept))
 }
