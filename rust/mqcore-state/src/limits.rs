@@ -109,8 +109,14 @@ impl<S: Storage> LimitJournal<S> {
             // Entries that a later start can read must not have the sequences of new ones.
             limiter.skip_sequences(now.0);
         }
-        limiter.watch_changes();
+        if back == 0 {
+            limiter.watch_changes();
+        }
         let restored = opened.restore(limiter, back, now)?;
+        if back > 0 {
+            // The next save states the new time, so the entries have to be saved with the times that they have now.
+            limiter.watch_changes();
+        }
         Ok((opened, restored))
     }
 
@@ -444,5 +450,29 @@ mod tests {
         open(scratch.path(), &again, an_hour_ago);
         let found = again.query(b"counter", an_hour_ago).unwrap();
         assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
+    }
+
+    /// The next save states the time of the clock that was set back. From then on nothing else says that the times of entries
+    /// were moved.
+    #[test]
+    fn a_clock_set_back_extends_no_limit_that_is_restored_twice() {
+        let scratch = TempDir::new().unwrap();
+        let limiter = store();
+        let (mut journal, _) = open(scratch.path(), &limiter, START);
+        limiter.insert(b"counter", 5, KEPT, seconds(60), START);
+        journal.save(&limiter, after(10), false).unwrap();
+        drop(journal);
+        let an_hour_ago = START.before(3_600_000_000_000);
+        let again = store();
+        let (mut journal, _) = open(scratch.path(), &again, an_hour_ago);
+        again.insert(b"other", 1, KEPT, seconds(60), an_hour_ago);
+        journal.save(&again, an_hour_ago.after(1_000_000_000), false).unwrap();
+        drop(journal);
+        let third = store();
+        let later = an_hour_ago.after(2_000_000_000);
+        let (journal, restored) = open(scratch.path(), &third, later);
+        assert_eq!(restored, RestoredLimits { entries: 2, expired: 0, unreadable: 0 });
+        assert_eq!(third.query(b"counter", later).unwrap().deadline, an_hour_ago.after(50_000_000_000));
+        assert_eq!(journal.places.len(), 2);
     }
 }
