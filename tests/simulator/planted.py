@@ -139,6 +139,28 @@ BUGS: Final = (
         "        if CONDITION { paged_out.deadline = since.after(std::time::Duration::from_secs(3600)); }",
     ),
     Bug(
+        "unsynced-limits",
+        "limits are written and not synced",
+        "rust/mqcore-state/src/limits.rs",
+        "if std::mem::take(&mut self.is_unsynced) {",
+        "if std::mem::take(&mut self.is_unsynced) && !CONDITION {",
+    ),
+    Bug(
+        "forgotten-limit",
+        "only the first state of each limit is saved",
+        "rust/mqcore-state/src/limits.rs",
+        "                EntryChange::Put(kept) => {\n",
+        "                EntryChange::Put(kept) if CONDITION && self.places.contains_key(&kept.sequence) => {}\n"
+        "                EntryChange::Put(kept) => {\n",
+    ),
+    Bug(
+        "extended-limit",
+        "a clock that was set back extends limits at the second restart",
+        "rust/mqcore-state/src/limits.rs",
+        "if back > 0 {\n            // The next save",
+        "if back > 0 && !CONDITION {\n            // The next save",
+    ),
+    Bug(
         "hidden-damage",
         "a start does not report records that the disk has damaged",
         "rust/mqcore-journal/src/recovery/report.rs",

@@ -40,6 +40,10 @@ pub(crate) enum Task {
     JournalSync(usize),
     /// The journal thread of a shard was idle for some time. Void if it worked since this round.
     JournalIdle(usize, u64),
+    /// The task that saves limits begins a round.
+    LimitRound,
+    /// The sync of the journal of limits ends.
+    LimitSync,
     /// The thread that reads bodies works.
     BodyRead(usize, Box<BodyRead>),
 }

@@ -2,6 +2,7 @@
 
 mod body;
 mod eventmq;
+mod limits;
 mod micromessage;
 mod mqks;
 mod opening;
@@ -24,6 +25,8 @@ use crate::client::body::message_id;
 use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
 use crate::network::Side;
+use crate::oracle::limits::LimitReply;
+use crate::scenario::limits::SimulatedLimit;
 use crate::scenario::{ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
 use crate::scene::Scene;
 use crate::time::Micros;
@@ -45,6 +48,8 @@ pub(crate) struct SimulatedPeer {
     route: Option<(usize, SimulatedRoute)>,
     /// The addresses of the route's queues.
     addresses: Vec<String>,
+    /// The limit that it uses.
+    limit: Option<SimulatedLimit>,
     /// It pulls messages.
     pulls: bool,
     random: Random,
@@ -84,6 +89,7 @@ enum Dialect {
     MicroMessage(Box<MicroMessageSide>),
     EventMq(Box<EventMqSide>),
     Throttr,
+    Limit(Box<limits::LimitSide>),
 }
 
 /// A message to settle.
@@ -125,6 +131,8 @@ enum Received {
     },
     /// A cache's message and whether it is intact, or that there is none.
     Cached(Option<(u32, bool)>),
+    /// An answer to the client of a limit.
+    Limit(LimitReply),
     /// The client has to answer with these bytes.
     Ping(Vec<u8>),
     Other,
@@ -133,6 +141,10 @@ enum Received {
 impl SimulatedPeer {
     pub(crate) fn new(index: usize, scenario: &Scenario) -> Self {
         let terms = scenario.clients[index].clone();
+        let limit = match terms.role {
+            ClientRole::Limited(limit) => Some(scenario.limits[limit]),
+            _ => None,
+        };
         let route = match terms.role {
             ClientRole::Producer(Target::Route(route)) | ClientRole::Subscriber(route) => Some(route),
             _ => None,
@@ -155,6 +167,7 @@ impl SimulatedPeer {
             deduplicates: queue.deduplicates,
             route,
             addresses,
+            limit,
             pulls: terms.role.consumer().is_some() && matches!(queue.status, Status::Pull | Status::Cache),
             random,
             link: None,
@@ -284,6 +297,7 @@ impl SimulatedPeer {
             Dialect::MicroMessage(side) => side.next(&link.unread, &limits)?,
             Dialect::EventMq(side) => side.next(&link.unread, &limits)?,
             Dialect::Throttr => throttr::next(&link.unread, &limits)?,
+            Dialect::Limit(side) => side.next(&link.unread, &limits)?,
             Dialect::Mqks(lines) => {
                 let next = lines.next(&link.unread, &limits);
                 let (line, size) = next.expect("the broker sends valid lines")?;
@@ -353,6 +367,7 @@ impl SimulatedPeer {
                 }
                 self.receive(label, handle, repeated, scene);
             }
+            Received::Limit(reply) => self.take_limit(reply, scene),
             Received::Ping(answer) => self.send(&answer, scene),
             Received::Other => {}
         }
@@ -375,7 +390,9 @@ impl SimulatedPeer {
                 scene.oracle.delivered(label, queue, id, repeated, scene.now);
                 self.decide(label, handle, scene);
             }
-            ClientRole::Producer(_) => scene.oracle.find("phantom", format!("a producer receives {name}")),
+            ClientRole::Producer(_) | ClientRole::Limited(_) => {
+                scene.oracle.find("phantom", format!("a client that does not consume receives {name}"));
+            }
         }
     }
 

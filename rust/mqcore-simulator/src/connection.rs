@@ -103,7 +103,7 @@ impl ServerConnection {
         listener: &ListenerTerms,
         terms: ConnectionTerms,
         shared: &SharedSessions,
-        now: Timestamp,
+        (now, nanos): (Timestamp, Nanos),
         sends: &mut Vec<(usize, Input)>,
     ) -> Self {
         let limits = Limits { frame_bytes_max: 1 << 20, ..Limits::default() };
@@ -125,7 +125,7 @@ impl ServerConnection {
             id,
             protocol,
             client: provisional_client(&config, protocol.as_str(), now),
-            session: shared.open(listener, config, now),
+            session: shared.open(listener, config, now, nanos),
             welcomed: false,
             unread: Vec::new(),
             stalled: false,
@@ -229,7 +229,8 @@ impl ServerConnection {
 
     fn round(&mut self, scene: &mut Scene, placement: Placement, sends: &mut Vec<(usize, Input)>) -> Round {
         let now = scene.timestamp();
-        self.session.set_time(|| Nanos(now.0 * 1_000_000));
+        let nanos = scene.nanos();
+        self.session.set_time(|| nanos);
         if scene.network.is_cut(self.id) && self.stage != Stage::Dead {
             self.die();
         }

@@ -17,7 +17,7 @@
 //! | `scene`, `agenda`, `time` | everything outside the broker; events by virtual time |
 //! | `network` | byte streams with delays, cuts and silence |
 //! | `process`, `sessions` | one life of the broker, from its start to a crash; what its sessions share |
-//! | `shard`, `journal`, `connection` | the tasks and threads of the server, as steps of the event loop |
+//! | `shard`, `journal`, `limits`, `connection` | the tasks and threads of the server, as steps of the event loop |
 //! | `client` | peers that speak the broker's protocols |
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,7 @@ mod client;
 mod connection;
 mod inbox;
 mod journal;
+mod limits;
 mod network;
 pub mod oracle;
 mod process;

@@ -24,6 +24,7 @@
 
 mod fanout;
 pub(crate) mod labels;
+pub(crate) mod limits;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,6 +34,7 @@ use mqcore_broker::model::options::{Durability, Status};
 
 use crate::oracle::fanout::SeenFanout;
 use crate::oracle::labels::SeenLabel;
+use crate::oracle::limits::SeenLimits;
 use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
@@ -152,6 +154,7 @@ pub struct Oracle {
     output_bytes_max: usize,
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
+    pub(crate) limits: SeenLimits,
     findings: Vec<Finding>,
 }
 
@@ -175,6 +178,7 @@ impl Oracle {
             output_bytes_max: scenario.output_bytes_max,
             links: BTreeMap::new(),
             has_faulty_disk: false,
+            limits: SeenLimits::new(&scenario.limits),
             findings: Vec::new(),
         }
     }
@@ -210,8 +214,9 @@ impl Oracle {
     }
 
     /// Disks have faults from now on, or no longer.
-    pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool) {
+    pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool, now: Micros) {
         self.has_faulty_disk = has_faulty_disk;
+        self.limits.set_unsaved(has_faulty_disk.then_some(now));
         if has_faulty_disk {
             for message in &mut self.messages {
                 message.may_return |= message.has_dead_letters(&self.queues);
@@ -240,14 +245,16 @@ impl Oracle {
     }
 
     /// A connection ended. `arrived`: bytes that had reached the broker.
-    pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64) {
+    pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64, now: Micros) {
+        self.limits.closed(link, now);
         if let Some(link) = self.links.get_mut(&link) {
             link.ended.get_or_insert(arrived);
         }
     }
 
     /// The broker ended. The caller reports the ends of connections.
-    pub(crate) fn ended(&mut self, ending: Ending) {
+    pub(crate) fn ended(&mut self, ending: Ending, now: Micros) {
+        self.limits.ended(ending == Ending::Stopped, now);
         for message in &mut self.messages {
             let is_safe = message.queues.iter().all(|queue| {
                 let QueueRules { saves, durability, .. } = self.queues[*queue];

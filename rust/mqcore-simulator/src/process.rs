@@ -14,12 +14,13 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
 use mqcore_journal::storage::MemoryStorage;
-use mqcore_session::any::ListenerTerms;
+use mqcore_session::any::{ListenerTerms, Protocol};
 
 use crate::agenda::{Due, Task};
 use crate::connection::{ConnectionTerms, ServerConnection};
 use crate::inbox::Input;
 use crate::journal::{AfterTake, IDLE, JournalTask};
+use crate::limits::{self, AfterRound, LimitTask};
 use crate::scenario::Scenario;
 use crate::scene::Scene;
 use crate::sessions::SharedSessions;
@@ -39,6 +40,7 @@ pub(crate) struct Process {
     /// The times at which the shards run although nothing arrives, if events of the agenda run them then.
     shard_timers: Vec<Timestamp>,
     journals: Vec<JournalTask>,
+    limits: LimitTask,
     connections: BTreeMap<ConnectionId, ServerConnection>,
     connection_timers: BTreeMap<ConnectionId, Timestamp>,
 }
@@ -57,17 +59,20 @@ impl Process {
         let placement = Placement::unkeyed(scenario.shards);
         let names: Arc<BrokerNames> = Arc::default();
         let now = scene.timestamp();
+        let seed = scenario.seed.wrapping_mul(17).wrapping_add(life);
+        let limits = Self::open_limits(scenario, disks, scene)?;
         let mut process = Self {
             life,
             terms: ConnectionTerms { placement, output_bytes_max: scenario.output_bytes_max },
-            shared: SharedSessions::new(scenario.seed.wrapping_mul(17).wrapping_add(life), now),
+            shared: SharedSessions::new(seed, &limits.limiter, scene.nanos()),
             shards: Vec::new(),
             shard_timers: vec![Timestamp::NEVER; scenario.shards],
             journals: Vec::new(),
+            limits,
             connections: BTreeMap::new(),
             connection_timers: BTreeMap::new(),
         };
-        for (shard, disk) in disks.iter().enumerate() {
+        for (shard, disk) in disks[..scenario.shards].iter().enumerate() {
             let config = BrokerConfig {
                 shard,
                 placement,
@@ -124,7 +129,29 @@ impl Process {
             process.wake_shard(shard, scene);
             process.watch_idle(shard, scene);
         }
+        process.wake_limits(scene);
         Ok(process)
+    }
+
+    /// Restores limits, if any listener saves some.
+    fn open_limits(
+        scenario: &Scenario,
+        disks: &[MemoryStorage],
+        scene: &mut Scene,
+    ) -> Result<LimitTask, String> {
+        if !scenario.limits.iter().any(|limit| limit.persists) {
+            return Ok(LimitTask::in_memory());
+        }
+        let options = Options {
+            shard: u32::MAX - 1,
+            segment_bytes: scenario.segment_bytes,
+            identity: scenario.seed ^ 0x1141,
+            ..Options::default()
+        };
+        let disk = disks[scenario.limits_disk()].clone();
+        let (limits, restored) = LimitTask::open(disk, options, scene.nanos())?;
+        scene.note(format_args!("restored {} limits, {} have expired", restored.entries, restored.expired));
+        Ok(limits)
     }
 
     fn declare(&mut self, scenario: &Scenario, now: Timestamp) -> Result<(), String> {
@@ -143,9 +170,8 @@ impl Process {
 
     /// Accepts a connection.
     pub(crate) fn accept(&mut self, id: ConnectionId, listener: &ListenerTerms, scene: &mut Scene) {
-        let mut sends = Vec::new();
-        let connection =
-            ServerConnection::new(id, listener, self.terms, &self.shared, scene.timestamp(), &mut sends);
+        let (times, mut sends) = ((scene.timestamp(), scene.nanos()), Vec::new());
+        let connection = ServerConnection::new(id, listener, self.terms, &self.shared, times, &mut sends);
         self.connections.insert(id, connection);
         self.send(sends, scene);
         self.wake_connection(id, scene);
@@ -155,6 +181,7 @@ impl Process {
     pub(crate) fn stop(self, scene: &Scene) {
         let now_ms = scene.timestamp().0;
         self.journals.into_iter().for_each(|journal| journal.close(now_ms));
+        self.limits.close(scene.nanos());
     }
 
     // ---- Wakers ------------------------------------------------------------------------------------------------
@@ -184,6 +211,25 @@ impl Process {
         if !journal.pending.is_empty() && !std::mem::replace(&mut journal.busy, true) {
             let at = scene.now + scene.network.jitter(WAKE_MICROS);
             self.add(at, Task::JournalTake(shard), scene);
+        }
+    }
+
+    /// A client may have changed a limit.
+    fn wake_limits(&mut self, scene: &mut Scene) {
+        if !std::mem::replace(&mut self.limits.busy, true) {
+            let at = scene.now + scene.network.jitter(limits::INTERVAL);
+            self.add(at, Task::LimitRound, scene);
+        }
+    }
+
+    fn limits_done(&mut self, next: AfterRound, scene: &mut Scene) {
+        match next {
+            AfterRound::Sync => {
+                let at = scene.now + scene.sync_micros();
+                self.add(at, Task::LimitSync, scene);
+            }
+            AfterRound::Again => self.add(scene.now + limits::INTERVAL, Task::LimitRound, scene),
+            AfterRound::Rest => self.limits.busy = false,
         }
     }
 
@@ -239,6 +285,15 @@ impl Process {
                     self.journals[shard].idle(scene.now, now_ms);
                     self.journal_done(shard, scene);
                 }
+            }
+            Task::LimitRound => match self.limits.round(scene.nanos()) {
+                Ok(next) => self.limits_done(next, scene),
+                Err(damage) => return Some(damage),
+            },
+            Task::LimitSync => {
+                let next = self.limits.sync();
+                scene.note(format_args!("limits synced"));
+                self.limits_done(next, scene);
             }
             Task::BodyRead(shard, read) => {
                 let (urgent, unreadable) = read.finish();
@@ -310,6 +365,9 @@ impl Process {
         connection.scheduled = false;
         let mut sends = Vec::new();
         let over = connection.run(scene, self.terms.placement, &mut sends);
+        if connection.protocol == Protocol::Throttr {
+            self.wake_limits(scene);
+        }
         let deadline = connection.next_timeout();
         if over {
             self.connection_timers.remove(&id);

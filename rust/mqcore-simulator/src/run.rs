@@ -67,7 +67,7 @@ impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario, verbose: bool) -> Self {
         let mut random = Random::new(scenario.seed ^ 0x5eed);
         let scene = Scene::new(Oracle::new(scenario), &mut random, verbose);
-        let disks = (0..scenario.shards).map(|_| MemoryStorage::new(random.number())).collect();
+        let disks = (0..scenario.disks()).map(|_| MemoryStorage::new(random.number())).collect();
         let clients = (0..scenario.clients.len()).map(|index| SimulatedPeer::new(index, scenario)).collect();
         Self {
             scenario,
@@ -187,6 +187,9 @@ impl<'a> Simulation<'a> {
             ScenarioStep::Republish { client, count } => {
                 self.clients[client].republish(count, &mut self.scene);
             }
+            ScenarioStep::Limit { client, action, count } => {
+                self.clients[client].use_limit(action, count, &mut self.scene);
+            }
             ScenarioStep::Leave(client) => self.leave(client),
             ScenarioStep::Cut(client) => {
                 if let Some(id) = self.clients[client].link() {
@@ -205,25 +208,25 @@ impl<'a> Simulation<'a> {
             ScenarioStep::PowerLoss => self.end(Ending::PowerLost),
             ScenarioStep::Restart => self.end(Ending::Stopped),
             ScenarioStep::DiskFull(free) => {
-                self.scene.oracle.doubt_rejections(true);
+                self.scene.oracle.doubt_rejections(true, self.scene.now);
                 for disk in &self.disks {
                     let used: usize = disk.files().values().map(Vec::len).sum();
                     disk.set_capacity(Some(used as u64 + free));
                 }
             }
-            ScenarioStep::DiskError { shard, is_sync, after } => {
-                self.scene.oracle.doubt_rejections(true);
+            ScenarioStep::DiskError { disk, is_sync, after } => {
+                self.scene.oracle.doubt_rejections(true, self.scene.now);
                 self.has_disk_error = true;
                 let call = if is_sync { StorageCall::Sync } else { StorageCall::Change };
-                self.disks[shard].inject(call, after, Fault::Error, false);
+                self.disks[disk].inject(call, after, Fault::Error, false);
             }
-            ScenarioStep::NoDescriptors { shard, after } => {
-                self.scene.oracle.doubt_rejections(true);
-                self.disks[shard].inject(StorageCall::Create, after, Fault::Descriptors, true);
+            ScenarioStep::NoDescriptors { disk, after } => {
+                self.scene.oracle.doubt_rejections(true, self.scene.now);
+                self.disks[disk].inject(StorageCall::Create, after, Fault::Descriptors, true);
             }
-            ScenarioStep::BitRot { shard, place } => {
+            ScenarioStep::BitRot { disk, place } => {
                 self.end(Ending::Killed);
-                self.corrupt(shard, place);
+                self.corrupt(disk, place);
             }
             ScenarioStep::ClockJump(seconds) => self.clock_seconds += seconds,
             ScenarioStep::Calm => return self.begin_calm(),
@@ -243,8 +246,12 @@ impl<'a> Simulation<'a> {
     /// A client closes its side. Its earlier bytes still arrive.
     fn leave(&mut self, client: usize) {
         if let Some(id) = self.clients[client].link() {
+            if self.clients[client].waits_for_limit() {
+                // Its request could arrive after the next one.
+                return self.cut(id);
+            }
             self.clients[client].lost(id);
-            self.scene.oracle.closed(id, u64::MAX);
+            self.scene.oracle.closed(id, u64::MAX, self.scene.now);
             self.scene.network.read(id, Side::Client, usize::MAX);
             self.scene.freed.push(id);
             self.scene.finish(id, Side::Client);
@@ -253,7 +260,7 @@ impl<'a> Simulation<'a> {
 
     /// Both sides lose a connection at once.
     fn cut(&mut self, id: ConnectionId) {
-        self.scene.oracle.closed(id, self.scene.network.arrived_total(id));
+        self.scene.oracle.closed(id, self.scene.network.arrived_total(id), self.scene.now);
         if let Some(client) = self.scene.network.client_of(id) {
             self.clients[client].lost(id);
         }
@@ -270,6 +277,7 @@ impl<'a> Simulation<'a> {
         self.scene.note(format_args!("the broker starts"));
         self.repair_disks();
         let clock = BrokerClock::jumped(self.clock_seconds);
+        self.scene.oracle.limits.started(clock.ahead_of(self.scene.clock), self.scene.now);
         if self.scene.clock != clock {
             let is_back = clock < self.scene.clock;
             self.scene.clock = clock;
@@ -291,32 +299,35 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// A bit of a file of a shard flips, once in a run. The newest writes to the file stay as they are, even if they were
+    /// A bit of a file of a disk flips, once in a run. The newest writes to the file stay as they are, even if they were
     /// synced: only the next write records that, so a journal cannot tell a flipped bit there from a torn write.
-    fn corrupt(&mut self, shard: usize, place: u64) {
+    fn corrupt(&mut self, disk: usize, place: u64) {
         if self.is_corrupt {
             return;
         }
-        let mut files = self.disks[shard].files();
+        let mut files = self.disks[disk].files();
         let bytes = files.values().map(|file| file.len() as u64).sum::<u64>().max(1);
         let mut offset = usize::try_from(place % bytes).unwrap_or_default();
         for (name, file) in &mut files {
             if let Some(byte) = file.get_mut(offset) {
-                let recorded = self.disks[shard].recorded_sync(name);
+                let recorded = self.disks[disk].recorded_sync(name);
                 if recorded.is_none_or(|recorded| offset as u64 >= recorded) {
                     return;
                 }
                 *byte ^= 1 << (place % 8);
                 self.is_corrupt = true;
-                self.scene.note(format_args!("a bit of {name} of shard {shard} flips at byte {offset}"));
+                self.scene.note(format_args!("a bit of {name} of disk {disk} flips at byte {offset}"));
                 break;
             }
             offset -= file.len();
         }
-        self.disks[shard] = MemoryStorage::with_files(place, files);
+        self.disks[disk] = MemoryStorage::with_files(place, files);
         // A flipped bit in bytes that are not synced looks like a torn write.
-        self.scene.oracle.ended(Ending::PowerLost);
+        self.scene.oracle.ended(Ending::PowerLost, self.scene.now);
         self.scene.oracle.doubt_settlements();
+        if disk == self.scenario.limits_disk() {
+            self.scene.oracle.limits.doubt();
+        }
     }
 
     fn end(&mut self, ending: Ending) {
@@ -332,7 +343,7 @@ impl<'a> Simulation<'a> {
         for id in self.scene.network.open_links() {
             self.cut(id);
         }
-        self.scene.oracle.ended(ending);
+        self.scene.oracle.ended(ending, self.scene.now);
         let at = self.scene.now + self.scene.network.jitter(DOWN_MICROS);
         self.scene.agenda.add(at, Due::Start(self.lives));
     }
@@ -385,7 +396,7 @@ impl<'a> Simulation<'a> {
             .map(|queue| self.clients.iter().any(|client| client.is_consumer_of(queue) && client.is_ready()))
             .collect();
         self.scene.oracle.calm(&served);
-        self.scene.oracle.doubt_rejections(false);
+        self.scene.oracle.doubt_rejections(false, self.scene.now);
         for client in &mut self.clients {
             client.is_diligent = false;
         }

@@ -1,6 +1,7 @@
 //! Scenarios that follow from a seed: queues, clients, and the steps of a run.
 
 mod choose;
+pub mod limits;
 
 use std::fmt;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status
 use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 
+use self::limits::{LimitAction, SimulatedLimit};
 use crate::time::Micros;
 
 /// Time to acknowledge a delivery in every queue, in microseconds. Longer than any delay of the network.
@@ -36,6 +38,8 @@ pub struct Scenario {
     pub queues: Vec<SimulatedQueue>,
     /// The routes, which their producers define.
     pub routes: Vec<SimulatedRoute>,
+    /// The keys of limits, each used by one client.
+    pub limits: Vec<SimulatedLimit>,
     /// The clients.
     pub clients: Vec<SimulatedClient>,
     /// The steps, each with the time since the previous one in microseconds.
@@ -117,6 +121,8 @@ pub enum ClientRole {
     Consumer(usize, ConsumerBehavior),
     /// It subscribes to the topic that is the route with this index.
     Subscriber(usize),
+    /// It uses the limit with this index.
+    Limited(usize),
 }
 
 /// A client.
@@ -164,6 +170,15 @@ pub enum ScenarioStep {
         /// Maximum number of messages.
         count: u32,
     },
+    /// A client uses its limit.
+    Limit {
+        /// The client.
+        client: usize,
+        /// The requests that it sends.
+        action: LimitAction,
+        /// How often it does so, each time after the previous answer.
+        count: u32,
+    },
     /// A client closes its connection in order.
     Leave(usize),
     /// The connection of a client is cut.
@@ -182,27 +197,27 @@ pub enum ScenarioStep {
     Restart,
     /// The disks have only this many free bytes, until the next calm or start.
     DiskFull(u64),
-    /// A call of the disk of a shard fails after so many others.
+    /// A call of a disk fails after so many others.
     DiskError {
-        /// The shard.
-        shard: usize,
+        /// The disk: that of a shard, or of a journal beside them.
+        disk: usize,
         /// Whether it is a sync. Otherwise any call that changes something.
         is_sync: bool,
         /// The number of calls before it.
         after: u64,
     },
-    /// The process has no file descriptor left for further files of a shard, until the next calm or start.
+    /// The process has no file descriptor left for further files of a disk, until the next calm or start.
     NoDescriptors {
-        /// The shard.
-        shard: usize,
+        /// The disk.
+        disk: usize,
         /// The number of files that it can still create.
         after: u64,
     },
     /// The broker is killed, and a bit of a file flips before it starts again.
     BitRot {
-        /// The shard.
-        shard: usize,
-        /// The place in the files of the shard, and the bit.
+        /// The disk.
+        disk: usize,
+        /// The place in the files of the disk, and the bit.
         place: u64,
     },
     /// The clock of the system is set forward by so many seconds, or back. The broker notices at its next start.
@@ -234,6 +249,17 @@ impl SimulatedQueue {
 }
 
 impl Scenario {
+    /// The number of disks: one for each shard, and one for the journal of limits.
+    #[must_use]
+    pub fn disks(&self) -> usize {
+        self.shards + 1
+    }
+
+    /// The disk of the journal of limits.
+    pub(crate) fn limits_disk(&self) -> usize {
+        self.shards
+    }
+
     /// The queue with this index and those to which its messages move as dead letters.
     pub(crate) fn way(&self, queue: usize) -> impl Iterator<Item = usize> {
         let index_of = |address: &str| self.queues.iter().position(|queue| queue.address == address);
@@ -284,6 +310,9 @@ impl fmt::Display for Scenario {
         }
         for (index, route) in self.routes.iter().enumerate() {
             writeln!(formatter, "route {index}: {route:?}")?;
+        }
+        for (index, limit) in self.limits.iter().enumerate() {
+            writeln!(formatter, "limit {index}: {limit:?}")?;
         }
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(formatter, "client {index}: {client:?}")?;

@@ -4,6 +4,7 @@ use std::fmt;
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 use mqcore_testkit::Random;
 
 use crate::agenda::{Agenda, Due};
@@ -55,6 +56,11 @@ impl Scene {
     /// The broker's clock.
     pub(crate) fn timestamp(&self) -> Timestamp {
         self.clock.timestamp_of(self.now)
+    }
+
+    /// The broker's clock in nanoseconds.
+    pub(crate) fn nanos(&self) -> Nanos {
+        self.clock.nanos_of(self.now)
     }
 
     pub(crate) fn note(&mut self, event: fmt::Arguments<'_>) {

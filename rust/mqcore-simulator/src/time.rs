@@ -1,6 +1,7 @@
 //! Virtual time.
 
 use mqcore_broker::model::time::Timestamp;
+use mqcore_limiter::time::Nanos;
 
 /// Virtual time in microseconds since the run began.
 pub(crate) type Micros = u64;
@@ -21,9 +22,19 @@ impl BrokerClock {
         Self { origin_ms: START_MS.saturating_add_signed(seconds * 1000) }
     }
 
+    /// By how many microseconds it is ahead of another clock.
+    pub(crate) fn ahead_of(self, other: Self) -> i64 {
+        (self.origin_ms.cast_signed() - other.origin_ms.cast_signed()) * 1000
+    }
+
     /// Its time at a virtual time.
     pub(crate) fn timestamp_of(self, now: Micros) -> Timestamp {
         Timestamp(self.origin_ms + now / 1000)
+    }
+
+    /// Its time in nanoseconds at a virtual time.
+    pub(crate) fn nanos_of(self, now: Micros) -> Nanos {
+        Nanos(self.origin_ms * 1_000_000 + now * 1000)
     }
 
     /// The time at which it shows this.

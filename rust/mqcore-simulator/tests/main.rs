@@ -46,6 +46,9 @@ fn runs_exercise_what_they_are_for() {
         "ClockJump",
         "NoDescriptors",
         "the damage is reported",
+        "limits synced",
+        "restored 2 limits",
+        "granted: false",
     ];
     // The rarest of them is in one run of about two hundred.
     for seed in 0..3000 {

@@ -10,6 +10,7 @@ use mqcore_wire::mqks::Lines;
 use mqcore_wire::tmqp::hello::{self, Hello};
 
 use super::eventmq::EventMqSide;
+use super::limits::LimitSide;
 use super::micromessage::MicroMessageSide;
 use super::{Dialect, Link, SimulatedPeer, mqks, throttr, tmqp};
 use crate::scenario::{ClientRole, ConsumerBehavior, Target};
@@ -20,13 +21,16 @@ use crate::time::Micros;
 const EVENTMQ_SUBSCRIBER: ListenerTerms = ListenerTerms::Eventmq(EventmqTerms { role: Role::Subscribe });
 /// Maximum time until a subscription has reached the broker.
 const SUBSCRIPTION_TRANSIT: Micros = 1_000_000;
+
 impl SimulatedPeer {
     /// The listener to which it connects.
     pub(crate) fn listener(&self) -> ListenerTerms {
         match self.terms.protocol {
             Protocol::Eventmq => ListenerTerms::Eventmq(EventmqTerms { role: self.role() }),
             Protocol::Throttr => {
-                ListenerTerms::Throttr(ThrottrTerms { dialect: throttr::DIALECT, ..ThrottrTerms::default() })
+                let persist = self.limit.is_some_and(|limit| limit.persists);
+                let dialect = throttr::DIALECT;
+                ListenerTerms::Throttr(ThrottrTerms { dialect, persist, ..ThrottrTerms::default() })
             }
             protocol => ListenerTerms::of(protocol),
         }
@@ -34,7 +38,7 @@ impl SimulatedPeer {
 
     fn role(&self) -> Role {
         match self.terms.role {
-            ClientRole::Producer(_) => Role::Frontend,
+            ClientRole::Producer(_) | ClientRole::Limited(_) => Role::Frontend,
             ClientRole::Consumer(..) => Role::Backend,
             ClientRole::Subscriber(_) => Role::Subscribe,
         }
@@ -55,7 +59,12 @@ impl SimulatedPeer {
                 let (side, opening) = EventMqSide::open(self.role());
                 (Dialect::EventMq(Box::new(side)), opening)
             }
-            Protocol::Throttr => (Dialect::Throttr, Vec::new()),
+            Protocol::Throttr => match (self.limit, self.terms.role) {
+                (Some(limit), ClientRole::Limited(index)) => {
+                    (Dialect::Limit(Box::new(LimitSide::new(index, limit))), Vec::new())
+                }
+                _ => (Dialect::Throttr, Vec::new()),
+            },
             _ => {
                 let hello = Hello { client_id: Some(&name), ..Hello::default() };
                 let opening = hello::opening(&hello, b"hello").expect("a plain Hello");
@@ -174,7 +183,7 @@ impl SimulatedPeer {
                 let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
                 scene.oracle.listens(id, Target::Route(route), scene.now + transit);
             }
-            ClientRole::Producer(_) => {}
+            ClientRole::Producer(_) | ClientRole::Limited(_) => {}
         }
         if self.pulls {
             self.pull(scene);

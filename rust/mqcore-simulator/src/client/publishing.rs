@@ -65,6 +65,7 @@ impl SimulatedPeer {
             (Dialect::EventMq(_), Some((index, route))) => {
                 EventMqSide::publish(&route.name(*index), label, &body)
             }
+            (Dialect::Limit(_), _) => return,
             (Dialect::Throttr, _) => throttr::publish(&event, &body),
             (Dialect::Tmqp { .. }, route) => {
                 let destination = match route {

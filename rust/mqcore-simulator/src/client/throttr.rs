@@ -7,10 +7,11 @@ use mqcore_wire::throttr::{Dialect, Family, Width};
 
 use super::{MessageHandle, Received, delivery};
 
-/// The dialect of the simulated listener. Its width has room for every body.
+/// The dialect of the simulated listeners. Its width has room for every body and every time.
 pub(crate) const DIALECT: Dialect = Dialect { width: Width::U32, family: Family::V71 };
 
-fn request(request: &ThrottrRequest<'_>) -> Vec<u8> {
+/// The bytes of a request.
+pub(super) fn encoded(request: &ThrottrRequest<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(request, DIALECT, &mut bytes).expect("a short request");
     bytes
@@ -18,12 +19,12 @@ fn request(request: &ThrottrRequest<'_>) -> Vec<u8> {
 
 /// Subscribes to a channel.
 pub(super) fn subscribe(channel: &str) -> Vec<u8> {
-    request(&ThrottrRequest::Subscribe { channel: channel.as_bytes() })
+    encoded(&ThrottrRequest::Subscribe { channel: channel.as_bytes() })
 }
 
 /// Publishes to a channel. The answer says whether there is a receiver, and promises nothing.
 pub(super) fn publish(channel: &str, body: &str) -> Vec<u8> {
-    request(&ThrottrRequest::Publish { channel: channel.as_bytes(), payload: body.as_bytes() })
+    encoded(&ThrottrRequest::Publish { channel: channel.as_bytes(), payload: body.as_bytes() })
 }
 
 /// Reads the next thing that the broker sent, and its size.

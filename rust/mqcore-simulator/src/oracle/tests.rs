@@ -88,7 +88,7 @@ fn a_repetition_needs_a_reason() {
     assert_eq!(again(&|_| {}, 2 * LATER), Some("doubled"));
     assert_eq!(again(&|oracle| oracle.settled(0, LINK, true, 10), 2 * LATER), Some("doubled"));
     assert_eq!(again(&|oracle| oracle.settled(0, LINK, false, 10), 2 * LATER), None, "rejected");
-    assert_eq!(again(&|oracle| oracle.closed(LINK, 0), 2 * LATER), None, "connection lost");
+    assert_eq!(again(&|oracle| oracle.closed(LINK, 0, LATER), 2 * LATER), None, "connection lost");
     assert_eq!(again(&|_| {}, LATER + ACKNOWLEDGE_TIMEOUT), None, "timed out");
     assert_eq!(again(&|oracle| oracle.doubt(OTHER), 2 * LATER), None, "sent before, and read late");
 }
@@ -162,8 +162,8 @@ fn only_a_crash_or_a_faulty_disk_may_double_a_dead_letter() {
         rule(&oracle)
     };
     assert_eq!(twice(&|_| {}), Some("doubled"));
-    assert_eq!(twice(&|oracle| oracle.ended(Ending::Killed)), None);
-    assert_eq!(twice(&|oracle| oracle.doubt_rejections(true)), None);
+    assert_eq!(twice(&|oracle| oracle.ended(Ending::Killed, LATER)), None);
+    assert_eq!(twice(&|oracle| oracle.doubt_rejections(true, LATER)), None);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
     let mut oracle = oracle();
     (0..3).for_each(|label| settle(&mut oracle, label));
     // The third acknowledgement ends at byte 30.
-    oracle.closed(LINK, 29);
+    oracle.closed(LINK, 29, LATER);
     oracle.calm(&[false, true]);
     assert_eq!(rule(&oracle), None, "there is no consumer");
     oracle.calm(&[true, true]);
@@ -196,12 +196,12 @@ fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
 fn a_crash_excuses_only_what_was_not_promised() {
     for (ending, lost) in [(Ending::Killed, true), (Ending::PowerLost, true)] {
         let mut oracle = oracle();
-        oracle.ended(ending);
+        oracle.ended(ending, LATER);
         oracle.calm(&[true, true]);
         assert_eq!(rule(&oracle).is_some(), lost, "{ending:?} of a queue that syncs");
         let mut oracle = self::oracle();
         oracle.queues[0].durability = Durability::None;
-        oracle.ended(ending);
+        oracle.ended(ending, LATER);
         oracle.calm(&[true, true]);
         assert_eq!(rule(&oracle), None, "{ending:?} of a queue that does not");
     }
@@ -215,7 +215,7 @@ fn a_message_of_an_earlier_calm_does_not_return() {
         oracle.settled(label, LINK, true, 10);
     }
     oracle.calm(&[true, true]);
-    oracle.ended(Ending::PowerLost);
+    oracle.ended(Ending::PowerLost, LATER);
     oracle.delivered(1, 0, LINK, true, 2 * LATER);
     assert_eq!(rule(&oracle), Some("settled-returns"));
 }
@@ -311,14 +311,14 @@ fn a_message_that_is_published_again_is_delivered_once() {
     let crash = |oracle: &mut Oracle| {
         calm(oracle);
         oracle.calm(&[true, true]);
-        oracle.closed(LINK, 100);
-        oracle.ended(Ending::PowerLost);
+        oracle.closed(LINK, 100, LATER);
+        oracle.ended(Ending::PowerLost, LATER);
     };
     assert_eq!(again(&crash), Some("settled-returns"));
     let forgets = |oracle: &mut Oracle| {
         oracle.queues[0].saves = false;
-        oracle.ended(Ending::Killed);
-        oracle.closed(LINK, 100);
+        oracle.ended(Ending::Killed, LATER);
+        oracle.closed(LINK, 100, LATER);
     };
     assert_eq!(again(&forgets), None);
 }

@@ -5,6 +5,7 @@ use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 use mqcore_testkit::Random;
 
+use super::limits::{LimitAction, SimulatedLimit};
 use super::{
     ClientRole, ConsumerBehavior, PublishTerms, RouteKind, Scenario, ScenarioStep, SimulatedClient,
     SimulatedQueue, SimulatedRoute, Target,
@@ -24,11 +25,15 @@ impl Scenario {
             output_bytes_max: [2_000, 16_000, 1 << 20][random.index(3)],
             queues: queues(&mut random),
             routes: Vec::new(),
+            limits: Vec::new(),
             clients: Vec::new(),
             steps: Vec::new(),
         };
         if random.one_in(2) {
             scenario.routes = routes(&mut random, &scenario);
+        }
+        if random.one_in(3) {
+            scenario.limits = (0..=random.index(3)).map(|_| SimulatedLimit::choose(&mut random)).collect();
         }
         scenario.clients = clients(&mut random, &scenario);
         for client in 0..scenario.clients.len() {
@@ -133,6 +138,8 @@ fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
             }
         }
     }
+    let limited = |limit| SimulatedClient { protocol: Protocol::Throttr, role: ClientRole::Limited(limit) };
+    clients.extend((0..scenario.limits.len()).map(limited));
     clients
 }
 
@@ -177,6 +184,15 @@ fn consumer(random: &mut Random, queue: usize, status: Status) -> SimulatedClien
 fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
     let clients = &scenario.clients;
     let client = random.index(clients.len());
+    if !scenario.limits.is_empty() && random.one_in(3) {
+        if random.one_in(12) {
+            return clock_jump(random);
+        }
+        // The last clients use limits.
+        let client = clients.len() - 1 - random.index(scenario.limits.len());
+        let count = 1 + random.below(6) as u32;
+        return ScenarioStep::Limit { client, action: LimitAction::choose(random), count };
+    }
     match random.below(100) {
         chance @ 0..50 => {
             let produces = |index: &usize| matches!(clients[*index].role, ClientRole::Producer(_));
@@ -200,17 +216,21 @@ fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
         89..93 => ScenarioStep::PowerLoss,
         93..95 => ScenarioStep::Restart,
         95 => ScenarioStep::DiskFull(random.below(30_000)),
-        96 => disk_fault(random, scenario.shards),
-        97 => ScenarioStep::ClockJump([-86_400, -60, 60, 7_200][random.index(4)]),
+        96 => disk_fault(random, scenario.disks()),
+        97 => clock_jump(random),
         _ => ScenarioStep::Calm,
     }
 }
 
-fn disk_fault(random: &mut Random, shards: usize) -> ScenarioStep {
-    let shard = random.index(shards);
+fn clock_jump(random: &mut Random) -> ScenarioStep {
+    ScenarioStep::ClockJump([-86_400, -60, -2, 2, 60, 7_200][random.index(6)])
+}
+
+fn disk_fault(random: &mut Random, disks: usize) -> ScenarioStep {
+    let disk = random.index(disks);
     match random.below(4) {
-        0 => ScenarioStep::NoDescriptors { shard, after: random.below(2) },
-        1 => ScenarioStep::BitRot { shard, place: random.number() },
-        _ => ScenarioStep::DiskError { shard, is_sync: random.one_in(2), after: random.below(6) },
+        0 => ScenarioStep::NoDescriptors { disk, after: random.below(2) },
+        1 => ScenarioStep::BitRot { disk, place: random.number() },
+        _ => ScenarioStep::DiskError { disk, is_sync: random.one_in(2), after: random.below(6) },
     }
 }
