@@ -85,8 +85,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/input_budget", "net/tls", "shard/inbox"}
         | {"authority/state"}
-        | {"shard/declarations", "schedules/ended", "schedules/view", "schedules/publisher", "schedules/store"}
-        | {"schedules/keeper", "schedules/port", "schedules/queues"}
+        | {"shard/declarations", "schedules/end", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.

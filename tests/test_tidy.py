@@ -45,7 +45,7 @@ MAY_KNOW = {
     "mqcore-tls": set(),
     "mqcore-testkit": set(),
     "mqcore-session": {"mqcore-wire", "mqcore-broker", "mqcore-cluster", "mqcore-limiter"},
-    "mqcore-state": {"mqcore-journal", "mqcore-limiter"},
+    "mqcore-state": {"mqcore-broker", "mqcore-journal", "mqcore-limiter", "mqcore-scheduler", "mqcore-session"},
     "mqcore-server": {
         "mqcore-wire",
         "mqcore-broker",
@@ -67,6 +67,7 @@ MAY_KNOW = {
         "mqcore-state",
         "mqcore-journal",
         "mqcore-limiter",
+        "mqcore-scheduler",
         "mqcore-testkit",
     },
     "mqcore-python": {

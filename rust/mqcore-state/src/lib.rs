@@ -1,11 +1,13 @@
-//! What a broker keeps beside its queues, and the journals in which it survives a crash.
+//! The state of a broker beside its queues: limits and schedules, and the journals in which they survive a crash.
 //!
 //! Contains no thread, clock or socket: the server's threads and the simulator call it with the time and a storage.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`limits`] | limits that survive a restart |
+//! | [`schedules`] | schedules, and their runs in flight to queues |
 
 #![forbid(unsafe_code)]
 
 pub mod limits;
+pub mod schedules;

@@ -9,11 +9,12 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::schedules::{ScheduleEnd, ScheduleRequest, Schedules};
+use mqcore_state::schedules::draft::{Crons, ScheduleDraft, parse_request};
+use mqcore_state::schedules::queues::ScheduleQueues;
+use mqcore_state::schedules::view::ScheduleList;
 use tokio::sync::oneshot;
 
-use super::keeper::{Crons, ScheduleDraft, parse_request};
-use super::queues::ScheduleQueues;
-use super::view::{EndScheduleError, ScheduleList};
+use super::end::EndScheduleError;
 
 /// Maximum bytes of schedules that wait for the thread; more are rejected.
 const WAITING_BYTES_MAX: usize = 64 << 20;

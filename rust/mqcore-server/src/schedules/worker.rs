@@ -5,22 +5,20 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use hashbrown::HashMap;
 use mqcore_broker::model::command::{Command, Request};
-use mqcore_broker::model::effect::Event;
 use mqcore_broker::model::id::{QueueAddress, RequestId};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_journal::error::JournalError;
 use mqcore_journal::storage::FileStorage;
-use mqcore_scheduler::clock::{ClockStep, ClockWatch};
 use mqcore_scheduler::scheduler::EntryId;
 use mqcore_session::schedules::ScheduleEnd;
+use mqcore_state::schedules::keeper::Keeper;
+use mqcore_state::schedules::queues::default_queue;
+use mqcore_state::schedules::rounds::{RoundChange, RoundTerms, ScheduleRounds};
 use tokio::sync::oneshot;
 
-use super::keeper::Keeper;
+use super::end::EndScheduleError;
 use super::port::{PortRequest, PortState, SchedulePort};
-use super::queues::default_queue;
-use super::view::EndScheduleError;
 use crate::hub::Hub;
 use crate::runtime::shutdown::TaskGuard;
 use crate::shard::inbox::Urgent;
@@ -29,12 +27,8 @@ use crate::storage::data_dir::{DataDir, SideJournal};
 
 /// Requests taken in one batch.
 const BATCH_MAX: usize = 4_096;
-/// Maximum sleep while a condition may change without a request: a full disk, or a manual clock.
-const IDLE: Duration = Duration::from_millis(200);
 /// Time between two rounds of housekeeping.
 const HOUSEKEEPING: Duration = Duration::from_millis(200);
-/// Maximum bytes that one step of housekeeping moves.
-const HOUSEKEEPING_BYTES: usize = 4 << 20;
 
 /// Starts the thread. `directory` is held until its files are closed.
 pub(crate) fn start(
@@ -46,15 +40,12 @@ pub(crate) fn start(
 ) -> std::io::Result<()> {
     let Some(asks) = port.take_receiver() else { return Ok(()) };
     let worker = ScheduleThread {
-        keeper,
+        rounds: ScheduleRounds::new(keeper),
         hub: Arc::clone(hub),
         shared: Arc::clone(&port.shared),
-        known: HashMap::new(),
         ended: Vec::new(),
-        failed: false,
         housekept: Instant::now(),
         pin: Weak::new(),
-        watch: ClockWatch::default(),
     };
     std::thread::Builder::new().name("mqcore-schedules".into()).spawn(move || {
         worker.run(&asks);
@@ -67,19 +58,14 @@ pub(crate) fn start(
 
 /// The thread.
 struct ScheduleThread {
-    keeper: Keeper<FileStorage>,
+    rounds: ScheduleRounds<FileStorage>,
     hub: Arc<Hub>,
     shared: Arc<PortState>,
-    /// Queues looked up in this round, and whether they exist.
-    known: HashMap<QueueAddress, bool>,
     /// Schedules ended in this round, and how to answer their requests.
     ended: Vec<(EntryId, oneshot::Sender<Result<(), EndScheduleError>>)>,
-    /// The journal failed, so nothing runs until the next start: runs that cannot be saved could happen twice.
-    failed: bool,
     housekept: Instant,
     /// Alive while a backup needs the files as they are.
     pin: Weak<Pin>,
-    watch: ClockWatch,
 }
 
 impl ScheduleThread {
@@ -104,51 +90,39 @@ impl ScheduleThread {
                 break;
             }
         }
-        if !self.failed
-            && let Err(error) = self.keeper.close()
-        {
+        if let Err(error) = self.rounds.close() {
             tracing::error!(%error, "cannot close the journal of schedules; the next start reads it in full");
         }
     }
 
     /// How long to wait for a request.
     fn idle_timeout(&self) -> Duration {
-        let full = self.shared.numbers.failing.load(Ordering::Relaxed);
-        if full || self.failed || !self.hub.shutdown.is_running() {
-            return IDLE;
-        }
         let clock = &self.hub.clock;
-        let due = self.keeper.next_due().map(|due| due.saturating_sub(clock.system_ms()));
-        let retry = self.keeper.next_retry().map(|retry| retry.saturating_sub(clock.now().0));
-        // Never longer, because setting the system clock notifies no process.
-        due.into_iter().chain(retry).map(Duration::from_millis).fold(IDLE, Duration::min)
+        let (now, system) = (clock.now().0, clock.system_ms());
+        Duration::from_millis(self.rounds.wait_ms(now, system, self.hub.shutdown.is_running()))
     }
 
     fn handle(&mut self, ask: PortRequest) {
-        let now = self.hub.clock.now().0;
         match ask {
             PortRequest::Schedule(wanted) => {
                 self.shared.waiting.fetch_sub(wanted.bytes(), Ordering::Relaxed);
                 let id = wanted.id;
-                if let Err(rejection) = self.keeper.schedule(*wanted, self.hub.clock.system_ms()) {
+                if let Err(rejection) = self.rounds.schedule(*wanted, self.hub.clock.system_ms()) {
                     self.refused(&id, &rejection);
                 }
             }
-            PortRequest::Unschedule { id, allowed, end } => match self.keeper.check_right(&id, &allowed) {
-                Ok(()) => drop(self.keeper.unschedule(&id, end)),
-                Err(rejection) => self.refused(&id, &rejection),
-            },
+            PortRequest::Unschedule { id, allowed, end } => {
+                if let Err(rejection) = self.rounds.unschedule(&id, &allowed, end) {
+                    self.refused(&id, &rejection);
+                }
+            }
             PortRequest::EndSchedule(id, answer) => self.end_schedule(id, answer),
             PortRequest::List(max, answer) => {
                 // The caller may have gone; then nothing needs the answer.
-                let _ = answer.send(self.keeper.list(max));
+                let _ = answer.send(self.rounds.keeper().list(max));
             }
-            PortRequest::Event(Event::Confirmed(numbers)) => self.keeper.confirmed(&numbers),
-            PortRequest::Event(Event::Deferred(number, rejection)) => {
-                tracing::debug!(number, why = %rejection, "a queue rejected a run of a schedule; the broker tries again");
-                self.keeper.put_off(number, now);
-            }
-            PortRequest::Event(_) | PortRequest::Look | PortRequest::End => {}
+            PortRequest::Event(event) => self.rounds.event(event, self.hub.clock.now().0),
+            PortRequest::Look | PortRequest::End => {}
         }
     }
 
@@ -158,28 +132,11 @@ impl ScheduleThread {
         tracing::error!(schedule = %id, why = %rejection, "rejected a request for a schedule");
     }
 
-    /// The time of the system clock. If it was set back, the schedules are adjusted. If it was set forward, the runs
-    /// in between simply become due.
-    fn look_at_clock(&mut self, steady_ms: u64) -> u64 {
-        let system_ms = self.hub.clock.system_ms();
-        match self.watch.look(system_ms, steady_ms) {
-            Some(ClockStep::Back(by)) => {
-                tracing::warn!(by_ms = by, "the system clock was set back; schedules follow it");
-                self.keeper.set_back(system_ms);
-            }
-            Some(ClockStep::Forward(by)) => {
-                tracing::warn!(by_ms = by, "the system clock was set forward; schedules follow it");
-            }
-            None => {}
-        }
-        system_ms
-    }
-
     /// Ends a schedule. The caller may have gone; then nothing needs the answer.
     fn end_schedule(&mut self, id: EntryId, answer: oneshot::Sender<Result<(), EndScheduleError>>) {
-        if self.shared.numbers.failing.load(Ordering::Relaxed) {
+        if self.rounds.is_failing() {
             let _ = answer.send(Err(EndScheduleError::Failing));
-        } else if self.keeper.unschedule(&id, ScheduleEnd::Ended) {
+        } else if self.rounds.keeper_mut().unschedule(&id, ScheduleEnd::Ended) {
             self.ended.push((id, answer));
         } else {
             let _ = answer.send(Err(EndScheduleError::Missing(id)));
@@ -199,27 +156,32 @@ impl ScheduleThread {
 
     /// Saves new schedules and due runs, and then sends commands to the shards.
     fn round(&mut self) -> Result<(), JournalError> {
-        if self.failed {
-            return Ok(());
-        }
-        let now = self.hub.clock.now().0;
-        if self.housekept.elapsed() >= HOUSEKEEPING {
+        let now_ms = self.hub.clock.now().0;
+        let is_due = self.housekept.elapsed() >= HOUSEKEEPING;
+        if is_due {
             self.housekept = Instant::now();
-            let done = self.keeper.keep_house(now, HOUSEKEEPING_BYTES, self.pin.strong_count() > 0)?;
-            self.hub.counters.journal.add_damage(SideJournal::Schedules.as_str(), &done.damaged);
         }
-        let system = self.look_at_clock(now);
-        // A stopping broker begins no runs: what is due now is also due at the next start.
-        if self.hub.shutdown.is_running() {
-            let queues = self.keeper.take_due(system);
-            // If a shard does not answer, the server is stopping. Due runs are found again at the next start.
-            if !queues.is_empty() && self.learn(queues) {
-                let known = &self.known;
-                self.keeper.write_due(|queue| known.get(queue).copied().unwrap_or(false))?;
+        let queues = self.rounds.begin(RoundTerms {
+            now_ms,
+            system_ms: self.hub.clock.system_ms(),
+            is_running: self.hub.shutdown.is_running(),
+            housekeeping: is_due.then(|| self.pin.strong_count() > 0),
+        })?;
+        let damaged = self.rounds.take_damaged();
+        self.hub.counters.journal.add_damage(SideJournal::Schedules.as_str(), &damaged);
+        // If a shard does not answer, the server is stopping. Due runs are found again at the next start.
+        if !queues.is_empty()
+            && let Some(found) = self.look_up(queues)
+        {
+            let (needs_default, written) = self.rounds.found(found);
+            if needs_default {
+                self.create_default();
             }
+            written?;
         }
-        self.keeper.commit()?;
-        let commands = self.keeper.take_commands(now);
+        self.rounds.write()?;
+        self.rounds.sync()?;
+        let commands = self.rounds.take_commands(now_ms);
         self.send_to_shards(commands);
         Ok(())
     }
@@ -228,23 +190,18 @@ impl ScheduleThread {
     /// then, a run settled here is in its shard's files; any other is sent again by a broker that starts on the copy.
     fn wait_at_barrier(&mut self) {
         let Some((writer, barrier)) = self.hub.backups.take_beside(SideJournal::Schedules) else { return };
-        let Some(snapshot) = self.keeper.snapshot() else { return };
+        let Some(snapshot) = self.rounds.keeper_mut().snapshot() else { return };
         self.pin = barrier.pin();
         barrier.arrive(writer, snapshot.map_err(|error| error.to_string()));
     }
 
-    /// Asks the shards which of these queues, and `default`, exist. False: a shard has stopped.
-    fn learn(&mut self, mut queues: Vec<QueueAddress>) -> bool {
-        let default = default_queue();
-        if !queues.contains(&default) {
-            queues.push(default.clone());
-        }
+    /// Asks the shards which of these queues exist. `None`: a shard has stopped.
+    fn look_up(&self, queues: Vec<QueueAddress>) -> Option<Vec<(QueueAddress, bool)>> {
         let placement = self.hub.placement;
         let mut asked: Vec<Vec<QueueAddress>> = vec![Vec::new(); placement.shards()];
         for queue in queues {
             asked[queue.channel.shard(placement)].push(queue);
         }
-        self.known.clear();
         let asked = asked.into_iter().enumerate().filter(|(_, queues)| !queues.is_empty());
         let answers: Vec<_> = asked
             .map(|(shard, queues)| {
@@ -253,18 +210,19 @@ impl ScheduleThread {
                 (queues, receiver)
             })
             .collect();
+        let mut found = Vec::new();
         for (queues, receiver) in answers {
-            let Ok(takes) = receiver.blocking_recv() else { return false };
-            self.known.extend(queues.into_iter().zip(takes));
+            found.extend(queues.into_iter().zip(receiver.blocking_recv().ok()?));
         }
-        let needs_default = self.known.values().any(|known| !known);
-        if needs_default && !self.known.get(&default).copied().unwrap_or_default() {
-            let changes = self.hub.job_queues.clone();
-            let request = Request::CreateQueue { queue: default.clone(), changes };
-            let shard = default.channel.shard(placement);
-            self.send_to_shards(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
-        }
-        true
+        Some(found)
+    }
+
+    /// Creates the queue for jobs whose queue does not exist.
+    fn create_default(&self) {
+        let queue = default_queue();
+        let shard = queue.channel.shard(self.hub.placement);
+        let request = Request::CreateQueue { queue, changes: self.hub.job_queues.clone() };
+        self.send_to_shards(vec![(shard, Command::Request(RequestId(0), Box::new(request)))]);
     }
 
     fn send_to_shards(&self, commands: Vec<(usize, Command)>) {
@@ -281,34 +239,26 @@ impl ScheduleThread {
     }
 
     fn note(&mut self, outcome: Result<(), JournalError>) {
-        let failing = &self.shared.numbers.failing;
-        match outcome {
-            Ok(()) if self.failed => {}
-            Ok(()) => {
-                if failing.swap(false, Ordering::Relaxed) {
-                    tracing::warn!("schedules are saved again");
-                }
+        match self.rounds.end(outcome) {
+            None => {}
+            Some(RoundChange::Recovered) => tracing::warn!("schedules are saved again"),
+            Some(RoundChange::Full(error)) => {
+                tracing::error!(%error, "cannot save schedules: runs wait until there is disk space");
             }
-            Err(error @ JournalError::Full { .. }) => {
-                if !failing.swap(true, Ordering::Relaxed) {
-                    tracing::error!(%error, "cannot save schedules: runs wait until there is disk space");
-                }
-            }
-            Err(error) => {
-                self.failed = true;
-                failing.store(true, Ordering::Relaxed);
+            Some(RoundChange::Failed(error)) => {
                 tracing::error!(%error, "cannot save schedules: no schedule runs until the next start; check the disk and restart the broker");
             }
         }
+        self.shared.numbers.failing.store(self.rounds.is_failing(), Ordering::Relaxed);
     }
 
     fn show(&self) {
-        let numbers = &self.shared.numbers;
+        let (numbers, keeper) = (&self.shared.numbers, self.rounds.keeper());
         for (shown, number) in [
-            (&numbers.schedules, self.keeper.len() as u64),
-            (&numbers.runs, self.keeper.fired()),
-            (&numbers.skipped, self.keeper.skipped()),
-            (&numbers.outstanding, self.keeper.outstanding() as u64),
+            (&numbers.schedules, keeper.len() as u64),
+            (&numbers.runs, keeper.fired()),
+            (&numbers.skipped, keeper.skipped()),
+            (&numbers.outstanding, keeper.outstanding() as u64),
         ] {
             shown.store(number, Ordering::Relaxed);
         }

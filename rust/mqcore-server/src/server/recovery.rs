@@ -14,11 +14,11 @@ use crate::config::Config;
 use crate::limits;
 use crate::nodes::startup::OpenedNodes;
 use crate::runtime::clock::Clock;
-use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
 use crate::server::error::StartError;
 use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal, shard_name};
 use mqcore_broker::model::placement::Placement;
+use mqcore_state::schedules::keeper::Keeper;
 
 /// The recovered contents of a data directory.
 pub(super) struct Recovery {
@@ -123,6 +123,7 @@ pub(super) async fn recover_schedules(
         let (name, path) = (SideJournal::Schedules.as_str(), directory.side(SideJournal::Schedules));
         let storage = FileStorage::open(&path).map_err(|source| DataDirError::Io { path, source })?;
         let options = Options {
+            shard: SideJournal::Schedules.shard(),
             now_ms,
             max_record_bytes: RECORD_BYTES_MAX as u32,
             expected_identity: directory.identity_of(name),

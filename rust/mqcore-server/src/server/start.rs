@@ -41,9 +41,8 @@ use crate::nodes::startup::{Links, OpenedNodes};
 use crate::runtime::clock::Clock;
 use crate::runtime::shutdown::Shutdown;
 use crate::runtime::spares::{SpareBytes, SpareCommands};
-use crate::schedules::keeper::Keeper;
 use crate::schedules::port::SchedulePort;
-use crate::schedules::{publisher, worker};
+use crate::schedules::worker;
 use crate::server::bind::{Bound, bind_all};
 use crate::server::error::StartError;
 use crate::server::recovery::{KeptLimits, Recovery, open_nodes, recover, recover_limits, recover_schedules};
@@ -59,6 +58,8 @@ use crate::storage::backup::{BackupDesk, Wake};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
 use crate::storage::journal_batch::HistoryTerms;
 use crate::storage::journal_writer::JournalWriter;
+use mqcore_state::schedules::keeper::Keeper;
+use mqcore_state::schedules::publisher;
 
 /// Everything opened and bound before the first task runs. Dropping it releases everything.
 pub(super) struct Parts {

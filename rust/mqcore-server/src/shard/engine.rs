@@ -21,7 +21,6 @@ use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
-use crate::schedules::publisher;
 use crate::shard::declarations::{self, Declarations};
 use crate::shard::handlers::Handlers;
 use crate::shard::inbox::{CommandBatch, Input, ShardInbox, SharedRoom, Urgent};
@@ -32,6 +31,7 @@ use crate::shard::statistics::Statistics;
 use crate::stats::counters::CloseReason;
 use crate::storage::body_reader::ReadRequest;
 use crate::storage::journal_writer::JournalWriter;
+use mqcore_state::schedules::publisher;
 
 /// Batches taken from the inbox at once.
 const BATCHES_MAX: usize = 64;

@@ -19,12 +19,12 @@ pub use mqcore_journal::inspection::{InspectedSegment, SegmentState};
 pub use mqcore_journal::record::Note;
 pub use mqcore_journal::recovery::RecoveryReport;
 
-use crate::schedules::keeper::Crons;
-use crate::schedules::store::{self, RecordKind};
 use crate::storage::data_dir::{DataDirError, SavedMessage, restored, shard_name};
 use crate::storage::loss::{Loss, LossCause};
 use crate::storage::manifest::{Manifest, ManifestReading};
 use crate::storage::parts;
+use mqcore_state::schedules::draft::Crons;
+use mqcore_state::schedules::store::{self, RecordKind};
 
 /// A data directory locked against brokers until this is dropped.
 #[derive(Debug)]

@@ -489,7 +489,7 @@ mod tests {
             job_queues: QueueChanges::default(),
             extensions: None,
             schedules,
-            scheduling: crate::schedules::publisher::client(),
+            scheduling: mqcore_state::schedules::publisher::client(),
         };
         (Arc::new(hub), inbox)
     }

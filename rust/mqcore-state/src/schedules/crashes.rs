@@ -24,7 +24,8 @@ use mqcore_journal::storage::MemoryStorage;
 use mqcore_session::schedules::{Headers, ScheduleEnd, ScheduleRequest, headers};
 use mqcore_testkit::Random;
 
-use super::keeper::{Crons, Keeper, parse_request};
+use super::draft::{Crons, parse_request};
+use super::keeper::Keeper;
 
 const SHARDS: usize = 2;
 const PLACEMENT: Placement = Placement::unkeyed(SHARDS);

@@ -7,10 +7,11 @@ use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::time::Timestamp;
 
 /// The connection of the publisher. No socket has this ID.
-pub(crate) const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
+pub const CONNECTION: ConnectionId = ConnectionId(u64::MAX);
 
 /// The client that publishes runs of schedules.
-pub(crate) fn client() -> Arc<Client> {
+#[must_use]
+pub fn client() -> Arc<Client> {
     Arc::new(Client {
         connection: CONNECTION,
         id: mqcore_broker::model::intake::SCHEDULES.into(),

@@ -2,10 +2,8 @@
 //! time, and carries commands to shards.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
-use hashbrown::HashMap;
-use jiff::tz::TimeZoneDatabase;
 use mqcore_broker::model::command::{Command, PassedOn};
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::intake::{SCHEDULES, Ticket};
@@ -17,10 +15,11 @@ use mqcore_journal::options::Options;
 use mqcore_journal::recovery::RecoveryReport;
 use mqcore_journal::snapshot::Snapshot;
 use mqcore_journal::storage::Storage;
-use mqcore_scheduler::plan::{CatchUp, CronInZone, Plan, PlanError, Recurrence};
+use mqcore_scheduler::plan::{Plan, Recurrence};
 use mqcore_scheduler::scheduler::{EntryId, Firing, ScheduleEntry, Scheduler};
-use mqcore_session::schedules::{Run, ScheduleEnd, ScheduleRequest};
+use mqcore_session::schedules::{Run, ScheduleEnd};
 
+use super::draft::{Crons, ScheduleDraft};
 use super::ended::{EndedSchedule, EndedSchedules, Terms, terms_of};
 use super::queues::{ScheduleQueues, default_queue, named_queue, parts};
 use super::store::{RunRecord, SavedSchedules, ScheduleJournal};
@@ -34,8 +33,6 @@ const OUTSTANDING_MAX: usize = 100_000;
 const RUNS_AT_ONCE: usize = 8_192;
 /// Milliseconds until a run is sent again to a shard that could not accept it.
 const RETRY_MS: u64 = 1_000;
-/// Expressions cached before unused ones are removed.
-const CRONS_KEPT: usize = 1_024;
 /// Maximum bytes of a job in a list.
 const JOB_SHOWN_BYTES: usize = 1_024;
 
@@ -67,103 +64,8 @@ struct InFlightRun {
     run: Arc<[u8]>,
 }
 
-/// A parsed request for a schedule.
-#[derive(Debug)]
-pub(crate) struct ScheduleDraft {
-    pub(crate) id: EntryId,
-    pub(crate) plan: Plan,
-    pub(crate) run: Arc<[u8]>,
-    /// Whether an ended schedule with the same terms stays ended.
-    pub(crate) unless_ended: bool,
-    /// The queues to which the client may publish.
-    pub(crate) allowed: Box<[QueueAddress]>,
-}
-
-impl ScheduleDraft {
-    /// Its approximate size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.run.len()
-    }
-}
-
-/// An expression and a time zone.
-type CronKey = (Box<str>, Box<str>);
-
-/// The cron expressions in use, each once.
-#[derive(Debug, Default)]
-pub(crate) struct Crons {
-    known: Mutex<HashMap<CronKey, Weak<CronInZone>>>,
-}
-
-impl Crons {
-    /// The parsed expression in the zone, shared by all schedules with the same text.
-    pub(crate) fn find(
-        &self,
-        text: &str,
-        zone: &str,
-        zones: &TimeZoneDatabase,
-    ) -> Result<Arc<CronInZone>, PlanError> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (text.into(), zone.into());
-        if let Some(found) = known.get(&key).and_then(Weak::upgrade) {
-            return Ok(found);
-        }
-        let made = Arc::new(CronInZone::new(text, zone, zones)?);
-        if known.len() >= CRONS_KEPT && known.len() == known.capacity() {
-            known.retain(|_, cron| cron.strong_count() > 0);
-        }
-        known.insert(key, Arc::downgrade(&made));
-        Ok(made)
-    }
-}
-
-/// Parses a client's request.
-pub(crate) fn parse_request(
-    request: &ScheduleRequest,
-    allowed: &[QueueAddress],
-    crons: &Crons,
-) -> Result<ScheduleDraft, Rejection> {
-    let bad = |why: String| Rejection::new(RejectionKind::BadRequest, why);
-    let refused = |error: PlanError| bad(error.to_string());
-    let seconds = request.interval.as_deref().map(|text| str::from_utf8(text).unwrap_or_default().trim());
-    let seconds = seconds.filter(|text| !text.is_empty());
-    let when = if let Some(millis) = request.interval_ms() {
-        let millis =
-            millis.parse().map_err(|_| bad(format!("{millis:?} is not a number of milliseconds")))?;
-        Recurrence::every(millis).map_err(refused)?
-    } else if let Some(seconds) = seconds.filter(|text| !text.starts_with('-')) {
-        let seconds: u64 =
-            seconds.parse().map_err(|_| bad(format!("{seconds:?} is not a whole number of seconds")))?;
-        Recurrence::every(seconds.saturating_mul(1000)).map_err(refused)?
-    } else {
-        let text = request.cron.as_deref().map(|cron| str::from_utf8(cron).unwrap_or("\u{fffd}").trim());
-        let text = text.filter(|text| !text.is_empty());
-        let text = text.ok_or_else(|| bad("a schedule needs an interval or a cron expression".to_owned()))?;
-        let zone = request.timezone().unwrap_or_default();
-        Recurrence::Cron(crons.find(text, zone, jiff::tz::db()).map_err(refused)?)
-    };
-    let catch_up = match request.catch_up() {
-        None => CatchUp::default(),
-        Some(text) => CatchUp::from_text(text)
-            .ok_or_else(|| bad(format!("catch-up is none, latest or all, not {text:?}")))?,
-    };
-    let runs = std::num::NonZeroU32::new(request.wishes.run_count);
-    let plan = Plan { when, catch_up, at_once: !request.wishes.nohaste, runs };
-    // An expression without a match in fifty years never matches.
-    Plan { at_once: false, ..plan.clone() }.begin(0).map_err(refused)?;
-    let headers = request.headers_of_runs();
-    let lengths = (u16::try_from(request.queue.len()), u16::try_from(headers.len()));
-    let (Ok(queue_len), Ok(headers_len)) = lengths else {
-        return Err(bad("a schedule's queue and headers have at most 65535 bytes each".to_owned()));
-    };
-    let parts: [&[u8]; 5] =
-        [&queue_len.to_le_bytes(), &headers_len.to_le_bytes(), &request.queue, &headers, &request.job];
-    let (id, run) = (EntryId(request.identity()), parts.concat().into());
-    Ok(ScheduleDraft { id, plan, run, unless_ended: request.unless_ended(), allowed: allowed.into() })
-}
-
 /// All schedules, and all runs in flight.
-pub(crate) struct Keeper<S: Storage> {
+pub struct Keeper<S: Storage> {
     scheduler: Scheduler<ScheduleData>,
     /// The queues of all schedules, shared with sessions.
     queues: Arc<ScheduleQueues>,
@@ -189,7 +91,8 @@ pub(crate) struct Keeper<S: Storage> {
 
 impl<S: Storage> Keeper<S> {
     /// Creates a keeper without a journal.
-    pub(crate) fn in_memory(placement: Placement, now_ms: u64) -> Self {
+    #[must_use]
+    pub fn in_memory(placement: Placement, now_ms: u64) -> Self {
         Self {
             scheduler: Scheduler::default(),
             queues: Arc::default(),
@@ -208,8 +111,12 @@ impl<S: Storage> Keeper<S> {
         }
     }
 
-    /// Continues with the schedules of a journal. Runs that no queue has confirmed are sent again.
-    pub(crate) fn open(
+    /// Continues with the schedules of a journal. Runs that no queue has confirmed are sent again. Also returns the number of
+    /// unreadable records. Calls `found` with the report before it changes a file.
+    ///
+    /// # Errors
+    /// [`JournalError`] if the journal cannot be opened, or the error of `found`.
+    pub fn open(
         storage: S,
         options: Options,
         placement: Placement,
@@ -246,7 +153,7 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Lets sessions find the queues of schedules from now on.
-    pub(crate) fn share_queues(&mut self, queues: &Arc<ScheduleQueues>) {
+    pub fn share_queues(&mut self, queues: &Arc<ScheduleQueues>) {
         self.queues = Arc::clone(queues);
         for entry in self.scheduler.iter() {
             queues.insert(entry.id, &entry.what.run);
@@ -273,22 +180,32 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// The number of schedules.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.scheduler.len()
     }
 
+    /// Whether there is no schedule.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.scheduler.is_empty()
+    }
+
     /// The number of runs that their queues have not confirmed.
-    pub(crate) fn outstanding(&self) -> usize {
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
         self.due.len() + self.outgoing.len()
     }
 
     /// How often schedules skipped missed runs.
-    pub(crate) fn skipped(&self) -> u64 {
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
         self.scheduler.skipped()
     }
 
     /// How many runs were saved for their queues.
-    pub(crate) fn fired(&self) -> u64 {
+    #[must_use]
+    pub fn fired(&self) -> u64 {
         self.fired
     }
 
@@ -298,7 +215,7 @@ impl<S: Storage> Keeper<S> {
     /// request their schedules at every start.
     ///
     /// The client needs a right on the queue that the schedule has, not only on the one that it is to get.
-    pub(crate) fn schedule(&mut self, wanted: ScheduleDraft, now_ms: u64) -> Result<(), Rejection> {
+    pub fn schedule(&mut self, wanted: ScheduleDraft, now_ms: u64) -> Result<(), Rejection> {
         let ScheduleDraft { id, plan, run, unless_ended, allowed } = wanted;
         self.check_right(&id, &allowed)?;
         let before = self.scheduler.get(&id);
@@ -333,7 +250,7 @@ impl<S: Storage> Keeper<S> {
 
     /// Whether a client that may publish to the queues `allowed` may change or end a schedule. Its session has asked
     /// for these rights; the schedule may have changed since.
-    pub(crate) fn check_right(&self, id: &EntryId, allowed: &[QueueAddress]) -> Result<(), Rejection> {
+    pub fn check_right(&self, id: &EntryId, allowed: &[QueueAddress]) -> Result<(), Rejection> {
         let Some(entry) = self.scheduler.get(id) else { return Ok(()) };
         let queue = named_queue(&entry.what.run);
         if allowed.contains(&queue) {
@@ -347,7 +264,7 @@ impl<S: Storage> Keeper<S> {
 
     /// Ends a schedule, durably once [`Keeper::commit`] has returned. Runs that are due already still happen. False:
     /// it does not exist. The caller has checked the right of the client.
-    pub(crate) fn unschedule(&mut self, id: &EntryId, end: ScheduleEnd) -> bool {
+    pub fn unschedule(&mut self, id: &EntryId, end: ScheduleEnd) -> bool {
         let Some(before) = self.scheduler.remove(id) else { return false };
         self.queues.remove(id);
         self.settled.push(before.what.sequence);
@@ -376,7 +293,8 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// The next `max` schedules by due time.
-    pub(crate) fn list(&self, max: usize) -> ScheduleList {
+    #[must_use]
+    pub fn list(&self, max: usize) -> ScheduleList {
         let schedules = self.scheduler.upcoming(max).into_iter().map(view).collect();
         ScheduleList { total: self.scheduler.len() as u64, schedules }
     }
@@ -384,17 +302,19 @@ impl<S: Storage> Keeper<S> {
     // ---- Due runs --------------------------------------------------------------------------------------------------
 
     /// When the next run is due, in Unix milliseconds of the system clock.
-    pub(crate) fn next_due(&self) -> Option<u64> {
+    #[must_use]
+    pub fn next_due(&self) -> Option<u64> {
         self.scheduler.next_due().filter(|_| self.has_room())
     }
 
     /// When to retry a shard that could not accept a run, by the monotonic clock.
-    pub(crate) fn next_retry(&self) -> Option<u64> {
+    #[must_use]
+    pub fn next_retry(&self) -> Option<u64> {
         self.blocked.values().map(|(_, until)| *until).min()
     }
 
     /// The system clock was set back to `now_ms`.
-    pub(crate) fn set_back(&mut self, now_ms: u64) {
+    pub fn set_back(&mut self, now_ms: u64) {
         self.scheduler.set_back(now_ms);
     }
 
@@ -403,7 +323,7 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Takes due runs. Returns the queues whose existence must be known before the runs can be saved.
-    pub(crate) fn take_due(&mut self, now_ms: u64) -> Vec<QueueAddress> {
+    pub fn take_due(&mut self, now_ms: u64) -> Vec<QueueAddress> {
         if self.has_room() {
             let mut firings = Vec::new();
             self.scheduler.take_due(now_ms, RUNS_AT_ONCE, &mut firings);
@@ -420,7 +340,7 @@ impl<S: Storage> Keeper<S> {
 
     /// Saves due runs. `known` tells which queues exist; runs for others go to `default`. Stops early if the disk is
     /// full, and continues there the next time.
-    pub(crate) fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
+    pub fn write_due(&mut self, known: impl Fn(&QueueAddress) -> bool) -> Result<(), JournalError> {
         while let Some(firing) = self.due.front() {
             let run = RunRecord {
                 schedule: firing.what.sequence,
@@ -465,7 +385,19 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Makes all saved changes durable. Runs may only be sent after that.
-    pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn commit(&mut self) -> Result<(), JournalError> {
+        self.write()?;
+        self.sync()
+    }
+
+    /// Writes all saved changes. They are durable after [`Keeper::sync`].
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn write(&mut self) -> Result<(), JournalError> {
         let Some(store) = &mut self.store else {
             self.settled.clear();
             return Ok(());
@@ -475,12 +407,20 @@ impl<S: Storage> Keeper<S> {
             store.settle(&self.settled)?;
             self.settled.clear();
         }
-        store.commit()
+        store.write()
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    pub fn sync(&mut self) -> Result<(), JournalError> {
+        self.store.as_mut().map_or(Ok(()), ScheduleJournal::sync)
     }
 
     /// Takes the commands for shards, each shard's in order. Must be called after [`Keeper::commit`]. `now_ms` is the
     /// time of the monotonic clock, so that setting the system clock does not delay a retry.
-    pub(crate) fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
+    pub fn take_commands(&mut self, now_ms: u64) -> Vec<(usize, Command)> {
         let mut commands = Vec::new();
         let over = self.blocked.iter().filter(|(_, (_, until))| *until <= now_ms);
         let over: Vec<_> = over.map(|(shard, (from, _))| (*shard, *from)).collect();
@@ -518,7 +458,7 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Runs have reached their queues.
-    pub(crate) fn confirmed(&mut self, numbers: &[u64]) {
+    pub fn confirmed(&mut self, numbers: &[u64]) {
         for number in numbers {
             if self.outgoing.remove(number).is_some() {
                 self.settled.push(*number);
@@ -528,7 +468,7 @@ impl<S: Storage> Keeper<S> {
 
     /// A queue cannot accept a run now. The run and the later ones for its shard are sent again after a while.
     /// `now_ms` is as for [`Keeper::take_commands`].
-    pub(crate) fn put_off(&mut self, number: u64, now_ms: u64) {
+    pub fn put_off(&mut self, number: u64, now_ms: u64) {
         let Some(outgoing) = self.outgoing.get(&number) else { return };
         let (from, until) = self.blocked.entry(outgoing.shard).or_insert((number, now_ms + RETRY_MS));
         *from = number.min(*from);
@@ -536,22 +476,24 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Whether there is a journal.
-    pub(crate) fn is_kept(&self) -> bool {
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
         self.store.is_some()
     }
 
     /// The identity of the journal, if there is one.
-    pub(crate) fn identity(&self) -> Option<u64> {
+    #[must_use]
+    pub fn identity(&self) -> Option<u64> {
         self.store.as_ref().map(ScheduleJournal::identity)
     }
 
     /// The saved state as files, which stay unchanged until the next housekeeping. `None`: there is no journal.
-    pub(crate) fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
+    pub fn snapshot(&mut self) -> Option<Result<Snapshot, JournalError>> {
         self.store.as_mut().map(ScheduleJournal::snapshot)
     }
 
     /// Reclaims space. `pinned`: no file may be removed now.
-    pub(crate) fn keep_house(
+    pub fn keep_house(
         &mut self,
         now_ms: u64,
         bytes: usize,
@@ -563,7 +505,7 @@ impl<S: Storage> Keeper<S> {
     }
 
     /// Closes the journal properly.
-    pub(crate) fn close(self) -> Result<(), JournalError> {
+    pub fn close(self) -> Result<(), JournalError> {
         self.store.map_or(Ok(()), ScheduleJournal::close)
     }
 }

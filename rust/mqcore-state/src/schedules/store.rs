@@ -18,7 +18,6 @@ use mqcore_scheduler::record::{FindCron, decode_plan, encode_plan};
 use mqcore_scheduler::scheduler::EntryId;
 
 use super::ended::EndedSchedule;
-use crate::storage::data_dir::SideJournal;
 
 const SCHEDULE: u8 = 1;
 const RUN: u8 = 2;
@@ -90,7 +89,6 @@ impl<S: Storage> ScheduleJournal<S> {
         found: &mut dyn FnMut(&RecoveryReport) -> Result<(), JournalError>,
     ) -> Result<(Self, SavedSchedules), JournalError> {
         let now_ms = options.now_ms;
-        let options = Options { shard: SideJournal::Schedules.shard(), ..options };
         let (mut journal, recovered) =
             Journal::open_with_observers(storage, options, &mut |_, _| {}, &mut |_, _| {}, found)?;
         if recovered.report.is_alarming() {
@@ -188,10 +186,14 @@ impl<S: Storage> ScheduleJournal<S> {
         self.journal.settle(numbers)
     }
 
-    /// Writes buffered changes. Syncs them if they contain more than settlements or a sync was demanded: a settled
-    /// run that a crash restores is only sent and rejected once more.
-    pub(crate) fn commit(&mut self) -> Result<(), JournalError> {
-        self.journal.write()?;
+    /// Writes buffered changes.
+    pub(crate) fn write(&mut self) -> Result<(), JournalError> {
+        self.journal.write()
+    }
+
+    /// Syncs what was written if it contains more than settlements or a sync was demanded: a settled run that a crash restores
+    /// is only sent and rejected once more.
+    pub(crate) fn sync(&mut self) -> Result<(), JournalError> {
         if self.unsynced {
             self.journal.sync()?;
             self.unsynced = false;
@@ -223,14 +225,18 @@ impl<S: Storage> ScheduleJournal<S> {
 
 /// The kind of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RecordKind {
+pub enum RecordKind {
+    /// A schedule.
     Schedule,
+    /// A run in flight to its queue.
     Run,
+    /// A schedule that has ended.
     Ended,
 }
 
 /// The kind that a record states.
-pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
+#[must_use]
+pub fn kind(payload: &[u8]) -> Option<RecordKind> {
     match *payload.first()? {
         SCHEDULE => Some(RecordKind::Schedule),
         RUN => Some(RecordKind::Run),
@@ -243,7 +249,7 @@ pub(crate) fn kind(payload: &[u8]) -> Option<RecordKind> {
 ///
 /// # Errors
 /// What is wrong with the record.
-pub(crate) fn check(payload: &[u8], touch: Option<&[u8]>, cron: &mut FindCron<'_>) -> Result<(), String> {
+pub fn check(payload: &[u8], touch: Option<&[u8]>, cron: &mut FindCron<'_>) -> Result<(), String> {
     SavedSchedules::default().read(0, payload, touch, cron)
 }
 
@@ -302,7 +308,7 @@ impl EntryReader<'_> {
 mod tests {
     use mqcore_journal::storage::{Fault, MemoryStorage, StorageCall};
 
-    use super::super::keeper::Crons;
+    use super::super::draft::Crons;
     use super::*;
 
     fn open(disk: &MemoryStorage, now_ms: u64) -> (ScheduleJournal<MemoryStorage>, SavedSchedules) {
@@ -326,7 +332,8 @@ mod tests {
             let (mut journal, kept) = open(&disk, 1_000);
             assert_eq!(kept.epoch, 1_000);
             journal.put_run(kept.next, &run(1)).unwrap();
-            journal.commit().unwrap();
+            journal.write().unwrap();
+            journal.sync().unwrap();
             journal.close().unwrap();
             let (journal, kept) = open(&disk, 2_000);
             assert_eq!((kept.epoch, kept.runs.len()), (1_000, 1), "nothing was unreadable");
@@ -339,7 +346,8 @@ mod tests {
             assert!(kept.next > first && kept.runs.is_empty(), "{after}: {kept:?}");
             let meanwhile = kept.epoch;
             journal.put_run(kept.next, &run(2)).unwrap();
-            journal.commit().unwrap();
+            journal.write().unwrap();
+            journal.sync().unwrap();
             drop(journal);
 
             let (journal, kept) = open(&disk, 4_000);

@@ -9,7 +9,7 @@ use mqcore_session::schedules::DEFAULT_QUEUE;
 
 /// The runs by the ids of their schedules, of which the thread that runs schedules is the only writer.
 #[derive(Debug, Default)]
-pub(crate) struct ScheduleQueues {
+pub struct ScheduleQueues {
     runs: Mutex<HashMap<EntryId, Arc<[u8]>, foldhash::fast::RandomState>>,
 }
 
@@ -19,24 +19,24 @@ impl ScheduleQueues {
     }
 
     /// The queue of a schedule; `None` if there is no such schedule.
-    pub(crate) fn find(&self, id: &EntryId) -> Option<QueueAddress> {
+    pub fn find(&self, id: &EntryId) -> Option<QueueAddress> {
         let run = self.lock().get(id).map(Arc::clone)?;
         Some(named_queue(&run))
     }
 
     /// Notes the run of a schedule that begins or changes.
-    pub(crate) fn insert(&self, id: EntryId, run: &Arc<[u8]>) {
+    pub fn insert(&self, id: EntryId, run: &Arc<[u8]>) {
         self.lock().insert(id, Arc::clone(run));
     }
 
     /// Removes a schedule that has ended.
-    pub(crate) fn remove(&self, id: &EntryId) {
+    pub fn remove(&self, id: &EntryId) {
         self.lock().remove(id);
     }
 }
 
 /// The queue, the headers and the job of a run.
-pub(crate) fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+pub fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (queue_len, rest) = run.split_first_chunk()?;
     let (headers_len, rest) = rest.split_first_chunk()?;
     let (queue, rest) = rest.split_at_checked(u16::from_le_bytes(*queue_len).into())?;
@@ -45,12 +45,12 @@ pub(crate) fn parts(run: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 /// The queue for jobs that name an unknown queue.
-pub(crate) fn default_queue() -> QueueAddress {
+pub fn default_queue() -> QueueAddress {
     QueueAddress::parse(DEFAULT_QUEUE).expect("the name is one")
 }
 
 /// The queue that a run names. An invalid name is an unknown queue.
-pub(crate) fn named_queue(run: &[u8]) -> QueueAddress {
+pub fn named_queue(run: &[u8]) -> QueueAddress {
     let name = parts(run).and_then(|(queue, _, _)| str::from_utf8(queue).ok());
     name.and_then(|name| QueueAddress::parse(name).ok()).unwrap_or_else(default_queue)
 }
