@@ -161,6 +161,27 @@ BUGS: Final = (
         "if back > 0 && !CONDITION {\n            // The next save",
     ),
     Bug(
+        "unsaved-run",
+        "a run of a schedule is sent to its queue and not saved, so that a crash sends it again as another one",
+        "rust/mqcore-state/src/schedules/keeper.rs",
+        "Some(state) if current => store.touch(run.schedule, &state)?,",
+        "Some(state) if current && !CONDITION => store.touch(run.schedule, &state)?,",
+    ),
+    Bug(
+        "forgotten-run",
+        "a start forgets the runs that no queue has confirmed",
+        "rust/mqcore-state/src/schedules/keeper.rs",
+        "keeper.send(kept.number, kept.run);",
+        "if !CONDITION { keeper.send(kept.number, kept.run); }",
+    ),
+    Bug(
+        "stuck-clock",
+        "schedules do not follow a clock that is set back while the broker runs",
+        "rust/mqcore-state/src/schedules/rounds.rs",
+        "self.keeper.set_back(terms.system_ms);",
+        "if !CONDITION { self.keeper.set_back(terms.system_ms); }",
+    ),
+    Bug(
         "hidden-damage",
         "a start does not report records that the disk has damaged",
         "rust/mqcore-journal/src/recovery/report.rs",

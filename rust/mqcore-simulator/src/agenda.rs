@@ -44,6 +44,10 @@ pub(crate) enum Task {
     LimitRound,
     /// The sync of the journal of limits ends.
     LimitSync,
+    /// The thread that runs schedules begins a round. Void if another event does so at another time.
+    ScheduleRound(Micros),
+    /// The sync of the journal of schedules ends.
+    ScheduleSync,
     /// The thread that reads bodies works.
     BodyRead(usize, Box<BodyRead>),
 }

@@ -26,7 +26,9 @@ use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
 use crate::network::Side;
 use crate::oracle::limits::LimitReply;
+use crate::oracle::schedules::RunDelivery;
 use crate::scenario::limits::SimulatedLimit;
+use crate::scenario::schedules::SimulatedSchedule;
 use crate::scenario::{ClientRole, PublishTerms, Scenario, SimulatedClient, SimulatedRoute, Target};
 use crate::scene::Scene;
 use crate::time::Micros;
@@ -50,6 +52,8 @@ pub(crate) struct SimulatedPeer {
     addresses: Vec<String>,
     /// The limit that it uses.
     limit: Option<SimulatedLimit>,
+    /// The schedule that it requests.
+    schedule: Option<SimulatedSchedule>,
     /// It pulls messages.
     pulls: bool,
     random: Random,
@@ -131,6 +135,11 @@ enum Received {
     },
     /// A cache's message and whether it is intact, or that there is none.
     Cached(Option<(u32, bool)>),
+    /// A run of a schedule.
+    Run {
+        run: RunDelivery,
+        handle: MessageHandle,
+    },
     /// An answer to the client of a limit.
     Limit(LimitReply),
     /// The client has to answer with these bytes.
@@ -149,8 +158,13 @@ impl SimulatedPeer {
             ClientRole::Producer(Target::Route(route)) | ClientRole::Subscriber(route) => Some(route),
             _ => None,
         };
+        let schedule = match terms.role {
+            ClientRole::Planner(schedule) => Some(scenario.schedules[schedule]),
+            _ => None,
+        };
         let queue = match terms.role {
             ClientRole::Producer(Target::Queue(queue)) | ClientRole::Consumer(queue, _) => queue,
+            ClientRole::Planner(schedule) => scenario.schedules[schedule].queue,
             _ => route.map_or(0, |route| scenario.routes[route].queues[0]),
         };
         let route = route.map(|route| (route, scenario.routes[route].clone()));
@@ -168,6 +182,7 @@ impl SimulatedPeer {
             route,
             addresses,
             limit,
+            schedule,
             pulls: terms.role.consumer().is_some() && matches!(queue.status, Status::Pull | Status::Cache),
             random,
             link: None,
@@ -198,7 +213,7 @@ impl SimulatedPeer {
         let Some(link) = &mut self.link else { return };
         link.is_paused = is_paused;
         if is_paused {
-            scene.oracle.doubt(link.id);
+            scene.oracle.doubt(link.id, scene.now);
         }
         self.read(scene);
     }
@@ -367,6 +382,11 @@ impl SimulatedPeer {
                 }
                 self.receive(label, handle, repeated, scene);
             }
+            Received::Run { run, handle } => {
+                if let Some(label) = scene.run_delivered(run) {
+                    self.receive(label, handle, true, scene);
+                }
+            }
             Received::Limit(reply) => self.take_limit(reply, scene),
             Received::Ping(answer) => self.send(&answer, scene),
             Received::Other => {}
@@ -390,7 +410,7 @@ impl SimulatedPeer {
                 scene.oracle.delivered(label, queue, id, repeated, scene.now);
                 self.decide(label, handle, scene);
             }
-            ClientRole::Producer(_) | ClientRole::Limited(_) => {
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => {
                 scene.oracle.find("phantom", format!("a client that does not consume receives {name}"));
             }
         }

@@ -6,7 +6,7 @@ use mqcore_broker::history::Block;
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::effect::{Forwarded, Load, Loaded, Origin, Transfer};
-use mqcore_broker::model::id::{ConnectionId, Sequence};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::record::Record;
 
@@ -28,6 +28,10 @@ pub(crate) enum Urgent {
     StorageRefuses(Box<str>),
     StorageAccepts,
     Loaded(Loaded),
+    /// Runs of schedules, and other commands of the thread that runs schedules.
+    Scheduled(Vec<Command>),
+    /// Which of these queues exist?
+    Takes(Vec<QueueAddress>),
 }
 
 /// Work that a shard passes to its journal thread together.

@@ -17,7 +17,7 @@
 //! | `scene`, `agenda`, `time` | everything outside the broker; events by virtual time |
 //! | `network` | byte streams with delays, cuts and silence |
 //! | `process`, `sessions` | one life of the broker, from its start to a crash; what its sessions share |
-//! | `shard`, `journal`, `limits`, `connection` | the tasks and threads of the server, as steps of the event loop |
+//! | `shard`, `journal`, `limits`, `schedules`, `connection` | the tasks and threads of the server, as steps of the event loop |
 //! | `client` | peers that speak the broker's protocols |
 
 #![forbid(unsafe_code)]
@@ -34,6 +34,7 @@ mod process;
 pub mod run;
 pub mod scenario;
 mod scene;
+mod schedules;
 mod sessions;
 mod shard;
 pub mod shrink;

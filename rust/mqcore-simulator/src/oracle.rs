@@ -25,6 +25,7 @@
 mod fanout;
 pub(crate) mod labels;
 pub(crate) mod limits;
+pub(crate) mod schedules;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,11 +36,14 @@ use mqcore_broker::model::options::{Durability, Status};
 use crate::oracle::fanout::SeenFanout;
 use crate::oracle::labels::SeenLabel;
 use crate::oracle::limits::SeenLimits;
+use crate::oracle::schedules::SeenSchedules;
 use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
 /// By how much a timeout may seem early, because a message was on its way for some time.
 const TRANSIT_MAX: Micros = 1_000_000;
+/// Maximum time until a settlement has reached the broker and is synced.
+const SETTLED_AFTER: Micros = 3_000_000;
 
 /// A broken promise.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,6 +159,7 @@ pub struct Oracle {
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
     pub(crate) limits: SeenLimits,
+    pub(crate) schedules: SeenSchedules,
     findings: Vec<Finding>,
 }
 
@@ -179,6 +184,7 @@ impl Oracle {
             links: BTreeMap::new(),
             has_faulty_disk: false,
             limits: SeenLimits::new(&scenario.limits),
+            schedules: SeenSchedules::new(&scenario.schedules),
             findings: Vec::new(),
         }
     }
@@ -207,7 +213,8 @@ impl Oracle {
         self.links.insert(link, seen);
     }
 
-    pub(crate) fn doubt(&mut self, link: ConnectionId) {
+    pub(crate) fn doubt(&mut self, link: ConnectionId, now: Micros) {
+        self.schedules.interrupted(link, now);
         if let Some(link) = self.links.get_mut(&link) {
             link.is_doubtful = true;
         }
@@ -216,6 +223,7 @@ impl Oracle {
     /// Disks have faults from now on, or no longer.
     pub(crate) fn doubt_rejections(&mut self, has_faulty_disk: bool, now: Micros) {
         self.has_faulty_disk = has_faulty_disk;
+        self.schedules.set_faulty(has_faulty_disk, now);
         self.limits.set_unsaved(has_faulty_disk.then_some(now));
         if has_faulty_disk {
             for message in &mut self.messages {
@@ -247,6 +255,7 @@ impl Oracle {
     /// A connection ended. `arrived`: bytes that had reached the broker.
     pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64, now: Micros) {
         self.limits.closed(link, now);
+        self.schedules.interrupted(link, now);
         if let Some(link) = self.links.get_mut(&link) {
             link.ended.get_or_insert(arrived);
         }
@@ -255,6 +264,7 @@ impl Oracle {
     /// The broker ended. The caller reports the ends of connections.
     pub(crate) fn ended(&mut self, ending: Ending, now: Micros) {
         self.limits.ended(ending == Ending::Stopped, now);
+        self.schedules.ended(now);
         for message in &mut self.messages {
             let is_safe = message.queues.iter().all(|queue| {
                 let QueueRules { saves, durability, .. } = self.queues[*queue];
@@ -424,7 +434,10 @@ impl Oracle {
     }
 
     /// A calm ends. `served`: the queues that had a working consumer all the time.
-    pub(crate) fn calm(&mut self, served: &[bool]) {
+    pub(crate) fn calm(&mut self, served: &[bool], now: Micros, system_ms: u64) {
+        for text in self.schedules.calm(served, now, system_ms) {
+            self.find("schedule", text);
+        }
         for copy in 0..self.messages.len() {
             let message = &self.messages[copy];
             let label = message.label;
@@ -454,7 +467,10 @@ impl Oracle {
                 );
                 self.find("lost", text);
             }
-            self.messages[copy].is_over = true;
+            // No confirmation waits for a settlement, so a crash may undo one that is not synced yet.
+            let latest = self.messages[copy].deliveries.last();
+            let is_recent = latest.is_some_and(|last| last.at + SETTLED_AFTER > now);
+            self.messages[copy].is_over |= !is_recent;
         }
         self.check_fanout();
     }

@@ -1,5 +1,7 @@
 //! One life of the broker: its shards, journals and connections, from its start to a crash.
 
+mod scheduling;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,6 +25,7 @@ use crate::journal::{AfterTake, IDLE, JournalTask};
 use crate::limits::{self, AfterRound, LimitTask};
 use crate::scenario::Scenario;
 use crate::scene::Scene;
+use crate::schedules::ScheduleTask;
 use crate::sessions::SharedSessions;
 use crate::shard::{ShardTask, TaskOutput};
 use crate::time::Micros;
@@ -41,6 +44,8 @@ pub(crate) struct Process {
     shard_timers: Vec<Timestamp>,
     journals: Vec<JournalTask>,
     limits: LimitTask,
+    /// `None`: the scenario has no schedules.
+    schedules: Option<ScheduleTask>,
     connections: BTreeMap<ConnectionId, ServerConnection>,
     connection_timers: BTreeMap<ConnectionId, Timestamp>,
 }
@@ -69,6 +74,7 @@ impl Process {
             shard_timers: vec![Timestamp::NEVER; scenario.shards],
             journals: Vec::new(),
             limits,
+            schedules: None,
             connections: BTreeMap::new(),
             connection_timers: BTreeMap::new(),
         };
@@ -130,6 +136,7 @@ impl Process {
             process.watch_idle(shard, scene);
         }
         process.wake_limits(scene);
+        process.open_schedules(scenario, disks, scene)?;
         Ok(process)
     }
 
@@ -182,6 +189,9 @@ impl Process {
         let now_ms = scene.timestamp().0;
         self.journals.into_iter().for_each(|journal| journal.close(now_ms));
         self.limits.close(scene.nanos());
+        if let Some(schedules) = self.schedules {
+            schedules.close();
+        }
     }
 
     // ---- Wakers ------------------------------------------------------------------------------------------------
@@ -295,6 +305,8 @@ impl Process {
                 scene.note(format_args!("limits synced"));
                 self.limits_done(next, scene);
             }
+            Task::ScheduleRound(at) => return self.run_schedules(Some(at), scene),
+            Task::ScheduleSync => return self.run_schedules(None, scene),
             Task::BodyRead(shard, read) => {
                 let (urgent, unreadable) = read.finish();
                 if !unreadable.is_empty() {
@@ -350,6 +362,7 @@ impl Process {
         for connection in out.woken {
             self.wake_connection(connection, scene);
         }
+        self.notify_schedules(out.scheduling, out.found, scene);
         if more {
             self.wake_shard(shard, scene);
         } else if deadline < self.shard_timers[shard] || self.shard_timers[shard] <= scene.timestamp() {
@@ -377,6 +390,7 @@ impl Process {
             self.connections.insert(id, connection);
         }
         self.send(sends, scene);
+        self.look_for_schedules(scene);
         if std::mem::take(&mut scene.wake_again) {
             self.wake_connection(id, scene);
         }

@@ -44,8 +44,6 @@ struct Simulation<'a> {
     has_disk_error: bool,
     /// Disks have returned something else than was written to them. Reported damage ends the run then.
     is_corrupt: bool,
-    /// By how many seconds the system's clock differs from that of the run's beginning.
-    clock_seconds: i64,
     is_over: bool,
 }
 
@@ -79,7 +77,6 @@ impl<'a> Simulation<'a> {
             next_step: 0,
             has_disk_error: false,
             is_corrupt: false,
-            clock_seconds: 0,
             is_over: false,
         }
     }
@@ -190,6 +187,8 @@ impl<'a> Simulation<'a> {
             ScenarioStep::Limit { client, action, count } => {
                 self.clients[client].use_limit(action, count, &mut self.scene);
             }
+            ScenarioStep::Plan(client) => self.clients[client].plan(true, &mut self.scene),
+            ScenarioStep::Unplan(client) => self.clients[client].plan(false, &mut self.scene),
             ScenarioStep::Leave(client) => self.leave(client),
             ScenarioStep::Cut(client) => {
                 if let Some(id) = self.clients[client].link() {
@@ -199,7 +198,7 @@ impl<'a> Simulation<'a> {
             ScenarioStep::Silence(client) => {
                 if let Some(id) = self.clients[client].link() {
                     self.scene.network.silence(id);
-                    self.scene.oracle.doubt(id);
+                    self.scene.oracle.doubt(id, self.scene.now);
                 }
             }
             ScenarioStep::Pause(client) => self.clients[client].set_paused(true, &mut self.scene),
@@ -228,7 +227,11 @@ impl<'a> Simulation<'a> {
                 self.end(Ending::Killed);
                 self.corrupt(disk, place);
             }
-            ScenarioStep::ClockJump(seconds) => self.clock_seconds += seconds,
+            ScenarioStep::ClockJump(seconds) => {
+                let shown_ms = self.scene.system_ms();
+                self.scene.system_seconds += seconds;
+                self.scene.oracle.schedules.clock_set(shown_ms, seconds < 0);
+            }
             ScenarioStep::Calm => return self.begin_calm(),
         }
         self.schedule_step();
@@ -276,7 +279,7 @@ impl<'a> Simulation<'a> {
         self.lives += 1;
         self.scene.note(format_args!("the broker starts"));
         self.repair_disks();
-        let clock = BrokerClock::jumped(self.clock_seconds);
+        let clock = BrokerClock::jumped(self.scene.system_seconds);
         self.scene.oracle.limits.started(clock.ahead_of(self.scene.clock), self.scene.now);
         if self.scene.clock != clock {
             let is_back = clock < self.scene.clock;
@@ -327,6 +330,9 @@ impl<'a> Simulation<'a> {
         self.scene.oracle.doubt_settlements();
         if disk == self.scenario.limits_disk() {
             self.scene.oracle.limits.doubt();
+        }
+        if disk == self.scenario.schedules_disk() {
+            self.scene.oracle.schedules.doubt();
         }
     }
 
@@ -395,7 +401,8 @@ impl<'a> Simulation<'a> {
         let served: Vec<bool> = (0..self.scenario.queues.len())
             .map(|queue| self.clients.iter().any(|client| client.is_consumer_of(queue) && client.is_ready()))
             .collect();
-        self.scene.oracle.calm(&served);
+        let (now, system_ms) = (self.scene.now, self.scene.system_ms());
+        self.scene.oracle.calm(&served, now, system_ms);
         self.scene.oracle.doubt_rejections(false, self.scene.now);
         for client in &mut self.clients {
             client.is_diligent = false;

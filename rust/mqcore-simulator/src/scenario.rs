@@ -2,6 +2,7 @@
 
 mod choose;
 pub mod limits;
+pub mod schedules;
 
 use std::fmt;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 
 use self::limits::{LimitAction, SimulatedLimit};
+use self::schedules::SimulatedSchedule;
 use crate::time::Micros;
 
 /// Time to acknowledge a delivery in every queue, in microseconds. Longer than any delay of the network.
@@ -40,6 +42,8 @@ pub struct Scenario {
     pub routes: Vec<SimulatedRoute>,
     /// The keys of limits, each used by one client.
     pub limits: Vec<SimulatedLimit>,
+    /// The schedules, each requested by one client.
+    pub schedules: Vec<SimulatedSchedule>,
     /// The clients.
     pub clients: Vec<SimulatedClient>,
     /// The steps, each with the time since the previous one in microseconds.
@@ -123,6 +127,8 @@ pub enum ClientRole {
     Subscriber(usize),
     /// It uses the limit with this index.
     Limited(usize),
+    /// It requests and ends the schedule with this index.
+    Planner(usize),
 }
 
 /// A client.
@@ -179,6 +185,10 @@ pub enum ScenarioStep {
         /// How often it does so, each time after the previous answer.
         count: u32,
     },
+    /// A client requests its schedule.
+    Plan(usize),
+    /// A client ends its schedule.
+    Unplan(usize),
     /// A client closes its connection in order.
     Leave(usize),
     /// The connection of a client is cut.
@@ -220,7 +230,8 @@ pub enum ScenarioStep {
         /// The place in the files of the disk, and the bit.
         place: u64,
     },
-    /// The clock of the system is set forward by so many seconds, or back. The broker notices at its next start.
+    /// The clock of the system is set forward by so many seconds, or back. Schedules follow it; everything else notices at the
+    /// next start.
     ClockJump(i64),
     /// No faults, and consumers that settle everything, until nothing is left to do. Then all promises must hold.
     Calm,
@@ -249,9 +260,14 @@ impl SimulatedQueue {
 }
 
 impl Scenario {
-    /// The number of disks: one for each shard, and one for the journal of limits.
+    /// The number of disks: one for each shard, and those of the journals of limits and of schedules.
     #[must_use]
     pub fn disks(&self) -> usize {
+        self.shards + 2
+    }
+
+    /// The disk of the journal of schedules.
+    pub(crate) fn schedules_disk(&self) -> usize {
         self.shards + 1
     }
 
@@ -313,6 +329,9 @@ impl fmt::Display for Scenario {
         }
         for (index, limit) in self.limits.iter().enumerate() {
             writeln!(formatter, "limit {index}: {limit:?}")?;
+        }
+        for (index, schedule) in self.schedules.iter().enumerate() {
+            writeln!(formatter, "schedule {index}: {schedule:?}")?;
         }
         for (index, client) in self.clients.iter().enumerate() {
             writeln!(formatter, "client {index}: {client:?}")?;

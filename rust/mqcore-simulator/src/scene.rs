@@ -10,6 +10,7 @@ use mqcore_testkit::Random;
 use crate::agenda::{Agenda, Due};
 use crate::network::{Network, Side};
 use crate::oracle::Oracle;
+use crate::oracle::schedules::RunDelivery;
 use crate::time::{BrokerClock, Micros};
 use crate::trace::Trace;
 
@@ -18,6 +19,8 @@ pub(crate) struct Scene {
     pub(crate) now: Micros,
     /// The clock of this life of the broker.
     pub(crate) clock: BrokerClock,
+    /// By how many seconds the clock of the system was set forward since the run began.
+    pub(crate) system_seconds: i64,
     pub(crate) agenda: Agenda,
     pub(crate) network: Network,
     pub(crate) oracle: Oracle,
@@ -37,6 +40,7 @@ impl Scene {
         Self {
             now: 0,
             clock: BrokerClock::jumped(0),
+            system_seconds: 0,
             agenda: Agenda::default(),
             network: Network::new(random.number()),
             oracle,
@@ -58,9 +62,22 @@ impl Scene {
         self.clock.timestamp_of(self.now)
     }
 
+    /// The clock of the system in milliseconds since the Unix epoch.
+    pub(crate) fn system_ms(&self) -> u64 {
+        BrokerClock::jumped(self.system_seconds).timestamp_of(self.now).0
+    }
+
     /// The broker's clock in nanoseconds.
     pub(crate) fn nanos(&self) -> Nanos {
         self.clock.nanos_of(self.now)
+    }
+
+    /// A worker receives a run of a schedule. Returns the number of its message. `None`: there is no such schedule.
+    pub(crate) fn run_delivered(&mut self, run: RunDelivery) -> Option<u32> {
+        let RunDelivery { schedule, due_ms, fence } = run;
+        self.note(format_args!("run {fence} of schedule {schedule}, due at {due_ms}"));
+        let (now, system_ms) = (self.now, self.system_ms());
+        self.oracle.run_delivered(run, now, system_ms)
     }
 
     pub(crate) fn note(&mut self, event: fmt::Arguments<'_>) {

@@ -12,6 +12,8 @@ use mqcore_session::session::SessionConfig;
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::shared::ThrottrShared;
 
+use crate::schedules::SimulatedPort;
+
 /// State that sessions of one protocol share.
 pub(crate) struct SharedSessions {
     eventmq: Arc<EventmqShared>,
@@ -25,6 +27,11 @@ impl SharedSessions {
             eventmq: Arc::new(EventmqShared::new(seed, Some("at-least-once".into()))),
             throttr: Arc::new(ThrottrShared::new(Arc::clone(limiter), 0, now, [seed, now.0])),
         }
+    }
+
+    /// Lets EventMQ's sessions create and end schedules.
+    pub(crate) fn keep_schedules(&self, port: Arc<SimulatedPort>) {
+        self.eventmq.keep_schedules(port);
     }
 
     pub(crate) fn open(

@@ -10,12 +10,13 @@ use mqcore_broker::model::command::Command;
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::declaration::Declaration;
 use mqcore_broker::model::effect::{Deliver, Effect, Event, Forwarded, Origin, Publication, Transfer};
-use mqcore_broker::model::id::ConnectionId;
+use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
 use mqcore_session::protocol::{Encoding, Overload};
+use mqcore_state::schedules::publisher;
 
 use crate::connection::{OutboxItem, ServerConnection};
 use crate::inbox::{Input, JournalBatch, Urgent};
@@ -33,6 +34,9 @@ pub(crate) struct TaskOutput {
     pub(crate) urgent: Vec<(usize, Urgent)>,
     pub(crate) batches: Vec<JournalBatch>,
     pub(crate) woken: Vec<ConnectionId>,
+    /// Events and answers for the thread that runs schedules.
+    pub(crate) scheduling: Vec<Event>,
+    pub(crate) found: Vec<Vec<(QueueAddress, bool)>>,
 }
 
 type Connections = BTreeMap<ConnectionId, ServerConnection>;
@@ -48,6 +52,8 @@ pub(crate) struct ShardTask {
     shard: usize,
     broker: Broker,
     placement: Placement,
+    /// The client of the runs of schedules.
+    publisher: Arc<Client>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) urgent: Vec<Urgent>,
     effects: Vec<Effect>,
@@ -69,6 +75,7 @@ impl ShardTask {
             shard,
             broker: Broker::new(config),
             placement,
+            publisher: publisher::client(),
             inbox: VecDeque::new(),
             urgent: Vec::new(),
             effects: Vec::new(),
@@ -104,7 +111,7 @@ impl ShardTask {
 
     pub(crate) fn turn(&mut self, now: Timestamp, connections: &mut Connections, out: &mut TaskOutput) {
         for urgent in std::mem::take(&mut self.urgent) {
-            self.take_urgent(urgent, now);
+            self.take_urgent(urgent, now, out);
         }
         let mut commands = 0;
         for _ in 0..BATCHES_MAX {
@@ -146,7 +153,7 @@ impl ShardTask {
         }
     }
 
-    fn take_urgent(&mut self, urgent: Urgent, now: Timestamp) {
+    fn take_urgent(&mut self, urgent: Urgent, now: Timestamp, out: &mut TaskOutput) {
         let (broker, effects) = (&mut self.broker, &mut self.effects);
         match urgent {
             Urgent::Transfers(transfers) => {
@@ -162,6 +169,18 @@ impl ShardTask {
             Urgent::StorageRefuses(why) => broker.storage_refuses(&why, now, effects),
             Urgent::StorageAccepts => broker.storage_accepts(now, effects),
             Urgent::Loaded(loaded) => broker.loaded(loaded, now, effects),
+            Urgent::Scheduled(commands) => {
+                for command in commands {
+                    broker.command(&self.publisher, command, now, effects);
+                }
+            }
+            Urgent::Takes(queues) => {
+                let found = queues.into_iter().map(|queue| {
+                    let takes = broker.takes(&queue);
+                    (queue, takes)
+                });
+                out.found.push(found.collect());
+            }
         }
     }
 
@@ -182,6 +201,7 @@ impl ShardTask {
             match effect {
                 Effect::Deliver(deliver) => self.deliver(&deliver, connections),
                 Effect::Publication(publication) => self.publish(&publication, connections),
+                Effect::Notify(publisher::CONNECTION, event) => out.scheduling.push(event),
                 Effect::Notify(connection, event) => self.send_event(connection, event, connections),
                 Effect::Close(connection, _) => {
                     if let Some(staged) = self.staged(connection, connections) {

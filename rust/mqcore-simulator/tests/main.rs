@@ -47,6 +47,8 @@ fn runs_exercise_what_they_are_for() {
         "NoDescriptors",
         "the damage is reported",
         "limits synced",
+        "restored 1 schedules and 1 runs",
+        "run 3 of schedule",
         "restored 2 limits",
         "granted: false",
     ];

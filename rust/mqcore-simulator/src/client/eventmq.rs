@@ -1,13 +1,16 @@
 //! EventMQ at the client's side: clients that request jobs, workers, and subscribers.
 
 use mqcore_session::eventmq::listener::Role;
+use mqcore_session::schedules::headers;
 use mqcore_wire::codec::Limits;
-use mqcore_wire::eventmq::{Case, EmqpCommand, EmqpMessage, Job, PeerKind, parse};
+use mqcore_wire::eventmq::{Case, EmqpCommand, EmqpMessage, Job, PeerKind, Schedule, parse};
 use mqcore_wire::zmtp::command::{Ready, SocketType, ZmtpCommand};
 use mqcore_wire::zmtp::{Greeting, Item, ZmtpDecoder, encode_part};
 
 use super::body::{label_of, message_id};
 use super::{MessageHandle, Received, delivery};
+use crate::oracle::schedules::RunDelivery;
+use crate::scenario::schedules::SimulatedSchedule;
 
 /// Result of a job that the worker rejects. The broker delivers it again after that time.
 const FAILURE: &[u8] = b"{\"error\": {\"type\": \"Simulated\"}, \"retry_after\": 0.02}";
@@ -60,6 +63,21 @@ impl EventMqSide {
         encode(message_id(label, 0).as_bytes(), EmqpCommand::Request(job))
     }
 
+    /// Requests a schedule, or ends it.
+    pub(super) fn schedule(address: &str, index: usize, terms: &SimulatedSchedule, begins: bool) -> Vec<u8> {
+        let (headers, job) = (terms.headers(), SimulatedSchedule::job(index));
+        let schedule = Schedule {
+            queue: address.as_bytes(),
+            headers: headers.as_bytes(),
+            interval: Some(b"1"),
+            body: job.as_bytes(),
+            cron: Some(b""),
+        };
+        let command =
+            if begins { EmqpCommand::Schedule(schedule) } else { EmqpCommand::Unschedule(schedule) };
+        encode(b"s", command)
+    }
+
     /// Publishes to a topic, which nothing confirms.
     pub(super) fn publish(topic: &str, label: u32, body: &str) -> Vec<u8> {
         let command = EmqpCommand::Publish { topic: topic.as_bytes(), headers: None, body: body.as_bytes() };
@@ -108,7 +126,13 @@ fn message(message: &EmqpMessage<'_>) -> Received {
     match &message.command {
         EmqpCommand::Ack(_) => Received::Ready,
         EmqpCommand::Heartbeat => Received::Ping(encode(b"h", EmqpCommand::Heartbeat)),
-        EmqpCommand::Request(job) => delivery(MessageHandle::Id(message.id.into()), job.body, true),
+        EmqpCommand::Request(job) => {
+            let handle = MessageHandle::Id(message.id.into());
+            match run_of(job) {
+                Some(run) => Received::Run { run, handle },
+                None => delivery(handle, job.body, true),
+            }
+        }
         // The notice that the job is as safe as its queue promises.
         EmqpCommand::Reply { body, request: None } => match label_of(body) {
             Some((label, part)) => Received::Answers { labels: vec![label], part, confirmed: true },
@@ -116,4 +140,13 @@ fn message(message: &EmqpMessage<'_>) -> Received {
         },
         _ => Received::Other,
     }
+}
+
+/// The run that a job is, if it is one of a schedule.
+fn run_of(job: &Job<'_>) -> Option<RunDelivery> {
+    let number = |name: &[u8]| -> Option<u64> {
+        std::str::from_utf8(headers::value(job.headers, name)?).ok()?.parse().ok()
+    };
+    let schedule = SimulatedSchedule::of_job(job.body)?;
+    Some(RunDelivery { schedule, due_ms: number(b"due")?, fence: number(b"fence")? })
 }

@@ -38,7 +38,7 @@ impl SimulatedPeer {
 
     fn role(&self) -> Role {
         match self.terms.role {
-            ClientRole::Producer(_) | ClientRole::Limited(_) => Role::Frontend,
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => Role::Frontend,
             ClientRole::Consumer(..) => Role::Backend,
             ClientRole::Subscriber(_) => Role::Subscribe,
         }
@@ -183,7 +183,7 @@ impl SimulatedPeer {
                 let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
                 scene.oracle.listens(id, Target::Route(route), scene.now + transit);
             }
-            ClientRole::Producer(_) | ClientRole::Limited(_) => {}
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => {}
         }
         if self.pulls {
             self.pull(scene);

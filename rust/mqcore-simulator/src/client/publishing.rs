@@ -34,6 +34,18 @@ impl SimulatedPeer {
         self.send_message(label, size, terms, scene);
     }
 
+    /// Requests its schedule, or ends it, if it is connected.
+    pub(crate) fn plan(&mut self, begins: bool, scene: &mut Scene) {
+        let (ClientRole::Planner(schedule), Some(terms)) = (self.terms.role, self.schedule) else { return };
+        let Some(link) = self.link.as_ref().filter(|link| link.is_ready) else { return };
+        let id = link.id;
+        scene.note(format_args!("client {} requests schedule {schedule}: {begins}", self.index));
+        let is_doubtful = scene.network.is_silent(id);
+        let times = (scene.now, scene.system_ms());
+        scene.oracle.schedules.requested(schedule, id, begins, is_doubtful, times);
+        self.send(&EventMqSide::schedule(&self.address(), schedule, &terms, begins), scene);
+    }
+
     /// Publishes its latest messages again, if its queue drops duplicates.
     pub(crate) fn republish(&mut self, count: u32, scene: &mut Scene) {
         let is_direct = self.route.is_none() && self.deduplicates;

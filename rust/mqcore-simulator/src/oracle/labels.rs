@@ -5,9 +5,13 @@ use std::ops::Range;
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_broker::model::router::RouterMethod;
 
+use super::schedules::RunDelivery;
 use super::{Oracle, SeenMessage};
 use crate::scenario::{PublishTerms, RouteKind, Target};
 use crate::time::Micros;
+
+/// The connection of runs of schedules, which no client has.
+const SCHEDULER: ConnectionId = ConnectionId(0);
 
 /// A publish of a client.
 #[derive(Debug, Clone, Copy)]
@@ -74,6 +78,27 @@ impl Oracle {
         let copies = begin..self.messages.len();
         self.labels.push(SeenLabel { link, at, target, copies, is_confirmed: false });
         label
+    }
+
+    /// A worker receives a run of a schedule. Returns the number of its message, which counts as published and confirmed before
+    /// its first delivery. `None`: there is no such schedule.
+    pub(crate) fn run_delivered(&mut self, run: RunDelivery, now: Micros, system_ms: u64) -> Option<u32> {
+        if let Some(label) = self.schedules.label(run) {
+            return Some(label);
+        }
+        let Some(queue) = self.schedules.queue(run.schedule) else {
+            self.find("phantom", format!("{run:?} was never scheduled"));
+            return None;
+        };
+        let target = Target::Queue(queue);
+        let terms = PublishTerms::default();
+        let publish = SeenPublish { target, link: SCHEDULER, terms, size: 0, is_answered: false };
+        let label = self.published(publish, now);
+        self.answered(label, 0, true, now);
+        if let Some(text) = self.schedules.ran(run, label, now, system_ms) {
+            self.find("schedule", text);
+        }
+        Some(label)
     }
 
     /// A client publishes a message again, with the same id, to a queue that drops duplicates.

@@ -20,7 +20,7 @@ const SAVED_AFTER: Nanos = 260_000_000;
 /// More states than this tell nothing any more.
 const STATES_MAX: usize = 64;
 
-/// What is known of a key.
+/// The knowledge of a key.
 #[derive(Debug)]
 struct SeenLimit {
     terms: SimulatedLimit,
@@ -86,8 +86,8 @@ impl SeenLimits {
         }
     }
 
-    /// The broker ended. What was changed shortly before may be lost unless it was stopped in order, and after a fault of a disk
-    /// all that was changed since.
+    /// The broker ended. Unless it was stopped in order, it may lose the latest changes; after a fault of a disk, all changes
+    /// since then.
     pub(super) fn ended(&mut self, is_orderly: bool, now: Micros) {
         let unsaved_since = self.unsaved_since;
         for seen in &mut self.keys {

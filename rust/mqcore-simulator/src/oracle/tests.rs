@@ -8,6 +8,8 @@ const LINK: ConnectionId = ConnectionId(1);
 const PRODUCER: ConnectionId = ConnectionId(2);
 const OTHER: ConnectionId = ConnectionId(3);
 const LATER: Micros = 100;
+/// When a calm ends.
+const CALM: Micros = 60_000_000;
 
 /// An oracle with two queues, two consumers with a prefetch of 2, and three confirmed messages of the first queue.
 fn oracle() -> Oracle {
@@ -55,7 +57,7 @@ fn a_history_without_faults_keeps_all_rules() {
         oracle.delivered(label, 0, LINK, false, LATER);
         oracle.settled(label, LINK, true, 10);
     }
-    oracle.calm(&[true, true]);
+    oracle.calm(&[true, true], CALM, 0);
     assert_eq!(rule(&oracle), None);
 }
 
@@ -90,7 +92,7 @@ fn a_repetition_needs_a_reason() {
     assert_eq!(again(&|oracle| oracle.settled(0, LINK, false, 10), 2 * LATER), None, "rejected");
     assert_eq!(again(&|oracle| oracle.closed(LINK, 0, LATER), 2 * LATER), None, "connection lost");
     assert_eq!(again(&|_| {}, LATER + ACKNOWLEDGE_TIMEOUT), None, "timed out");
-    assert_eq!(again(&|oracle| oracle.doubt(OTHER), 2 * LATER), None, "sent before, and read late");
+    assert_eq!(again(&|oracle| oracle.doubt(OTHER, LATER), 2 * LATER), None, "sent before, and read late");
 }
 
 #[test]
@@ -121,7 +123,7 @@ fn delayed_and_expired_messages_have_their_time() {
     let expired = 100_000 + 2 * TRANSIT_MAX + 1;
     assert_eq!(finding(expiring, &|_| {}, expired), Some("late"));
     assert_eq!(finding(expiring, &|_| {}, 90_000), None);
-    assert_eq!(finding(expiring, &|oracle| oracle.doubt(LINK), expired), None, "read late");
+    assert_eq!(finding(expiring, &|oracle| oracle.doubt(LINK, LATER), expired), None, "read late");
 }
 
 #[test]
@@ -144,10 +146,10 @@ fn dead_letters_are_delivered_by_their_new_queue() {
     oracle.delivered(0, 1, OTHER, false, LATER);
     assert_eq!(rule(&oracle), None);
     // A queue without consumers may still have its messages, and so may the queue of its dead letters.
-    oracle.calm(&[true, false]);
-    oracle.calm(&[false, true]);
+    oracle.calm(&[true, false], CALM, 0);
+    oracle.calm(&[false, true], CALM, 0);
     assert_eq!(rule(&oracle), None);
-    oracle.calm(&[true, true]);
+    oracle.calm(&[true, true], CALM, 0);
     assert_eq!(rule(&oracle), Some("lost"));
 }
 
@@ -186,9 +188,9 @@ fn confirmed_messages_are_lost_unless_an_acknowledgement_arrived() {
     (0..3).for_each(|label| settle(&mut oracle, label));
     // The third acknowledgement ends at byte 30.
     oracle.closed(LINK, 29, LATER);
-    oracle.calm(&[false, true]);
+    oracle.calm(&[false, true], CALM, 0);
     assert_eq!(rule(&oracle), None, "there is no consumer");
-    oracle.calm(&[true, true]);
+    oracle.calm(&[true, true], CALM, 0);
     assert_eq!(rule(&oracle), Some("lost"));
 }
 
@@ -197,12 +199,12 @@ fn a_crash_excuses_only_what_was_not_promised() {
     for (ending, lost) in [(Ending::Killed, true), (Ending::PowerLost, true)] {
         let mut oracle = oracle();
         oracle.ended(ending, LATER);
-        oracle.calm(&[true, true]);
+        oracle.calm(&[true, true], CALM, 0);
         assert_eq!(rule(&oracle).is_some(), lost, "{ending:?} of a queue that syncs");
         let mut oracle = self::oracle();
         oracle.queues[0].durability = Durability::None;
         oracle.ended(ending, LATER);
-        oracle.calm(&[true, true]);
+        oracle.calm(&[true, true], CALM, 0);
         assert_eq!(rule(&oracle), None, "{ending:?} of a queue that does not");
     }
 }
@@ -214,7 +216,7 @@ fn a_message_of_an_earlier_calm_does_not_return() {
         oracle.delivered(label, 0, LINK, false, LATER);
         oracle.settled(label, LINK, true, 10);
     }
-    oracle.calm(&[true, true]);
+    oracle.calm(&[true, true], CALM, 0);
     oracle.ended(Ending::PowerLost, LATER);
     oracle.delivered(1, 0, LINK, true, 2 * LATER);
     assert_eq!(rule(&oracle), Some("settled-returns"));
@@ -224,7 +226,7 @@ fn a_message_of_an_earlier_calm_does_not_return() {
 fn a_publish_on_an_open_connection_is_answered() {
     let mut oracle = oracle();
     oracle.published(publish(Target::Queue(1), PublishTerms::default()), 0);
-    oracle.calm(&[false, false]);
+    oracle.calm(&[false, false], CALM, 0);
     assert_eq!(rule(&oracle), Some("unanswered"));
 }
 
@@ -241,7 +243,7 @@ fn a_confirmation_of_a_topic_stands_for_each_queue_if_its_bindings_are_defined()
             oracle.delivered(label, 0, LINK, false, LATER);
             oracle.settled(label, LINK, true, 10);
         }
-        oracle.calm(&[true, true]);
+        oracle.calm(&[true, true], CALM, 0);
         rule(&oracle)
     };
     assert_eq!(lost(true), Some("lost"), "the second queue has no copy");
@@ -310,7 +312,7 @@ fn a_message_that_is_published_again_is_delivered_once() {
     };
     let crash = |oracle: &mut Oracle| {
         calm(oracle);
-        oracle.calm(&[true, true]);
+        oracle.calm(&[true, true], CALM, 0);
         oracle.closed(LINK, 100, LATER);
         oracle.ended(Ending::PowerLost, LATER);
     };

@@ -6,6 +6,7 @@ use mqcore_session::any::Protocol;
 use mqcore_testkit::Random;
 
 use super::limits::{LimitAction, SimulatedLimit};
+use super::schedules::SimulatedSchedule;
 use super::{
     ClientRole, ConsumerBehavior, PublishTerms, RouteKind, Scenario, ScenarioStep, SimulatedClient,
     SimulatedQueue, SimulatedRoute, Target,
@@ -26,9 +27,17 @@ impl Scenario {
             queues: queues(&mut random),
             routes: Vec::new(),
             limits: Vec::new(),
+            schedules: Vec::new(),
             clients: Vec::new(),
             steps: Vec::new(),
         };
+        if random.one_in(4) {
+            for _ in 0..=random.index(2) {
+                let queue = scenario.queues.len();
+                scenario.queues.push(queue_of_jobs(&mut random, queue));
+                scenario.schedules.push(SimulatedSchedule::choose(&mut random, queue));
+            }
+        }
         if random.one_in(2) {
             scenario.routes = routes(&mut random, &scenario);
         }
@@ -89,6 +98,18 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
     }
 }
 
+/// A queue of which each message goes to one worker, and is as safe as the runs that the broker keeps for it.
+fn queue_of_jobs(random: &mut Random, number: usize) -> SimulatedQueue {
+    SimulatedQueue {
+        saves: true,
+        durability: Durability::Fsync,
+        promise: Durability::Fsync,
+        status: Status::RoundRobin,
+        deduplicates: false,
+        ..queue(random, number)
+    }
+}
+
 /// Routes to queues whose ways do not meet, so that a delivery belongs to one copy of a message.
 fn routes(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedRoute> {
     let route = |random: &mut Random| {
@@ -120,7 +141,8 @@ fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
             clients.push(producer(protocol(random), Target::Queue(queue)));
         }
         for _ in 0..=random.index(2) {
-            clients.push(consumer(random, queue, *status));
+            let has_jobs = scenario.schedules.iter().any(|schedule| schedule.queue == queue);
+            clients.push(consumer(random, queue, *status, has_jobs));
         }
     }
     for (route, SimulatedRoute { kind, .. }) in scenario.routes.iter().enumerate() {
@@ -138,6 +160,9 @@ fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
             }
         }
     }
+    let planner =
+        |schedule| SimulatedClient { protocol: Protocol::Eventmq, role: ClientRole::Planner(schedule) };
+    clients.extend((0..scenario.schedules.len()).map(planner));
     let limited = |limit| SimulatedClient { protocol: Protocol::Throttr, role: ClientRole::Limited(limit) };
     clients.extend((0..scenario.limits.len()).map(limited));
     clients
@@ -163,10 +188,11 @@ fn producer(protocol: Protocol, target: Target) -> SimulatedClient {
     SimulatedClient { protocol, role: ClientRole::Producer(target) }
 }
 
-fn consumer(random: &mut Random, queue: usize, status: Status) -> SimulatedClient {
+fn consumer(random: &mut Random, queue: usize, status: Status, has_jobs: bool) -> SimulatedClient {
     // Only TMQP pulls, and EventMQ's workers run each job for one worker.
     let pulls = matches!(status, Status::Pull | Status::Cache);
     let protocol = match protocol(random) {
+        _ if has_jobs => Protocol::Eventmq,
         _ if pulls => Protocol::Tmqp,
         Protocol::Eventmq if status != Status::RoundRobin => Protocol::Tmqp,
         protocol => protocol,
@@ -185,13 +211,26 @@ fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
     let clients = &scenario.clients;
     let client = random.index(clients.len());
     if !scenario.limits.is_empty() && random.one_in(3) {
-        if random.one_in(12) {
-            return clock_jump(random);
+        match random.below(12) {
+            0 => return clock_jump(random),
+            1 => return ScenarioStep::PowerLoss,
+            _ => {}
         }
         // The last clients use limits.
         let client = clients.len() - 1 - random.index(scenario.limits.len());
         let count = 1 + random.below(6) as u32;
         return ScenarioStep::Limit { client, action: LimitAction::choose(random), count };
+    }
+    if !scenario.schedules.is_empty() && random.one_in(4) {
+        let planners = clients.len() - scenario.limits.len() - scenario.schedules.len();
+        let client = planners + random.index(scenario.schedules.len());
+        return match random.below(10) {
+            0..5 => ScenarioStep::Plan(client),
+            5 | 6 => ScenarioStep::Unplan(client),
+            7 => clock_jump(random),
+            8 => ScenarioStep::PowerLoss,
+            _ => ScenarioStep::Connect(client),
+        };
     }
     match random.below(100) {
         chance @ 0..50 => {

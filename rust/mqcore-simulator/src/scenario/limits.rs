@@ -5,7 +5,7 @@ use mqcore_testkit::Random;
 /// A key of the limiter. Exactly one client uses it, so that the model knows the order of its requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SimulatedLimit {
-    /// What the key holds.
+    /// The content of the key.
     pub kind: LimitKind,
     /// Quota of a counter, or of a period.
     pub limit: u64,
@@ -30,7 +30,7 @@ pub enum LimitKind {
     Bucket,
 }
 
-/// What a client does with its key.
+/// A use of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitAction {
     /// Creates a counter; sets a buffer; consumes this much.

@@ -133,7 +133,7 @@ impl LimitState {
                 (Self::Value { value, ends }, Some(LimitReply::Found(Some((found, left)))))
                     if found == value =>
                 {
-                    // What is left is a whole number, without the current nanosecond.
+                    // The answer has whole microseconds, without the current nanosecond.
                     let left = left as Nanos * 1000;
                     let ends = ends.within(when.from + left + 1, when.until + left + 1000);
                     after.extend(ends.map(|ends| Self::Value { value, ends }));

@@ -1,0 +1,365 @@
+//! Schedules: each due time becomes one run, while the schedule exists.
+//!
+//! No answer tells a client that its schedule was saved. So a request counts as executed when its connection and the broker live
+//! long enough after it; if not, nothing is known until the next request. What is missing is looked for when a calm ends.
+
+use mqcore_broker::model::id::ConnectionId;
+use mqcore_scheduler::plan::CatchUp;
+
+use crate::scenario::schedules::SimulatedSchedule;
+use crate::time::Micros;
+
+/// Maximum time until a request is saved: packets, the check of rights, a round of the thread and a slow sync.
+const SAVED_AFTER: Micros = 3_000_000;
+/// Maximum time between the due time of a run and its arrival at a working consumer, in milliseconds.
+const ARRIVES_MS: u64 = 5_000;
+
+/// What is known of a schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// The client has not requested it, or has ended it before this time of the system clock.
+    Absent(u64),
+    /// It exists, unless it has run as often as it should.
+    Present,
+    /// A request may have been executed.
+    Unknown,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SeenRequest {
+    link: ConnectionId,
+    at: Micros,
+    system_ms: u64,
+    begins: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct SeenRun {
+    due_ms: u64,
+    fence: u64,
+    label: u32,
+    /// When it was delivered for the first time.
+    at: Micros,
+}
+
+#[derive(Debug)]
+struct SeenSchedule {
+    terms: SimulatedSchedule,
+    phase: Phase,
+    /// Requests that are too recent.
+    open: Vec<SeenRequest>,
+    /// How often its client has requested it.
+    begun: u64,
+    runs: Vec<SeenRun>,
+    /// Runs before the latest time at which the clock was set back.
+    checked: usize,
+    /// The clock was set back since the last calm, so that due times may repeat and change their distances.
+    is_irregular: bool,
+}
+
+/// All schedules.
+#[derive(Debug)]
+pub(crate) struct SeenSchedules {
+    schedules: Vec<SeenSchedule>,
+    /// The latest time that the system clock has shown.
+    latest_ms: u64,
+    /// A disk may refuse to save schedules.
+    is_faulty: bool,
+    /// Nothing is known any more.
+    is_unknown: bool,
+}
+
+/// A run as a worker receives it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunDelivery {
+    pub(crate) schedule: usize,
+    pub(crate) due_ms: u64,
+    pub(crate) fence: u64,
+}
+
+impl SeenSchedules {
+    pub(super) fn new(schedules: &[SimulatedSchedule]) -> Self {
+        let seen = |terms: &SimulatedSchedule| SeenSchedule {
+            terms: *terms,
+            phase: Phase::Absent(0),
+            open: Vec::new(),
+            begun: 0,
+            runs: Vec::new(),
+            checked: 0,
+            is_irregular: false,
+        };
+        let schedules = schedules.iter().map(seen).collect();
+        Self { schedules, latest_ms: 0, is_faulty: false, is_unknown: false }
+    }
+
+    /// The client of a schedule requests or ends it. `is_doubtful`: the request may not arrive.
+    pub(crate) fn requested(
+        &mut self,
+        schedule: usize,
+        link: ConnectionId,
+        begins: bool,
+        is_doubtful: bool,
+        (at, system_ms): (Micros, u64),
+    ) {
+        let seen = &mut self.schedules[schedule];
+        seen.advance(at);
+        seen.begun += u64::from(begins);
+        if is_doubtful || self.is_faulty {
+            seen.phase = Phase::Unknown;
+            seen.open.clear();
+        }
+        seen.open.push(SeenRequest { link, at, system_ms, begins });
+        if is_doubtful || self.is_faulty {
+            seen.open.clear();
+        }
+    }
+
+    /// A connection ended, or nothing arrives on it any more.
+    pub(super) fn interrupted(&mut self, link: ConnectionId, now: Micros) {
+        self.schedules.iter_mut().for_each(|seen| seen.interrupted(now, |request| request.link == link));
+    }
+
+    /// The broker ended.
+    pub(super) fn ended(&mut self, now: Micros) {
+        self.schedules.iter_mut().for_each(|seen| seen.interrupted(now, |_| true));
+    }
+
+    /// Disks have faults from now on, or no longer.
+    pub(super) fn set_faulty(&mut self, is_faulty: bool, now: Micros) {
+        self.is_faulty = is_faulty;
+        if is_faulty {
+            self.ended(now);
+        }
+    }
+
+    /// The system clock was set, which showed this time before.
+    pub(crate) fn clock_set(&mut self, shown_ms: u64, is_back: bool) {
+        self.latest_ms = self.latest_ms.max(shown_ms);
+        self.schedules.iter_mut().for_each(|seen| seen.is_irregular |= is_back);
+    }
+
+    /// The disk may have lost anything without a trace.
+    pub(crate) fn doubt(&mut self) {
+        self.is_unknown = true;
+    }
+
+    /// The message of a run that was delivered before.
+    pub(crate) fn label(&self, run: RunDelivery) -> Option<u32> {
+        let runs = &self.schedules.get(run.schedule)?.runs;
+        let is_it = |seen: &&SeenRun| (seen.due_ms, seen.fence) == (run.due_ms, run.fence);
+        runs.iter().find(is_it).map(|seen| seen.label)
+    }
+
+    /// The queue of a schedule.
+    pub(crate) fn queue(&self, schedule: usize) -> Option<usize> {
+        self.schedules.get(schedule).map(|seen| seen.terms.queue)
+    }
+
+    /// A run is delivered for the first time, as the message `label`. Returns the finding if that breaks a promise.
+    pub(crate) fn ran(
+        &mut self,
+        run: RunDelivery,
+        label: u32,
+        now: Micros,
+        system_ms: u64,
+    ) -> Option<String> {
+        self.latest_ms = self.latest_ms.max(system_ms);
+        let RunDelivery { schedule, due_ms, fence } = run;
+        let seen = self.schedules.get_mut(schedule)?;
+        seen.advance(now);
+        let twin = seen.runs.iter().find(|earlier| earlier.due_ms == due_ms);
+        let twin = twin.filter(|_| !seen.is_irregular && seen.begun < 2).copied();
+        seen.runs.push(SeenRun { due_ms, fence, label, at: now });
+        if self.is_unknown {
+            return None;
+        }
+        if seen.begun == 0 {
+            return Some(format!("schedule {schedule} runs, and was never requested"));
+        }
+        if let Some(twin) = twin {
+            return Some(format!(
+                "due time {due_ms} of schedule {schedule} is run {} and run {fence}",
+                twin.fence
+            ));
+        }
+        if due_ms > self.latest_ms {
+            return Some(format!("run {fence} of schedule {schedule} comes before its due time {due_ms}"));
+        }
+        if seen.terms.runs > 0 && fence > seen.terms.runs {
+            return Some(format!("schedule {schedule} has run {fence} of {}", seen.terms.runs));
+        }
+        match seen.phase {
+            Phase::Absent(since) if due_ms > since && seen.open.is_empty() && !seen.is_irregular => Some(
+                format!("schedule {schedule} has a run that was due at {due_ms}, and ended before {since}"),
+            ),
+            _ => None,
+        }
+    }
+
+    /// A calm ends. `served`: the queues that had a working consumer all the time. Returns the findings.
+    pub(super) fn calm(&mut self, served: &[bool], now: Micros, system_ms: u64) -> Vec<String> {
+        let mut findings = Vec::new();
+        for (index, seen) in self.schedules.iter_mut().enumerate() {
+            seen.advance(now);
+            if !served[seen.terms.queue] || self.is_unknown {
+                continue;
+            }
+            let gap = if std::mem::take(&mut seen.is_irregular) { None } else { seen.gap(system_ms) };
+            let missing = gap.or_else(|| seen.standstill(now));
+            findings.extend(missing.map(|text| format!("schedule {index}: {text}")));
+            // Each run that is on its way now belongs to the next calm.
+            seen.checked = seen.runs.len().saturating_sub(1);
+        }
+        findings
+    }
+}
+
+impl SeenSchedule {
+    /// Requests that are old enough count as executed.
+    fn advance(&mut self, now: Micros) {
+        while let Some(first) = self.open.first().filter(|first| first.at + SAVED_AFTER <= now) {
+            self.phase = if first.begins {
+                Phase::Present
+            } else {
+                Phase::Absent(first.system_ms + SAVED_AFTER / 1000)
+            };
+            self.open.remove(0);
+        }
+    }
+
+    fn interrupted(&mut self, now: Micros, is_of: impl Fn(&SeenRequest) -> bool) {
+        self.advance(now);
+        if self.open.iter().any(&is_of) {
+            self.phase = Phase::Unknown;
+            self.open.retain(|request| !is_of(request));
+        }
+    }
+
+    /// A run that is missing between others, or has a wrong due time.
+    fn gap(&self, system_ms: u64) -> Option<String> {
+        let mut runs = self.runs[self.checked..].to_vec();
+        runs.sort_unstable_by_key(|run| (run.due_ms, run.fence));
+        let SimulatedSchedule { interval_ms, catch_up, .. } = self.terms;
+        let arrived = |run: &&SeenRun| run.due_ms + ARRIVES_MS < system_ms;
+        if self.checked == 0
+            && let Some(first) = runs.first().filter(arrived)
+            && first.fence != 1
+        {
+            return Some(format!("its first run is number {}", first.fence));
+        }
+        for pair in runs.windows(2) {
+            let [before, after] = pair else { continue };
+            if !arrived(&after) || (after.fence == 1 && self.begun > 1) {
+                continue;
+            }
+            if after.fence != before.fence + 1 {
+                return Some(format!("run {} follows run {}", after.fence, before.fence));
+            }
+            let distance = after.due_ms - before.due_ms;
+            let is_right = match catch_up {
+                CatchUp::All => distance == interval_ms,
+                CatchUp::None | CatchUp::Latest => distance > 0 && distance % interval_ms == 0,
+            };
+            if !is_right {
+                return Some(format!("run {} is due {distance} ms after the previous one", after.fence));
+            }
+        }
+        None
+    }
+
+    /// Whether it does not run although it exists. A calm lasts longer than any interval.
+    fn standstill(&self, now: Micros) -> Option<String> {
+        if self.phase != Phase::Present || !self.open.is_empty() {
+            return None;
+        }
+        let latest = self.runs.iter().max_by_key(|run| run.at);
+        let has_finished = latest.is_some_and(|run| run.fence == self.terms.runs);
+        let at = latest.map_or(0, |run| run.at);
+        if !has_finished && at + (self.terms.interval_ms + ARRIVES_MS) * 1000 < now {
+            return Some(format!("nothing has run since {at} us, it is {now} us"));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: ConnectionId = ConnectionId(1);
+    const SECOND: Micros = 1_000_000;
+
+    fn requested(catch_up: CatchUp, runs: u64) -> SeenSchedules {
+        let terms = SimulatedSchedule { queue: 0, interval_ms: 10_000, catch_up, runs, at_once: true };
+        let mut seen = SeenSchedules::new(&[terms]);
+        seen.requested(0, LINK, true, false, (0, 0));
+        seen
+    }
+
+    /// Runs by their seconds of the system clock and their numbers, each delivered when it is due.
+    fn run(seen: &mut SeenSchedules, runs: &[(u64, u64)]) -> Option<String> {
+        let mut found = None;
+        for (label, (due, fence)) in (0..).zip(runs) {
+            let run = RunDelivery { schedule: 0, due_ms: due * 1000, fence: *fence };
+            found = found.or(seen.ran(run, label, due * SECOND, due * 1000));
+        }
+        found
+    }
+
+    fn calm(seen: &mut SeenSchedules, second: u64) -> Vec<String> {
+        seen.calm(&[true], second * SECOND, second * 1000)
+    }
+
+    #[test]
+    fn runs_on_the_grid_break_no_rule_and_gaps_do() {
+        for (runs, catch_up, is_right) in [
+            (&[(0, 1), (10, 2), (20, 3)][..], CatchUp::All, true),
+            (&[(0, 1), (20, 2), (30, 3)], CatchUp::Latest, true),
+            (&[(0, 1), (20, 2), (30, 3)], CatchUp::All, false),
+            (&[(0, 1), (10, 3), (20, 4)], CatchUp::All, false),
+            (&[(0, 1), (15, 2), (25, 3)], CatchUp::Latest, false),
+            (&[(10, 2), (20, 3)], CatchUp::All, false),
+        ] {
+            let mut seen = requested(catch_up, 0);
+            assert_eq!(run(&mut seen, runs), None);
+            assert_eq!(calm(&mut seen, 33).is_empty(), is_right, "{runs:?}, {catch_up:?}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_that_exists_runs_unless_it_has_finished() {
+        for (runs, is_right) in [(0, false), (2, true), (3, false)] {
+            let mut seen = requested(CatchUp::All, runs);
+            assert_eq!(run(&mut seen, &[(0, 1), (10, 2)]), None);
+            assert_eq!(calm(&mut seen, 60).is_empty(), is_right, "{runs} runs");
+        }
+        let mut seen = requested(CatchUp::All, 0);
+        seen.ended(SECOND);
+        assert_eq!(calm(&mut seen, 60), [""; 0], "the broker ended before the request was saved");
+    }
+
+    #[test]
+    fn runs_that_come_twice_too_early_or_after_the_end_break_a_rule() {
+        assert!(run(&mut requested(CatchUp::All, 0), &[(0, 1), (10, 2), (10, 3)]).is_some());
+        assert!(run(&mut requested(CatchUp::All, 1), &[(0, 1), (10, 2)]).is_some());
+        let early = RunDelivery { schedule: 0, due_ms: 10_000, fence: 1 };
+        assert!(requested(CatchUp::All, 0).ran(early, 0, 5 * SECOND, 5_000).is_some());
+        let mut ended = requested(CatchUp::All, 0);
+        assert_eq!(run(&mut ended, &[(0, 1)]), None);
+        ended.requested(0, LINK, false, false, (11 * SECOND, 11_000));
+        assert_eq!(run(&mut ended, &[(10, 2)]), None);
+        assert!(run(&mut ended, &[(20, 3)]).is_some());
+    }
+
+    #[test]
+    fn a_clock_set_back_excuses_due_times_and_not_a_standstill() {
+        let mut seen = requested(CatchUp::All, 0);
+        assert_eq!(run(&mut seen, &[(0, 1), (10, 2)]), None);
+        seen.clock_set(11_000, true);
+        let again = RunDelivery { schedule: 0, due_ms: 4_000, fence: 3 };
+        assert_eq!(seen.ran(again, 9, 15 * SECOND, 4_000), None);
+        assert_eq!(calm(&mut seen, 20), [""; 0]);
+        seen.clock_set(20_000, true);
+        assert_ne!(calm(&mut seen, 80), [""; 0]);
+    }
+}
