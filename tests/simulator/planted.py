@@ -16,7 +16,7 @@ from typing import Final
 
 from promises.planted import VARIABLE, Bug, copied, plant
 
-SEEDS: Final = 3000
+SEEDS: Final = 6000
 """Seeds within which each bug has to be found."""
 
 BUGS: Final = (

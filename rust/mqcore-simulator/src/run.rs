@@ -185,10 +185,17 @@ impl<'a> Simulation<'a> {
                 self.clients[client].republish(count, &mut self.scene);
             }
             ScenarioStep::Limit { client, action, count } => {
+                self.connect(client);
                 self.clients[client].use_limit(action, count, &mut self.scene);
             }
-            ScenarioStep::Plan(client) => self.clients[client].plan(true, &mut self.scene),
-            ScenarioStep::Unplan(client) => self.clients[client].plan(false, &mut self.scene),
+            ScenarioStep::Plan(client) => {
+                self.connect(client);
+                self.clients[client].plan(true, &mut self.scene);
+            }
+            ScenarioStep::Unplan(client) => {
+                self.connect(client);
+                self.clients[client].plan(false, &mut self.scene);
+            }
             ScenarioStep::Leave(client) => self.leave(client),
             ScenarioStep::Cut(client) => {
                 if let Some(id) = self.clients[client].link() {

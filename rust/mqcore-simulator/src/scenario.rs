@@ -176,7 +176,7 @@ pub enum ScenarioStep {
         /// Maximum number of messages.
         count: u32,
     },
-    /// A client uses its limit.
+    /// A client uses its limit. It connects before, unless it is connected.
     Limit {
         /// The client.
         client: usize,
@@ -185,9 +185,9 @@ pub enum ScenarioStep {
         /// How often it does so, each time after the previous answer.
         count: u32,
     },
-    /// A client requests its schedule.
+    /// A client requests its schedule, if it is connected. Otherwise it connects.
     Plan(usize),
-    /// A client ends its schedule.
+    /// A client ends its schedule, if it is connected. Otherwise it connects.
     Unplan(usize),
     /// A client closes its connection in order.
     Leave(usize),

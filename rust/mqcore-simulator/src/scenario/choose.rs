@@ -51,7 +51,9 @@ impl Scenario {
             }
         }
         let pace = [2_000, 20_000, 400_000][random.index(3)];
-        for _ in 0..10 + random.below(50) {
+        // Requests for limits and schedules are added to the steps with messages, rather than replacing them.
+        let areas = usize::from(!scenario.limits.is_empty()) + usize::from(!scenario.schedules.is_empty());
+        for _ in 0..10 + random.below(50) + 12 * areas as u64 {
             let step = step(&mut random, &scenario);
             scenario.steps.push((random.below(pace), step));
         }
