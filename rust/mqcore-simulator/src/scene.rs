@@ -74,7 +74,7 @@ impl Scene {
 
     /// A worker receives a run of a schedule. Returns the number of its message. `None`: there is no such schedule.
     pub(crate) fn run_delivered(&mut self, run: RunDelivery) -> Option<u32> {
-        let RunDelivery { schedule, due_ms, fence } = run;
+        let RunDelivery { schedule, due_ms, fence, .. } = run;
         self.note(format_args!("run {fence} of schedule {schedule}, due at {due_ms}"));
         let (now, system_ms) = (self.now, self.system_ms());
         self.oracle.run_delivered(run, now, system_ms)

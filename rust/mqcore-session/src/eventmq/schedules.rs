@@ -169,7 +169,7 @@ pub struct Run<'a> {
 
 impl Run<'_> {
     /// The message for `to`, the queue of the run. `ticket` ensures that the queue accepts it once. Its id is derived
-    /// from the schedule, the due time and the ordinal number, so that workers recognize a repeated run.
+    /// from the schedule, the due time and the ticket, so that workers recognize a repeated run.
     ///
     /// # Errors
     /// The reason why the job is invalid.
@@ -182,7 +182,7 @@ impl Run<'_> {
         job::say(own.as_bytes(), &mut words);
         let job = Job { queue: self.queue, headers: &words, body: self.job, extra: Vec::new() };
         let headers = job::header_text(&job, to)?;
-        let id = self.message_id();
+        let id = self.message_id(ticket.number);
         let block = [id.as_bytes(), &headers, self.job].concat();
         let headers = id.len()..id.len() + headers.len();
         let layout =
@@ -190,14 +190,14 @@ impl Run<'_> {
         Ok(Message::passed_on(&block, &layout, job::properties(&job, to, Headers::parse(&words)), ticket))
     }
 
-    /// A UUID, like the ids of other jobs. A schedule that starts again counts its runs from 1 again; their due times tell them
-    /// from earlier ones, which may still wait or run.
-    fn message_id(&self) -> String {
+    /// A UUID, like the ids of other jobs. A schedule that starts again counts its runs from 1 again, possibly in the same
+    /// millisecond; the number of the ticket tells them from earlier ones, which may still wait or run.
+    fn message_id(&self, number: u64) -> String {
         let mut digits = String::new();
         let mut first = self.due_ms.to_be_bytes();
         first.iter_mut().zip(self.schedule).for_each(|(byte, other)| *byte ^= other);
         hexadecimal(&first, &mut digits);
-        hexadecimal(&self.fence.to_be_bytes(), &mut digits);
+        hexadecimal(&number.to_be_bytes(), &mut digits);
         let parts = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
         parts.join("-")
     }
@@ -313,13 +313,17 @@ mod tests {
     /// Workers settle jobs by their ids, and queues recognize duplicates by them.
     #[test]
     fn a_schedule_that_starts_again_has_runs_with_other_ids() {
-        let id = |due_ms, fence| {
-            let run = Run { queue: b"q", headers: b"", job: b"{}", schedule: &[7; 20], due_ms, fence };
-            run.message_id()
+        let id = |due_ms, number| {
+            let run = Run { queue: b"q", headers: b"", job: b"{}", schedule: &[7; 20], due_ms, fence: 1 };
+            run.message_id(number)
         };
-        assert_eq!(id(1_800_000_000_000, 1), id(1_800_000_000_000, 1), "a run that is sent again");
-        assert_ne!(id(1_800_000_000_000, 1), id(1_800_000_000_001, 1), "the schedule has started again");
-        assert_ne!(id(1_800_000_000_000, 1), id(1_800_000_000_000, 2));
+        assert_eq!(id(1_800_000_000_000, 5), id(1_800_000_000_000, 5), "a run that is sent again");
+        assert_ne!(
+            id(1_800_000_000_000, 5),
+            id(1_800_000_000_000, 6),
+            "started again in the same millisecond"
+        );
+        assert_ne!(id(1_800_000_000_000, 1), id(1_800_000_000_001, 1), "another journal");
         assert_eq!(id(1_800_000_000_000, 1).len(), 36);
     }
 }

@@ -128,7 +128,7 @@ fn message(message: &EmqpMessage<'_>) -> Received {
         EmqpCommand::Heartbeat => Received::Ping(encode(b"h", EmqpCommand::Heartbeat)),
         EmqpCommand::Request(job) => {
             let handle = MessageHandle::Id(message.id.into());
-            match run_of(job) {
+            match run_of(job, message.id) {
                 Some(run) => Received::Run { run, handle },
                 None => delivery(handle, job.body, true),
             }
@@ -143,10 +143,11 @@ fn message(message: &EmqpMessage<'_>) -> Received {
 }
 
 /// The run that a job is, if it is one of a schedule.
-fn run_of(job: &Job<'_>) -> Option<RunDelivery> {
+fn run_of(job: &Job<'_>, id: &[u8]) -> Option<RunDelivery> {
     let number = |name: &[u8]| -> Option<u64> {
         std::str::from_utf8(headers::value(job.headers, name)?).ok()?.parse().ok()
     };
     let schedule = SimulatedSchedule::of_job(job.body)?;
-    Some(RunDelivery { schedule, due_ms: number(b"due")?, fence: number(b"fence")? })
+    let id = id.iter().fold(0, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+    Some(RunDelivery { schedule, due_ms: number(b"due")?, fence: number(b"fence")?, id })
 }
