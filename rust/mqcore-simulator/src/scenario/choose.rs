@@ -268,7 +268,9 @@ fn clock_jump(random: &mut Random) -> ScenarioStep {
 }
 
 fn disk_fault(random: &mut Random, disks: usize) -> ScenarioStep {
-    let disk = random.index(disks);
+    // The last two are those of the journals beside the shards.
+    let choices = if random.one_in(4) { disks } else { disks - 2 };
+    let disk = random.index(choices);
     match random.below(4) {
         0 => ScenarioStep::NoDescriptors { disk, after: random.below(2) },
         1 => ScenarioStep::BitRot { disk, place: random.number() },
