@@ -438,6 +438,35 @@ async fn the_client_gives_up_only_with_an_attempt_limit() {
     assert_eq!(error, ClientError::Closed);
 }
 
+/// A client that gives up after this many attempts in a row.
+fn with_attempts(most: u32) -> ClientConfig {
+    ClientConfig { backoff: Backoff { attempts: Some(most), ..soon().backoff }, ..soon() }
+}
+
+#[tokio::test]
+async fn the_client_makes_as_many_attempts_as_it_may() {
+    let (client, mut broker, peer) = connect(with_attempts(3)).await;
+    drop(peer);
+    for _ in 0..3 {
+        drop(broker.next().await);
+    }
+    let mut states = client.states();
+    states.wait_for(|state| matches!(state, ClientState::Closed { .. })).await.unwrap();
+    assert!(broker.0.try_recv().is_err(), "no further attempt");
+}
+
+#[tokio::test]
+async fn connections_that_break_at_once_count_as_attempts() {
+    let (client, mut broker, peer) = connect(with_attempts(3)).await;
+    drop(peer);
+    for _ in 0..3 {
+        drop(broker.accept().await);
+    }
+    let mut states = client.states();
+    let closed = states.wait_for(|state| matches!(state, ClientState::Closed { .. }));
+    tokio::time::timeout(Duration::from_secs(20), closed).await.expect("the client gives up").unwrap();
+}
+
 #[tokio::test]
 async fn a_silent_broker_is_pinged_and_a_dead_one_given_up() {
     let (client, mut broker, mut peer) = connect(soon()).await;
@@ -548,6 +577,29 @@ async fn a_pull_joins_for_itself_and_leaves_when_its_messages_are_done() {
     assert_eq!(peer.read().await.kind(), Kind::ACKNOWLEDGE);
     drop(pulled);
     assert_eq!(peer.read().await.content_type(), 602);
+}
+
+#[tokio::test]
+async fn a_pull_without_any_answer_is_a_timeout_and_one_with_a_message_is_not() {
+    let (client, _broker, mut peer) = connect(ClientConfig::default()).await;
+    let options =
+        PullOptions { count: 2, timeout: Some(Duration::from_millis(200)), ..PullOptions::default() };
+    let pulling = async { client.pull(&queue(), &options).await };
+    let (pulled, _) = tokio::join!(pulling, peer.answer(0));
+    assert!(matches!(pulled, Err(ClientError::RequestTimeout { .. })), "{pulled:?}");
+    assert_eq!(peer.read().await.kind(), Kind::PULL);
+    assert_eq!(peer.answer(0).await.content_type(), 602);
+
+    let pulling = async { client.pull(&queue(), &options).await.unwrap() };
+    let serving = async {
+        peer.answer(0).await;
+        let request = peer.read().await;
+        let headers = format!("Request-Id:{}\r\n", text(request.id()));
+        let message = Frame { id: b"m1", target: b"ch", content_type: 1, ..Frame::new(Kind::QUEUE) };
+        peer.write(&Frame { headers: headers.as_bytes(), ..message }).await;
+    };
+    let (pulled, ()) = tokio::join!(pulling, serving);
+    assert_eq!((pulled.messages.len(), pulled.complete), (1, false));
 }
 
 #[tokio::test]

@@ -172,4 +172,14 @@ mod tests {
         let named = NodeConfig { name: "a\nb".into(), ..NodeConfig::default() };
         assert!(matches!(named.check(true), Err(ConfigError::Node { what: "name", .. })));
     }
+
+    #[test]
+    fn limits_of_kept_messages_reach_the_log_of_their_kind() {
+        let buffered = NodeConfig { buffer_bytes_max: 7, keep_bytes_max: 9, ..NodeConfig::default() };
+        assert_eq!(buffered.log_options(), LogOptions { bytes_max: 7, ..LogOptions::new(false) });
+        let age = Some(Duration::from_millis(1500));
+        let kept = NodeConfig { keep_messages: true, keep_age_max: age, ..buffered };
+        let wanted = LogOptions { bytes_max: 9, age_max_ms: Some(1500), ..LogOptions::new(true) };
+        assert_eq!(kept.log_options(), wanted);
+    }
 }

@@ -339,7 +339,7 @@ mod tests {
     use std::sync::Mutex;
 
     use mqcore_broker::model::command::PassedOn;
-    use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+    use mqcore_broker::model::id::{ConnectionId, QueueAddress, Tag};
     use mqcore_broker::model::intake::Ticket;
     use mqcore_broker::model::time::Timestamp;
 
@@ -406,5 +406,24 @@ mod tests {
             (Some("west"), &ForwardTarget::Queue("ch".into(), 1))
         );
         assert!(asked[0].is_given_up());
+    }
+
+    #[test]
+    fn an_acknowledgement_is_shown_to_the_filter_with_its_parts() {
+        let word = Acknowledgement {
+            tag: Tag::CHANNEL,
+            queue: QueueAddress::parse("ch/7").expect("a queue"),
+            message_id: b"m1"[..].into(),
+            refusal: None,
+            headers: b"a:b\r\n"[..].into(),
+            hops: 3,
+            first_acquirer: false,
+        };
+        let shown = acknowledgement(&word, None);
+        assert_eq!(
+            (shown.id(), shown.source(), shown.headers(), shown.body()),
+            (&b"m1"[..], &b""[..], &b"a:b\r\n"[..], &b""[..])
+        );
+        assert_eq!((shown.properties().content_type, shown.properties().hops), (7, 3));
     }
 }

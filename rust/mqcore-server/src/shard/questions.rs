@@ -62,3 +62,25 @@ impl Questions {
         self.earliest = self.deadlines.values().copied().min().unwrap_or(Timestamp::NEVER);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_late_at_its_deadline_and_counts_once() {
+        let (mut questions, counters) = (Questions::new(), HandlerCounters::default());
+        for (id, deadline) in [(1, 100), (2, 100), (3, 200)] {
+            questions.deadlines.insert(QuestionId(id), Timestamp(deadline));
+            questions.earliest = questions.earliest.min(Timestamp(deadline));
+            counters.asked.add(1);
+        }
+        questions.answered(QuestionId(1), &counters);
+        for (now, late, open) in [(99, 0, 2), (100, 1, 1), (150, 1, 1), (200, 2, 0), (300, 2, 0)] {
+            questions.expire(Timestamp(now), &counters);
+            assert_eq!((counters.late.get(), counters.open()), (late, open), "at {now}");
+        }
+        questions.answered(QuestionId(3), &counters);
+        assert_eq!(counters.answered.get(), 1, "it was counted as late");
+    }
+}

@@ -136,6 +136,9 @@ fn a_consumer_reports_the_bindings_of_its_queue() {
         ..ConsumeTerms::default()
     };
     assert_eq!(line(all), "consume --confirm q a --add b --delete-queue-when-unused=5.0 --manual-ack\n");
+    let once =
+        ConsumeTerms { delete_unused: UnusedQueue::Deleted(Duration::ZERO), ..ConsumeTerms::default() };
+    assert_eq!(line(once), "consume --confirm q --add q --delete-queue-when-unused --manual-ack\n");
 }
 
 #[test]
