@@ -26,7 +26,7 @@ use crate::time::Micros;
 /// Time between two rounds of housekeeping.
 const HOUSEKEEPING: Micros = 200_000;
 
-/// What sessions ask for.
+/// Requests of sessions.
 #[derive(Debug, Default)]
 pub(crate) struct SimulatedPort {
     crons: Crons,
@@ -75,7 +75,7 @@ impl Schedules for SimulatedPort {
     }
 }
 
-/// What the thread does next.
+/// The next step of the thread.
 #[derive(Debug)]
 pub(crate) enum AfterStep {
     /// It asks these shards which queues exist, and waits for the answers.

@@ -1,7 +1,7 @@
 //! Schedules: each due time becomes one run, while the schedule exists.
 //!
 //! No answer tells a client that its schedule was saved. So a request counts as executed when its connection and the broker live
-//! long enough after it; if not, nothing is known until the next request. What is missing is looked for when a calm ends.
+//! long enough after it; if not, nothing is known until the next request. The oracle looks for missing runs when a calm ends.
 
 use mqcore_broker::model::id::ConnectionId;
 use mqcore_scheduler::plan::CatchUp;
@@ -14,7 +14,7 @@ const SAVED_AFTER: Micros = 3_000_000;
 /// Maximum time between the due time of a run and its arrival at a working consumer, in milliseconds.
 const ARRIVES_MS: u64 = 5_000;
 
-/// What is known of a schedule.
+/// Knowledge of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// The client has not requested it, or has ended it before this time of the system clock.

@@ -62,7 +62,7 @@ impl Process {
         }
     }
 
-    /// What a shard has sent to the thread.
+    /// Messages of a shard to the thread.
     pub(super) fn notify_schedules(
         &mut self,
         events: Vec<Event>,

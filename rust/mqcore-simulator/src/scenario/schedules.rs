@@ -10,7 +10,7 @@ pub struct SimulatedSchedule {
     pub queue: usize,
     /// Milliseconds between two runs.
     pub interval_ms: u64,
-    /// What happens to missed runs.
+    /// Treatment of missed runs.
     pub catch_up: CatchUp,
     /// How often it runs; 0: without end.
     pub runs: u64,
