@@ -244,9 +244,11 @@ fn every_status_code_has_its_rejection() {
 fn request_for_an_acknowledgement_gets_only_that() {
     let mut talk = Talk::open();
     let frame = Frame { pending_response: false, pending_acknowledge: true, ..operation(603, "ch") };
-    let (request, _) = talk.request(&encoded(&frame));
+    // The acknowledgement has normal priority, whatever that of the request is.
+    let (request, _) = talk.request(&encoded(&Frame { high_priority: true, ..frame }));
     let output = talk.reply(request, Ok(Reply::Done));
     let ack = only_frame(&output);
+    assert!(!ack.high_priority);
     assert_eq!(
         (ack.kind, ack.id, ack.target, ack.headers),
         (Kind::ACKNOWLEDGE, &b"q"[..], &b"ch"[..], &b""[..])
