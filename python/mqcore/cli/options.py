@@ -17,6 +17,7 @@ __all__ = [
     "address",
     "admin_side",
     "as_json",
+    "chosen_url",
     "connect",
     "connection",
     "root_admin_url",
@@ -136,7 +137,7 @@ def address(queue: str, url: str | None) -> str:
     A topic, `@topic:NAME`, is written the same way for all protocols. Raises `click.BadParameter` for an invalid TMQP
     queue, or a topic without a name.
     """
-    chosen = _chosen(url)
+    chosen = chosen_url(url)
     if queue.startswith(_TOPIC):
         name = queue.removeprefix(_TOPIC)
         if not name:
@@ -159,7 +160,7 @@ def connect(
     """
     from mqcore import sync
 
-    chosen = _chosen(url)
+    chosen = chosen_url(url)
     return sync.connect(chosen, id=client_id, name=name, kind=kind, token=token(), request_timeout=timeout)
 
 
@@ -169,7 +170,8 @@ def token() -> str | None:
     return given
 
 
-def _chosen(url: str | None) -> str:
+def chosen_url(url: str | None) -> str:
+    """Return `url`, else `mqcore --url` or MQCORE_URL, else the default URL of a broker."""
     return url or click.get_current_context().find_root().meta.get("mqcore.url") or DEFAULT_URL
 
 
