@@ -47,7 +47,7 @@ impl Phase {
 /// # Errors
 /// If a message is rejected, or the connection breaks.
 pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
-    let mut peer = Peer::new(Tmqp { address: process.address }.producer()?)?;
+    let mut peer = Peer::new(Tmqp::new(process.address).producer()?)?;
     let mut watch = Watch::new(process);
     let (mut published, mut receipts) = (0, 0);
     while receipts < count {
@@ -82,7 +82,7 @@ pub fn take(process: &Process, count: u64) -> io::Result<Phase> {
 /// # Errors
 /// If a body differs from the published one, or no more messages arrive.
 pub fn drain(process: &Process, count: u64) -> io::Result<Phase> {
-    let mut peer = Peer::new(Tmqp { address: process.address }.consumer(0)?)?;
+    let mut peer = Peer::new(Tmqp::new(process.address).consumer(0)?)?;
     let mut watch = Watch::new(process);
     let mut received = 0;
     while received < count {

@@ -12,11 +12,12 @@ use mio::{Events, Interest, Poll, Token};
 
 use crate::wire::{Wire, learn_delivery_bytes};
 
-/// Maximum lead of the producer, in messages.
-const WINDOW: u64 = 8192;
+/// Maximum lead of the producer, in bytes of bodies: 8192 messages of 128 bytes. Brokers drop messages of a consumer whose
+/// unread output exceeds a limit.
+const WINDOW_BYTES: u64 = 1 << 20;
 
-/// The producer writes when this much of the window is free: small writes would measure system calls.
-const REFILL: u64 = WINDOW / 4;
+/// If no message arrives for this time, one was lost.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Messages encoded one behind the other, to be written in large pieces.
 const BLOCK_MESSAGES: usize = 1024;
@@ -52,6 +53,10 @@ struct Run {
     publication_bytes: u64,
     delivery_bytes: u64,
     sent_bytes: u64,
+    /// Maximum lead of the producer, in messages.
+    window: u64,
+    /// The producer writes when this much of the window is free: small writes would measure system calls.
+    refill: u64,
     consumers: Vec<Consumer>,
     scratch: Vec<u8>,
 }
@@ -61,7 +66,7 @@ const PRODUCER: Token = Token(usize::MAX);
 /// Runs for `warm_up`, and then for `duration`, which is measured.
 ///
 /// # Errors
-/// If a connection breaks.
+/// If a connection breaks, or no message arrives.
 pub fn measure(
     wire: &dyn Wire,
     consumers: usize,
@@ -72,6 +77,12 @@ pub fn measure(
     run.until(Instant::now() + warm_up)?;
     let (before, start) = (run.delivered(), Instant::now());
     run.until(start + duration)?;
+    while run.delivered() == before {
+        if start.elapsed() > PATIENCE {
+            return Err(io::Error::other("messages do not come any more"));
+        }
+        run.until(Instant::now() + Duration::from_millis(10))?;
+    }
     Ok(Fanout { deliveries: run.delivered() - before, elapsed: start.elapsed() })
 }
 
@@ -94,6 +105,7 @@ impl Run {
         let mut producer = unblocked(producer)?;
         poll.registry().register(&mut producer, PRODUCER, Interest::READABLE | Interest::WRITABLE)?;
         let publication = wire.publication();
+        let window = (WINDOW_BYTES / wire.body_bytes().max(1) as u64).max(1);
         Ok(Self {
             poll,
             producer,
@@ -101,6 +113,8 @@ impl Run {
             block: publication.repeat(BLOCK_MESSAGES),
             delivery_bytes,
             sent_bytes: 0,
+            window,
+            refill: (window / 4).max(1),
             consumers: run_consumers,
             scratch: vec![0; SCRATCH_BYTES],
         })
@@ -118,8 +132,8 @@ impl Run {
         let mut events = Events::with_capacity(256);
         let mut writable = true;
         while Instant::now() < end {
-            let allowed = (self.slowest() + WINDOW) * self.publication_bytes;
-            if writable && allowed >= self.sent_bytes + REFILL * self.publication_bytes {
+            let allowed = (self.slowest() + self.window) * self.publication_bytes;
+            if writable && allowed >= self.sent_bytes + self.refill * self.publication_bytes {
                 writable = self.write(allowed)?;
             }
             self.poll.poll(&mut events, Some(Duration::from_millis(100)))?;

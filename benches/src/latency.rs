@@ -6,7 +6,6 @@
 use std::io::{self, Read, Write};
 use std::time::{Duration, Instant};
 
-use crate::BODY_BYTES;
 use crate::wire::{Wire, learn_delivery_bytes};
 
 /// Result of a run.
@@ -18,6 +17,8 @@ pub struct Latency {
     pub p50: Duration,
     /// 99th percentile.
     pub p99: Duration,
+    /// 99.9th percentile.
+    pub p999: Duration,
     /// Maximum.
     pub max: Duration,
 }
@@ -33,8 +34,8 @@ pub fn measure(wire: &dyn Wire, rate: u32, warm_up: Duration, duration: Duration
     producer.set_nonblocking(true)?;
     consumer.set_nonblocking(true)?;
     let mut publication = wire.publication();
-    let published_body_at = publication.len() - wire.trailer() - BODY_BYTES;
-    let delivered_body_at = delivery_bytes - wire.trailer() - BODY_BYTES;
+    let published_body_at = publication.len() - wire.trailer() - wire.body_bytes();
+    let delivered_body_at = delivery_bytes - wire.trailer() - wire.body_bytes();
     let interval = Duration::from_secs(1) / rate;
     let total = ((warm_up + duration).as_secs_f64() * f64::from(rate)) as usize;
     let skipped = (warm_up.as_secs_f64() * f64::from(rate)) as usize;
@@ -62,13 +63,22 @@ pub fn measure(wire: &dyn Wire, rate: u32, warm_up: Duration, duration: Duration
             Err(error) => return Err(error),
         }
         let now = start.elapsed().as_nanos() as u64;
-        let whole = filled - filled % delivery_bytes;
-        for delivery in input[..whole].chunks_exact(delivery_bytes) {
-            let stamp = delivery[delivered_body_at..delivered_body_at + 8].try_into();
-            ages.push(now.saturating_sub(u64::from_le_bytes(stamp.map_err(io::Error::other)?)));
+        let mut taken = 0;
+        while filled - taken >= delivery_bytes {
+            let skipped = wire.between_deliveries(&input[taken..filled]);
+            if skipped > 0 {
+                taken += skipped;
+                continue;
+            }
+            let stamp_at = taken + delivered_body_at;
+            let stamp = input[stamp_at..stamp_at + 8].try_into().map_err(io::Error::other)?;
+            // A stamp of the future is none: something else than a delivery was read.
+            let age = now.checked_sub(u64::from_le_bytes(stamp));
+            ages.push(age.ok_or_else(|| io::Error::other("read something that is not a delivery"))?);
+            taken += delivery_bytes;
         }
-        input.copy_within(whole..filled, 0);
-        filled -= whole;
+        input.copy_within(taken..filled, 0);
+        filled -= taken;
         if start.elapsed() > warm_up + duration + Duration::from_secs(30) {
             return Err(io::Error::other("messages were lost"));
         }
@@ -83,7 +93,7 @@ pub(crate) fn summary(ages: &mut [u64]) -> Latency {
         let index = ((ages.len() as f64 * share) as usize).min(ages.len().saturating_sub(1));
         Duration::from_nanos(ages.get(index).copied().unwrap_or(0))
     };
-    Latency { messages: ages.len(), p50: at(0.5), p99: at(0.99), max: at(1.0) }
+    Latency { messages: ages.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) }
 }
 
 /// Writes everything to a socket that does not block.

@@ -6,6 +6,8 @@
 //! |---|---|
 //! | [`scenario`] | the scenarios by name, and their comparisons |
 //! | [`fanout`], [`work_queue`], [`latency`], [`memory`], [`durable`], [`limits`], [`eventmq`], [`schedules`] | the measurements |
+//! | [`confirmed`] | producers that wait for confirmations |
+//! | [`drive`] | one measurement of a broker that another program started |
 //! | [`plain_loop`] | the speed of the disk without a broker |
 //! | [`wire`] | the interface to a protocol |
 //! | [`tmqp`], [`peers`] | mqcore; other brokers at the same work |
@@ -13,6 +15,8 @@
 //! | [`report`] | figures as a table and as JSON |
 
 pub mod backlog;
+pub mod confirmed;
+pub mod drive;
 pub mod durable;
 pub mod eventmq;
 pub mod fanout;

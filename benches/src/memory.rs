@@ -34,7 +34,7 @@ impl Memory {
 /// # Errors
 /// If one of them cannot connect.
 pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
-    let wire = Tmqp { address: process.address };
+    let wire = Tmqp::new(process.address);
     // The first connection pays one-time costs.
     let _first = wire.producer()?;
     let before = process.resident_bytes()?;
@@ -51,7 +51,7 @@ pub fn idle_connections(process: &Process, count: u64) -> io::Result<Memory> {
 /// # Errors
 /// If the server rejects them.
 pub fn stored_messages(process: &Process, count: u64) -> io::Result<Memory> {
-    let mut producer = Tmqp { address: process.address }.producer()?;
+    let mut producer = Tmqp::new(process.address).producer()?;
     let publication = publication();
     producer.write_all(&publication)?;
     process.totals_when(|totals| totals["ready"] == 1)?;

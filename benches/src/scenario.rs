@@ -18,7 +18,8 @@ use crate::serve::{History, Saving, Serve};
 use crate::tmqp::Tmqp;
 use crate::wire::Wire;
 use crate::{
-    backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, schedules, work_queue,
+    BODY_BYTES, backlog, durable, fanout, latency, limits, memory, micromessage, plain_loop, schedules,
+    work_queue,
 };
 
 /// Options of a measurement.
@@ -254,12 +255,20 @@ impl Scenario {
         let redis = if plan.peers { redis::start()? } else { None };
         let nats = if plan.peers { nats::start()? } else { None };
         let mut brokers: Vec<(&'static str, &Process, Box<dyn Wire>)> =
-            vec![("mqcore", &mqcore, Box::new(Tmqp { address: mqcore.address }))];
+            vec![("mqcore", &mqcore, Box::new(Tmqp::new(mqcore.address)))];
         if let Some(process) = &redis {
-            brokers.push(("redis", process, Box::new(redis::Redis { address: process.address })));
+            brokers.push((
+                "redis",
+                process,
+                Box::new(redis::Redis { address: process.address, body_bytes: BODY_BYTES }),
+            ));
         }
         if let Some(process) = &nats {
-            brokers.push(("nats", process, Box::new(nats::Nats { address: process.address })));
+            brokers.push((
+                "nats",
+                process,
+                Box::new(nats::Nats { address: process.address, body_bytes: BODY_BYTES }),
+            ));
         }
         let mut samples: Vec<Vec<Sample<N>>> = brokers.iter().map(|_| Vec::new()).collect();
         for round in 0..plan.runs * self.tries() {

@@ -10,6 +10,7 @@ use mqcore_wire::tmqp::operation::{self, Operation};
 use mqcore_wire::tmqp::{self, Frame, Kind, PREAMBLE};
 
 use crate::BODY_BYTES;
+use crate::confirmed::{ConfirmationReader, Confirming};
 use crate::wire::{Wire, connect};
 
 /// The channel of all messages.
@@ -26,6 +27,8 @@ pub const ID_AT: usize = 8;
 pub struct Tmqp {
     /// Address of the listener.
     pub address: SocketAddr,
+    /// Bytes of every body.
+    pub body_bytes: usize,
 }
 
 impl Wire for Tmqp {
@@ -40,15 +43,24 @@ impl Wire for Tmqp {
     }
 
     fn publication(&self) -> Vec<u8> {
-        publication()
+        message(false, self.body_bytes)
     }
 
     fn trailer(&self) -> usize {
         0
     }
+
+    fn body_bytes(&self) -> usize {
+        self.body_bytes
+    }
 }
 
 impl Tmqp {
+    /// A server whose messages have bodies of [`BODY_BYTES`].
+    pub fn new(address: SocketAddr) -> Self {
+        Self { address, body_bytes: BODY_BYTES }
+    }
+
     /// Connects and shakes hands. Each client gets an id of its own: those of an earlier run may not be gone yet.
     ///
     /// # Errors
@@ -106,21 +118,51 @@ fn expect(stream: &mut TcpStream, kind: Kind, content_type: u16) -> io::Result<(
     }
 }
 
+impl Confirming for Tmqp {
+    fn confirmed_producer(&self, _: usize) -> io::Result<TcpStream> {
+        self.producer()
+    }
+
+    fn confirmed_publication(&self, _: usize) -> Vec<u8> {
+        message(true, self.body_bytes)
+    }
+
+    fn reader(&self) -> Box<dyn ConfirmationReader> {
+        Box::new(Receipts)
+    }
+}
+
+/// One frame for each message.
+struct Receipts;
+
+impl ConfirmationReader for Receipts {
+    fn read(&mut self, input: &[u8]) -> io::Result<(usize, u64)> {
+        let (mut receipts, mut at) = (0, 0);
+        while let Some((frame, size)) =
+            tmqp::decode(&input[at..], &Limits::default()).map_err(io::Error::other)?
+        {
+            // A receipt has no header lines; a refusal has one with the reason.
+            if frame.kind != Kind::ACKNOWLEDGE || !frame.headers.is_empty() {
+                return Err(io::Error::other(format!("expected a receipt, got {frame:?}")));
+            }
+            at += size;
+            receipts += 1;
+        }
+        Ok((at, receipts))
+    }
+}
+
 /// One message for queue 0 of [`CHANNEL`].
 pub fn publication() -> Vec<u8> {
-    message(false)
+    message(false, BODY_BYTES)
 }
 
-/// The same, with a receipt asked for.
-pub fn publication_with_receipt() -> Vec<u8> {
-    message(true)
-}
-
-fn message(pending_acknowledge: bool) -> Vec<u8> {
+fn message(pending_acknowledge: bool, body_bytes: usize) -> Vec<u8> {
+    let body = vec![0; body_bytes];
     let frame = Frame {
         id: &[b'0'; ID_BYTES],
         target: CHANNEL.as_bytes(),
-        payload: &[0; BODY_BYTES],
+        payload: &body,
         pending_acknowledge,
         ..Frame::new(Kind::QUEUE)
     };

@@ -29,6 +29,18 @@ pub trait Wire {
 
     /// Bytes behind the body, in what is published and in what is delivered.
     fn trailer(&self) -> usize;
+
+    /// Bytes of every body.
+    fn body_bytes(&self) -> usize {
+        BODY_BYTES
+    }
+
+    /// Bytes at the front of `input` that belong to no delivery, such as a heartbeat. Called where a delivery may begin,
+    /// with at least as many bytes as a delivery has.
+    fn between_deliveries(&self, input: &[u8]) -> usize {
+        let _ = input;
+        0
+    }
 }
 
 /// Bytes to write to a non-blocking socket.
@@ -93,10 +105,11 @@ pub fn learn_delivery_bytes(
     consumer: &mut TcpStream,
 ) -> io::Result<usize> {
     // A body that no frame has around it.
-    let marker: Vec<u8> = (0..BODY_BYTES).map(|index| 0x80 | index as u8).collect();
+    let body_bytes = wire.body_bytes();
+    let marker: Vec<u8> = (0..body_bytes).map(|index| 0x80 | index as u8).collect();
     let mut publication = wire.publication();
-    let body_at = publication.len() - wire.trailer() - BODY_BYTES;
-    publication[body_at..body_at + BODY_BYTES].copy_from_slice(&marker);
+    let body_at = publication.len() - wire.trailer() - body_bytes;
+    publication[body_at..body_at + body_bytes].copy_from_slice(&marker);
     producer.write_all(&publication)?;
     let mut delivery = read_until(consumer, &marker)?;
     let mut trailer = vec![0; wire.trailer()];

@@ -80,7 +80,7 @@ pub fn measure(
     warm_up: Duration,
     duration: Duration,
 ) -> io::Result<WorkQueue> {
-    let mut run = Run::connect(&Tmqp { address: process.address }, consumers)?;
+    let mut run = Run::connect(&Tmqp::new(process.address), consumers)?;
     run.until(Instant::now() + warm_up)?;
     let (before, start) = (run.acknowledged, Instant::now());
     run.until(start + duration)?;

@@ -6,6 +6,7 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use mqcore_bench::drive::{self, Drive};
 use mqcore_bench::report;
 use mqcore_bench::scenario::{Plan, Scenario};
 use mqcore_bench::serve::{Serve, serve};
@@ -107,6 +108,23 @@ fn main() -> ExitCode {
         return match serve(options) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error.to_string()),
+        };
+    }
+    if let Some(options) =
+        arguments.split_first().and_then(|(first, rest)| (first == "drive").then_some(rest))
+    {
+        return match Drive::from_arguments(options) {
+            Ok(drive) => match drive.run() {
+                Ok(values) => {
+                    println!("{values}");
+                    ExitCode::SUCCESS
+                }
+                Err(error) => fail(&error.to_string()),
+            },
+            Err(problem) => {
+                eprintln!("{}\n\n{problem}", drive::HELP);
+                ExitCode::from(2)
+            }
         };
     }
     match parse(&arguments) {

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 
-use crate::BODY_BYTES;
+use crate::confirmed::{ConfirmationReader, Confirming};
 use crate::process::Process;
 use crate::wire::{Wire, connect, read_until};
 
@@ -12,6 +12,8 @@ use crate::wire::{Wire, connect, read_until};
 pub struct Nats {
     /// Address of the listener.
     pub address: SocketAddr,
+    /// Bytes of every body.
+    pub body_bytes: usize,
 }
 
 /// Starts one; `None` if none is installed.
@@ -48,13 +50,64 @@ impl Wire for Nats {
     }
 
     fn publication(&self) -> Vec<u8> {
-        let mut bytes = format!("PUB bench {BODY_BYTES}\r\n").into_bytes();
-        bytes.extend_from_slice(&[0; BODY_BYTES]);
-        bytes.extend_from_slice(b"\r\n");
-        bytes
+        command("bench", self.body_bytes)
+    }
+
+    fn body_bytes(&self) -> usize {
+        self.body_bytes
+    }
+
+    fn between_deliveries(&self, input: &[u8]) -> usize {
+        // The server asks for a sign of life. Runs end long before it would miss one.
+        if input.starts_with(PING) { PING.len() } else { 0 }
     }
 
     fn trailer(&self) -> usize {
         2
+    }
+}
+
+const PING: &[u8] = b"PING\r\n";
+
+fn command(subject: &str, body_bytes: usize) -> Vec<u8> {
+    let mut bytes = format!("PUB {subject} {body_bytes}\r\n").into_bytes();
+    bytes.resize(bytes.len() + body_bytes, 0);
+    bytes.extend_from_slice(b"\r\n");
+    bytes
+}
+
+/// A stream of JetStream that exists and stores the subject `stream`. It answers each message in an inbox.
+impl Confirming for Nats {
+    fn confirmed_producer(&self, number: usize) -> io::Result<TcpStream> {
+        let mut stream = self.client()?;
+        write!(stream, "SUB inbox.{number} 1\r\nPING\r\n")?;
+        read_until(&mut stream, b"PONG\r\n")?;
+        Ok(stream)
+    }
+
+    fn confirmed_publication(&self, number: usize) -> Vec<u8> {
+        command(&format!("stream inbox.{number}"), self.body_bytes)
+    }
+
+    fn reader(&self) -> Box<dyn ConfirmationReader> {
+        Box::new(Answers)
+    }
+}
+
+/// `MSG inbox.N 1 SIZE`, and JSON with the message's number in the stream or an error.
+struct Answers;
+
+impl ConfirmationReader for Answers {
+    fn read(&mut self, input: &[u8]) -> io::Result<(usize, u64)> {
+        let (mut consumed, mut confirmations) = (0, 0);
+        for line in input.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n")) {
+            if line.starts_with(b"{") && !line.windows(7).any(|word| word == b"\"error\"") {
+                confirmations += 1;
+            } else if !line.starts_with(b"MSG ") && line != PING {
+                return Err(io::Error::other(format!("nats: {}", String::from_utf8_lossy(line).trim_end())));
+            }
+            consumed += line.len();
+        }
+        Ok((consumed, confirmations))
     }
 }
