@@ -55,6 +55,8 @@ ENVIRONMENT := $(VENV)/.environment
 EXTENSION := $(VENV)/.extension
 STUB_CHECKED := $(VENV)/.stub-checked
 
+PEERS_SCRATCH := $(abspath target/bench-peers)
+
 step = @printf '\n\033[1m== %s\033[0m\n' '$(1)'
 
 .PHONY: help
@@ -78,7 +80,7 @@ test: $(EXTENSION) check test-both ## check, and tests of every promise at reduc
 
 .PHONY: test-full
 test-full: export MQCORE_TEST_DEPTH := full
-test-full: test lint-benches test-benches ## test with all seeds, kill rounds, long Spark tests, original programs and benchmarks
+test-full: test lint-benches test-benches test-peers ## test with all seeds, kill rounds, long Spark tests, original programs and benchmarks
 
 # --- the environment -------------------------------------------------------------------------------------------
 
@@ -149,6 +151,14 @@ test-benches: $(ENVIRONMENT) ## run scenarios of the load generator for a second
 	$(call step,load generator)
 	@cargo run --locked -p mqcore-bench --bin load -- --no-peers --runs 1 --seconds 1 $(SCENARIOS)
 
+# With debug builds: their figures mean nothing. Brokers that this machine cannot install are skipped with the reason.
+.PHONY: test-peers
+test-peers: $(EXTENSION) ## run each row of `make bench-peers` once and briefly, to see that it works
+	$(call step,comparison with other brokers)
+	@cargo build --locked -p mqcore-bench --bin load
+	@PYTHONPATH=benches $(PY) -m peers --quick --mqcore $(PY) --scratch '$(PEERS_SCRATCH)' \
+		--load $(or $(CARGO_TARGET_DIR),target)/debug/load
+
 # Everything but the benchmarks: `default-members` of Cargo.toml. mqcore-python has no test program; it is selected so that
 # cargo chooses the same features as for the extension module, and compiles nothing twice.
 .PHONY: test-rust
@@ -174,6 +184,7 @@ test-both: $(EXTENSION)
 types: $(ENVIRONMENT) $(if $(wildcard $(EXTENSION)),$(STUB_CHECKED)) ## mypy; compare the stub with the extension module if it is built
 	$(call step,mypy --strict)
 	@$(PY) -m mypy --strict
+	@MYPYPATH=benches $(PY) -m mypy --strict --package peers
 	@test -e $(EXTENSION) || echo 'skipped: stubtest, because there is no extension module yet (make develop)'
 
 # `make audit AUDIT_FLAGS=--require` fails where a tool is missing or advisories are unreachable.
@@ -232,6 +243,23 @@ bench: $(ENVIRONMENT) ## measure, on an otherwise idle machine; docs/performance
 	@$(PY) benches/spark/speed.py
 	$(call step,parts of the core)
 	@cargo bench --locked -p mqcore-bench --benches
+
+LOAD := $(or $(CARGO_TARGET_DIR),target)/release/load
+
+# The comparison measures what users install, so that mqcore is a wheel too. PEERS_FLAGS: `--quick`, `--rows`, `--peers`,
+# `--runs`, `--seconds`; `--help` lists all.
+.PHONY: bench-peers
+bench-peers: $(ENVIRONMENT) ## compare mqcore with other brokers, which it installs into target/bench-peers; PEERS_FLAGS=--quick
+	$(call step,release build)
+	@cargo build --release --locked -p mqcore-bench --bin load
+	@rm -rf '$(PEERS_SCRATCH)/wheels'
+	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin build --release --strip --locked --out '$(PEERS_SCRATCH)/wheels'
+	$(call step,comparison with other brokers)
+	@PYTHONPATH=benches $(PY) -m peers --scratch '$(PEERS_SCRATCH)' --load '$(LOAD)' $(PEERS_FLAGS)
+
+.PHONY: bench-peers-publish
+bench-peers-publish: $(ENVIRONMENT) ## write table and plots of the last comparison into docs
+	@PYTHONPATH=benches $(PY) -m peers --publish '$(PEERS_SCRATCH)/results/results.json'
 
 CRASH_ROUNDS ?= 200
 
@@ -322,11 +350,16 @@ wheel: $(ENVIRONMENT) ## an abi3 wheel for this machine, into dist/
 	@$(BIN)/maturin build --release --strip --locked --out dist
 
 .PHONY: lock
-lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml; needs uv
+lock: $(ENVIRONMENT) ## update requirements/test.lock from pyproject.toml, and peers.lock; needs uv
 	@{ echo '# What the tests run with, by version and hash; renewed by `make lock`.'; \
 		uv pip compile --quiet --upgrade --group test --universal --python-version 3.11 --generate-hashes \
 			--no-header --no-emit-index-url --annotation-style line pyproject.toml; } > requirements/test.lock.new
 	@mv requirements/test.lock.new requirements/test.lock
+	@{ echo '# Clients of other brokers that `make bench-peers` measures, by version and hash; renewed by `make lock`.'; \
+		printf '%s\n' aio-pika 'celery[redis]' 'dramatiq[redis]' nats-py redis taskiq taskiq-redis | \
+		uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+			--no-header --no-emit-index-url --annotation-style line -; } > requirements/peers.lock.new
+	@mv requirements/peers.lock.new requirements/peers.lock
 
 .PHONY: clean
 clean: ## remove the environment, caches and packages; for cargo's target directory use cargo clean
