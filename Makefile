@@ -136,7 +136,7 @@ lint-rust: $(ENVIRONMENT)
 .PHONY: lint-benches
 lint-benches: $(ENVIRONMENT)
 	$(call step,cargo clippy: benchmarks)
-	@$(call clippy,--package mqcore-bench)
+	@$(call clippy,--package mqcore-bench --package mqcore-guard)
 
 clippy = if $(call has-component,clippy,clippy); then \
 		$(if $(pyo3-config),PYO3_CONFIG_FILE='$(pyo3-config)') cargo clippy $(1) --all-targets --locked -- -D warnings; \
@@ -260,6 +260,10 @@ bench-peers: $(ENVIRONMENT) ## compare mqcore with other brokers, which it insta
 .PHONY: bench-peers-publish
 bench-peers-publish: $(ENVIRONMENT) ## write table and plots of the last comparison into docs
 	@PYTHONPATH=benches $(PY) -m peers --publish '$(PEERS_SCRATCH)/results/results.json'
+
+.PHONY: bench-guard
+bench-guard: $(ENVIRONMENT) ## compare the instructions of ten hot paths with benches/guard/counts.json; needs valgrind
+	@$(PY) benches/guard/guard.py $(GUARD_FLAGS)
 
 CRASH_ROUNDS ?= 200
 
