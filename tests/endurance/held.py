@@ -12,11 +12,8 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
-import random
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -25,6 +22,7 @@ from pathlib import Path
 import mqcore
 from endurance.load import PULLED
 from endurance.probe import percentile
+from endurance.rounds import begin
 from endurance.soak import Settings, Soak
 from endurance.verdict import Check
 from hostile.attacks import OPENINGS
@@ -244,16 +242,7 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 async def hold(directory: Path, seed: int, settings: Settings, slow_peers: int = SLOW_PEERS) -> Held:
     """Hold the load in a directory, and return what was measured."""
     holding = Held(directory, seed, settings, slow_peers)
-    try:
-        await holding.run.start()
-        await holding.measure()
-        print(f"capacity: {holding.capacity:.0f} confirmed messages/s; now {settings.share:.0%} of it", flush=True)
-        if not holding.measured.findings:
-            await holding.play()
-        if not holding.measured.findings:
-            await holding.run.finish()
-    finally:
-        await holding.close()
+    await holding.carry_out()
     return holding
 
 
@@ -268,10 +257,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="random choices [default: random]")
     parser.add_argument("--json", type=Path, help="file for the result")
     given = parser.parse_args()
-    logging.getLogger("mqcore").setLevel(logging.CRITICAL)  # connections are lost on purpose
-    seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
-    directory = Path(tempfile.mkdtemp(prefix="held-"))
-    print(f"seed {seed}, data in {directory}", flush=True)
+    seed, directory = begin(given.seed, None, "held-")
     settings = Settings(given.minutes * 60, given.fault_seconds, given.measure_seconds, SHARE)
     holding = asyncio.run(hold(directory, seed, settings))
     checks = holding.checks()

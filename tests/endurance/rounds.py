@@ -194,6 +194,17 @@ async def run(directory: Path, seed: int, rounds: int, *, report: bool = False) 
     return running
 
 
+def begin(seed: int | None, directory: Path | None, prefix: str) -> tuple[int, Path]:
+    """The seed and the place of the data directories of a program, which are printed."""
+    # The program loses connections on purpose.
+    logging.getLogger("mqcore").setLevel(logging.CRITICAL)
+    seed = random.SystemRandom().getrandbits(32) if seed is None else seed
+    directory = directory or Path(tempfile.mkdtemp(prefix=prefix))
+    directory.mkdir(parents=True, exist_ok=True)
+    print(f"seed {seed}, data in {directory}", flush=True)
+    return seed, directory
+
+
 def main() -> int:
     """Read the arguments, which `make endure` passes."""
     parser = argparse.ArgumentParser(description="Kill brokers and workers under mixed load, and compare everything.")
@@ -201,11 +212,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="random choices [default: random]")
     parser.add_argument("--directory", type=Path, help="place of the data directories [default: a temporary one]")
     given = parser.parse_args()
-    logging.getLogger("mqcore").setLevel(logging.CRITICAL)  # connections are lost on purpose
-    seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
-    directory = given.directory or Path(tempfile.mkdtemp(prefix="endurance-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    print(f"seed {seed}, data in {directory}", flush=True)
+    seed, directory = begin(given.seed, given.directory, "endurance-")
     running = asyncio.run(run(directory, seed, given.rounds, report=True))
     print(running.summary())
     for finding in running.findings:

@@ -12,11 +12,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import logging
 import os
-import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import Any
 import mqcore
 from endurance.place import ManagedBroker
 from endurance.probe import percentile
-from endurance.rounds import Run
+from endurance.rounds import Run, begin
 from endurance.verdict import Check, Measurements, judge, sample
 from served import ROOT, clean_environment
 
@@ -203,6 +200,20 @@ class Soak:
 
     # --- result ----------------------------------------------------------------------------------------------------
 
+    async def carry_out(self) -> None:
+        """Everything from the first start to the last check of what remains, until there is a finding."""
+        try:
+            await self.run.start()
+            await self.measure()
+            share = f"{self.settings.share:.0%}"
+            print(f"capacity: {self.capacity:.0f} confirmed messages/s; now {share} of it", flush=True)
+            if not self.measured.findings:
+                await self.play()
+            if not self.measured.findings:
+                await self.run.finish()
+        finally:
+            await self.close()
+
     def result(self) -> tuple[list[Check], dict[str, Any]]:
         """All checks, and the result as JSON."""
         self.measured.outages = self.run.place.main.outages
@@ -227,16 +238,7 @@ class Soak:
 async def soak(directory: Path, seed: int, settings: Settings) -> Soak:
     """Soak brokers in a directory, and return what was measured."""
     soaking = Soak(directory, seed, settings)
-    try:
-        await soaking.run.start()
-        await soaking.measure()
-        print(f"capacity: {soaking.capacity:.0f} confirmed messages/s; now {settings.share:.0%} of it", flush=True)
-        if not soaking.measured.findings:
-            await soaking.play()
-        if not soaking.measured.findings:
-            await soaking.run.finish()
-    finally:
-        await soaking.close()
+    await soaking.carry_out()
     return soaking
 
 
@@ -250,11 +252,7 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, help="place of the data directories [default: a temporary one]")
     parser.add_argument("--json", type=Path, help="file for the result [default: soak.json in the directory]")
     given = parser.parse_args()
-    logging.getLogger("mqcore").setLevel(logging.CRITICAL)  # connections are lost on purpose
-    seed = random.SystemRandom().getrandbits(32) if given.seed is None else given.seed
-    directory = given.directory or Path(tempfile.mkdtemp(prefix="soak-"))
-    directory.mkdir(parents=True, exist_ok=True)
-    print(f"seed {seed}, data in {directory}", flush=True)
+    seed, directory = begin(given.seed, given.directory, "soak-")
     settings = Settings(given.hours * 3600, given.restart_minutes * 60, given.measure_seconds)
     soaking = asyncio.run(soak(directory, seed, settings))
     checks, result = soaking.result()
