@@ -28,7 +28,7 @@ class Conversation:
     """Bytes for a connection, and what comes back until the other side closes it."""
 
     address: Address
-    said: bytes
+    sent: bytes
     answer: bytearray = field(default_factory=bytearray)
     sent_at: float = 0.0
     closed_after: float | None = None
@@ -52,7 +52,7 @@ def converse(conversations: Iterable[Conversation], *, together: int, limit: flo
                 stream.setblocking(False)
                 stream.connect_ex(conversation.address)
                 conversation.sent_at = time.monotonic()
-                open_ones[stream.fileno()] = (stream, conversation, memoryview(conversation.said))
+                open_ones[stream.fileno()] = (stream, conversation, memoryview(conversation.sent))
                 poll.register(stream, select.EPOLLIN | select.EPOLLOUT)
             for number, events in poll.poll(0.1):
                 stream, conversation, rest = open_ones[number]

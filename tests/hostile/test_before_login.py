@@ -123,8 +123,8 @@ def tmqp_commands(tokens: dict[str, str]) -> Commands:
     }
     logins = {f"hello, {name} token": hello(f"Client-Token: {token}\r\n") for name, token in tokens.items()}
     logins["hello, node"] = hello("Client-Type: server\r\nMqcore-Node: 1\r\nMqcore-Node-Epoch: 7\r\n")
-    said = {"hello": hello(""), **logins, **{name: frame.encode() for name, frame in frames.items()}}
-    return said | {"ping": bytes.fromhex("89ff000000000000")}
+    messages = {"hello": hello(""), **logins, **{name: frame.encode() for name, frame in frames.items()}}
+    return messages | {"ping": bytes.fromhex("89ff000000000000")}
 
 
 def mqks_commands(tokens: dict[str, str]) -> Commands:
@@ -174,7 +174,7 @@ def mm2_commands(tokens: dict[str, str]) -> Commands:
 
     # A handshake has two messages of each side, and both may have the token.
     logins = {f"handshake, {name} token": login(token) for name, token in tokens.items() if name != "oversized"}
-    logins |= {f"{name}, twice": 2 * said for name, said in logins.items()}
+    logins |= {f"{name}, twice": 2 * login for name, login in logins.items()}
     return {
         "handshake": Handshake(required="pub-sub;x-mqcore").encode(),
         "handshake, twice": 2 * Handshake(required="ack;pub-sub;x-mqcore").encode(),
@@ -196,7 +196,7 @@ def emqp_commands(tokens: dict[str, str]) -> Commands:
         return zmtp.GREETING + zmtp.ready(kind, b"", token)
 
     job = b'["run", {"path": "p", "callable": "c"}]'
-    words = [
+    commands = [
         [b"INFORM", b"i", b'[[1, "orders/0"]]', b"worker"],
         [b"INFORM", b"i", b"", b"scheduler"],
         [b"READY", b"r"],
@@ -211,14 +211,14 @@ def emqp_commands(tokens: dict[str, str]) -> Commands:
         [b"DISCONNECT", b"d"],
         [b"KBYE", b"k"],
     ]
-    said = {f"{one[0].decode()} {at}": zmtp.message([b"", b"eMQP/1.0", *one]) for at, one in enumerate(words)}
+    messages = {f"{one[0].decode()} {at}": zmtp.message([b"", b"eMQP/1.0", *one]) for at, one in enumerate(commands)}
     logins = {f"handshake, {name} token": handshake(token=token) for name, token in tokens.items()}
     subscriptions = {
         "SUBSCRIBE": zmtp.command(b"SUBSCRIBE", b"a"),
         "subscription": zmtp.message([b"\x01a"]),
         "PING": zmtp.command(b"PING", b"\0\0x"),
     }
-    return logins | {"handshake": handshake(), "handshake, SUB": handshake(b"SUB")} | said | subscriptions
+    return logins | {"handshake": handshake(), "handshake, SUB": handshake(b"SUB")} | messages | subscriptions
 
 
 COMMANDS = {
@@ -243,7 +243,7 @@ def sequences(listener: str, commands: Commands) -> Iterator[tuple[str, ...]]:
         yield from itertools.product(commands, repeat=length)
 
 
-def said(listener: str, commands: Commands, names: tuple[str, ...]) -> bytes:
+def bytes_of(listener: str, commands: Commands, names: tuple[str, ...]) -> bytes:
     """The bytes of a sequence. TMQP has eight bytes before everything else."""
     return (PREAMBLE if listener == "tmqp" else b"") + b"".join(commands[name] for name in names)
 
@@ -311,7 +311,7 @@ def test_no_sequence_of_commands_before_a_login_has_an_effect(protocol: str, pla
             if SEQUENCES:
                 chosen = iter(chance.sample(list(chosen), SEQUENCES // len(CHECKS) // len(listeners)))
             for sequence in chosen:
-                conversation = Conversation(endpoint(place.broker, listener), said(listener, commands, sequence))
+                conversation = Conversation(endpoint(place.broker, listener), bytes_of(listener, commands, sequence))
                 names[id(conversation)] = f"{listener}: {', '.join(sequence)}"
                 yield conversation
 
@@ -357,5 +357,5 @@ def test_the_same_commands_have_effects_where_no_login_is_needed(
     with listening(tmp_path) as broker, prepare(broker, None):
         assert metric(broker, effect) == 0
         with socket.create_connection(endpoint(broker, listener), timeout=10) as peer:
-            peer.sendall(said(listener, COMMANDS[listener]({}), sequence))
+            peer.sendall(bytes_of(listener, COMMANDS[listener]({}), sequence))
             wait_until(lambda: metric(broker, effect) == 1, what="the effect")

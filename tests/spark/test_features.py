@@ -292,7 +292,7 @@ def test_reports_of_runs_without_change_and_without_messages(spark: SparkSession
     assert parts[2:4] == ["<h2>Nulls</h2><p>No column has any.</p>", f'<p class="say good">{UNCHANGED}</p>']
     assert len(parts) == 5
     assert rows_of(outcome.tables["drift"]) == []
-    nothing = run_whole("features", spark, data, tmp_path / "none", STEPS, queue="nobody", days=1)
+    nothing = run_whole("features", spark, data, tmp_path / "none", STEPS, queue="missing", days=1)
     assert set(nothing.figures.values()) == {0}
     assert parts_of(nothing.report, "Features", str(data))[1:] == [
         '<p class="say">There is no message: nothing was produced, or the broker runs without history.</p>'

@@ -148,8 +148,8 @@ def test_a_history_without_dead_letters_has_no_causes(spark: SparkSession, tmp_p
     outcome = run_whole("deadletters", spark, data, tmp_path / "out", STEPS)
     assert set(outcome.figures.values()) == {0}
     assert "<p>There are no dead letters.</p>" in self_contained(outcome.report)
-    with pytest.raises(errors.ConfigError, match="unknown cluster 'nobody'; the table clusters lists the names"):
-        pipelines.run("deadletters", spark, data, tmp_path, redrive="tmqp://x", clusters="nobody", run="x")
+    with pytest.raises(errors.ConfigError, match="unknown cluster 'missing'; the table clusters lists the names"):
+        pipelines.run("deadletters", spark, data, tmp_path, redrive="tmqp://x", clusters="missing", run="x")
 
 
 @pytest.mark.full("test_chosen_dead_letters_go_back_once reads letters of a real broker")

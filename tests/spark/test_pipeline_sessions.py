@@ -28,7 +28,7 @@ SHOP = {"producer_name": "shop", "producer_id": "a", "producer_protocol": "tmqp"
 OTHER_SHOP = {"producer_name": "shop", "producer_id": "b", "producer_protocol": "mqks"}
 BANK = {"consumer_name": "bank", "consumer_id": "c", "consumer_protocol": "tmqp"}
 NAMELESS = {"consumer_name": "", "consumer_id": "d", "consumer_protocol": "mqks"}
-NOBODY = {"consumer_name": "", "consumer_id": "", "consumer_protocol": "tmqp"}
+NO_CONSUMER = {"consumer_name": "", "consumer_id": "", "consumer_protocol": "tmqp"}
 
 
 def history() -> list[dict[str, Any]]:
@@ -46,7 +46,7 @@ def history() -> list[dict[str, Any]]:
         made("nacked", 2, **OTHER_SHOP, **NAMELESS, time=at(58)),
         made("timed-out", 2, **OTHER_SHOP, **NAMELESS, time=at(59)),
         made("delivered", 4, **SHOP, **BANK, time=at(200)),
-        made("delivered", 4, **SHOP, **NOBODY, time=at(300)),
+        made("delivered", 4, **SHOP, **NO_CONSUMER, time=at(300)),
         made("delivered", 5, producer_id="", **BANK, time=at(201), queue="logs/2", shard=1),
     ]
     for number in range(105):
