@@ -437,14 +437,18 @@ mod tests {
         assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
     }
 
+    /// Saves a counter of 5 that expires after a minute, ten seconds after its start.
+    fn save_counter(directory: &Path) {
+        let limiter = store();
+        let (mut journal, _) = open(directory, &limiter, START);
+        limiter.insert(b"counter", 5, KEPT, seconds(60), START);
+        journal.save(&limiter, after(10), false).unwrap();
+    }
+
     #[test]
     fn a_clock_set_back_extends_no_limit() {
         let scratch = TempDir::new().unwrap();
-        let limiter = store();
-        let (mut journal, _) = open(scratch.path(), &limiter, START);
-        limiter.insert(b"counter", 5, KEPT, seconds(60), START);
-        journal.save(&limiter, after(10), false).unwrap();
-        drop(journal);
+        save_counter(scratch.path());
         let an_hour_ago = START.before(3_600_000_000_000);
         let again = store();
         open(scratch.path(), &again, an_hour_ago);
@@ -457,11 +461,7 @@ mod tests {
     #[test]
     fn a_clock_set_back_extends_no_limit_that_is_restored_twice() {
         let scratch = TempDir::new().unwrap();
-        let limiter = store();
-        let (mut journal, _) = open(scratch.path(), &limiter, START);
-        limiter.insert(b"counter", 5, KEPT, seconds(60), START);
-        journal.save(&limiter, after(10), false).unwrap();
-        drop(journal);
+        save_counter(scratch.path());
         let an_hour_ago = START.before(3_600_000_000_000);
         let again = store();
         let (mut journal, _) = open(scratch.path(), &again, an_hour_ago);
