@@ -472,6 +472,26 @@ def test_an_async_handler_that_blocks_its_loop_cannot_keep_a_broker_from_stoppin
     assert "blocks its event loop" in result.stderr
 
 
+def test_a_log_handler_that_does_not_come_back_cannot_keep_the_program_from_ending() -> None:
+    result = run(
+        """
+        import logging, tempfile, threading
+        import mqcore
+        asleep = threading.Event()
+        class Asleep(logging.Handler):
+            # `emit` would hold the lock of the handler, for which Python's logging waits at the end.
+            def handle(self, record):
+                asleep.set()
+                threading.Event().wait()
+        logging.getLogger("mqcore.server").addHandler(Asleep())
+        logging.getLogger("mqcore.server").setLevel(logging.INFO)
+        with tempfile.TemporaryDirectory() as data_dir, mqcore.Broker(listen="tmqp://127.0.0.1:0", data_dir=data_dir):
+            assert asleep.wait(20), "the broker did not log that it recovered its journals"
+        """
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("define", ["def", "async def"])
 def test_a_handler_may_stop_its_own_broker(define: str) -> None:
     result = run(

@@ -22,7 +22,7 @@ class Note(Extension):
     """Answers each frame, in the way that the frame asks for."""
 
     name = "x-note"
-    timeout = 0.5
+    timeout = 60.0
 
     def __init__(self) -> None:
         self.seen: list[tuple[str | None, bytes]] = []
@@ -50,7 +50,7 @@ class AsyncNote(Extension):
     """The same on the event loop."""
 
     name = "x-async"
-    timeout = 0.5
+    timeout = 60.0
 
     async def received(self, client: mqcore.ClientView, payload: bytes) -> bytes | list[bytes]:
         await asyncio.sleep(0)
@@ -93,6 +93,25 @@ def test_a_frame_is_handled_and_answered_in_frames_of_the_same_extension() -> No
     assert len(note.threads) == 1
 
 
+class Slow(Extension):
+    """Takes its time for each frame."""
+
+    name = "x-slow"
+    timeout = 1.5
+
+    def received(self, client: mqcore.ClientView, payload: bytes) -> bytes:
+        time.sleep(0.2)
+        return payload
+
+
+def test_waiting_behind_earlier_frames_does_not_count_as_handling() -> None:
+    """10 frames of 0.2 s with a timeout of 1.5 s: the last one is answered 2 s after it arrived."""
+    with broker_with(Slow()) as broker, MM2Peer(broker.listeners[0]) as peer:
+        peer.open("x-slow")
+        peer.send(*(extension(1, b"%d" % number) for number in range(10)))
+        assert [frame.payload for frame in peer.frames(10)] == [b"%d" % number for number in range(10)]
+
+
 def test_async_handlers_answer_in_the_order_of_the_frames() -> None:
     with broker_with(AsyncNote()) as broker, MM2Peer(broker.listeners[0]) as peer:
         peer.open("x-async")
@@ -110,8 +129,14 @@ def test_async_handlers_answer_in_the_order_of_the_frames() -> None:
     ],
 )
 def test_failed_extension_frame_closes_the_connection_with_the_protocols_error(
-    kind: type[Note] | type[AsyncNote], payload: bytes, why: str, caplog: pytest.LogCaptureFixture
+    kind: type[Note] | type[AsyncNote],
+    payload: bytes,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if payload == b"sleep":
+        monkeypatch.setattr(kind, "timeout", 0.5)
     with (
         caplog.at_level(logging.ERROR, "mqcore.extensions"),
         broker_with(kind()) as broker,

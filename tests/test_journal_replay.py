@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 import mqcore
 import programs
-from mqcore import QueueOptions, QueueStatus, errors, journal
+from mqcore import QueueOptions, QueueStatus, _core, errors, journal
 from served import ServedBroker, clean_environment, serving, wait_until
 
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
@@ -228,6 +229,28 @@ def test_rejected_message_ends_replay_with_an_exit_code_and_a_position(
     rest = run(source, "--to", "again/1", "--from-queue", "orders/1", "--url", target.url, "--resume", kept)
     assert rest.returncode == 0, rest.stderr
     assert [message.raw for message in taken(target)] == [str(number).encode() for number in range(100, NUMBERED)]
+
+
+def fnv_1a(parts: Iterable[bytes]) -> int:
+    value = 0xCBF29CE484222325
+    for byte in b"".join(parts):
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return value
+
+
+def test_position_identifies_the_messages_by_a_hash_that_other_versions_repeat(
+    source: Path, target: ServedBroker, tmp_path: Path
+) -> None:
+    """FNV-1a of the queue, its shard, and of each message its number and its rank, the same if it was never requeued."""
+    kept = tmp_path / "position"
+    whole = (source, "--to", "again/1", "--from-queue", "orders/1", "--url", target.url, "--resume", kept)
+    assert run(*whole).returncode == 0
+    selection = _core.JournalSelection(str(source), "orders/1", 0, 2**63 - 1, lambda *_: None)
+    numbers = [(shard, sequence) for shard, sequence, *_ in selection]
+    assert len(numbers) == NUMBERED
+    places = (struct.pack("<Qq", sequence, sequence) for _, sequence in numbers)
+    expected = fnv_1a([b"orders/1", struct.pack("<Q", numbers[0][0]), *places])
+    assert json.loads(kept.read_text())["messages"] == f"{expected:016x}"
 
 
 def test_replay_reports_a_lost_broker_and_resumes_on_another(source: Path, tmp_path: Path) -> None:

@@ -303,6 +303,20 @@ async def test_links_between_nodes_are_events_for_clients_and_for_handlers() -> 
     assert seen == [("connected", "raw", True), ("disconnected", "raw", True)]
 
 
+def test_the_broker_below_sees_its_upstream_as_such() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    class Links(mqcore.EventHandler):
+        def node_connected(self, node: mqcore.NodeView) -> None:
+            seen.append((node.name, node.downstream))
+
+    with mqcore.Broker(listen="tmqp://127.0.0.1:0", node=NodeConfig(name="top")) as top:
+        upstreams = [UpstreamConfig(url=top.listeners[0])]
+        with mqcore.Broker(node=NodeConfig(name="low", upstreams=upstreams), event_handlers={"links": Links()}):
+            wait_until(lambda: seen != [], what="the upstream")
+    assert seen == [("top", False)]
+
+
 async def test_a_broker_that_is_its_own_upstream_forwards_nothing(tmp_path: Path) -> None:
     port = free_port()
     for extra in ((), ("--data-dir", str(tmp_path / "data"))):

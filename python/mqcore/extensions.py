@@ -55,8 +55,8 @@ class Extension(ABC):
     name: ClassVar[str]
     """Name in the handshake: ``x-`` and up to 62 lower-case letters, digits and hyphens."""
     timeout: ClassVar[Duration] = 5.0
-    """Time for `received` to handle a frame (default 5 s). After it, the broker reports an error to the client and
-    disconnects it."""
+    """Time for `received` to handle a frame, from when earlier frames of the connection are answered (default 5 s).
+    After it, the broker reports an error to the client and disconnects it."""
 
     @abstractmethod
     def received(self, client: ClientView, payload: bytes) -> _Frames | Awaitable[_Frames]:

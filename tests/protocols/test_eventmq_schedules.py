@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -219,10 +220,10 @@ def test_removing_a_schedule_fails_on_a_full_disk(small_disk: Path) -> None:
     _, token = store.add_token(json.dumps({"name": "all", "allow": ["*"]}))
     large = CALL.replace("1", json.dumps("x" * 60_000))
 
-    def is_failing() -> bool:
+    def metrics() -> bytes:
         request = urllib.request.Request(f"{broker.admin_url}/metrics", headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return b"\nmqcore_schedules_failing 1\n" in answer.read()
+            return bytes(answer.read())
 
     with serve(small_disk / "data") as broker:
         frontend = f"emqp://{broker.ready['listeners']['emqp-frontend']}"
@@ -231,7 +232,11 @@ def test_removing_a_schedule_fails_on_a_full_disk(small_disk: Path) -> None:
             client.say("SCHEDULE", "s", "default", "catch-up:all,interval-ms:10,guarantee", "1", large, "")
             wait_until(lambda: admin.schedules(broker.admin_url, token=token).total == 1, what="the schedule")
         (kept,) = admin.schedules(broker.admin_url, token=token).schedules
-        wait_until(is_failing, limit=60, what="the end of the disk")
+        wait_until(lambda: b"\nmqcore_schedules_failing 1\n" in metrics(), limit=60, what="the end of the disk")
+        wait_until(
+            lambda: re.search(rb"\nmqcore_schedule_runs_pending [1-9]", metrics()) is not None,
+            what="a run that cannot be saved",
+        )
         with pytest.raises(Busy, match="cannot be saved now"):
             admin.unschedule(broker.admin_url, kept.id, token=token)
         assert admin.schedules(broker.admin_url, token=token).total == 1

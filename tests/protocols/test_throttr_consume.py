@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from metrics import metric
 from mqcore.testing import TestBroker
+from served import wait_until
 from throttr_peer import (
     DECREASE,
     DRY_RUN,
@@ -104,6 +106,21 @@ def test_several_keys_are_spent_from_together_or_not_at_all() -> None:
         status, verdicts = peer.consume_all(rules)
         assert status == 0
         assert [verdict[:3] for verdict in verdicts] == [(0, 2, 0), (1, 9, 7), (1, 9, 7)]
+
+
+def test_metrics_count_requests_and_rejected_quota() -> None:
+    rejected = "mqcore_limiter_rejected_total"
+    kinds = {name: f'mqcore_limiter_requests_total{{request="{name}"}}' for name in ("consume", "consume-all", "query")}
+    with TestBroker(listen=["throttr://127.0.0.1:0"], shards=1, admin="http://127.0.0.1:0") as broker:
+        port = int(broker.listeners[0].rpartition(":")[2])
+        with ThrottrPeer(("127.0.0.1", port), WIDTHS["uint16"]) as peer:
+            rules = [peer.rule(b"user", 1, 1, 60), peer.rule(b"tenant", 9, 1, 60)]
+            assert [peer.consume_all(rules)[0] for _ in range(3)] == [1, 0, 0]
+            assert [peer.consume(rules[0])[0] for _ in range(4)] == [0] * 4
+            assert peer.query(b"user") is not None
+            wait_until(lambda: metric(broker, kinds["query"]) == 1, what="the counts of this connection")
+            assert [metric(broker, kinds[name]) for name in ("consume", "consume-all")] == [4, 3]
+            assert metric(broker, rejected) == 6
 
 
 def test_inapplicable_request_is_impossible_and_changes_nothing() -> None:

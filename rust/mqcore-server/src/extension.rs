@@ -10,14 +10,15 @@ use std::time::Duration;
 use mqcore_broker::model::client::Client;
 use mqcore_session::extension::{ExtensionFailure, VendorFrame};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 /// Handles frames of vendor extensions.
 pub trait ExtensionPort: Send + Sync {
     /// The names of its extensions; each begins with `x-`. Called once, at the start.
     fn names(&self) -> Vec<Box<str>>;
 
-    /// Time to handle a frame of this extension. No answer within it is a failure.
+    /// Time to handle a frame of this extension, from when all earlier frames of the connection are answered: a frame
+    /// that waits for them is not late. No answer within it is a failure.
     fn timeout(&self, name: &str) -> Duration;
 
     /// Receives frames of one connection in order. Must never block. Dropping a frame is a failure.
@@ -58,7 +59,7 @@ type Answer = Result<Vec<Vec<u8>>, ExtensionFailure>;
 #[derive(Default)]
 pub(crate) struct OpenFrames {
     waiting: VecDeque<OpenFrame>,
-    /// Runs until the first of them times out.
+    /// Runs until the first of them times out. `None` until the first one is waited for.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -66,7 +67,6 @@ struct OpenFrame {
     id: u8,
     name: Box<str>,
     answer: oneshot::Receiver<ExtensionAnswer>,
-    until: Instant,
     timeout: Duration,
 }
 
@@ -82,8 +82,7 @@ impl OpenFrames {
         for VendorFrame { id, name, payload } in frames {
             let (reply, answer) = oneshot::channel();
             let timeout = port.timeout(&name);
-            let until = Instant::now() + timeout;
-            self.waiting.push_back(OpenFrame { id, name: name.clone(), answer, until, timeout });
+            self.waiting.push_back(OpenFrame { id, name: name.clone(), answer, timeout });
             handed.push(ExtensionFrame { client: Arc::clone(client), name, payload, reply });
         }
         port.handle(handed);
@@ -100,11 +99,8 @@ impl OpenFrames {
                 Err(ExtensionFailure::Failed(text("its handler failed")))
             }
             Poll::Pending => {
-                let until = first.until;
-                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
-                if alarm.deadline() != until {
-                    alarm.as_mut().reset(until);
-                }
+                let timeout = first.timeout;
+                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
                 if alarm.as_mut().poll(context).is_pending() {
                     return None;
                 }
@@ -114,9 +110,7 @@ impl OpenFrames {
         };
         let id = first.id;
         self.waiting.pop_front();
-        if self.waiting.is_empty() {
-            self.alarm = None;
-        }
+        self.alarm = None;
         Some((id, result))
     }
 }

@@ -274,3 +274,26 @@ fn joined(configured: &Records, store: Option<&UserStore>) -> Result<Records, St
 pub(super) fn guesser(address: Option<SocketAddr>) -> IpAddr {
     address.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |address| address.ip())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_a_connection_stays_after_it_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().to_path_buf();
+        let authority = Authority::open(&AuthorityConfig::default(), Some(&path), None).unwrap();
+        let identity = Arc::new(Identity::trusted(IdentitySource::Local));
+        for number in 0..100 {
+            assert!(authority.enter(ConnectionId(number), &identity, 0));
+            assert!(authority.enter_unauthenticated(ConnectionId(1_000 + number)));
+        }
+        for number in 0..100 {
+            authority.leave(ConnectionId(number));
+            authority.leave(ConnectionId(1_000 + number));
+        }
+        assert!(authority.present().is_empty());
+        assert!(authority.unauthenticated().is_empty());
+    }
+}

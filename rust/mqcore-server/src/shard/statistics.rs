@@ -42,3 +42,37 @@ impl Statistics {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mqcore_broker::model::config::BrokerConfig;
+
+    use super::*;
+
+    #[test]
+    fn requests_that_arrive_together_are_all_answered_but_for_callers_that_have_gone() {
+        let mut broker = Broker::new(BrokerConfig::default());
+        let mut statistics = Statistics::default();
+        let mut answers = Vec::new();
+        for _ in 0..5 {
+            let (reply, answer) = oneshot::channel();
+            statistics.ask(10, reply);
+            answers.push(answer);
+        }
+        drop(answers.remove(2));
+        while statistics.advance(&mut broker, Timestamp(0)) {}
+        assert!(answers.iter_mut().all(|answer| answer.try_recv().is_ok()));
+    }
+
+    #[test]
+    fn nothing_is_left_to_do_without_a_request() {
+        let mut broker = Broker::new(BrokerConfig::default());
+        let mut statistics = Statistics::default();
+        assert!(!statistics.advance(&mut broker, Timestamp(0)));
+        let (reply, mut answer) = oneshot::channel();
+        statistics.ask(10, reply);
+        let steps = (0..1_000).take_while(|_| statistics.advance(&mut broker, Timestamp(0))).count();
+        assert!(steps < 10, "an empty shard is collected in a few steps: {steps}");
+        assert!(answer.try_recv().is_ok());
+    }
+}
