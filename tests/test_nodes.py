@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,8 @@ from authority import Authority
 from awaited import next_of
 from depth import choices, rounds
 from mqcore import NodeConfig, NodeFilter, NodeRule, QueueOptions, QueueStatus, UpstreamConfig, errors
-from mqcore.config import BrokerConfig
+from mqcore._core import hash_password
+from mqcore.config import AuthorityOptions, BrokerConfig, UserOptions
 from ports import free_port
 from protocols.conversation import OK, SUBSCRIBE
 from served import ServedBroker, clean_environment, serving, tmqp_address, wait_until
@@ -315,6 +318,56 @@ def test_the_broker_below_sees_its_upstream_as_such() -> None:
         with mqcore.Broker(node=NodeConfig(name="low", upstreams=upstreams), event_handlers={"links": Links()}):
             wait_until(lambda: seen != [], what="the upstream")
     assert seen == [("top", False)]
+
+
+async def test_nodes_log_in_with_the_token_of_the_broker_above_where_clients_must_log_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The token of nodes, not those of clients, and none if the broker has none."""
+    pulled = mqcore.ChannelOptions(queue=QueueOptions(status=QueueStatus.PULL))
+
+    def below(name: str, url: str, token: str | None) -> mqcore.Broker:
+        upstreams = (UpstreamConfig(url=url, token=token),)
+        return mqcore.Broker(
+            node=NodeConfig(name=name, upstreams=upstreams, reconnect_wait=0.05), channel=pulled,
+            auto_create_channels=True, auto_create_queues=True,
+        )  # fmt: skip
+
+    user = UserOptions(name="ann", allow=("*",), password_hash=hash_password("correct horse"))
+    shared: dict[str, Any] = {
+        "listen": "tmqp://127.0.0.1:0", "user": [user], "authority": AuthorityOptions(audit="off"), "channel": pulled,
+        "auto_create_channels": True, "auto_create_queues": True,
+    }  # fmt: skip
+    async with (
+        mqcore.Broker(**shared, node=NodeConfig(name="open")) as without,
+        mqcore.Broker(**shared, node=NodeConfig(name="top", token="secret")) as top,
+        top.client() as mq,
+    ):
+        rejected = ((top, None), (top, "wrong"), (top, "ann:correct horse"), (without, None), (without, "secret"))
+        for above, token in rejected:
+            with caplog.at_level(logging.INFO, "mqcore.server"):
+                caplog.clear()
+                async with below("low", above.listeners[0], token) as low, low.client() as client:
+                    await asyncio.to_thread(
+                        wait_until,
+                        lambda: "cannot connect to an upstream broker" in caplog.text,
+                        what=f"the rejection of {token}",
+                    )
+                    assert [node.connected for node in await client.nodes()] == [False]
+        assert await mq.nodes() == []
+        async with below("low", top.listeners[0], "secret") as low, low.client() as client:
+
+            async def linked() -> bool:
+                return [node.connected for node in await client.nodes()] == [True]
+
+            await until("the right token is accepted", linked)
+            await client.publish("news/1", "from below")
+
+            async def there() -> bool:
+                return bool(await mq.queues("news")) and (await mq.queue("news/1").information()).messages == 1
+
+            await until("the message is there", there)
+            assert [(node.name, node.downstream) for node in await mq.nodes()] == [("low", True)]
 
 
 async def test_a_broker_that_is_its_own_upstream_forwards_nothing(tmp_path: Path) -> None:
