@@ -12,11 +12,77 @@ use super::{
     SimulatedQueue, SimulatedRoute, Target,
 };
 
+/// What a scenario has more of than others. Faults in a certain order are rare if all steps are equally likely; with an
+/// emphasis, a few thousand seeds meet them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Emphasis {
+    /// Nothing.
+    Mixed,
+    /// Crashes and power losses.
+    Crashes,
+    /// Bits that flip on the disks.
+    Damage,
+    /// Errors of the disks, full disks, and no file descriptors.
+    Disks,
+    /// Rejected messages in queues with a dead-letter queue, and meanwhile power losses and disks that do not sync.
+    DeadLetters,
+    /// Connections that are cut or stop.
+    Connections,
+}
+
+impl Emphasis {
+    fn choose(random: &mut Random) -> Self {
+        match random.below(10) {
+            0 => Self::Crashes,
+            1 => Self::Damage,
+            2 => Self::Disks,
+            3 => Self::DeadLetters,
+            4 => Self::Connections,
+            _ => Self::Mixed,
+        }
+    }
+
+    /// A step of the kind that is emphasized.
+    fn step(self, random: &mut Random, scenario: &Scenario) -> Option<ScenarioStep> {
+        let client = random.index(scenario.clients.len());
+        match self {
+            Self::Mixed => None,
+            Self::Crashes => Some(match random.below(3) {
+                0 => ScenarioStep::Kill,
+                1 => ScenarioStep::PowerLoss,
+                _ => ScenarioStep::Restart,
+            }),
+            Self::Damage => {
+                Some(ScenarioStep::BitRot { disk: random.index(scenario.shards), place: random.number() })
+            }
+            Self::Disks => Some(match random.below(3) {
+                0 => ScenarioStep::DiskFull(random.below(30_000)),
+                _ => disk_fault(random, scenario.disks()),
+            }),
+            Self::DeadLetters => Some(match random.below(5) {
+                0 => ScenarioStep::PowerLoss,
+                1 | 2 => ScenarioStep::DiskError {
+                    disk: random.index(scenario.shards),
+                    is_sync: true,
+                    after: random.below(4),
+                },
+                _ => ScenarioStep::Connect(client),
+            }),
+            Self::Connections => Some(match random.below(3) {
+                0 => ScenarioStep::Cut(client),
+                1 => ScenarioStep::Silence(client),
+                _ => ScenarioStep::Pause(client),
+            }),
+        }
+    }
+}
+
 impl Scenario {
     /// The scenario of a seed.
     #[must_use]
     pub fn of_seed(seed: u64) -> Self {
         let mut random = Random::new(seed);
+        let emphasis = Emphasis::choose(&mut random);
         let shards = 1 + random.index(3);
         let mut scenario = Self {
             seed,
@@ -24,7 +90,7 @@ impl Scenario {
             segment_bytes: [12_288, 16_384, 65_536][random.index(3)],
             memory_watermark: [2_000, 20_000, 1 << 20][random.index(3)],
             output_bytes_max: [2_000, 16_000, 1 << 20][random.index(3)],
-            queues: queues(&mut random),
+            queues: queues(&mut random, emphasis),
             routes: Vec::new(),
             limits: Vec::new(),
             schedules: Vec::new(),
@@ -45,30 +111,46 @@ impl Scenario {
             scenario.limits = (0..=random.index(3)).map(|_| SimulatedLimit::choose(&mut random)).collect();
         }
         scenario.clients = clients(&mut random, &scenario);
+        if emphasis == Emphasis::DeadLetters {
+            for client in &mut scenario.clients {
+                if let ClientRole::Consumer(_, behavior) = &mut client.role {
+                    *behavior = ConsumerBehavior { rejects: 50, work_micros: 0, ..*behavior };
+                }
+            }
+        }
         for client in 0..scenario.clients.len() {
             if !random.one_in(5) {
                 scenario.steps.push((random.below(3_000), ScenarioStep::Connect(client)));
             }
         }
-        let pace = [2_000, 20_000, 400_000][random.index(3)];
+        // A dead letter is between two journals for about a millisecond.
+        let is_quick = emphasis == Emphasis::DeadLetters;
+        let pace = if is_quick { 2_000 } else { [2_000, 20_000, 400_000][random.index(3)] };
         // Requests for limits and schedules are added to the steps with messages, rather than replacing them.
         let areas = usize::from(!scenario.limits.is_empty()) + usize::from(!scenario.schedules.is_empty());
         for _ in 0..10 + random.below(50) + 12 * areas as u64 {
-            let step = step(&mut random, &scenario);
+            let emphasized = if random.one_in(8) { emphasis.step(&mut random, &scenario) } else { None };
+            let step = emphasized.unwrap_or_else(|| step(&mut random, &scenario));
             scenario.steps.push((random.below(pace), step));
         }
         scenario
     }
 }
 
-fn queues(random: &mut Random) -> Vec<SimulatedQueue> {
+fn queues(random: &mut Random, emphasis: Emphasis) -> Vec<SimulatedQueue> {
     let mut queues: Vec<_> = (0..=random.index(3)).map(|number| queue(random, number)).collect();
+    if emphasis == Emphasis::DeadLetters {
+        for queue in &mut queues {
+            queue.saves = true;
+        }
+    }
     // To an earlier queue, which exists already when this one is declared.
     for number in 1..queues.len() {
         let earlier = random.index(number);
         let stores = |queue: &SimulatedQueue| !matches!(queue.status, Status::Broadcast | Status::Cache);
-        if !random.one_in(3) && stores(&queues[number]) && stores(&queues[earlier]) {
-            let limit = [0, 0, 1, 3][random.index(4)];
+        let has_dead_letter = emphasis == Emphasis::DeadLetters || !random.one_in(3);
+        if has_dead_letter && stores(&queues[number]) && stores(&queues[earlier]) {
+            let limit = [0, 0, 1, 3][random.index(if emphasis == Emphasis::DeadLetters { 2 } else { 4 })];
             queues[number].dead_letter = Some((limit, queues[earlier].address.clone()));
         }
     }
