@@ -6,7 +6,10 @@
 //! | `clock` | the system clock, or a manual one for tests |
 //! | `shutdown` | stopping, and the tasks that are still running |
 //! | `spares` | large buffers that are used again |
+//! | `allocator` | the memory allocator of every program with a server |
 
+#[cfg(unix)]
+mod allocator;
 pub(crate) mod clock;
 pub(crate) mod shutdown;
 pub(crate) mod spares;
