@@ -241,7 +241,7 @@ def fnv_1a(parts: Iterable[bytes]) -> int:
 def test_position_identifies_the_messages_by_a_hash_that_other_versions_repeat(
     source: Path, target: ServedBroker, tmp_path: Path
 ) -> None:
-    """FNV-1a of the queue, its shard, and of each message its number and its rank, the same if it was never requeued."""
+    """FNV-1a of the queue, its shard, and the number and rank of each message: the same if it was never requeued."""
     kept = tmp_path / "position"
     whole = (source, "--to", "again/1", "--from-queue", "orders/1", "--url", target.url, "--resume", kept)
     assert run(*whole).returncode == 0

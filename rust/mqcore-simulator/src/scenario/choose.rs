@@ -12,8 +12,8 @@ use super::{
     SimulatedQueue, SimulatedRoute, Target,
 };
 
-/// What a scenario has more of than others. Faults in a certain order are rare if all steps are equally likely; with an
-/// emphasis, a few thousand seeds meet them.
+/// The kind of fault that a scenario has more of than others. Faults in a certain order are rare if all steps are equally
+/// likely; with an emphasis, a few thousand seeds meet them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Emphasis {
     /// Nothing.
