@@ -73,13 +73,15 @@ class Held(Soak):
             del self._faults["full disk"]
 
     async def play(self) -> None:
-        """Hold the load for the whole time, with a fault after each quiet time."""
+        """Hold the load for the whole time, and longer until each fault had a turn, each after a quiet time."""
         self._began = self.measured.began = began = time.monotonic()
         before = self._confirmed()
         sampler = asyncio.create_task(self._sample())
         turns = 0
         try:
-            while began + self.settings.seconds > time.monotonic() and not self.measured.findings:
+            while not self.measured.findings and (
+                began + self.settings.seconds > time.monotonic() or turns < len(self._faults)
+            ):
                 name = list(self._faults)[turns % len(self._faults)]
                 turns += 1
                 self.run.load.is_on.set()
