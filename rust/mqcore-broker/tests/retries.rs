@@ -11,6 +11,7 @@ use mqcore_broker::model::command::{Clear, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::effect::{Effect, PullOutcome, Report};
+use mqcore_broker::model::id::ChannelName;
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::{ChannelChanges, DeadLetter, QueueChanges, Status};
 use mqcore_broker::model::placement::Placement;
@@ -286,6 +287,28 @@ fn queue_without_its_handler_neither_takes_nor_delivers_nor_expires_messages() {
     assert_eq!(w.heard(&p), ["2 ok"]);
     w.join(&a, "ch").unwrap();
     assert_eq!(w.delivered(), ["a:2"]);
+}
+
+#[test]
+fn queues_without_their_handler_are_listed_until_they_have_it_or_are_removed() {
+    let mut w = World::with(BrokerConfig { delivery_handler: "lost".into(), ..BrokerConfig::default() });
+    let p = w.client("p");
+    for name in ["ch/2", "ch/1", "other/1"] {
+        w.create(&p, name, changes(Status::Push));
+    }
+    w.create(&p, "ch/3", QueueChanges { delivery_handler: Some("memory".into()), ..changes(Status::Push) });
+    let waiting = |w: &World| -> Vec<String> {
+        w.broker.waiting_for_handlers().map(|(queue, key)| format!("{queue} {key}")).collect()
+    };
+    assert_eq!(waiting(&w), ["ch/1 lost", "ch/2 lost", "other/1 lost"]);
+    w.request(&p, Request::RemoveQueue { queue: queue("ch/1") }).unwrap();
+    assert_eq!(waiting(&w), ["ch/2 lost", "other/1 lost"]);
+    w.request(&p, Request::RemoveChannel { channel: ChannelName::new("other").unwrap() }).unwrap();
+    assert_eq!(waiting(&w), ["ch/2 lost"]);
+    w.broker.register_handler(handler("another", &[]));
+    assert_eq!(waiting(&w), ["ch/2 lost"]);
+    w.broker.register_handler(handler("lost", &[]));
+    assert!(waiting(&w).is_empty());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The state that all queues and routers of a shard share.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use fastrand::Rng;
@@ -92,6 +92,9 @@ pub(crate) struct ShardState {
     /// Queues that were removed since the last step of a collection of statistics, with their counters; `None`: statistics
     /// are not being collected.
     pub(crate) removed_queues: Option<Vec<(Arc<QueueAddress>, QueueStats)>>,
+    /// Queues whose delivery handler is not registered, each with the handler's key. Health checks read it, so it is not a
+    /// search through all queues.
+    pub(crate) without_handler: BTreeMap<Arc<QueueAddress>, Box<str>>,
     /// The serial of the latest queue.
     serial: u64,
     /// Source of message ids and client ids.
@@ -115,6 +118,7 @@ impl ShardState {
             paging: Paging::default(),
             intake: Intake::new(),
             links: HashMap::default(),
+            without_handler: BTreeMap::new(),
             counters: ShardCounters::default(),
             removed_queues: None,
             serial: 0,

@@ -168,11 +168,16 @@ impl Queue {
 
     /// Finds the handler in the options, or the server's default handler. A key under which no handler is
     /// registered stops the queue until there is one.
-    pub(crate) fn choose_handler(&mut self, state: &ShardState) {
+    pub(crate) fn choose_handler(&mut self, state: &mut ShardState) {
         let named = self.metadata.options.delivery_handler.as_deref();
         let key = named.unwrap_or(&state.config.delivery_handler);
         let found = state.handler(key).filter(|found| state.spec(*found).is_for_queues());
         self.metadata.missing_handler = if found.is_some() { None } else { Some(key.into()) };
+        if let Some(key) = &self.metadata.missing_handler {
+            state.without_handler.insert(Arc::clone(&self.metadata.address), key.clone());
+        } else {
+            state.without_handler.remove(&self.metadata.address);
+        }
         let handler = found.unwrap_or(HandlerId(0));
         self.metadata.handler = handler;
         let spec = state.spec(handler);

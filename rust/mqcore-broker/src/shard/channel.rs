@@ -428,6 +428,7 @@ fn retire(mut queue: Queue, context: &mut Context<'_>) {
     context.state.config.names.remove_queue(&queue.metadata.address);
     context.state.schedule.timers.remove(&(queue.armed(), queue.metadata.queue_ref));
     context.state.counters.retired.add(&queue.metadata.stats);
+    context.state.without_handler.remove(&queue.metadata.address);
     if let Some(removed) = &mut context.state.removed_queues {
         removed.push((Arc::clone(&queue.metadata.address), queue.metadata.stats));
     }

@@ -120,9 +120,7 @@ impl Broker {
 
     /// The queues whose delivery handler is not registered, each with the handler's key.
     pub fn waiting_for_handlers(&self) -> impl Iterator<Item = (&QueueAddress, &str)> {
-        self.entities
-            .queues()
-            .filter_map(|queue| Some((&*queue.metadata.address, queue.metadata.missing_handler.as_deref()?)))
+        self.state.without_handler.iter().map(|(queue, key)| (&**queue, &**key))
     }
 
     /// Reads the memory that the first of `commands` will need, and returns how many commands these
