@@ -237,7 +237,7 @@ def test_credentials_are_taken_out_of_urls_and_out_of_sight() -> None:
 class Judge(Authority):
     """Says what tokens tell it to say."""
 
-    timeout = 0.3
+    timeout = 1.5
     cache_seconds = 0
 
     def __init__(self) -> None:

@@ -368,7 +368,7 @@ def test_a_flood_of_refusals_is_not_a_flood_of_lines(
 def test_incomplete_handshake_times_out_without_delaying_others(
     authority: Authority, start: StartTls, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker = start(authority.issue(), handshake_timeout=0.5)
+    broker = start(authority.issue(), handshake_timeout=2)
     stalled = [socket.create_connection(address(broker), timeout=10) for _ in range(20)]
     try:
         for peer in stalled:
@@ -379,7 +379,7 @@ def test_incomplete_handshake_times_out_without_delaying_others(
     finally:
         for peer in stalled:
             peer.close()
-    assert "did not finish the handshake within 500ms" in said(caplog, "reason=timeout")
+    assert "did not finish the handshake within 2s" in said(caplog, "reason=timeout")
     wait_until(lambda: samples(broker)["mqcore_tls_handshakes"] == 0)
     wait_until(lambda: refusals(broker, "timeout") == 20)
 
