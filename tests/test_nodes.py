@@ -361,10 +361,11 @@ async def test_nodes_log_in_with_the_token_of_the_broker_above_where_clients_mus
                 return [node.connected for node in await client.nodes()] == [True]
 
             await until("the right token is accepted", linked)
+            await mq.declare("news", 1, QueueOptions(status=QueueStatus.PULL))
             await client.publish("news/1", "from below")
 
             async def there() -> bool:
-                return bool(await mq.queues("news")) and (await mq.queue("news/1").information()).messages == 1
+                return (await mq.queue("news/1").information()).messages == 1
 
             await until("the message is there", there)
             assert [(node.name, node.downstream) for node in await mq.nodes()] == [("low", True)]
