@@ -10,7 +10,7 @@ use std::time::Duration;
 use mqcore_broker::model::client::Client;
 use mqcore_session::extension::{ExtensionFailure, VendorFrame};
 use tokio::sync::oneshot;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// Handles frames of vendor extensions.
 pub trait ExtensionPort: Send + Sync {
@@ -59,7 +59,7 @@ type Answer = Result<Vec<Vec<u8>>, ExtensionFailure>;
 #[derive(Default)]
 pub(crate) struct OpenFrames {
     waiting: VecDeque<OpenFrame>,
-    /// Runs until the first of them times out. `None` until the first one is waited for.
+    /// Runs until the first of them times out.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -68,6 +68,8 @@ struct OpenFrame {
     name: Box<str>,
     answer: oneshot::Receiver<ExtensionAnswer>,
     timeout: Duration,
+    /// When it times out. `None` while earlier frames have no answer.
+    until: Option<Instant>,
 }
 
 impl OpenFrames {
@@ -82,7 +84,7 @@ impl OpenFrames {
         for VendorFrame { id, name, payload } in frames {
             let (reply, answer) = oneshot::channel();
             let timeout = port.timeout(&name);
-            self.waiting.push_back(OpenFrame { id, name: name.clone(), answer, timeout });
+            self.waiting.push_back(OpenFrame { id, name: name.clone(), answer, timeout, until: None });
             handed.push(ExtensionFrame { client: Arc::clone(client), name, payload, reply });
         }
         port.handle(handed);
@@ -99,8 +101,11 @@ impl OpenFrames {
                 Err(ExtensionFailure::Failed(text("its handler failed")))
             }
             Poll::Pending => {
-                let timeout = first.timeout;
-                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                let until = *first.until.get_or_insert_with(|| Instant::now() + first.timeout);
+                let alarm = self.alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+                if alarm.deadline() != until {
+                    alarm.as_mut().reset(until);
+                }
                 if alarm.as_mut().poll(context).is_pending() {
                     return None;
                 }
@@ -110,7 +115,9 @@ impl OpenFrames {
         };
         let id = first.id;
         self.waiting.pop_front();
-        self.alarm = None;
+        if self.waiting.is_empty() {
+            self.alarm = None;
+        }
         Some((id, result))
     }
 }
