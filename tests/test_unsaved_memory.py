@@ -32,7 +32,7 @@ BYTES, LIMIT, REJECTED = (
     "mqcore_unsaved_memory_rejected_total",
 )
 LIMIT_BYTES = 2 << 20
-BODY = bytes(60_000)
+BODY = bytes(65_000)
 ROOM = LIMIT_BYTES // len(BODY)
 """Messages of this size for which there is room, or one more than that."""
 ENOUGH = ROOM + 10

@@ -528,7 +528,7 @@ impl Event {
             // These name a message, and do not contain its body.
             Self::PublishRefused { message, .. }
             | Self::TopicRefused { message, .. }
-            | Self::Acknowledged { message, .. } => PLAIN + message.memory_bytes() - message.body().len(),
+            | Self::Acknowledged { message, .. } => PLAIN + message.bytes_without_body(),
             Self::Pulled { message, .. }
             | Self::Cached { message, .. }
             | Self::Direct { message, .. }

@@ -438,13 +438,26 @@ impl Message {
 
     /// Memory, in bytes, of a message whose parts have this total length.
     pub fn memory_bytes_of(parts: usize) -> u64 {
-        (size_of::<MessageHead>() + 2 * size_of::<usize>() + parts) as u64
+        allocated(size_of::<MessageHead>() + 2 * size_of::<usize>() + parts) as u64
+    }
+
+    /// Bytes of this message besides its body.
+    pub fn bytes_without_body(&self) -> usize {
+        size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len() - self.body().len()
     }
 
     /// Memory of this message in bytes.
     pub fn memory_bytes(&self) -> usize {
-        size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len()
+        allocated(size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len())
     }
+}
+
+/// Bytes that the allocator takes for an object of this size. jemalloc has four sizes between two powers of two, so that it takes
+/// up to a quarter more than it is asked for; a limit of memory that counted only what is asked for would be exceeded.
+const fn allocated(bytes: usize) -> usize {
+    const QUANTUM: usize = 16;
+    let step = if bytes <= 8 * QUANTUM { QUANTUM } else { 1 << ((bytes - 1).ilog2() - 2) };
+    bytes.next_multiple_of(step)
 }
 
 impl fmt::Debug for Message {
@@ -462,6 +475,26 @@ impl fmt::Debug for Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_counted_as_the_allocator_takes_it() {
+        for (bytes, taken) in [
+            (1, 16),
+            (16, 16),
+            (113, 128),
+            (128, 128),
+            (129, 160),
+            (256, 256),
+            (257, 320),
+            (4096, 4096),
+            (4097, 5120),
+            (5121, 6144),
+            (1 << 20, 1 << 20),
+            ((1 << 20) + 1, 5 << 18),
+        ] {
+            assert_eq!(allocated(bytes), taken, "{bytes}");
+        }
+    }
 
     #[test]
     fn each_property_survives_packing() {
