@@ -44,6 +44,8 @@ pub struct LimitJournal<S: Storage> {
     bytes: Vec<u8>,
     /// Written since the last sync.
     is_unsynced: bool,
+    /// The time that the journal has.
+    written: Nanos,
     /// Rounds since the last one that saved something.
     quiet: u32,
     /// Segments in which housekeeping found damage that was not reported yet.
@@ -84,7 +86,8 @@ impl<S: Storage> LimitJournal<S> {
             tracing::error!(report = %recovered.report, "the journal of rate limits is damaged; damaged records were skipped");
         }
         let written = recovered.definitions.iter().find(|(key, _)| **key == *WRITTEN);
-        let written = written.and_then(|(_, value)| value.first_chunk().copied());
+        let written =
+            written.and_then(|(_, value)| value.first_chunk().copied()).map_or(0, u64::from_le_bytes);
         let mut opened = Self {
             journal,
             places: HashMap::default(),
@@ -93,12 +96,13 @@ impl<S: Storage> LimitJournal<S> {
             replaced: Vec::new(),
             bytes: Vec::new(),
             is_unsynced: false,
+            written: Nanos(written),
             quiet: 0,
             damaged: Vec::new(),
         };
         // If the clock shows less than at the last write, it was set back: the remaining times are those at that
         // write.
-        let back = written.map_or(0, u64::from_le_bytes).saturating_sub(now.0);
+        let back = written.saturating_sub(now.0);
         if back > 0 {
             tracing::warn!(
                 seconds = back / 1_000_000_000,
@@ -197,6 +201,11 @@ impl<S: Storage> LimitJournal<S> {
             tracing::warn!(%error, "cannot remove a segment of the journal of rate limits; trying again later");
         }
         let mut saved = 0;
+        // A crash may lose the end of what is written. The time goes first, so that no entry is newer than it; but a time before
+        // the previous one goes last, so that no entry is left that the previous time belongs to.
+        if now > self.written && self.is_behind(limiter) {
+            self.state_time(now)?;
+        }
         let mut changed = self.drain(&mut saved)?;
         for shard in 0..SHARDS {
             // Changes that arrive meanwhile wait for the next call; otherwise a busy entry could keep this loop
@@ -211,11 +220,20 @@ impl<S: Storage> LimitJournal<S> {
             }
         }
         if changed {
-            self.journal.define(WRITTEN, &now.0.to_le_bytes())?;
+            if now != self.written {
+                self.state_time(now)?;
+            }
             self.journal.write()?;
             self.is_unsynced = true;
         }
         Ok(saved)
+    }
+
+    /// Records what the clock shows.
+    fn state_time(&mut self, now: Nanos) -> Result<(), JournalError> {
+        self.journal.define(WRITTEN, &now.0.to_le_bytes())?;
+        self.written = now;
+        Ok(())
     }
 
     /// Makes what was written durable.
@@ -296,6 +314,7 @@ mod tests {
     use std::sync::Arc;
 
     use mqcore_journal::storage::FileStorage;
+    use mqcore_journal::storage::MemoryStorage;
     use mqcore_limiter::limiter::{Adjust, EntryProperties, LimiterConfig};
     use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
     use mqcore_limiter::time::Ttl;
@@ -454,6 +473,32 @@ mod tests {
         open(scratch.path(), &again, an_hour_ago);
         let found = again.query(b"counter", an_hour_ago).unwrap();
         assert_eq!(found.deadline, an_hour_ago.after(50_000_000_000));
+    }
+
+    #[test]
+    fn a_clock_set_back_extends_no_limit_whose_save_a_power_failure_interrupts() {
+        let mut kept = 0;
+        for seed in 0..100 {
+            let disk = MemoryStorage::new(seed);
+            let open = |limiter: &Limiter, now| {
+                let options = Options { identity: 7, ..Options::default() };
+                LimitJournal::open(disk.clone(), options, limiter, now, &mut |_| Ok(())).unwrap()
+            };
+            let limiter = store();
+            let (mut journal, _) = open(&limiter, START);
+            journal.save(&limiter, START, false).unwrap();
+            limiter.insert(b"counter", 5, KEPT, seconds(60), after(10));
+            journal.write(&limiter, after(10), false).unwrap();
+            drop(journal);
+            disk.crash();
+            let again = store();
+            open(&again, START);
+            if let Some(found) = again.query(b"counter", START) {
+                kept += 1;
+                assert_eq!(found.deadline, after(60), "seed {seed}");
+            }
+        }
+        assert!(kept > 10, "the power failure kept the entry {kept} times");
     }
 
     /// The next save states the time of the clock that was set back. From then on nothing else says that the times of entries
