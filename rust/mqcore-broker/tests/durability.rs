@@ -9,18 +9,20 @@ use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
-use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
+use mqcore_broker::model::decision::{Acknowledge, Decision, Step};
 use mqcore_broker::model::definition::{
     NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
     encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
     topic_binding_key,
 };
-use mqcore_broker::model::effect::{Effect, Event, Reply, Report};
+use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, Reply, Report};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::page::Page;
+use mqcore_broker::model::policy::AT_LEAST_ONCE;
 use mqcore_broker::model::record::{Record, decode_put, encode_put};
 use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
@@ -29,7 +31,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::model::topic::TopicPattern;
 use mqcore_broker::model::unique::header_line;
 use mqcore_testkit::Random;
-use world::{World, acknowledged, changes, id_of, queue};
+use world::{World, acknowledged, changes, handler, id_of, queue, telling};
 
 /// The records of a broker, as a journal would have them: written, encoded, some of them committed.
 #[derive(Default)]
@@ -295,6 +297,50 @@ fn a_topics_message_is_confirmed_when_all_its_queues_have_saved_their_copies() {
         let [Event::Answered(RequestId(5), Err(rejection))] = &answers[..] else { panic!("{answers:?}") };
         assert!(rejection.kind == RejectionKind::Busy && rejection.reason.contains("the disk is full"));
     }
+}
+
+#[test]
+fn a_copy_about_which_its_handler_fails_to_decide_is_not_confirmed() {
+    let (mut w, mut disk) = durable();
+    w.broker.register_handler(handler("own", &[Step::ReceivedFromProducer]));
+    let p = w.client("p");
+    let own = QueueChanges { delivery_handler: Some("own".into()), ..changes(Status::Push) };
+    create(&mut w, &mut disk, &p, "ch/1", own);
+    let topic = TopicName::new(b"news").expect("a short name");
+    let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue("ch/1") };
+    w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
+    disk.commit(&mut w);
+    w.notifications(p.connection);
+    let message = Message::from_parts(b"1", b"", b"", Properties::default(), Some(p.clone()));
+    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: Some(RequestId(5)) };
+    w.command(&p, publish);
+    let question = w.question(Step::ReceivedFromProducer);
+    w.reply(&question, Err(HandlerFailure::Raised));
+    let answers = w.notifications(p.connection);
+    let [Event::Answered(RequestId(5), Err(rejection))] = &answers[..] else { panic!("{answers:?}") };
+    assert!(rejection.kind == RejectionKind::Busy && rejection.reason.contains("raised"), "{rejection}");
+    assert_eq!(w.stored("ch/1"), 0, "its producer publishes it again");
+}
+
+#[test]
+fn a_message_that_stays_because_its_handler_failed_is_saved_if_its_policy_saves() {
+    let (mut w, mut disk) = durable();
+    let spec = handler("own", &[Step::ReceivedFromProducer]);
+    w.broker.register_handler(HandlerSpec { base: AT_LEAST_ONCE, ..spec });
+    let p = w.client("p");
+    let own = QueueChanges { delivery_handler: Some("own".into()), ..changes(Status::Push) };
+    create(&mut w, &mut disk, &p, "ch/1", own);
+    w.publish_unconfirmed(&p, "ch/1", "1");
+    let question = w.question(Step::ReceivedFromProducer);
+    w.reply(&question, Err(HandlerFailure::Raised));
+    disk.commit(&mut w);
+    assert_eq!((w.stored("ch/1"), w.information("ch/1").stats.saved), (1, 1));
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    w.publish_unconfirmed(&p, "ch/1", "2");
+    let question = w.question(Step::ReceivedFromProducer);
+    w.reply(&question, Err(HandlerFailure::Raised));
+    assert_eq!(w.stored("ch/1"), 1, "the policy takes no message that it cannot save");
 }
 
 #[test]
@@ -902,6 +948,21 @@ fn passed_on_to_topic(number: u64, body: &str, topic: &TopicName) -> Command {
         passed_on.command = Command::PublishTopic { topic, message, to_producer: true, answer };
     }
     Command::PassedOn(passed_on)
+}
+
+#[test]
+fn a_forwarded_message_that_a_handler_cannot_save_is_deferred() {
+    let (mut w, mut disk) = durable();
+    w.broker.register_handler(handler("own", &[Step::ReceivedFromProducer]));
+    let (p, link) = (w.client("p"), w.client("link"));
+    let own = QueueChanges { delivery_handler: Some("own".into()), ..changes(Status::Push) };
+    create(&mut w, &mut disk, &p, "ch/1", own);
+    w.command(&link, passed_on(1, 1, "a", "ch/1"));
+    w.broker.storage_refuses("the disk is full", w.now, &mut w.effects);
+    w.turn();
+    w.answer(Step::ReceivedFromProducer, Decision { save: true, ..telling(Acknowledge::IfSaved) });
+    assert!(matches!(&w.notifications(link.connection)[..], [Event::Deferred(1, _)]));
+    assert_eq!(w.stored("ch/1"), 0);
 }
 
 #[test]

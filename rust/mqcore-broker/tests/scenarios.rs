@@ -809,6 +809,24 @@ fn each_consumer_can_be_allowed_or_refused() {
 }
 
 #[test]
+fn a_message_that_expires_while_the_handler_decides_is_not_delivered() {
+    for (status, step) in [(Status::Push, Step::BeginSend), (Status::RoundRobin, Step::CanConsumerReceive)] {
+        let mut w = World::new();
+        let p = handled(&mut w, &[step], status);
+        w.update(&p, "ch/1", QueueChanges { message_timeout: Some(2 * SECOND), ..QueueChanges::default() });
+        let a = w.client("a");
+        w.join(&a, "ch").unwrap();
+        w.publish(&p, "ch/1", "1");
+        w.advance(3 * SECOND);
+        w.publish(&p, "ch/1", "2");
+        w.answer(step, ALLOW);
+        w.answer(step, ALLOW);
+        assert_eq!(w.delivered(), ["a:2"], "{status:?}");
+        assert_eq!(w.information("ch/1").stats.timed_out, 1, "{status:?}");
+    }
+}
+
+#[test]
 fn message_denied_to_every_consumer_waits_for_another_one() {
     for status in [Status::Push, Status::RoundRobin] {
         let mut w = World::new();
@@ -1012,6 +1030,28 @@ fn handler_is_notified_of_removed_messages() {
     assert!(w.steps().is_empty());
     w.ack(&a, "ch/1", "1");
     assert!(!w.question(Step::MessageDequeued).wants_answer);
+}
+
+#[test]
+fn a_queue_continues_when_the_handler_has_decided_about_an_expired_message() {
+    let mut w = World::new();
+    w.broker.register_handler(handler("own", &[Step::MessageTimedOut]));
+    let p = w.client("p");
+    let changes = QueueChanges {
+        delivery_handler: Some("own".into()),
+        message_timeout: Some(SECOND),
+        wait_for_acknowledge: Some(true),
+        ..acknowledged(Status::RoundRobin)
+    };
+    w.create(&p, "ch/1", changes);
+    w.publish(&p, "ch/1", "1");
+    w.advance(SECOND);
+    w.publish(&p, "ch/1", "2");
+    let a = w.client("a");
+    w.join(&a, "ch").unwrap();
+    assert!(w.delivered().is_empty(), "the queue delivers one message at a time");
+    w.answer(Step::MessageTimedOut, Decision::REFUSE);
+    assert_eq!(w.delivered(), ["a:2"]);
 }
 
 #[test]

@@ -173,6 +173,14 @@ impl DecisionState {
             answer.unwrap_or_else(|| fallback(context.state.spec(metadata.handler).fallback, step, positive));
         self.answer = Some(StepDecision { decision, own: true, failed });
     }
+
+    /// A message that its handler failed to decide about stays in the queue: it becomes as safe as the policy of the handler
+    /// wants it.
+    pub(crate) fn keep_safely(&mut self, policy: Decision) {
+        if let Some(step_decision) = self.answer.as_mut().filter(|answer| answer.failed && !self.save_tried) {
+            step_decision.decision.save |= step_decision.decision.allow && policy.save;
+        }
+    }
 }
 
 /// Adapts a handler's fallback to `step`. Requeueing a message that is being delivered would deliver it

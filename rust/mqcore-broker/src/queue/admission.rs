@@ -407,6 +407,11 @@ impl Queue {
         };
         let Some(admission) = self.undecided.get_mut(index) else { return };
         admission.decision_state.answered(&mut self.metadata, &mut admission.entry, answer, context);
+        // A message whose producer waits is rejected instead. It must not be saved before, or a crash might bring it back.
+        if answer.is_none() && !is_awaited(&admission.entry, admission.origin) {
+            let policy = context.state.spec(self.metadata.handler).base;
+            admission.decision_state.keep_safely(policy.decide(Step::ReceivedFromProducer, true));
+        }
         self.consider(index, context);
         self.admit(members, context);
     }
@@ -450,7 +455,7 @@ impl Queue {
             }
             return self.discard(entry, DropReason::Refused, context);
         }
-        if step_decision.failed && self.owes_answer(&entry, step_decision) {
+        if step_decision.failed && owes_answer(&entry, origin, step_decision) {
             self.reject_id(&entry.message);
             let (spec, address) = (context.state.spec(self.metadata.handler), &self.metadata.address);
             let reason = format!(
@@ -459,7 +464,11 @@ impl Queue {
                 spec.key,
                 spec.timeout.as_secs_f64()
             );
-            self.reject(entry.message.clone(), Rejection::new(RejectionKind::Busy, reason), context);
+            let rejection = Rejection::new(RejectionKind::Busy, reason);
+            match origin {
+                Some(origin) => context.report_copy(origin, Err(rejection)),
+                None => self.reject(entry.message.clone(), rejection, context),
+            }
             return self.discard(entry, DropReason::Refused, context);
         }
         if let Some(origin) = origin {
@@ -504,25 +513,20 @@ impl Queue {
         context: &Context<'_>,
     ) -> bool {
         let decision = step_decision.decision;
+        let base = &context.state.spec(self.metadata.handler).base;
+        if step_decision.failed && decision.save && !entry.saved {
+            return base.refuse_unsaved;
+        }
         if decision.acknowledge != Acknowledge::IfSaved || entry.saved {
             return false;
         }
         if step_decision.own {
-            let is_awaited =
-                entry.message.properties().pending_acknowledge && entry.message.producer().is_some();
-            return decision.save && (is_awaited || origin.is_some());
+            // A run of a schedule or a message of a downstream broker is sent again, unless the program itself could not save it.
+            let is_sent_again =
+                entry.message.ticket().is_some() && !self.metadata.overrides.contains(Step::SaveMessage);
+            return decision.save && (is_sent_again || is_awaited(entry, origin));
         }
-        context.state.spec(self.metadata.handler).base.refuse_unsaved
-    }
-
-    /// Whether the producer waits for a confirmation that this decision does not bring.
-    fn owes_answer(&self, entry: &Entry, step_decision: StepDecision) -> bool {
-        let decision = step_decision.decision;
-        decision.allow
-            && decision.acknowledge == Acknowledge::None
-            && !entry.answered
-            && entry.message.properties().pending_acknowledge
-            && entry.message.producer().is_some()
+        base.refuse_unsaved
     }
 
     /// Records that a saved message precedes all others, also after a restart.
@@ -577,4 +581,18 @@ impl Queue {
 
 fn not_saved(queue: &QueueAddress, why: &str) -> String {
     format!("queue {queue} could not save the message and rejected it: {why}; try again later")
+}
+
+/// Whether a client waits for a confirmation of the message, or of a topic's message of which this is a copy.
+fn is_awaited(entry: &Entry, origin: Option<CopyOrigin>) -> bool {
+    let by_producer = !entry.answered
+        && entry.message.properties().pending_acknowledge
+        && entry.message.producer().is_some();
+    by_producer || origin.is_some()
+}
+
+/// Whether a client waits for a confirmation that this decision does not bring.
+fn owes_answer(entry: &Entry, origin: Option<CopyOrigin>, step_decision: StepDecision) -> bool {
+    let decision = step_decision.decision;
+    decision.allow && decision.acknowledge == Acknowledge::None && is_awaited(entry, origin)
 }

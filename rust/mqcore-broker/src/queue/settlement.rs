@@ -229,7 +229,11 @@ impl Queue {
             Settled::Delivery { held, consumer, outcome } => {
                 self.settled(held, &consumer, outcome.outcome(), step_decision, context);
             }
-            Settled::Expired(entry) => self.expiry_decided(entry, step_decision, context),
+            Settled::Expired(entry) => {
+                self.expiry_decided(entry, step_decision, context);
+                // A queue that delivers one message at a time has waited for this decision.
+                self.schedule(context);
+            }
         }
     }
 

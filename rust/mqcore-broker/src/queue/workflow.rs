@@ -44,6 +44,8 @@ enum FlowEnd {
     Refused,
     /// There was no consumer: the message stays the next one.
     NoConsumer,
+    /// The message expired while the handler decided.
+    Expired,
 }
 
 impl Queue {
@@ -307,6 +309,10 @@ impl Queue {
             return Some(StepResult::Next(FlowStep::Received));
         }
         let mut entry = self.deliveries.get(flow.held).entry.clone();
+        let is_stored = matches!(flow.mode, FlowTarget::All | FlowTarget::One);
+        if is_stored && flow.sent == 0 && entry.deadline <= context.now {
+            return Some(StepResult::Over(FlowEnd::Expired));
+        }
         // A cached message may have been replaced while the handler decided: its history has ended, so this
         // delivery does not count.
         let replaced = matches!(flow.mode, FlowTarget::Cached(..))
@@ -425,6 +431,7 @@ impl Queue {
                 FlowEnd::Decided => self.close(released, context),
                 FlowEnd::NoConsumer => self.handle_no_consumer(released.held.entry, context),
                 FlowEnd::Refused => self.await_consumer(released.held.entry, context),
+                FlowEnd::Expired => self.expired(released.held.entry, context),
             }
         }
         if let FlowTarget::Pulled(consumer, pull_position) = flow.mode
