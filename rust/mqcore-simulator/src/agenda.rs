@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::effect::Answer;
 use mqcore_broker::model::id::ConnectionId;
 
 use crate::journal::BodyRead;
@@ -48,6 +50,10 @@ pub(crate) enum Task {
     ScheduleRound(Micros),
     /// The sync of the journal of schedules ends.
     ScheduleSync,
+    /// The program answers a question of a shard.
+    Answer(usize, Answer),
+    /// The program registers delivery handlers of a shard.
+    Register(usize, Box<HandlerSpec>),
     /// The thread that reads bodies works.
     BodyRead(usize, Box<BodyRead>),
 }

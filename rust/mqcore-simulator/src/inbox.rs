@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use mqcore_broker::history::Block;
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::Command;
-use mqcore_broker::model::effect::{Forwarded, Load, Loaded, Origin, Transfer};
+use mqcore_broker::model::command::{Command, Request};
+use mqcore_broker::model::config::HandlerSpec;
+use mqcore_broker::model::declaration::Declaration;
+use mqcore_broker::model::effect::{Answer, Forwarded, Load, Loaded, Origin, Transfer};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::record::Record;
@@ -28,6 +30,13 @@ pub(crate) enum Urgent {
     StorageRefuses(Box<str>),
     StorageAccepts,
     Loaded(Loaded),
+    Answer(Answer),
+    /// A request of the operator.
+    Operate(Box<Request>),
+    /// The configuration is applied again.
+    Declare(Box<Declaration>),
+    /// The program registers a delivery handler.
+    Handler(Box<HandlerSpec>),
     /// Runs of schedules, and other commands of the thread that runs schedules.
     Scheduled(Vec<Command>),
     /// Which of these queues exist?

@@ -17,6 +17,7 @@
 //! | `scene`, `agenda`, `time` | everything outside the broker; events by virtual time |
 //! | `network` | byte streams with delays, cuts and silence |
 //! | `process`, `sessions` | one life of the broker, from its start to a crash; what its sessions share |
+//! | `handlers` | the program that decides for delivery handlers |
 //! | `shard`, `journal`, `limits`, `schedules`, `connection` | the tasks and threads of the server, as steps of the event loop |
 //! | `client` | peers that speak the broker's protocols |
 
@@ -25,6 +26,7 @@
 mod agenda;
 mod client;
 mod connection;
+mod handlers;
 mod inbox;
 mod journal;
 mod limits;

@@ -18,7 +18,7 @@
 //! | Subscribers of a topic and consumers of a broadcast queue receive each message once, in order. | `missed`, `doubled`, `order` |
 //! | A cache has the latest confirmed message. | `stale`, `lost` |
 //! | Each publish on a working connection is answered. | `unanswered` |
-//! | A client may connect, bind and consume, unless a disk is faulty. | `refused` |
+//! | A client may connect, bind and consume, unless a disk is faulty or a queue was removed. | `refused` |
 //! | The broker does not panic, and comes to rest. | `panic`, `livelock` |
 //! | The broker starts after every crash, and reports no damage. | `damage` |
 
@@ -37,6 +37,7 @@ use crate::oracle::fanout::SeenFanout;
 use crate::oracle::labels::SeenLabel;
 use crate::oracle::limits::SeenLimits;
 use crate::oracle::schedules::SeenSchedules;
+use crate::scenario::definitions::QueueChange;
 use crate::scenario::{ACKNOWLEDGE_TIMEOUT, PublishTerms, Scenario, SimulatedRoute, Target};
 use crate::time::Micros;
 
@@ -140,6 +141,15 @@ struct QueueRules {
     saves: bool,
     durability: Durability,
     status: Status,
+    /// Whether a handler decides. It may delay a message or refuse its delivery, so that others overtake it, and it requeues a
+    /// message for all consumers although one of them has settled it.
+    has_handler: bool,
+    /// An operator removed it. A client may have created it again with other options, until the next calm.
+    was_removed: bool,
+    /// Whether a handler may requeue messages that have expired: its fallback keeps them.
+    keeps_expired: bool,
+    /// Whether it may reject a message for another reason than a faulty disk: a handler refuses it, or an operator has limited it.
+    may_reject: bool,
     /// The index of its dead-letter queue.
     dead_letter: Option<usize>,
 }
@@ -158,6 +168,8 @@ pub struct Oracle {
     output_bytes_max: usize,
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
+    /// A queue was removed, and may be missing.
+    has_removed: bool,
     pub(crate) limits: SeenLimits,
     pub(crate) schedules: SeenSchedules,
     findings: Vec<Finding>,
@@ -171,6 +183,10 @@ impl Oracle {
             saves: queue.saves,
             durability: queue.promise,
             status: queue.status,
+            has_handler: queue.handler.is_some(),
+            was_removed: false,
+            keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
+            may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
         });
         Self {
@@ -183,6 +199,7 @@ impl Oracle {
             output_bytes_max: scenario.output_bytes_max,
             links: BTreeMap::new(),
             has_faulty_disk: false,
+            has_removed: false,
             limits: SeenLimits::new(&scenario.limits),
             schedules: SeenSchedules::new(&scenario.schedules),
             findings: Vec::new(),
@@ -245,9 +262,34 @@ impl Oracle {
         self.messages.iter_mut().for_each(|message| message.may_return = true);
     }
 
+    /// An operator changes a queue.
+    pub(crate) fn redefined(&mut self, queue: usize, change: QueueChange) {
+        self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
+        let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
+        self.queues[queue].was_removed |= change == QueueChange::Remove;
+        self.has_removed |= change == QueueChange::Remove;
+        if !removes && !self.has_removed {
+            return;
+        }
+        // The queue loses its messages and the ids that it remembers, and until it exists again also its dead letters.
+        for message in 0..self.messages.len() {
+            let is_lost = {
+                let mut ways = self.messages[message].queues.iter().flat_map(|first| self.way(*first));
+                ways.any(|step| step == queue)
+            };
+            if is_lost {
+                self.messages[message].is_unsafe = true;
+                self.messages[message].may_be_doubled = true;
+            }
+        }
+        for (defined, route) in self.defined.iter_mut().zip(&self.routes) {
+            *defined &= !route.queues.contains(&queue);
+        }
+    }
+
     /// The broker refuses what a client needs before it can publish or consume.
     pub(crate) fn refused(&mut self, text: String) {
-        if !self.has_faulty_disk {
+        if !self.has_faulty_disk && !self.has_removed {
             self.find("refused", text);
         }
     }
@@ -312,6 +354,9 @@ impl Oracle {
             let why = if was_published { "which is not for it" } else { "which was never published" };
             return self.find("phantom", format!("{address} delivers message {label}, {why}"));
         };
+        if self.queues[queue].was_removed {
+            return self.messages[copy].deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        }
         let message = &self.messages[copy];
         if message.answer == Some(false) && !message.is_doubtful {
             self.find("rejected", format!("{address} delivers message {label}, which it rejected"));
@@ -357,15 +402,18 @@ impl Oracle {
         }
         let fans_out = |queue: &usize| matches!(self.queues[*queue].status, Status::Push | Status::Broadcast);
         let push = message.queues.iter().chain([&queue]).any(fans_out);
-        let row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
-        let open = row.filter(|delivery| {
-            self.links.get(&delivery.link).is_some_and(|link| link.ended.is_none() && !link.is_doubtful)
-        });
-        let mut unreasoned = open.filter(|delivery| {
+        let is_reasoned = |delivery: &SeenDelivery| {
+            let is_connected = |link: &SeenLink| link.ended.is_none() && !link.is_doubtful;
             let rejected = delivery.outcome.as_ref().is_some_and(|outcome| !outcome.positive);
-            !rejected && now + TRANSIT_MAX < delivery.at + ACKNOWLEDGE_TIMEOUT
-        });
-        let delivery = unreasoned.next()?;
+            let timed_out = now + TRANSIT_MAX >= delivery.at + ACKNOWLEDGE_TIMEOUT;
+            rejected || timed_out || !self.links.get(&delivery.link).is_some_and(is_connected)
+        };
+        let has_handler = message.queues.iter().chain([&queue]).any(|queue| self.queues[*queue].has_handler);
+        if push && has_handler {
+            return None;
+        }
+        let mut row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
+        let delivery = row.find(|delivery| !is_reasoned(delivery))?;
         let state = if delivery.outcome.is_some() { "was settled" } else { "has it in flight" };
         Some(format!(
             "connection {} received it {} us ago and {state}",
@@ -387,8 +435,13 @@ impl Oracle {
             return self.find("early", text);
         }
         let is_doubtful = self.links.get(&link).is_some_and(|link| link.is_doubtful);
+        // A pull that has begun ends with the messages that it was promised, whatever a handler takes to decide.
+        let is_pulled =
+            |queue: &usize| self.queues[*queue].has_handler && self.queues[*queue].status == Status::Pull;
+        let is_kept = |queue: &usize| self.queues[*queue].keeps_expired || is_pulled(queue);
+        let is_kept = self.messages[copy].queues.iter().any(is_kept);
         // It may be on its way to the broker, and then to the consumer, for some time.
-        if expires_ms > 0 && !is_doubtful && age > expires_ms * 1_000 + 2 * TRANSIT_MAX {
+        if expires_ms > 0 && !is_doubtful && !is_kept && age > expires_ms * 1_000 + 2 * TRANSIT_MAX {
             let text = format!("{address} delivers message {label} after {age} us, expiry {expires_ms} ms");
             self.find("late", text);
         }
@@ -399,7 +452,8 @@ impl Oracle {
         let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
         // A router that chooses one queue passes a message on to the next one if the disk of the first one refuses it.
         let is_passed_on = self.has_faulty_disk && message.queues.len() > 1;
-        if !is_first || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {
+        let has_handler = message.queues.iter().any(|queue| self.queues[*queue].has_handler);
+        if !is_first || has_handler || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {
             return;
         }
         let (label, producer) = (message.label, (message.link, message.target, message.terms.priority));
@@ -473,6 +527,8 @@ impl Oracle {
             self.messages[copy].is_over |= !is_recent;
         }
         self.check_fanout();
+        self.has_removed = false;
+        self.queues.iter_mut().for_each(|queue| queue.was_removed = false);
     }
 
     fn is_settled(&self, message: &SeenMessage) -> bool {

@@ -5,8 +5,9 @@ mod scheduling;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::Declaration;
+use mqcore_broker::model::effect::Question;
 use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::QueueChanges;
@@ -20,10 +21,12 @@ use mqcore_session::any::{ListenerTerms, Protocol};
 
 use crate::agenda::{Due, Task};
 use crate::connection::{ConnectionTerms, ServerConnection};
-use crate::inbox::Input;
+use crate::handlers::{self, HandlerTask};
+use crate::inbox::{Input, Urgent};
 use crate::journal::{AfterTake, IDLE, JournalTask};
 use crate::limits::{self, AfterRound, LimitTask};
-use crate::scenario::Scenario;
+use crate::scenario::definitions::QueueChange;
+use crate::scenario::{Scenario, SimulatedQueue};
 use crate::scene::Scene;
 use crate::schedules::ScheduleTask;
 use crate::sessions::SharedSessions;
@@ -44,6 +47,7 @@ pub(crate) struct Process {
     shard_timers: Vec<Timestamp>,
     journals: Vec<JournalTask>,
     limits: LimitTask,
+    handlers: HandlerTask,
     /// `None`: the scenario has no schedules.
     schedules: Option<ScheduleTask>,
     connections: BTreeMap<ConnectionId, ServerConnection>,
@@ -74,6 +78,7 @@ impl Process {
             shard_timers: vec![Timestamp::NEVER; scenario.shards],
             journals: Vec::new(),
             limits,
+            handlers: HandlerTask::new(scenario, seed ^ 0x4a4d),
             schedules: None,
             connections: BTreeMap::new(),
             connection_timers: BTreeMap::new(),
@@ -130,7 +135,7 @@ impl Process {
             process.shards.push(Some(Box::new(task)));
             process.journals.push(JournalTask::new(journal));
         }
-        process.declare(scenario, now)?;
+        process.declare(scenario, now, scene)?;
         for shard in 0..scenario.shards {
             process.wake_shard(shard, scene);
             process.watch_idle(shard, scene);
@@ -161,9 +166,15 @@ impl Process {
         Ok(limits)
     }
 
-    fn declare(&mut self, scenario: &Scenario, now: Timestamp) -> Result<(), String> {
+    /// Declares the queues, and registers their handlers: before, or some time after a restart.
+    fn declare(&mut self, scenario: &Scenario, now: Timestamp, scene: &mut Scene) -> Result<(), String> {
         for queue in &scenario.queues {
             let address = QueueAddress::parse(&queue.address).map_err(|error| error.to_string())?;
+            if let Some(spec) = handlers::spec(queue)
+                && self.register(queue, &address, spec, scene)
+            {
+                continue;
+            }
             let changes: QueueChanges = queue.changes();
             let declaration = Declaration::Queue(address, Box::new(changes));
             let shard = declaration.shard(self.terms.placement);
@@ -173,6 +184,26 @@ impl Process {
             }
         }
         Ok(())
+    }
+
+    /// Registers the handler of a queue. Returns whether that happens later, because the queue has waited for it before.
+    fn register(
+        &mut self,
+        queue: &SimulatedQueue,
+        address: &QueueAddress,
+        spec: HandlerSpec,
+        scene: &mut Scene,
+    ) -> bool {
+        let shard = address.channel.shard(self.terms.placement);
+        let Some(task) = &mut self.shards[shard] else { return false };
+        let after = queue.handler.map_or(0, |handler| handler.registered_after);
+        if after == 0 || !task.has(address) {
+            task.register(spec);
+            return false;
+        }
+        let at = scene.now + scene.network.jitter(after);
+        self.add(at, Task::Register(shard, Box::new(spec)), scene);
+        true
     }
 
     /// Accepts a connection.
@@ -307,6 +338,8 @@ impl Process {
             }
             Task::ScheduleRound(at) => return self.run_schedules(Some(at), scene),
             Task::ScheduleSync => return self.run_schedules(None, scene),
+            Task::Answer(shard, answer) => self.send_urgent(shard, Urgent::Answer(answer), scene),
+            Task::Register(shard, spec) => self.send_urgent(shard, Urgent::Handler(spec), scene),
             Task::BodyRead(shard, read) => {
                 let (urgent, unreadable) = read.finish();
                 if !unreadable.is_empty() {
@@ -362,6 +395,7 @@ impl Process {
         for connection in out.woken {
             self.wake_connection(connection, scene);
         }
+        self.ask_handlers(shard, &out.questions, scene);
         self.notify_schedules(out.scheduling, out.found, scene);
         if more {
             self.wake_shard(shard, scene);
@@ -371,6 +405,37 @@ impl Process {
                 self.add(scene.clock.micros_of(deadline).max(scene.now + 1), Task::Shard(shard), scene);
             }
         }
+    }
+
+    /// An operator changes a queue, or restores what the configuration declares.
+    pub(crate) fn redefine(&mut self, queue: &SimulatedQueue, change: QueueChange, scene: &mut Scene) {
+        let address = QueueAddress::parse(&queue.address).expect("a valid address");
+        let shard = address.channel.shard(self.terms.placement);
+        let urgent = match change.request(queue) {
+            Some(request) => Urgent::Operate(Box::new(request)),
+            None => {
+                // Its handler is what it was before; it may not be registered yet.
+                let delivery_handler = queue.changes().delivery_handler.filter(|_| queue.handler.is_none());
+                let changes = QueueChanges { delivery_handler, ..queue.changes() };
+                Urgent::Declare(Box::new(Declaration::Queue(address, Box::new(changes))))
+            }
+        };
+        self.send_urgent(shard, urgent, scene);
+    }
+
+    fn ask_handlers(&mut self, shard: usize, questions: &[Question], scene: &mut Scene) {
+        for question in questions {
+            let Some((after, answer)) = self.handlers.decide(question) else { continue };
+            scene.note(format_args!("{:?} of {}: {:?}", question.step, question.queue, answer.result));
+            self.add(scene.now + after, Task::Answer(shard, answer), scene);
+        }
+    }
+
+    fn send_urgent(&mut self, shard: usize, urgent: Urgent, scene: &mut Scene) {
+        if let Some(task) = &mut self.shards[shard] {
+            task.urgent.push(urgent);
+        }
+        self.wake_shard(shard, scene);
     }
 
     fn run_connection(&mut self, id: ConnectionId, scene: &mut Scene) {

@@ -1,5 +1,6 @@
 //! The event loop of a run: virtual time, the steps of the scenario, and faults.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use mqcore_broker::model::id::ConnectionId;
@@ -11,6 +12,7 @@ use crate::client::SimulatedPeer;
 use crate::network::Side;
 use crate::oracle::{Ending, Finding, Oracle};
 use crate::process::Process;
+use crate::scenario::definitions::QueueChange;
 use crate::scenario::{Scenario, ScenarioStep};
 use crate::scene::Scene;
 use crate::time::{BrokerClock, Micros};
@@ -40,6 +42,8 @@ struct Simulation<'a> {
     process: Option<Process>,
     lives: u64,
     next_step: usize,
+    /// Queues that an operator changed since the last calm.
+    redefined: BTreeSet<usize>,
     /// A call of a disk failed or will fail.
     has_disk_error: bool,
     /// Disks have returned something else than was written to them. Reported damage ends the run then.
@@ -75,6 +79,7 @@ impl<'a> Simulation<'a> {
             process: None,
             lives: 0,
             next_step: 0,
+            redefined: BTreeSet::new(),
             has_disk_error: false,
             is_corrupt: false,
             is_over: false,
@@ -196,6 +201,7 @@ impl<'a> Simulation<'a> {
                 self.connect(client);
                 self.clients[client].plan(false, &mut self.scene);
             }
+            ScenarioStep::Redefine { queue, change } => self.redefine(queue, change),
             ScenarioStep::Leave(client) => self.leave(client),
             ScenarioStep::Cut(client) => {
                 if let Some(id) = self.clients[client].link() {
@@ -242,6 +248,29 @@ impl<'a> Simulation<'a> {
             ScenarioStep::Calm => return self.begin_calm(),
         }
         self.schedule_step();
+    }
+
+    fn redefine(&mut self, queue: usize, change: QueueChange) {
+        let Some(process) = &mut self.process else { return };
+        process.redefine(&self.scenario.queues[queue], change, &mut self.scene);
+        self.redefined.insert(queue);
+        self.scene.oracle.redefined(queue, change);
+    }
+
+    /// All queues are again as the configuration declares them. Consumers of a queue that was removed do not know whether they
+    /// still have a subscription, so all that may have lost it connect again.
+    fn restore_queues(&mut self) {
+        for queue in std::mem::take(&mut self.redefined) {
+            self.redefine(queue, QueueChange::Restore);
+            for client in 0..self.clients.len() {
+                if self.clients[client].is_consumer_of(queue)
+                    && let Some(id) = self.clients[client].link()
+                {
+                    self.cut(id);
+                }
+            }
+        }
+        self.redefined.clear();
     }
 
     fn connect(&mut self, client: usize) {
@@ -386,6 +415,7 @@ impl<'a> Simulation<'a> {
                 self.cut(id);
             }
         }
+        self.restore_queues();
         for client in &mut self.clients {
             client.is_diligent = true;
             client.set_paused(false, &mut self.scene);

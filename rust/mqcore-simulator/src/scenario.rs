@@ -1,6 +1,8 @@
 //! Scenarios that follow from a seed: queues, clients, and the steps of a run.
 
 mod choose;
+pub mod definitions;
+pub mod handlers;
 pub mod limits;
 pub mod schedules;
 
@@ -12,6 +14,8 @@ use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status
 use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 
+use self::definitions::QueueChange;
+use self::handlers::SimulatedHandler;
 use self::limits::{LimitAction, SimulatedLimit};
 use self::schedules::SimulatedSchedule;
 use crate::time::Micros;
@@ -71,6 +75,8 @@ pub struct SimulatedQueue {
     pub dead_letter: Option<(u16, String)>,
     /// Whether it drops messages whose id it has accepted before. It remembers ids for longer than any run.
     pub deduplicates: bool,
+    /// The delivery handler that decides some of the steps of its messages. `None`: a policy decides all of them.
+    pub handler: Option<SimulatedHandler>,
 }
 
 /// Terms that a producer sets for a message. Only TMQP has them.
@@ -189,6 +195,13 @@ pub enum ScenarioStep {
     Plan(usize),
     /// A client ends its schedule, if it is connected. Otherwise it connects.
     Unplan(usize),
+    /// An operator changes a queue.
+    Redefine {
+        /// The queue.
+        queue: usize,
+        /// The change.
+        change: QueueChange,
+    },
     /// A client closes its connection in order.
     Leave(usize),
     /// The connection of a client is cut.
@@ -238,6 +251,15 @@ pub enum ScenarioStep {
 }
 
 impl SimulatedQueue {
+    /// The key of its delivery handler.
+    pub(crate) fn handler_key(&self) -> String {
+        match (self.handler, self.saves) {
+            (Some(_), _) => format!("handler of {}", self.address),
+            (None, true) => "at-least-once".to_owned(),
+            (None, false) => "memory".to_owned(),
+        }
+    }
+
     /// The options that differ from the defaults.
     pub(crate) fn changes(&self) -> QueueChanges {
         QueueChanges {
@@ -245,12 +267,13 @@ impl SimulatedQueue {
             request_acknowledge: Some(true),
             acknowledge_timeout: Some(Duration::from_micros(ACKNOWLEDGE_TIMEOUT)),
             wait_for_acknowledge: Some(self.one_at_a_time),
-            delivery_handler: Some(if self.saves { "at-least-once" } else { "memory" }.into()),
+            delivery_handler: Some(self.handler_key().into()),
             put_back_limit: Some(self.dead_letter.as_ref().map_or(u16::MAX, |(limit, _)| *limit)),
             dead_letter: self.dead_letter.as_ref().map(|(_, address)| {
                 Some(DeadLetter::Queue(QueueAddress::parse(address).expect("a valid address")))
             }),
             retry_delay: Some(Some(Duration::from_millis(self.retry_delay_ms))),
+            message_limit: Some(0),
             retry_delay_max: Some(Duration::from_millis(RETRY_DELAY_MAX_MS)),
             durability: Some(self.durability),
             deduplication_window: self.deduplicates.then_some(DEDUPLICATION_WINDOW),

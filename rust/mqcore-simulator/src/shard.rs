@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
-use mqcore_broker::model::config::BrokerConfig;
+use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::Declaration;
-use mqcore_broker::model::effect::{Deliver, Effect, Event, Forwarded, Origin, Publication, Transfer};
-use mqcore_broker::model::id::{ConnectionId, QueueAddress};
+use mqcore_broker::model::effect::{
+    Deliver, Effect, Event, Forwarded, Origin, Publication, Question, Transfer,
+};
+use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
@@ -37,7 +39,12 @@ pub(crate) struct TaskOutput {
     /// Events and answers for the thread that runs schedules.
     pub(crate) scheduling: Vec<Event>,
     pub(crate) found: Vec<Vec<(QueueAddress, bool)>>,
+    /// Questions to delivery handlers.
+    pub(crate) questions: Vec<Question>,
 }
+
+/// The connection of the operator, which no socket has.
+const OPERATOR: ConnectionId = ConnectionId(u64::MAX - 1);
 
 type Connections = BTreeMap<ConnectionId, ServerConnection>;
 
@@ -54,6 +61,8 @@ pub(crate) struct ShardTask {
     placement: Placement,
     /// The client of the runs of schedules.
     publisher: Arc<Client>,
+    /// The client that changes queues. It has no connection and reads no answers.
+    operator: Arc<Client>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) urgent: Vec<Urgent>,
     effects: Vec<Effect>,
@@ -76,6 +85,7 @@ impl ShardTask {
             broker: Broker::new(config),
             placement,
             publisher: publisher::client(),
+            operator: Arc::new(Client { connection: OPERATOR, ..(*publisher::client()).clone() }),
             inbox: VecDeque::new(),
             urgent: Vec::new(),
             effects: Vec::new(),
@@ -87,6 +97,16 @@ impl ShardTask {
             more: false,
             scheduled: false,
         }
+    }
+
+    /// Registers a delivery handler before anything else happens.
+    pub(crate) fn register(&mut self, spec: HandlerSpec) {
+        self.broker.register_handler(spec);
+    }
+
+    /// Whether a queue exists.
+    pub(crate) fn has(&self, queue: &QueueAddress) -> bool {
+        self.broker.takes(queue)
     }
 
     pub(crate) fn restore(&mut self, state: RecoveredState, now: Timestamp) {
@@ -168,6 +188,14 @@ impl ShardTask {
             Urgent::Committed(level, sequence) => broker.committed(level, sequence, now, effects),
             Urgent::StorageRefuses(why) => broker.storage_refuses(&why, now, effects),
             Urgent::StorageAccepts => broker.storage_accepts(now, effects),
+            Urgent::Operate(request) => {
+                let command = Command::Request(RequestId(0), request);
+                broker.command(&self.operator, command, now, effects);
+            }
+            // A queue whose handler is not registered yet cannot be declared.
+            Urgent::Declare(declaration) => drop(broker.declare(&declaration, now, effects)),
+            Urgent::Answer(answer) => broker.answer(answer, now, effects),
+            Urgent::Handler(spec) => drop(broker.register_handler(*spec)),
             Urgent::Loaded(loaded) => broker.loaded(loaded, now, effects),
             Urgent::Scheduled(commands) => {
                 for command in commands {
@@ -215,8 +243,9 @@ impl ShardTask {
                 Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
                 Effect::Record(sequence, record) => self.batch.records.push((sequence, record)),
                 Effect::Load(load) => self.batch.reads.push(load),
-                // The simulated broker has policies only, which are never asked or notified.
-                Effect::Ask(_) | Effect::Dequeued(..) | Effect::Observe(_) | Effect::Report(_) => {}
+                Effect::Ask(question) => out.questions.push(question),
+                // No simulated handler wants notifications.
+                Effect::Dequeued(..) | Effect::Observe(_) | Effect::Report(_) => {}
             }
         }
         self.write_journal(out);

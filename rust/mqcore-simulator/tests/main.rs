@@ -51,6 +51,10 @@ fn runs_exercise_what_they_are_for() {
         "run 3 of schedule",
         "restored 2 limits",
         "granted: false",
+        "BeginSend of",
+        "Err(Raised)",
+        "change: Remove",
+        "change: Pause",
     ];
     // The rarest of them is in one run of about two hundred.
     for seed in 0..3000 {

@@ -31,6 +31,7 @@ fn scenario(seed: u64, durability: Durability, steps: Vec<(u64, ScenarioStep)>) 
             retry_delay_ms: 0,
             dead_letter: None,
             deduplicates: false,
+            handler: None,
         }],
         routes: Vec::new(),
         limits: Vec::new(),

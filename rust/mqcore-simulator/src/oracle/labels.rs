@@ -139,16 +139,22 @@ impl Oracle {
         };
         seen.is_confirmed |= confirmed;
         let copies = seen.copies.clone();
+        let may_reject =
+            |message: &SeenMessage| message.queues.iter().any(|queue| self.queues[*queue].may_reject);
+        let may_reject = self.messages[copies.clone()].iter().any(may_reject);
         for (index, copy) in copies.enumerate() {
             let message = &mut self.messages[copy];
             match kind {
                 Some(RouteKind::Copies) if index != part => continue,
                 // Some queues may have taken it although others did not.
-                Some(RouteKind::Topic { .. }) => message.is_doubtful |= !confirmed,
+                Some(RouteKind::Topic { .. }) => {
+                    message.is_doubtful |= !confirmed;
+                    message.is_unsafe |= may_reject;
+                }
                 Some(RouteKind::Router(RouterMethod::Distribute)) => {
                     message.is_handed_on = index > 0;
                     // If the queue that confirms does not take it, the router answers for the others.
-                    message.is_unsafe |= self.has_faulty_disk;
+                    message.is_unsafe |= self.has_faulty_disk || may_reject;
                     message.is_doubtful |= !confirmed && index > 0;
                 }
                 _ => {}

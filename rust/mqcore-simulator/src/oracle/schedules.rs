@@ -64,6 +64,8 @@ pub(crate) struct SeenSchedules {
     schedules: Vec<SeenSchedule>,
     /// The latest time that the system clock has shown.
     latest_ms: u64,
+    /// Until here the clock shows times again, because it was set back.
+    repeats_until_ms: u64,
     /// A disk may refuse to save schedules.
     is_faulty: bool,
     /// Nothing is known any more.
@@ -92,7 +94,7 @@ impl SeenSchedules {
             is_irregular: false,
         };
         let schedules = schedules.iter().map(seen).collect();
-        Self { schedules, latest_ms: 0, is_faulty: false, is_unknown: false }
+        Self { schedules, latest_ms: 0, repeats_until_ms: 0, is_faulty: false, is_unknown: false }
     }
 
     /// The client of a schedule requests or ends it. `is_doubtful`: the request may not arrive.
@@ -138,7 +140,10 @@ impl SeenSchedules {
     /// The system clock was set, which showed this time before.
     pub(crate) fn clock_set(&mut self, shown_ms: u64, is_back: bool) {
         self.latest_ms = self.latest_ms.max(shown_ms);
-        self.schedules.iter_mut().for_each(|seen| seen.is_irregular |= is_back);
+        if is_back {
+            self.repeats_until_ms = self.latest_ms;
+            self.schedules.iter_mut().for_each(|seen| seen.is_irregular = true);
+        }
     }
 
     /// The disk may have lost anything without a trace.
@@ -171,7 +176,8 @@ impl SeenSchedules {
         let seen = self.schedules.get_mut(schedule)?;
         seen.advance(now);
         let twin = seen.runs.iter().find(|earlier| earlier.due_ms == due_ms);
-        let twin = twin.filter(|_| !seen.is_irregular && seen.begun < 2).copied();
+        let repeats = seen.is_irregular || due_ms <= self.repeats_until_ms;
+        let twin = twin.filter(|_| !repeats && seen.begun < 2).copied();
         seen.runs.push(SeenRun { due_ms, fence, id, label, at: now });
         if self.is_unknown {
             return None;
@@ -365,5 +371,18 @@ mod tests {
         assert_eq!(calm(&mut seen, 20), [""; 0]);
         seen.clock_set(20_000, true);
         assert_ne!(calm(&mut seen, 80), [""; 0]);
+    }
+
+    #[test]
+    fn a_clock_set_back_shows_due_times_again_after_a_calm() {
+        let mut seen = requested(CatchUp::All, 0);
+        assert_eq!(run(&mut seen, &[(0, 1), (10, 2)]), None);
+        seen.clock_set(10_500, true);
+        let run = |due_ms, fence| RunDelivery { schedule: 0, due_ms, fence, id: 0 };
+        assert_eq!(seen.ran(run(4_000, 3), 9, 15 * SECOND, 4_000), None);
+        assert_eq!(calm(&mut seen, 20), [""; 0]);
+        assert_eq!(seen.ran(run(10_000, 4), 10, 21 * SECOND, 10_000), None);
+        assert_eq!(seen.ran(run(20_000, 5), 11, 31 * SECOND, 20_000), None);
+        assert_ne!(seen.ran(run(20_000, 6), 12, 31 * SECOND, 20_000), None, "not shown before");
     }
 }

@@ -23,6 +23,7 @@ fn oracle() -> Oracle {
         retry_delay_ms: 0,
         dead_letter: None,
         deduplicates: false,
+        handler: None,
     };
     let topic = SimulatedRoute { kind: RouteKind::Topic { by_pattern: false }, queues: vec![0, 1] };
     let scenario = Scenario {

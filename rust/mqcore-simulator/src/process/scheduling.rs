@@ -127,11 +127,4 @@ impl Process {
             }
         }
     }
-
-    fn send_urgent(&mut self, shard: usize, urgent: Urgent, scene: &mut Scene) {
-        if let Some(task) = &mut self.shards[shard] {
-            task.urgent.push(urgent);
-        }
-        self.wake_shard(shard, scene);
-    }
 }

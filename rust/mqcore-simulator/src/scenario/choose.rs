@@ -5,6 +5,8 @@ use mqcore_broker::model::router::RouterMethod;
 use mqcore_session::any::Protocol;
 use mqcore_testkit::Random;
 
+use super::definitions::QueueChange;
+use super::handlers::SimulatedHandler;
 use super::limits::{LimitAction, SimulatedLimit};
 use super::schedules::SimulatedSchedule;
 use super::{
@@ -110,6 +112,21 @@ impl Scenario {
         if random.one_in(3) {
             scenario.limits = (0..=random.index(3)).map(|_| SimulatedLimit::choose(&mut random)).collect();
         }
+        if random.one_in(4) {
+            for (index, queue) in scenario.queues.iter_mut().enumerate() {
+                if random.one_in(2) {
+                    // These drop what no consumer may have, and the oracle expects all runs of schedules.
+                    let has_runs = scenario.schedules.iter().any(|schedule| schedule.queue == index);
+                    let waits = !matches!(queue.status, Status::Broadcast | Status::Cache);
+                    let mut handler = SimulatedHandler::choose(&mut random, waits, waits && !has_runs);
+                    if has_runs || queue.one_at_a_time {
+                        // A slow one would need longer than a calm.
+                        handler.decide_micros = handler.decide_micros.min(20_000);
+                    }
+                    queue.handler = Some(handler);
+                }
+            }
+        }
         scenario.clients = clients(&mut random, &scenario);
         if emphasis == Emphasis::DeadLetters {
             for client in &mut scenario.clients {
@@ -128,9 +145,18 @@ impl Scenario {
         let pace = if is_quick { 2_000 } else { [2_000, 20_000, 400_000][random.index(3)] };
         // Requests for limits and schedules are added to the steps with messages, rather than replacing them.
         let areas = usize::from(!scenario.limits.is_empty()) + usize::from(!scenario.schedules.is_empty());
+        let redefines = random.one_in(4);
         for _ in 0..10 + random.below(50) + 12 * areas as u64 {
             let emphasized = if random.one_in(8) { emphasis.step(&mut random, &scenario) } else { None };
-            let step = emphasized.unwrap_or_else(|| step(&mut random, &scenario));
+            let redefined = redefines && random.one_in(10);
+            let step = match emphasized {
+                Some(step) => step,
+                None if redefined => {
+                    let (queue, change) = QueueChange::choose(&mut random, &scenario);
+                    ScenarioStep::Redefine { queue, change }
+                }
+                None => step(&mut random, &scenario),
+            };
             scenario.steps.push((random.below(pace), step));
         }
         scenario
@@ -179,6 +205,7 @@ fn queue(random: &mut Random, number: usize) -> SimulatedQueue {
         retry_delay_ms: [0, 20, 100][random.index(3)],
         dead_letter: None,
         deduplicates: random.one_in(3),
+        handler: None,
     }
 }
 
