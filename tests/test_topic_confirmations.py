@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from depth import rounds
+from depth import by_depth, rounds
 from mm2_peer import Cut as MM2Cut
 from mm2_peer import MM2Peer
 from mqks_peer import MqksPeer
@@ -190,6 +190,8 @@ def test_a_confirmation_waits_until_every_bound_queue_has_saved_its_copy(tmp_pat
         assert [waiting(client, queue) for queue in QUEUES] == [1] * len(QUEUES)
 
 
+# A round takes two seconds, and several times that on a machine that does other things.
+@pytest.mark.timeout(by_depth(60, 600))
 @each_protocol
 def test_a_killed_broker_has_every_confirmed_message_of_a_topic(tmp_path: Path, protocol: str) -> None:
     slow = slow_sync(tmp_path, milliseconds=15)

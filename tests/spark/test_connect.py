@@ -60,7 +60,7 @@ def test_connect_reads_follows_and_writes(live: Recorded, tmp_path: Path) -> Non
         start_new_session=True,
     )
     try:
-        output, _ = job.communicate(timeout=200)
+        output, _ = job.communicate(timeout=600)
     finally:
         # The server that the client started is of its group.
         with contextlib.suppress(ProcessLookupError):

@@ -23,7 +23,7 @@ from spark.recorded import LENIENT, Recorded, drain, java_or_skip
 ROUNDS = rounds("SPARK", quick=1, full=20)
 pytestmark = [
     *LENIENT[1:],
-    pytest.mark.timeout(300 + 180 * ROUNDS),
+    pytest.mark.timeout(600 + 300 * ROUNDS),
     pytest.mark.full("starts Spark anew after each kill; test_ledger.py kills the broker in the middle of a write"),
 ]
 ROWS = 3000
@@ -68,7 +68,7 @@ def test_no_row_is_lost_or_doubled_however_often_everything_is_killed(live: Reco
             assert process.stdout is not None
             # Killed once some of this round's rows are there, at a place within a batch that chance chooses.
             goal = before + chance.randrange(ROWS - 500)
-            wait_until(lambda at=goal, job=process: arrived(mq) > at or job.poll() is not None, limit=180, what="rows")
+            wait_until(lambda at=goal, job=process: arrived(mq) > at or job.poll() is not None, limit=600, what="rows")
             time.sleep(chance.random() / 10)
             killed_inside += process.poll() is None
             os.killpg(process.pid, signal.SIGKILL)
