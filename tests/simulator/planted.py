@@ -189,27 +189,6 @@ BUGS: Final = (
         "while let Some(question) = context.state.questions.overdue(context.now).filter(|_| !CONDITION) {",
     ),
     Bug(
-        "late-delivery",
-        "a message that expires while its delivery handler decides is delivered",
-        "rust/mqcore-broker/src/queue/workflow.rs",
-        "if is_stored && flow.sent == 0 &&",
-        "if !CONDITION && is_stored && flow.sent == 0 &&",
-    ),
-    Bug(
-        "undecided-copy",
-        "a topic confirms a copy that the delivery handler of its queue failed to decide about",
-        "rust/mqcore-broker/src/queue/admission.rs",
-        "by_producer || origin.is_some()",
-        "by_producer || (origin.is_some() && !CONDITION)",
-    ),
-    Bug(
-        "paused-for-ever",
-        "a paused queue does not continue with what it has",
-        "rust/mqcore-broker/src/queue/mod.rs",
-        "self.arm(self.next_deadline(), context);\n        self.schedule(context);",
-        "self.arm(self.next_deadline(), context);\n        if !CONDITION { self.schedule(context); }",
-    ),
-    Bug(
         "hidden-damage",
         "a start does not report records that the disk has damaged",
         "rust/mqcore-journal/src/recovery/report.rs",

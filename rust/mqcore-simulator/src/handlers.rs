@@ -36,7 +36,10 @@ impl HandlerTask {
         if !question.wants_answer {
             return None;
         }
-        let takes = self.random.below(handler.decide_micros + 1);
+        // A handler that is slow about everything would need longer than a calm.
+        let is_slow = handler.decide_micros > HANDLER_TIMEOUT && self.random.one_in(8);
+        let most = if is_slow { handler.decide_micros } else { handler.decide_micros.min(20_000) };
+        let takes = self.random.below(most + 1);
         if self.random.percent(handler.fails) {
             let raised = Answer::new(question.id, Err(HandlerFailure::Raised));
             return if self.random.one_in(2) { Some((takes, raised)) } else { None };

@@ -1,4 +1,4 @@
-//! Changes of queues while messages are under way.
+//! Changes of queues while messages are in flight.
 
 use mqcore_broker::model::command::{Clear, Request};
 use mqcore_broker::model::id::QueueAddress;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::{Scenario, SimulatedQueue};
 
-/// What an operator does with a queue. A start of the broker and a calm restore what the configuration declares.
+/// A change that an operator makes to a queue. A start of the broker and a calm restore what the configuration declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueChange {
     /// It delivers nothing until it is restored.
@@ -47,7 +47,7 @@ impl QueueChange {
             Self::Clear => queue.status != Status::Cache && !scenario.has_schedule(index),
             Self::Pause => !matches!(queue.status, Status::Broadcast | Status::Cache),
             Self::Remove => scenario.may_remove(index),
-            // What a full queue rejects as a dead letter is lost.
+            // A full queue rejects dead letters, which are lost then.
             Self::Limit(_) => !scenario.has_dead_letters(index) && !scenario.has_schedule(index),
             Self::OneAtATime(_) => queue.status != Status::Broadcast,
             Self::RetryDelay(_) | Self::Restore => true,
