@@ -63,6 +63,8 @@ pub(crate) struct ShardTask {
     publisher: Arc<Client>,
     /// The client that changes queues. It has no connection and reads no answers.
     operator: Arc<Client>,
+    /// What the operator restores as soon as it can be saved.
+    undeclared: Vec<Declaration>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) urgent: Vec<Urgent>,
     effects: Vec<Effect>,
@@ -86,6 +88,7 @@ impl ShardTask {
             placement,
             publisher: publisher::client(),
             operator: Arc::new(Client { connection: OPERATOR, ..(*publisher::client()).clone() }),
+            undeclared: Vec::new(),
             inbox: VecDeque::new(),
             urgent: Vec::new(),
             effects: Vec::new(),
@@ -187,13 +190,20 @@ impl ShardTask {
             }
             Urgent::Committed(level, sequence) => broker.committed(level, sequence, now, effects),
             Urgent::StorageRefuses(why) => broker.storage_refuses(&why, now, effects),
-            Urgent::StorageAccepts => broker.storage_accepts(now, effects),
+            Urgent::StorageAccepts => {
+                broker.storage_accepts(now, effects);
+                self.undeclared.retain(|declaration| broker.declare(declaration, now, effects).is_err());
+            }
             Urgent::Operate(request) => {
                 let command = Command::Request(RequestId(0), request);
                 broker.command(&self.operator, command, now, effects);
             }
-            // A queue whose handler is not registered yet cannot be declared.
-            Urgent::Declare(declaration) => drop(broker.declare(&declaration, now, effects)),
+            // On a full disk it cannot be declared yet.
+            Urgent::Declare(declaration) => {
+                if broker.declare(&declaration, now, effects).is_err() {
+                    self.undeclared.push(*declaration);
+                }
+            }
             Urgent::Answer(answer) => broker.answer(answer, now, effects),
             Urgent::Handler(spec) => drop(broker.register_handler(*spec)),
             Urgent::Loaded(loaded) => broker.loaded(loaded, now, effects),
