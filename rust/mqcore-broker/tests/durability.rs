@@ -299,6 +299,18 @@ fn a_topics_message_is_confirmed_when_all_its_queues_have_saved_their_copies() {
     }
 }
 
+/// Binds ch/1 to a topic, and publishes a message to the topic as request 5.
+fn publish_to_bound(w: &mut World, disk: &mut Disk, p: &Arc<Client>) {
+    let topic = TopicName::new(b"news").expect("a short name");
+    let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue("ch/1") };
+    w.command(p, Command::Request(RequestId(3), Box::new(bind)));
+    disk.commit(w);
+    w.notifications(p.connection);
+    let message = Message::from_parts(b"1", b"", b"", Properties::default(), Some(p.clone()));
+    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: Some(RequestId(5)) };
+    w.command(p, publish);
+}
+
 #[test]
 fn a_copy_about_which_its_handler_fails_to_decide_is_not_confirmed() {
     let (mut w, mut disk) = durable();
@@ -306,14 +318,7 @@ fn a_copy_about_which_its_handler_fails_to_decide_is_not_confirmed() {
     let p = w.client("p");
     let own = QueueChanges { delivery_handler: Some("own".into()), ..changes(Status::Push) };
     create(&mut w, &mut disk, &p, "ch/1", own);
-    let topic = TopicName::new(b"news").expect("a short name");
-    let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue("ch/1") };
-    w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
-    disk.commit(&mut w);
-    w.notifications(p.connection);
-    let message = Message::from_parts(b"1", b"", b"", Properties::default(), Some(p.clone()));
-    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: Some(RequestId(5)) };
-    w.command(&p, publish);
+    publish_to_bound(&mut w, &mut disk, &p);
     let question = w.question(Step::ReceivedFromProducer);
     w.reply(&question, Err(HandlerFailure::Raised));
     let answers = w.notifications(p.connection);
@@ -348,14 +353,7 @@ fn a_copy_that_its_removed_queue_never_decided_is_reported() {
     let (mut w, mut disk) = durable();
     let p = w.client("p");
     create(&mut w, &mut disk, &p, "ch/1", saving(Status::Push));
-    let topic = TopicName::new(b"news").expect("a short name");
-    let bind = Request::BindTopic { pattern: TopicPattern::Exact(topic.clone()), queue: queue("ch/1") };
-    w.command(&p, Command::Request(RequestId(3), Box::new(bind)));
-    disk.commit(&mut w);
-    w.notifications(p.connection);
-    let message = Message::from_parts(b"1", b"", b"", Properties::default(), Some(p.clone()));
-    let publish = Command::PublishTopic { topic, message, to_producer: true, answer: Some(RequestId(5)) };
-    w.command(&p, publish);
+    publish_to_bound(&mut w, &mut disk, &p);
     w.command(&p, Command::Request(RequestId(6), Box::new(Request::RemoveQueue { queue: queue("ch/1") })));
     let answers = w.notifications(p.connection);
     assert!(matches!(&answers[..], [Event::Answered(RequestId(5), Ok(Reply::Published(0)))]), "{answers:?}");

@@ -63,7 +63,7 @@ pub(crate) struct ShardTask {
     publisher: Arc<Client>,
     /// The client that changes queues. It has no connection and reads no answers.
     operator: Arc<Client>,
-    /// What the operator restores as soon as it can be saved.
+    /// Declarations that the shard could not save. It repeats them once it can.
     undeclared: Vec<Declaration>,
     pub(crate) inbox: VecDeque<Input>,
     pub(crate) urgent: Vec<Urgent>,
