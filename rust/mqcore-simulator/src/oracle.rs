@@ -168,8 +168,6 @@ pub struct Oracle {
     output_bytes_max: usize,
     links: BTreeMap<ConnectionId, SeenLink>,
     has_faulty_disk: bool,
-    /// A queue was removed, and may be missing.
-    has_removed: bool,
     pub(crate) limits: SeenLimits,
     pub(crate) schedules: SeenSchedules,
     findings: Vec<Finding>,
@@ -199,7 +197,6 @@ impl Oracle {
             output_bytes_max: scenario.output_bytes_max,
             links: BTreeMap::new(),
             has_faulty_disk: false,
-            has_removed: false,
             limits: SeenLimits::new(&scenario.limits),
             schedules: SeenSchedules::new(&scenario.schedules),
             findings: Vec::new(),
@@ -267,8 +264,7 @@ impl Oracle {
         self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
         let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
         self.queues[queue].was_removed |= change == QueueChange::Remove;
-        self.has_removed |= change == QueueChange::Remove;
-        if !removes && !self.has_removed {
+        if !removes && !self.queues[queue].was_removed {
             return;
         }
         // The queue loses its messages and the ids that it remembers, and until it exists again also its dead letters.
@@ -289,7 +285,8 @@ impl Oracle {
 
     /// The broker refuses what a client needs before it can publish or consume.
     pub(crate) fn refused(&mut self, text: String) {
-        if !self.has_faulty_disk && !self.has_removed {
+        let may_be_missing = self.queues.iter().any(|queue| queue.was_removed);
+        if !self.has_faulty_disk && !may_be_missing {
             self.find("refused", text);
         }
     }
@@ -527,7 +524,6 @@ impl Oracle {
             self.messages[copy].is_over |= !is_recent;
         }
         self.check_fanout();
-        self.has_removed = false;
         self.queues.iter_mut().for_each(|queue| queue.was_removed = false);
     }
 

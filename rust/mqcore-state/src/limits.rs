@@ -313,8 +313,7 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    use mqcore_journal::storage::FileStorage;
-    use mqcore_journal::storage::MemoryStorage;
+    use mqcore_journal::storage::{FileStorage, MemoryStorage};
     use mqcore_limiter::limiter::{Adjust, EntryProperties, LimiterConfig};
     use mqcore_limiter::rule::{Algorithm, ConsumeMode, Rule};
     use mqcore_limiter::time::Ttl;
