@@ -146,6 +146,8 @@ struct QueueRules {
     has_handler: bool,
     /// An operator removed it. A client may have created it again with other options, until the next calm.
     was_removed: bool,
+    /// Whether an operator has ever removed it.
+    has_been_removed: bool,
     /// Whether a handler may requeue messages that have expired: its fallback keeps them.
     keeps_expired: bool,
     /// Whether it may reject a message for another reason than a faulty disk: a handler refuses it, or an operator has limited it.
@@ -183,6 +185,7 @@ impl Oracle {
             status: queue.status,
             has_handler: queue.handler.is_some(),
             was_removed: false,
+            has_been_removed: false,
             keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
             may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
@@ -264,6 +267,7 @@ impl Oracle {
         self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
         let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
         self.queues[queue].was_removed |= change == QueueChange::Remove;
+        self.queues[queue].has_been_removed |= change == QueueChange::Remove;
         if !removes && !self.queues[queue].was_removed {
             return;
         }
@@ -447,8 +451,10 @@ impl Oracle {
     fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
         let message = &self.messages[copy];
         let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
-        // A router that chooses one queue passes a message on to the next one if the disk of the first one refuses it.
-        let is_passed_on = self.has_faulty_disk && message.queues.len() > 1;
+        // A router that chooses one queue passes a message on to the next one if the first one is missing, or its disk refuses
+        // the message. Later messages overtake it meanwhile.
+        let is_removed = message.queues.iter().any(|queue| self.queues[*queue].has_been_removed);
+        let is_passed_on = message.queues.len() > 1 && (self.has_faulty_disk || is_removed);
         let has_handler = message.queues.iter().any(|queue| self.queues[*queue].has_handler);
         if !is_first || has_handler || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {
             return;

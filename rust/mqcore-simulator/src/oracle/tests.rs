@@ -3,6 +3,7 @@
 use super::*;
 use crate::oracle::labels::SeenPublish;
 use crate::scenario::{RouteKind, SimulatedQueue};
+use mqcore_broker::model::router::RouterMethod;
 
 const LINK: ConnectionId = ConnectionId(1);
 const PRODUCER: ConnectionId = ConnectionId(2);
@@ -26,9 +27,10 @@ fn oracle() -> Oracle {
         handler: None,
     };
     let topic = SimulatedRoute { kind: RouteKind::Topic { by_pattern: false }, queues: vec![0, 1] };
+    let router = SimulatedRoute { kind: RouteKind::Router(RouterMethod::RoundRobin), queues: vec![0, 1] };
     let scenario = Scenario {
         queues: vec![queue.clone(), queue],
-        routes: vec![topic],
+        routes: vec![topic, router],
         output_bytes_max: 1 << 20,
         ..Scenario::of_seed(0)
     };
@@ -106,6 +108,16 @@ fn first_deliveries_keep_their_order() {
     oracle.delivered(1, 0, LINK, false, LATER);
     oracle.delivered(0, 0, LINK, false, LATER);
     assert_eq!(rule(&oracle), Some("order"));
+}
+
+#[test]
+fn messages_that_a_router_passes_on_from_a_removed_queue_may_be_overtaken() {
+    let mut oracle = oracle();
+    oracle.redefined(1, QueueChange::Remove);
+    let labels: Vec<u32> =
+        (0..2).map(|_| oracle.published(publish(Target::Route(1), PublishTerms::default()), LATER)).collect();
+    labels.iter().rev().for_each(|label| oracle.delivered(*label, 0, LINK, false, 2 * LATER));
+    assert_eq!(rule(&oracle), None);
 }
 
 #[test]
