@@ -19,9 +19,11 @@ from mqcore import QueueOptions, QueueStatus
 from served import ServedBroker, serving
 from test_unfinished_input import resident, url
 
-MEMORY = 512 << 20
-"""Bytes that the broker's process may grow by during an attack: far more than any attack here needs, and far less than
-one without limits takes.
+UNFINISHED = 128 << 20
+"""The limit of unfinished frames of all clients, in bytes. Peers that lie about the size of a frame reach it."""
+MEMORY = 4 * UNFINISHED
+"""Bytes that the broker's process may grow by during an attack: buffers grow by doubling, and the allocator returns
+memory that is free after some seconds.
 """
 LIMIT = 10.0
 """Seconds for each answer to the client that means no harm."""
@@ -50,7 +52,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     others = ("--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", str(directory / "data"))
     others += ("--node-name", "top")
     tls = ("--tls-cert", str(certificate))
-    environment = {"MQCORE_HANDSHAKE_TIMEOUT": "2s"}
+    environment = {"MQCORE_HANDSHAKE_TIMEOUT": "2s", "MQCORE_UNFINISHED_BYTES_MAX": str(UNFINISHED)}
     with serving(*listen, *others, *tls, environment=environment) as running:
         yield running
 
