@@ -167,7 +167,22 @@ impl<S: Storage> LimitJournal<S> {
             }
         }
         self.journal.settle(&gone)?;
+        if !gone.is_empty() && now > self.written {
+            match self.end_expired(now) {
+                // The next save retries.
+                Err(JournalError::Full { .. }) => {}
+                ended => ended?,
+            }
+        }
         Ok(restored)
+    }
+
+    /// Makes the settlement of expired entries durable. Otherwise they return if the broker crashes before its first save
+    /// and the clock is set back meanwhile.
+    fn end_expired(&mut self, now: Nanos) -> Result<(), JournalError> {
+        self.state_time(now)?;
+        self.journal.write()?;
+        self.journal.sync()
     }
 
     /// Whether to save in this round. If nothing has changed, only every sixteenth round does, for housekeeping.
@@ -498,6 +513,29 @@ mod tests {
             }
         }
         assert!(kept > 10, "the power failure kept the entry {kept} times");
+    }
+
+    #[test]
+    fn a_clock_set_back_restores_no_limit_that_had_expired_at_an_earlier_start() {
+        for seed in 0..20 {
+            let disk = MemoryStorage::new(seed);
+            let open = |limiter: &Limiter, now| {
+                let options = Options { identity: 7, ..Options::default() };
+                LimitJournal::open(disk.clone(), options, limiter, now, &mut |_| Ok(())).unwrap()
+            };
+            let limiter = store();
+            let (mut journal, _) = open(&limiter, START);
+            limiter.insert(b"counter", 5, KEPT, seconds(60), START);
+            journal.save(&limiter, START, false).unwrap();
+            drop(journal);
+            let (journal, restored) = open(&store(), after(61));
+            assert_eq!(restored, RestoredLimits { entries: 0, expired: 1, unreadable: 0 });
+            // A crash before anything is saved.
+            drop(journal);
+            disk.crash();
+            let (_, restored) = open(&store(), after(1));
+            assert_eq!(restored.entries, 0, "seed {seed}");
+        }
     }
 
     /// The next save states the time of the clock that was set back. From then on nothing else says that the times of entries
