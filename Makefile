@@ -168,9 +168,11 @@ test-rust: $(ENVIRONMENT) ## Rust tests
 	PROPTEST_CASES=$(if $(filter full,$(MQCORE_TEST_DEPTH)),1024,256) cargo test --locked
 
 # Each of them waits a lot, for the disk, for time limits or for the last test of a group, and the other one uses that time.
-# A step in the background ignores Ctrl-C, so the trap ends it.
+# A step in the background ignores Ctrl-C, so the trap ends it. In the full depth both keep all cores busy, and Spark gives a
+# Python process only ten seconds to start, so that there they run one after the other.
 .PHONY: test-both
 test-both: $(EXTENSION)
+ifeq ($(MQCORE_TEST_DEPTH)$(filter test-full,$(MAKECMDGOALS)),quick)
 	$(call step,cargo test and pytest side by side; the output of cargo test follows that of pytest)
 	@log='$(VENV)/test-rust.log'; failed=; \
 	$(MAKE) --no-print-directory test-rust >"$$log" 2>&1 & rust=$$!; \
@@ -179,6 +181,12 @@ test-both: $(EXTENSION)
 	wait $$rust || failed="cargo test $$failed"; \
 	cat "$$log"; \
 	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
+else
+	@failed=; \
+	$(MAKE) --no-print-directory test-rust || failed='cargo test'; \
+	$(MAKE) --no-print-directory test-python || failed="pytest $$failed"; \
+	test -z "$$failed" || { echo "failed: $$failed" >&2; exit 1; }
+endif
 
 .PHONY: types
 types: $(ENVIRONMENT) $(if $(wildcard $(EXTENSION)),$(STUB_CHECKED)) ## mypy; compare the stub with the extension module if it is built
