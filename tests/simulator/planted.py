@@ -189,6 +189,27 @@ BUGS: Final = (
         "while let Some(question) = context.state.questions.overdue(context.now).filter(|_| !CONDITION) {",
     ),
     Bug(
+        "forgotten-number",
+        "a restart forgets which messages of downstream brokers are saved",
+        "rust/mqcore-broker/src/shard/recovery.rs",
+        "context.state.intake.restore_saved(ticket);",
+        "if !CONDITION { context.state.intake.restore_saved(ticket); }",
+    ),
+    Bug(
+        "confirmed-deferral",
+        "the broker confirms a downstream broker's message that a full disk refuses",
+        "rust/mqcore-broker/src/context/mod.rs",
+        "rejection.filter(|rejection| rejection.kind == RejectionKind::Busy)",
+        "rejection.filter(|rejection| rejection.kind == RejectionKind::Busy && !CONDITION)",
+    ),
+    Bug(
+        "unrecorded-number",
+        "the broker does not record the numbers of a downstream broker before it settles messages",
+        "rust/mqcore-broker/src/context/mod.rs",
+        "if self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {",
+        "if !CONDITION && self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {",
+    ),
+    Bug(
         "hidden-damage",
         "a start does not report records that the disk has damaged",
         "rust/mqcore-journal/src/recovery/report.rs",

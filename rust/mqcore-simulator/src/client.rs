@@ -5,6 +5,7 @@ mod eventmq;
 mod limits;
 mod micromessage;
 mod mqks;
+mod node;
 mod opening;
 mod publishing;
 mod throttr;
@@ -24,6 +25,7 @@ use crate::agenda::Due;
 use crate::client::body::message_id;
 use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
+use crate::client::node::NodeLog;
 use crate::network::Side;
 use crate::oracle::limits::LimitReply;
 use crate::oracle::schedules::RunDelivery;
@@ -35,6 +37,8 @@ use crate::time::Micros;
 
 /// Pause after a pull from an empty queue.
 const EMPTY_PAUSE: Micros = 200_000;
+/// The connection that counts as the producer of the first node's messages. No real one has such a number.
+const NODES: u64 = u64::MAX / 2;
 
 /// One client over all its connections.
 pub(crate) struct SimulatedPeer {
@@ -54,6 +58,10 @@ pub(crate) struct SimulatedPeer {
     limit: Option<SimulatedLimit>,
     /// The schedule that it requests.
     schedule: Option<SimulatedSchedule>,
+    /// Its messages, if it is a downstream broker.
+    log: Option<NodeLog>,
+    /// The connection that counts as the producer of a node's messages, which it sends over several connections.
+    producer: ConnectionId,
     /// It pulls messages.
     pulls: bool,
     random: Random,
@@ -94,6 +102,7 @@ enum Dialect {
     EventMq(Box<EventMqSide>),
     Throttr,
     Limit(Box<limits::LimitSide>),
+    Node { is_accepted: bool },
 }
 
 /// A message to settle.
@@ -140,6 +149,8 @@ enum Received {
         run: RunDelivery,
         handle: MessageHandle,
     },
+    /// The broker has confirmed a node's messages up to this number.
+    Accepted(u64),
     /// An answer to the client of a limit.
     Limit(LimitReply),
     /// The client has to answer with these bytes.
@@ -167,6 +178,7 @@ impl SimulatedPeer {
             ClientRole::Planner(schedule) => scenario.schedules[schedule].queue,
             _ => route.map_or(0, |route| scenario.routes[route].queues[0]),
         };
+        let log = matches!(terms.role, ClientRole::Node).then(|| NodeLog::new(scenario.forwarded()));
         let route = route.map(|route| (route, scenario.routes[route].clone()));
         let of_route = route.iter().flat_map(|(_, route)| &route.queues);
         let addresses = of_route.map(|queue| scenario.queues[*queue].address.clone()).collect();
@@ -183,6 +195,8 @@ impl SimulatedPeer {
             addresses,
             limit,
             schedule,
+            log,
+            producer: ConnectionId(NODES - index as u64),
             pulls: terms.role.consumer().is_some() && matches!(queue.status, Status::Pull | Status::Cache),
             random,
             link: None,
@@ -194,6 +208,11 @@ impl SimulatedPeer {
 
     pub(crate) fn is_consumer_of(&self, queue: usize) -> bool {
         matches!(self.terms.role, ClientRole::Consumer(of, _) if of == queue)
+    }
+
+    /// The connection that counts as the producer of its messages, if it is a node.
+    pub(crate) fn node_producer(&self) -> Option<ConnectionId> {
+        self.is_node().then_some(self.producer)
     }
 
     pub(crate) fn link(&self) -> Option<ConnectionId> {
@@ -313,6 +332,7 @@ impl SimulatedPeer {
             Dialect::EventMq(side) => side.next(&link.unread, &limits)?,
             Dialect::Throttr => throttr::next(&link.unread, &limits)?,
             Dialect::Limit(side) => side.next(&link.unread, &limits)?,
+            Dialect::Node { is_accepted } => node::next(&link.unread, is_accepted)?,
             Dialect::Mqks(lines) => {
                 let next = lines.next(&link.unread, &limits);
                 let (line, size) = next.expect("the broker sends valid lines")?;
@@ -387,6 +407,7 @@ impl SimulatedPeer {
                     self.receive(label, handle, true, scene);
                 }
             }
+            Received::Accepted(through) => self.confirm(through, scene),
             Received::Limit(reply) => self.take_limit(reply, scene),
             Received::Ping(answer) => self.send(&answer, scene),
             Received::Other => {}
@@ -410,7 +431,7 @@ impl SimulatedPeer {
                 scene.oracle.delivered(label, queue, id, repeated, scene.now);
                 self.decide(label, handle, scene);
             }
-            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => {
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {
                 scene.oracle.find("phantom", format!("a client that does not consume receives {name}"));
             }
         }

@@ -118,7 +118,7 @@ impl ServerConnection {
             pong_timeout: Duration::from_secs(10),
             admin: true,
             peer: Arc::default(),
-            node: None,
+            node: Some(Arc::clone(&shared.node)),
         };
         let protocol = listener.protocol();
         let mut connection = Self {

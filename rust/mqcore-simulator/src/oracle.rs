@@ -8,13 +8,14 @@
 //! | A client receives only messages that were published to its queue or became dead letters of it, with their bodies. | `phantom` |
 //! | A rejected message is not delivered, unless a faulty disk was the reason. | `rejected` |
 //! | A confirmed message is delivered until a consumer settles it, whatever crashed. | `lost` |
-//! | A message that was settled before a calm is not delivered again. | `settled-returns` |
+//! | A message that was settled before a calm, or seconds before a crash, is not delivered again. | `settled-returns` |
 //! | A message is delivered again only after a rejection, a timeout, the end of a connection or a crash. | `doubled` |
 //! | First deliveries of one producer's messages of equal priority keep their order, unless they are delayed. | `order` |
 //! | A delayed message is not delivered before its time. | `early` |
 //! | An expired message is not delivered, except as a dead letter. | `late` |
 //! | A consumer has at most `prefetch` unsettled messages. | `prefetch` |
 //! | A confirmation of a topic stands for all queues bound to it, one of a router for a queue of it. | `lost` |
+//! | A downstream broker's messages are confirmed, each arrives once, and none is lost, whatever crashes. | `unanswered`, `lost` |
 //! | Subscribers of a topic and consumers of a broadcast queue receive each message once, in order. | `missed`, `doubled`, `order` |
 //! | A cache has the latest confirmed message. | `stale`, `lost` |
 //! | Each publish on a working connection is answered. | `unanswered` |
@@ -96,6 +97,8 @@ struct SeenMessage {
     may_wait: bool,
     /// It was published again.
     is_repeated: bool,
+    /// A downstream broker sends it until it is confirmed, whatever crashes.
+    is_forwarded: bool,
     /// Settled before a calm.
     is_over: bool,
     /// It was rejected because of a faulty disk, which may have it nevertheless.
@@ -308,6 +311,9 @@ impl Oracle {
     pub(crate) fn ended(&mut self, ending: Ending, now: Micros) {
         self.limits.ended(ending == Ending::Stopped, now);
         self.schedules.ended(now);
+        for copy in 0..self.messages.len() {
+            self.messages[copy].is_over |= self.is_gone(&self.messages[copy], now);
+        }
         for message in &mut self.messages {
             let is_safe = message.queues.iter().all(|queue| {
                 let QueueRules { saves, durability, .. } = self.queues[*queue];
@@ -318,7 +324,10 @@ impl Oracle {
                 }
             });
             let is_confirmed = message.answer == Some(true) && !message.is_handed_on;
-            message.is_unsafe |= !is_safe || !is_confirmed;
+            // The broker may know the number of a message that it had in memory only.
+            let is_saved = message.queues.iter().all(|queue| self.queues[*queue].saves);
+            let is_sent_again = message.is_forwarded && message.answer.is_none() && is_saved;
+            message.is_unsafe |= !is_sent_again && (!is_safe || !is_confirmed);
             message.may_be_doubled |= message.has_dead_letters(&self.queues);
             // A queue that broadcasts delivers what it had saved, and not yet settled, to the next consumer.
             message.may_return |= message.queues.iter().any(|queue| !self.queues[*queue].keeps());
@@ -531,6 +540,24 @@ impl Oracle {
         }
         self.check_fanout();
         self.queues.iter_mut().for_each(|queue| queue.was_removed = false);
+    }
+
+    /// Whether no crash may bring a message back: its settlement is synced by now. Only for queues that deliver a message to one
+    /// consumer at a time, and drop it once that one has settled it.
+    fn is_gone(&self, message: &SeenMessage, now: Micros) -> bool {
+        let is_simple = |queue: &usize| {
+            let QueueRules { status, has_handler, dead_letter, .. } = &self.queues[*queue];
+            matches!(status, Status::RoundRobin | Status::Pull) && !has_handler && dead_letter.is_none()
+        };
+        let Some(last) = message.deliveries.last().filter(|last| last.at + SETTLED_AFTER <= now) else {
+            return false;
+        };
+        let Some(link) = self.links.get(&last.link).filter(|link| !link.is_doubtful) else { return false };
+        let arrived = |outcome: &SeenOutcome| link.ended.is_none_or(|total| outcome.offset <= total);
+        !self.has_faulty_disk
+            && !message.is_repeated
+            && message.queues.iter().all(is_simple)
+            && last.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
     }
 
     fn is_settled(&self, message: &SeenMessage) -> bool {

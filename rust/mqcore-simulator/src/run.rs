@@ -22,6 +22,8 @@ use crate::trace::Trace;
 const CALM_MICROS: Micros = 60_000_000;
 /// Maximum time that a broker is down.
 const DOWN_MICROS: Micros = 400_000;
+/// The time after which a node looks whether it has to connect again.
+const NODE_PAUSE: Micros = 500_000;
 /// Maximum events of a run. One that has more does not come to rest.
 const EVENTS_MAX: u64 = 3_000_000;
 
@@ -68,9 +70,16 @@ pub fn run(scenario: &Scenario, verbose: bool) -> RunReport {
 impl<'a> Simulation<'a> {
     fn new(scenario: &'a Scenario, verbose: bool) -> Self {
         let mut random = Random::new(scenario.seed ^ 0x5eed);
-        let scene = Scene::new(Oracle::new(scenario), &mut random, verbose);
+        let mut scene = Scene::new(Oracle::new(scenario), &mut random, verbose);
         let disks = (0..scenario.disks()).map(|_| MemoryStorage::new(random.number())).collect();
-        let clients = (0..scenario.clients.len()).map(|index| SimulatedPeer::new(index, scenario)).collect();
+        let clients: Vec<_> =
+            (0..scenario.clients.len()).map(|index| SimulatedPeer::new(index, scenario)).collect();
+        for (index, producer) in
+            clients.iter().enumerate().filter_map(|(index, client)| Some((index, client.node_producer()?)))
+        {
+            scene.oracle.opened(producer, 0);
+            scene.agenda.add(NODE_PAUSE, Due::Client(index));
+        }
         Self {
             scenario,
             scene,
@@ -115,6 +124,10 @@ impl<'a> Simulation<'a> {
                 if self.scene.network.end(id, side) {
                     self.notice(id, side);
                 }
+            }
+            Due::Client(client) if self.clients[client].is_node() => {
+                self.connect(client);
+                self.scene.agenda.add(self.scene.now + NODE_PAUSE, Due::Client(client));
             }
             Due::Client(client) => self.clients[client].work(&mut self.scene),
             Due::Start(life) => {

@@ -135,6 +135,8 @@ pub enum ClientRole {
     Limited(usize),
     /// It requests and ends the schedule with this index.
     Planner(usize),
+    /// It is a downstream broker, which forwards messages to all queues that keep them.
+    Node,
 }
 
 /// A client.
@@ -297,6 +299,17 @@ impl Scenario {
     /// The disk of the journal of limits.
     pub(crate) fn limits_disk(&self) -> usize {
         self.shards
+    }
+
+    /// The queues to which nodes forward: index, channel and number.
+    pub(crate) fn forwarded(&self) -> Vec<(usize, String, u16)> {
+        let keeps = |queue: &SimulatedQueue| !matches!(queue.status, Status::Broadcast | Status::Cache);
+        let queues = self.queues.iter().enumerate().filter(|(_, queue)| keeps(queue));
+        let parts = queues.filter_map(|(index, queue)| {
+            let (channel, id) = queue.address.split_once('/')?;
+            Some((index, channel.to_owned(), id.parse().ok()?))
+        });
+        parts.collect()
     }
 
     /// The queue with this index and those to which its messages move as dead letters.

@@ -8,6 +8,7 @@ use mqcore_limiter::time::Nanos;
 use mqcore_session::any::{AnySession, ListenerTerms};
 use mqcore_session::eventmq::EventmqSession;
 use mqcore_session::eventmq::shared::EventmqShared;
+use mqcore_session::node::NodeTerms;
 use mqcore_session::session::SessionConfig;
 use mqcore_session::throttr::ThrottrSession;
 use mqcore_session::throttr::shared::ThrottrShared;
@@ -18,12 +19,16 @@ use crate::schedules::SimulatedPort;
 pub(crate) struct SharedSessions {
     eventmq: Arc<EventmqShared>,
     throttr: Arc<ThrottrShared>,
+    /// The broker among nodes.
+    pub(crate) node: Arc<NodeTerms>,
 }
 
 impl SharedSessions {
     /// The state of a broker that starts. `seed` makes the ids that clients see.
     pub(crate) fn new(seed: u64, limiter: &Arc<Limiter>, now: Nanos) -> Self {
+        let node = NodeTerms { id: "upstream".to_owned(), accepts: true, ..NodeTerms::default() };
         Self {
+            node: Arc::new(node),
             eventmq: Arc::new(EventmqShared::new(seed, Some("at-least-once".into()))),
             throttr: Arc::new(ThrottrShared::new(Arc::clone(limiter), 0, now, [seed, now.0])),
         }

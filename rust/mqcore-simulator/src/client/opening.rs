@@ -38,7 +38,9 @@ impl SimulatedPeer {
 
     fn role(&self) -> Role {
         match self.terms.role {
-            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => Role::Frontend,
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {
+                Role::Frontend
+            }
             ClientRole::Consumer(..) => Role::Backend,
             ClientRole::Subscriber(_) => Role::Subscribe,
         }
@@ -65,6 +67,7 @@ impl SimulatedPeer {
                 }
                 _ => (Dialect::Throttr, Vec::new()),
             },
+            _ if self.is_node() => (Dialect::Node { is_accepted: false }, self.introduce(scene)),
             _ => {
                 let hello = Hello { client_id: Some(&name), ..Hello::default() };
                 let opening = hello::opening(&hello, b"hello").expect("a plain Hello");
@@ -100,6 +103,7 @@ impl SimulatedPeer {
             _ => match (self.terms.role, &self.route) {
                 (ClientRole::Consumer(_, behavior), _) => tmqp::join(self.queue(), behavior.prefetch),
                 (ClientRole::Subscriber(_), Some((index, route))) => tmqp::subscribe(&route.name(*index)),
+                (ClientRole::Node, _) => self.repeat(),
                 (_, Some((index, route))) => {
                     let addresses: Vec<&str> = self.addresses.iter().map(|address| &**address).collect();
                     let (bytes, count) = tmqp::define(route, *index, &addresses);
@@ -109,7 +113,7 @@ impl SimulatedPeer {
                 _ => Vec::new(),
             },
         };
-        let is_unanswered = bytes.is_empty() || self.listener() == EVENTMQ_SUBSCRIBER;
+        let is_unanswered = bytes.is_empty() || self.listener() == EVENTMQ_SUBSCRIBER || self.is_node();
         self.send(&bytes, scene);
         if is_unanswered {
             self.ready(scene);
@@ -183,7 +187,7 @@ impl SimulatedPeer {
                 let transit = if self.terms.protocol == Protocol::Eventmq { SUBSCRIPTION_TRANSIT } else { 0 };
                 scene.oracle.listens(id, Target::Route(route), scene.now + transit);
             }
-            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) => {}
+            ClientRole::Producer(_) | ClientRole::Limited(_) | ClientRole::Planner(_) | ClientRole::Node => {}
         }
         if self.pulls {
             self.pull(scene);

@@ -19,6 +19,9 @@ impl SimulatedPeer {
 
     /// Publishes a message, if the connection is ready for it.
     pub(crate) fn publish(&mut self, size: usize, terms: PublishTerms, scene: &mut Scene) {
+        if self.is_node() {
+            return self.forward(size, scene);
+        }
         let ClientRole::Producer(target) = self.terms.role else { return };
         let Some(link) = self.link.as_ref().filter(|link| link.is_ready) else { return };
         if matches!(&link.dialect, Dialect::MicroMessage(side) if !side.has_room()) {
@@ -77,7 +80,7 @@ impl SimulatedPeer {
             (Dialect::EventMq(_), Some((index, route))) => {
                 EventMqSide::publish(&route.name(*index), label, &body)
             }
-            (Dialect::Limit(_), _) => return,
+            (Dialect::Limit(_) | Dialect::Node { .. }, _) => return,
             (Dialect::Throttr, _) => throttr::publish(&event, &body),
             (Dialect::Tmqp { .. }, route) => {
                 let destination = match route {

@@ -66,6 +66,7 @@ impl Oracle {
                 is_timeless: false,
                 may_wait: false,
                 is_repeated: false,
+                is_forwarded: false,
                 is_over: false,
                 is_doubtful: false,
                 may_be_doubled: false,
@@ -162,6 +163,35 @@ impl Oracle {
             message.answer = Some(confirmed);
             message.answered = Some(now);
             message.is_doubtful |= self.has_faulty_disk || message.is_repeated;
+        }
+    }
+
+    /// A downstream broker keeps a message until it is confirmed.
+    pub(crate) fn forwarded(&mut self, label: u32) {
+        let copies = self.labels[label as usize].copies.clone();
+        self.messages[copies].iter_mut().for_each(|message| message.is_forwarded = true);
+    }
+
+    /// A message of a downstream broker is confirmed: the queue has saved it, or has rejected it for good.
+    pub(crate) fn accepted(&mut self, label: u32, now: Micros) {
+        let seen = &mut self.labels[label as usize];
+        seen.is_confirmed = true;
+        for copy in seen.copies.clone() {
+            let may_reject = self.messages[copy].queues.iter().any(|queue| self.queues[*queue].may_reject);
+            let message = &mut self.messages[copy];
+            message.answer = Some(true);
+            message.answered = Some(now);
+            message.is_unsafe |= may_reject;
+            message.is_doubtful |= self.has_faulty_disk;
+        }
+    }
+
+    /// A downstream broker has lost a message that was not confirmed.
+    pub(crate) fn forgotten(&mut self, label: u32) {
+        for message in &mut self.messages[self.labels[label as usize].copies.clone()] {
+            message.is_forwarded = false;
+            message.is_answered = false;
+            message.is_unsafe = true;
         }
     }
 

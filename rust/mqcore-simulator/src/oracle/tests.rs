@@ -236,6 +236,46 @@ fn a_message_of_an_earlier_calm_does_not_return() {
 }
 
 #[test]
+fn a_message_that_was_settled_long_before_a_crash_does_not_return() {
+    let returns = |offset: u64, ended: Micros| {
+        let mut oracle = oracle();
+        oracle.delivered(0, 0, LINK, false, LATER);
+        oracle.settled(0, LINK, true, offset);
+        oracle.closed(LINK, 100, ended);
+        oracle.ended(Ending::Killed, ended);
+        oracle.delivered(0, 0, OTHER, true, ended + LATER);
+        rule(&oracle)
+    };
+    assert_eq!(returns(10, LATER + SETTLED_AFTER), Some("settled-returns"));
+    assert_eq!(returns(10, LATER + SETTLED_AFTER - 1), None, "the settlement may not be synced");
+    assert_eq!(returns(101, LATER + SETTLED_AFTER), None, "the settlement has not arrived");
+}
+
+#[test]
+fn a_downstream_brokers_message_is_lost_only_if_it_was_confirmed() {
+    let lost = |is_confirmed: bool, crashes: bool| {
+        let mut oracle = oracle();
+        let label = oracle.published(publish(Target::Queue(0), PublishTerms::default()), 0);
+        oracle.forwarded(label);
+        if crashes {
+            oracle.ended(Ending::PowerLost, LATER);
+        }
+        if is_confirmed {
+            oracle.accepted(label, 2 * LATER);
+        }
+        for label in 0..3 {
+            oracle.delivered(label, 0, LINK, false, 3 * LATER);
+            oracle.settled(label, LINK, true, 10);
+        }
+        oracle.calm(&[true, true], CALM, 0);
+        rule(&oracle)
+    };
+    assert_eq!(lost(true, false), Some("lost"));
+    assert_eq!(lost(true, true), Some("lost"), "it is sent again after the crash");
+    assert_eq!(lost(false, true), Some("unanswered"));
+}
+
+#[test]
 fn a_publish_on_an_open_connection_is_answered() {
     let mut oracle = oracle();
     oracle.published(publish(Target::Queue(1), PublishTerms::default()), 0);

@@ -271,6 +271,10 @@ fn clients(random: &mut Random, scenario: &Scenario) -> Vec<SimulatedClient> {
             }
         }
     }
+    if random.one_in(3) && !scenario.forwarded().is_empty() {
+        let node = SimulatedClient { protocol: Protocol::Tmqp, role: ClientRole::Node };
+        clients.extend((0..=random.index(2)).map(|_| node.clone()));
+    }
     let planner =
         |schedule| SimulatedClient { protocol: Protocol::Eventmq, role: ClientRole::Planner(schedule) };
     clients.extend((0..scenario.schedules.len()).map(planner));
@@ -345,7 +349,8 @@ fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
     }
     match random.below(100) {
         chance @ 0..50 => {
-            let produces = |index: &usize| matches!(clients[*index].role, ClientRole::Producer(_));
+            let produces =
+                |index: &usize| matches!(clients[*index].role, ClientRole::Producer(_) | ClientRole::Node);
             let producers: Vec<_> = (0..clients.len()).filter(produces).collect();
             let client = producers[random.index(producers.len())];
             let count = 1 + random.below(12) as u32;
