@@ -18,7 +18,8 @@ import programs
 from eventmq_original import addresses
 from eventmq_peer import GREETING, EventmqPeer, ready
 from mqcore import QueueOptions, QueueStatus, admin, errors
-from served import clean_environment, serving, wait_until
+from served import DISK_MIB, clean_environment, serving, wait_until
+from small_disks import occupy
 
 JOB = b'["run", {"path": "p", "callable": "c"}]'
 FAILED = '{"value": "boom", "error": {"type": "ValueError"}}'
@@ -134,6 +135,44 @@ def test_a_result_that_was_put_into_a_queue_survives_and_its_job_is_done(tmp_pat
     with running(tmp_path) as place, place.worker(1) as worker:
         assert [job for job, _ in asyncio.run(letters(place.broker, "results"))] == ["j"]
         assert worker.until_now() == []
+
+
+async def publish(broker: mqcore.Broker, queue: str, size: int) -> bool:
+    """Publish a message; whether the disk had room for it."""
+    async with broker.client() as mq:
+        try:
+            await mq.publish(f"{queue}/0", bytes(size))
+        except errors.Busy:
+            return False
+    return True
+
+
+async def fill(broker: mqcore.Broker, queue: str) -> None:
+    """Publish until the disk has no room for more."""
+    for _ in range(4 * DISK_MIB * 1024 // 32):
+        if not await publish(broker, queue, 32 * 1024):
+            return
+    pytest.fail("four times the disk was published and never refused")
+
+
+def test_a_guaranteed_job_whose_result_finds_no_room_on_the_disk_runs_again(small_disk: Path) -> None:
+    result = json.dumps({"value": "x" * 64 * 1024})
+    occupy(small_disk / "filler", leave=DISK_MIB // 2 << 20)
+    with running(small_disk / "data") as place, place.client() as client:
+        asyncio.run(declare(place.broker, "results"))
+        with place.worker(1) as worker:
+            request(client, "j", "guarantee,reply-requested,result-queue:results")
+            worker.receive()
+            assert client.receive()[4] == b"j"
+            asyncio.run(fill(place.broker, "results"))
+            worker.say("REPLY", "x", result, "j")
+            worker.say("READY", "r")
+            assert worker.receive()[3] == b"j", "it runs again"
+            (small_disk / "filler").unlink()
+            wait_until(lambda: asyncio.run(publish(place.broker, "results", 64 * 1024)), what="room on the disk")
+            worker.say("REPLY", "x", result, "j")
+            assert client.receive()[4:] == [result.encode(), b"j"]
+        assert [job for job, _ in asyncio.run(letters(place.broker, "results"))].count("j") == 1
 
 
 def test_a_job_is_traced_through_its_tries_to_its_end(tmp_path: Path) -> None:

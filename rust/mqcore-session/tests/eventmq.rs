@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{ClientPattern, Command, Destination, Request};
+use mqcore_broker::model::command::{ClientPattern, Command, Destination, Request, Retry};
 use mqcore_broker::model::config::BrokerConfig;
 use mqcore_broker::model::effect::{Effect, Event, Forwarded, Reply};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
@@ -820,6 +820,35 @@ fn job_finishes_only_when_its_result_is_in_the_named_queue() {
     world.say(other, &["REPLY", "x", "{}", "k"]);
     assert_eq!(world.messages(client)[0][4..], ["{}", "k"]);
     assert!(world.request_errors(other)[0].contains("not kept"));
+}
+
+#[test]
+fn a_guaranteed_job_runs_again_if_the_result_queue_cannot_take_its_result_now() {
+    for (headers, kind, again) in [
+        ("guarantee", RejectionKind::Busy, true),
+        ("guarantee", RejectionKind::LimitExceeded, false),
+        ("retry-count:3", RejectionKind::Busy, false),
+    ] {
+        let mut world = World::new(1);
+        let client = world.client();
+        let worker = world.worker("", 1);
+        world.request(client, "j", "default", &format!("{headers},result-queue:results"));
+        assert_eq!(world.jobs(worker), ["j"]);
+        let now = world.now;
+        let session = &mut world.peers.get_mut(&worker).unwrap().session;
+        let (mut commands, mut reply) = (Vec::new(), Vec::new());
+        encode_message(&[b"", b"eMQP/1.0", b"REPLY", b"x", b"{}", b"j"], &mut reply);
+        session.receive(&reply, now, &mut commands, &mut Vec::new()).unwrap();
+        let Some(Command::Publish { queue, message }) = commands.pop() else { panic!("{commands:?}") };
+        let event = Event::PublishRefused { queue, message, rejection: Rejection::new(kind, "on purpose") };
+        session.event(event, now, &mut Vec::new()).unwrap();
+        let commands = session.take_commands();
+        let [Command::Acknowledge(settlement)] = &commands[..] else { panic!("{commands:?}") };
+        let retry = settlement.refusal.as_ref().map(|nack| nack.retry);
+        let expected = again.then(|| Retry::NotBefore(now.after(Duration::from_secs(1))));
+        assert_eq!(retry, expected, "{headers}, {kind:?}");
+        assert!(session.take_request_errors()[0].reason.contains("not kept"));
+    }
 }
 
 #[test]

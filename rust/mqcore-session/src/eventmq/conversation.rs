@@ -280,6 +280,12 @@ impl EventmqSession {
         work.result_kept(message, now, &mut self.wanted)
     }
 
+    /// A queue has refused a result that was published to it. False if the message is not a result.
+    fn result_refused(&mut self, message: &Message, rejection: &Rejection, now: Timestamp) -> bool {
+        let Part::Worker(work) = &mut self.part else { return false };
+        work.result_refused(message, rejection.kind, now, &mut self.wanted)
+    }
+
     /// Records that input arrived, so the peer is alive.
     fn heard(&mut self, now: Timestamp) {
         self.heard_at = now;
@@ -450,7 +456,9 @@ impl Session for EventmqSession {
             }
             // The result of a job.
             Event::Responded(message) => self.reply(message.body(), Some(message.id()), output),
-            Event::PublishRefused { message, rejection, .. } if self.result_kept(&message, now) => {
+            Event::PublishRefused { message, rejection, .. }
+                if self.result_refused(&message, &rejection, now) =>
+            {
                 self.fail(message.id(), format!("the result was not kept: {rejection}"), now);
             }
             Event::PublishRefused { queue, message, rejection } => {

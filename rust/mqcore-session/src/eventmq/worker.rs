@@ -14,6 +14,7 @@ use mqcore_broker::model::command::{Acknowledgement, Command, MessageId, Nack, R
 use mqcore_broker::model::effect::Deliver;
 use mqcore_broker::model::id::{QueueAddress, Tag};
 use mqcore_broker::model::message::{Message, Properties};
+use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
@@ -413,6 +414,27 @@ impl Work {
         let Some(running) = self.jobs(&id).iter().find(is_sent) else { return false };
         let (serial, outcome) = (running.serial, JobOutcome::of(message.body(), running.wishes.timeout > 0));
         self.finish((id, serial), message.body(), outcome, now, commands);
+        true
+    }
+
+    /// A queue refuses a result: settles its job, or lets a guaranteed one run again if the queue may take the result later,
+    /// for example when its disk has room. False if there is no such job.
+    pub(super) fn result_refused(
+        &mut self,
+        message: &Message,
+        why: RejectionKind,
+        now: Timestamp,
+        commands: &mut Vec<Command>,
+    ) -> bool {
+        let id = MessageId::from_slice(message.id());
+        let is_sent = |job: &&Running| matches!(job.results, Results::Sent);
+        let again = self.jobs(&id).iter().find(is_sent).filter(|running| {
+            // Without a guarantee, a job runs again only if it failed.
+            why == RejectionKind::Busy && running.wishes.guarantee
+        });
+        let Some(running) = again else { return self.result_kept(message, now, commands) };
+        let (serial, at) = (running.serial, now.after(running.backoff()));
+        self.retry(&id, serial, "result-refused", at, commands);
         true
     }
 
