@@ -99,8 +99,10 @@ struct SeenMessage {
     is_repeated: bool,
     /// A downstream broker sends it until it is confirmed, whatever crashes.
     is_forwarded: bool,
-    /// Settled before a calm.
+    /// Settled before a calm, or long enough before a crash.
     is_over: bool,
+    /// A crash came too soon after its latest settlement, and may have undone it.
+    is_undone: bool,
     /// It was rejected because of a faulty disk, which may have it nevertheless.
     is_doubtful: bool,
     /// A crash may have interrupted its way to the dead-letter queue: both queues may have it.
@@ -312,7 +314,9 @@ impl Oracle {
         self.limits.ended(ending == Ending::Stopped, now);
         self.schedules.ended(now);
         for copy in 0..self.messages.len() {
-            self.messages[copy].is_over |= self.is_gone(&self.messages[copy], now);
+            let is_gone = self.is_gone(&self.messages[copy], now);
+            self.messages[copy].is_over |= is_gone;
+            self.messages[copy].is_undone |= !is_gone;
         }
         for message in &mut self.messages {
             let is_safe = message.queues.iter().all(|queue| {
@@ -383,6 +387,7 @@ impl Oracle {
             self.check_order(copy, &address, link, repeated);
         }
         self.messages[copy].deliveries.push(SeenDelivery { link, at: now, outcome: None });
+        self.messages[copy].is_undone = false;
         if self.queues[queue].status != Status::Broadcast {
             self.check_prefetch(queue, link, now);
         }
@@ -556,6 +561,7 @@ impl Oracle {
         let arrived = |outcome: &SeenOutcome| link.ended.is_none_or(|total| outcome.offset <= total);
         !self.has_faulty_disk
             && !message.is_repeated
+            && !message.is_undone
             && message.queues.iter().all(is_simple)
             && last.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
     }

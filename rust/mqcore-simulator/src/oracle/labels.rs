@@ -68,6 +68,7 @@ impl Oracle {
                 is_repeated: false,
                 is_forwarded: false,
                 is_over: false,
+                is_undone: false,
                 is_doubtful: false,
                 may_be_doubled: false,
                 may_return: false,

@@ -248,6 +248,14 @@ fn a_message_that_was_settled_long_before_a_crash_does_not_return() {
     };
     assert_eq!(returns(10, LATER + SETTLED_AFTER), Some("settled-returns"));
     assert_eq!(returns(10, LATER + SETTLED_AFTER - 1), None, "the settlement may not be synced");
+    let mut oracle = oracle();
+    oracle.delivered(0, 0, LINK, false, LATER);
+    oracle.settled(0, LINK, true, 10);
+    oracle.closed(LINK, 100, LATER);
+    oracle.ended(Ending::PowerLost, LATER);
+    oracle.ended(Ending::Killed, LATER + SETTLED_AFTER);
+    oracle.delivered(0, 0, OTHER, true, 2 * SETTLED_AFTER);
+    assert_eq!(rule(&oracle), None, "the first crash has undone it");
     assert_eq!(returns(101, LATER + SETTLED_AFTER), None, "the settlement has not arrived");
 }
 
