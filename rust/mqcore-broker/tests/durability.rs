@@ -1094,6 +1094,34 @@ fn forwarded_messages_survive_any_crash_exactly_once() {
     }
 }
 
+/// A clock that is set back gives a downstream broker a smaller epoch at its next start.
+#[test]
+fn messages_of_a_new_count_with_a_smaller_epoch_survive_any_crash_exactly_once() {
+    let (mut w, mut disk) = durable();
+    let (p, link) = (w.client("p"), w.client("link"));
+    create(&mut w, &mut disk, &p, "ch/1", saving(Status::Pull));
+    let send = |w: &mut World, link: &Arc<Client>, epoch: u64, body: &str| {
+        for number in 1..=3 {
+            w.command(link, passed_on(epoch, number, &format!("{body}{number}"), "ch/1"));
+        }
+    };
+    send(&mut w, &link, 7, "old");
+    disk.commit(&mut w);
+    disk.commit(&mut w);
+    let before = disk.records.len();
+    let link = w.client("link-again");
+    send(&mut w, &link, 6, "new");
+    disk.commit(&mut w);
+    assert!(disk.records.len() >= before + 3);
+    for kept in before..=disk.records.len() {
+        let mut w = disk.start(kept);
+        let link = w.client("link");
+        send(&mut w, &link, 6, "new");
+        Disk::default().commit(&mut w);
+        assert_eq!(w.stored("ch/1"), 6, "after {kept} records");
+    }
+}
+
 #[test]
 fn message_without_room_is_deferred_and_keeps_its_order() {
     let (mut w, mut disk) = durable();

@@ -608,13 +608,18 @@ impl World {
         let Connection { downstream, upstream, epoch, .. } = self.connections[connection];
         let from = Arc::clone(&self.nodes[downstream].name);
         let accepted = passes(&self.nodes[upstream].accepts, &message, &from);
-        let Some(process) = &mut self.nodes[upstream].process else { return };
+        let Node { process, queues, .. } = &mut self.nodes[upstream];
+        let Some(process) = process else { return };
         let Some((current, receipts)) = process.downstreams.get_mut(&downstream) else { return };
         if *current != connection {
             return;
         }
         receipts.arrived(number, 1).expect("a downstream keeps within its window");
         let ticket = Ticket { node: from, epoch, number };
+        if !process.intake.is_current(&ticket) {
+            let begun = process.intake.begin(&ticket);
+            queues.records.push(QueueRecord::IntakeProgress(Arc::clone(&ticket.node), begun));
+        }
         match process.intake.arrive(&ticket) {
             Arrival::New if !accepted => process.intake.done(&ticket),
             Arrival::New if self.chance.one_in(4) || !process.undecided.is_empty() => {

@@ -126,6 +126,12 @@ impl Context<'_> {
         if exists && !self.state.commits.is_unsaved(key) { Ok(()) } else { self.check_definitions() }
     }
 
+    /// Records that a downstream broker begins a new count of its messages.
+    pub(crate) fn begin_intake(&mut self, ticket: &Ticket) {
+        let progress = self.state.intake.begin(ticket);
+        self.record(Record::DefineIntake(Arc::clone(&ticket.node), progress));
+    }
+
     /// Notes that a message from a downstream broker reached its queue, or was dropped for good.
     pub(crate) fn finish_passed_on(&mut self, message: &Message) {
         if let Some(ticket) = message.ticket() {

@@ -98,21 +98,30 @@ impl Intake {
         Self::default()
     }
 
-    /// Registers an arriving number. After [`Arrival::New`], the caller must call [`Intake::done`] or
-    /// [`Intake::defer`] eventually.
-    pub fn arrive(&mut self, ticket: &Ticket) -> Arrival {
+    /// Whether a ticket belongs to the current count of its sender.
+    #[must_use]
+    pub fn is_current(&self, ticket: &Ticket) -> bool {
+        self.senders.get(&ticket.node).is_some_and(|sender| sender.done.epoch == ticket.epoch)
+    }
+
+    /// Begins a new count of a sender, also with a smaller epoch, since a clock may have been set back: the caller knows which
+    /// connection is the latest. Returns its progress, which must be recorded before any message of the count. Otherwise a crash
+    /// leaves messages of several counts, of which no record says which one is current.
+    pub fn begin(&mut self, ticket: &Ticket) -> IntakeProgress {
         if self.senders.len() >= SENDERS_MAX && !self.senders.contains_key(&ticket.node) {
             self.forget_oldest();
         }
+        let done = IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() };
+        let sender = Sender { done: done.clone(), ..Sender::default() };
+        self.senders.insert(Arc::clone(&ticket.node), sender);
+        done
+    }
+
+    /// Registers an arriving number of a current count. After [`Arrival::New`], the caller must call [`Intake::done`] or
+    /// [`Intake::defer`] eventually.
+    pub fn arrive(&mut self, ticket: &Ticket) -> Arrival {
+        debug_assert!(self.is_current(ticket), "a new count begins before its first number arrives");
         let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
-        // A smaller epoch counts too, since a clock may have been set back. The caller knows which
-        // connection is the latest.
-        if ticket.epoch != sender.done.epoch {
-            *sender = Sender {
-                done: IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() },
-                ..Sender::default()
-            };
-        }
         let number = ticket.number;
         if sender.done.knows(number) {
             sender.highest = sender.highest.max(number);
@@ -201,15 +210,10 @@ impl Intake {
         self.senders.insert(node, Sender { done, highest, ..Sender::default() });
     }
 
-    /// Restores the ticket of a saved message at start. Call it after all [`Intake::restore`].
+    /// Restores the ticket of a saved message at start, unless it belongs to an earlier count of its sender. Call it after all
+    /// [`Intake::restore`].
     pub fn restore_saved(&mut self, ticket: &Ticket) {
-        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
-        if ticket.epoch > sender.done.epoch {
-            *sender = Sender {
-                done: IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() },
-                ..Sender::default()
-            };
-        }
+        let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
             // So far only the message's own record contains that, and the record may be removed before the number
@@ -240,15 +244,22 @@ mod tests {
         Ticket { node: "n".into(), epoch, number }
     }
 
+    fn arrive(intake: &mut Intake, ticket: &Ticket) -> Arrival {
+        if !intake.is_current(ticket) {
+            intake.begin(ticket);
+        }
+        intake.arrive(ticket)
+    }
+
     #[test]
     fn a_number_is_taken_once_whatever_order_decisions_come_in() {
         let mut intake = Intake::new();
         for number in [1, 4, 6] {
-            assert_eq!(intake.arrive(&ticket(1, number)), Arrival::New);
+            assert_eq!(arrive(&mut intake, &ticket(1, number)), Arrival::New);
         }
         intake.done(&ticket(1, 4));
-        assert_eq!(intake.arrive(&ticket(1, 1)), Arrival::Pending);
-        assert_eq!(intake.arrive(&ticket(1, 4)), Arrival::Done);
+        assert_eq!(arrive(&mut intake, &ticket(1, 1)), Arrival::Pending);
+        assert_eq!(arrive(&mut intake, &ticket(1, 4)), Arrival::Done);
         let expected = IntakeProgress { epoch: 1, through: 0, above: [4].into() };
         assert_eq!(intake.flush(), [("n".into(), expected, vec![4])]);
         intake.done(&ticket(1, 1));
@@ -261,23 +272,38 @@ mod tests {
     #[test]
     fn deferred_number_blocks_confirmation_until_it_arrives_again() {
         let mut intake = Intake::new();
-        intake.arrive(&ticket(1, 1));
-        intake.arrive(&ticket(1, 2));
+        arrive(&mut intake, &ticket(1, 1));
+        arrive(&mut intake, &ticket(1, 2));
         intake.defer(&ticket(1, 1));
         intake.done(&ticket(1, 2));
         assert_eq!(intake.progress("n").map(|done| done.through), Some(0));
-        assert_eq!(intake.arrive(&ticket(1, 3)), Arrival::Later, "it would overtake");
-        assert_eq!(intake.arrive(&ticket(1, 1)), Arrival::New);
+        assert_eq!(arrive(&mut intake, &ticket(1, 3)), Arrival::Later, "it would overtake");
+        assert_eq!(arrive(&mut intake, &ticket(1, 1)), Arrival::New);
     }
 
     #[test]
     fn another_counting_begins_anew() {
         let mut intake = Intake::new();
-        intake.arrive(&ticket(5, 9));
+        arrive(&mut intake, &ticket(5, 9));
         intake.done(&ticket(5, 9));
-        assert_eq!(intake.arrive(&ticket(6, 1)), Arrival::New);
+        assert_eq!(arrive(&mut intake, &ticket(6, 1)), Arrival::New);
         intake.done(&ticket(5, 9));
         assert_eq!(intake.progress("n").map(|done| done.epoch), Some(6));
+    }
+
+    #[test]
+    fn after_a_crash_messages_of_earlier_counts_are_not_those_of_the_current_one() {
+        for current in [4, 6] {
+            let mut intake = Intake::new();
+            let recorded = intake.begin(&ticket(current, 1));
+            intake = Intake::new();
+            intake.restore("n".into(), recorded);
+            for epoch in [5, current] {
+                intake.restore_saved(&ticket(epoch, epoch));
+            }
+            assert_eq!(intake.arrive(&ticket(current, current)), Arrival::Done, "epoch {current}");
+            assert_eq!(intake.arrive(&ticket(current, 5)), Arrival::New, "epoch {current}");
+        }
     }
 
     #[test]
@@ -285,7 +311,7 @@ mod tests {
         let mut intake = Intake::new();
         for sender in 0..=SENDERS_MAX as u64 {
             let ticket = Ticket { node: format!("n{sender}").into(), epoch: 10 + sender, number: 1 };
-            intake.arrive(&ticket);
+            arrive(&mut intake, &ticket);
             intake.done(&ticket);
             intake.flush();
         }
@@ -300,23 +326,23 @@ mod tests {
         let schedules = of(SCHEDULES, 1);
         let (pending, fresh) = (of("pending", 2), of("fresh", 3));
         for ticket in [&schedules, &fresh] {
-            intake.arrive(ticket);
+            arrive(&mut intake, &ticket);
             intake.done(ticket);
         }
-        intake.arrive(&pending);
+        arrive(&mut intake, &pending);
         intake.flush();
         intake.again(&fresh);
         for sender in 3..=SENDERS_MAX as u64 {
             let ticket = of(&format!("n{sender}"), 10 + sender);
-            intake.arrive(&ticket);
+            arrive(&mut intake, &ticket);
             intake.done(&ticket);
         }
         // All those are unfinished as well, until they are recorded.
-        intake.arrive(&of("one more", 1 << 32));
+        arrive(&mut intake, &of("one more", 1 << 32));
         assert!(intake.take_forgotten().is_empty());
         intake.flush();
         intake.again(&fresh);
-        intake.arrive(&of("another one", 1 << 33));
+        arrive(&mut intake, &of("another one", 1 << 33));
         assert_eq!(intake.take_forgotten(), ["n3".into()], "the oldest that is idle");
     }
 
@@ -329,7 +355,7 @@ mod tests {
         assert!(intake.is_dirty(), "the record of 14 may go before it comes again");
         let expected = IntakeProgress { epoch: 2, through: 10, above: [12, 14].into() };
         assert_eq!(intake.flush(), [("n".into(), expected, Vec::new())]);
-        let known: Vec<_> = [10, 11, 12, 13, 14].map(|number| intake.arrive(&ticket(2, number))).into();
+        let known: Vec<_> = [10, 11, 12, 13, 14].map(|number| arrive(&mut intake, &ticket(2, number))).into();
         assert_eq!(known, [Arrival::Done, Arrival::New, Arrival::Done, Arrival::New, Arrival::Done]);
     }
 
@@ -337,10 +363,10 @@ mod tests {
     fn what_is_known_beyond_a_gap_after_a_crash_does_not_close_the_gap() {
         let mut intake = Intake::new();
         intake.restore("n".into(), IntakeProgress { epoch: 1, through: 27, above: [30].into() });
-        assert_eq!(intake.arrive(&ticket(1, 28)), Arrival::New);
+        assert_eq!(arrive(&mut intake, &ticket(1, 28)), Arrival::New);
         intake.done(&ticket(1, 28));
-        assert_eq!(intake.arrive(&ticket(1, 29)), Arrival::New, "it was lost in the crash");
+        assert_eq!(arrive(&mut intake, &ticket(1, 29)), Arrival::New, "it was lost in the crash");
         intake.done(&ticket(1, 29));
-        assert_eq!(intake.arrive(&ticket(1, 30)), Arrival::Done);
+        assert_eq!(arrive(&mut intake, &ticket(1, 30)), Arrival::Done);
     }
 }

@@ -122,6 +122,9 @@ impl Entities {
             return;
         }
         *latest = link.connection;
+        if !context.state.intake.is_current(&ticket) {
+            context.begin_intake(&ticket);
+        }
         match context.state.intake.arrive(&ticket) {
             Arrival::New => {}
             Arrival::Done => return context.state.intake.again(&ticket),
