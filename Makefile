@@ -80,6 +80,8 @@ test: $(EXTENSION) check test-both ## check, and tests of every promise at reduc
 
 .PHONY: test-full
 test-full: export MQCORE_TEST_DEPTH := full
+# With five, a Spark worker sometimes needs more than the ten seconds that Spark gives it to start.
+test-full: export TEST_PROCESSES := 3
 test-full: test lint-benches test-benches test-peers ## test with all seeds, kill rounds, long Spark tests, original programs and benchmarks
 
 # --- the environment -------------------------------------------------------------------------------------------

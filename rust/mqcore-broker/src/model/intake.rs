@@ -326,7 +326,7 @@ mod tests {
         let schedules = of(SCHEDULES, 1);
         let (pending, fresh) = (of("pending", 2), of("fresh", 3));
         for ticket in [&schedules, &fresh] {
-            arrive(&mut intake, &ticket);
+            arrive(&mut intake, ticket);
             intake.done(ticket);
         }
         arrive(&mut intake, &pending);
