@@ -10,6 +10,7 @@
 //! | A confirmed message is delivered until a consumer settles it, whatever crashed. | `lost` |
 //! | A message that was settled before a calm, or seconds before a crash, is not delivered again. | `settled-returns` |
 //! | A message is delivered again only after a rejection, a timeout, the end of a connection or a crash. | `doubled` |
+//! | A job without guarantee runs once, unless a crash undoes that a worker has it. | `doubled`, `lost` |
 //! | First deliveries of one producer's messages of equal priority keep their order, unless they are delayed. | `order` |
 //! | A delayed message is not delivered before its time. | `early` |
 //! | An expired message is not delivered, except as a dead letter. | `late` |
@@ -99,6 +100,8 @@ struct SeenMessage {
     is_repeated: bool,
     /// A downstream broker sends it until it is confirmed, whatever crashes.
     is_forwarded: bool,
+    /// A job that the broker gives to one worker, and does not keep. Consumers of other protocols settle it.
+    runs_once: bool,
     /// Settled before a calm, or long enough before a crash.
     is_over: bool,
     /// A crash came too soon after its latest settlement, and may have undone it.
@@ -138,6 +141,8 @@ struct SeenLink {
     /// The latest first delivery of the messages of each producer's connection, target and priority.
     latest: BTreeMap<(ConnectionId, Target, u8), u32>,
     fanout: Option<SeenFanout>,
+    /// Its client is a worker of EventMQ.
+    is_worker: bool,
 }
 
 #[derive(Debug)]
@@ -231,12 +236,42 @@ impl Oracle {
             published_bytes: self.published_bytes,
             latest: BTreeMap::new(),
             fanout: None,
+            is_worker: false,
         };
         self.links.insert(link, seen);
     }
 
+    /// The client of a connection is a worker of EventMQ.
+    pub(crate) fn works(&mut self, link: ConnectionId) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.is_worker = true;
+        }
+    }
+
+    fn is_worker(&self, link: ConnectionId) -> bool {
+        self.links.get(&link).is_some_and(|link| link.is_worker)
+    }
+
+    /// A job that runs once is lost if its worker loses its connection before it has read the job.
+    fn risk_jobs(&mut self, link: ConnectionId) {
+        if !self.is_worker(link) {
+            return;
+        }
+        for copy in 0..self.messages.len() {
+            let message = &self.messages[copy];
+            let is_at_risk = message.runs_once && !self.has_run(message);
+            self.messages[copy].is_unsafe |= is_at_risk;
+        }
+    }
+
+    /// Whether a worker has received a job.
+    fn has_run(&self, message: &SeenMessage) -> bool {
+        message.deliveries.iter().any(|delivery| self.is_worker(delivery.link))
+    }
+
     pub(crate) fn doubt(&mut self, link: ConnectionId, now: Micros) {
         self.schedules.interrupted(link, now);
+        self.risk_jobs(link);
         if let Some(link) = self.links.get_mut(&link) {
             link.is_doubtful = true;
         }
@@ -304,6 +339,7 @@ impl Oracle {
     pub(crate) fn closed(&mut self, link: ConnectionId, arrived: u64, now: Micros) {
         self.limits.closed(link, now);
         self.schedules.interrupted(link, now);
+        self.risk_jobs(link);
         if let Some(link) = self.links.get_mut(&link) {
             link.ended.get_or_insert(arrived);
         }
@@ -317,6 +353,8 @@ impl Oracle {
             let is_gone = self.is_gone(&self.messages[copy], now);
             self.messages[copy].is_over |= is_gone;
             self.messages[copy].is_undone |= !is_gone;
+            // A crash may undo that a worker has it.
+            self.messages[copy].may_be_doubled |= self.messages[copy].runs_once && !is_gone;
         }
         for message in &mut self.messages {
             let is_safe = message.queues.iter().all(|queue| {
@@ -426,6 +464,9 @@ impl Oracle {
         let has_handler = message.queues.iter().chain([&queue]).any(|queue| self.queues[*queue].has_handler);
         if push && has_handler {
             return None;
+        }
+        if message.runs_once && !has_handler && self.has_run(message) {
+            return Some("a worker has received it, and it runs once".to_owned());
         }
         let mut row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
         let delivery = row.find(|delivery| !is_reasoned(delivery))?;
@@ -563,10 +604,14 @@ impl Oracle {
             && !message.is_repeated
             && !message.is_undone
             && message.queues.iter().all(is_simple)
-            && last.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
+            && (message.runs_once && link.is_worker
+                || last.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome)))
     }
 
     fn is_settled(&self, message: &SeenMessage) -> bool {
+        if message.runs_once && self.has_run(message) {
+            return true;
+        }
         message.deliveries.iter().any(|delivery| {
             let ended = self.links.get(&delivery.link).and_then(|link| link.ended);
             let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);

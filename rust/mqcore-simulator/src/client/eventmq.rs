@@ -52,11 +52,11 @@ impl EventMqSide {
         bytes
     }
 
-    /// Requests a job that the broker keeps until a worker has finished it.
-    pub(super) fn request(address: &str, label: u32, body: &str) -> Vec<u8> {
+    /// Requests a job. `is_kept`: the broker keeps it until a worker has finished it. Otherwise it gives it to one worker.
+    pub(super) fn request(address: &str, label: u32, body: &str, is_kept: bool) -> Vec<u8> {
         let job = Job {
             queue: address.as_bytes(),
-            headers: b"reply-requested,guarantee",
+            headers: if is_kept { b"reply-requested,guarantee" } else { b"reply-requested" },
             body: body.as_bytes(),
             extra: Vec::new(),
         };

@@ -50,6 +50,9 @@ impl SimulatedPeer {
     pub(crate) fn connect(&mut self, id: ConnectionId, scene: &mut Scene) {
         let limit = |habits: ConsumerBehavior| if self.pulls { u32::MAX } else { habits.prefetch };
         scene.oracle.opened(id, self.terms.role.consumer().map_or(0, limit));
+        if self.terms.protocol == Protocol::Eventmq && self.terms.role.consumer().is_some() {
+            scene.oracle.works(id);
+        }
         let name = format!("c{}-{}", self.index, id.0);
         let (dialect, opening) = match self.terms.protocol {
             Protocol::Mqks => (Dialect::Mqks(Lines::new()), self.begin_mqks(&name)),

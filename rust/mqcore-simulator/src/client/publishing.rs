@@ -34,7 +34,16 @@ impl SimulatedPeer {
         let label = scene.oracle.published(publish, scene.now);
         scene.note(format_args!("client {} publishes {}", self.index, message_id(label, 0)));
         self.published.push((label, size, terms));
+        if self.requests_jobs() && self.random.one_in(3) {
+            scene.oracle.runs_once(label);
+        }
         self.send_message(label, size, terms, scene);
+    }
+
+    /// Whether its messages are jobs for a queue.
+    fn requests_jobs(&self) -> bool {
+        let dialect = self.link.as_ref().map(|link| &link.dialect);
+        matches!(dialect, Some(Dialect::EventMq(_))) && self.route.is_none()
     }
 
     /// Requests its schedule, or ends it, if it is connected.
@@ -76,7 +85,9 @@ impl SimulatedPeer {
                 side.publish(label, &format!("topic/{}", route.name(*index)), &body)
             }
             (Dialect::Mqks(_), _) => mqks::publish(&event, label, &body),
-            (Dialect::EventMq(_), None) => EventMqSide::request(&address, label, &body),
+            (Dialect::EventMq(_), None) => {
+                EventMqSide::request(&address, label, &body, !scene.oracle.is_run_once(label))
+            }
             (Dialect::EventMq(_), Some((index, route))) => {
                 EventMqSide::publish(&route.name(*index), label, &body)
             }

@@ -67,6 +67,7 @@ impl Oracle {
                 may_wait: false,
                 is_repeated: false,
                 is_forwarded: false,
+                runs_once: false,
                 is_over: false,
                 is_undone: false,
                 is_doubtful: false,
@@ -165,6 +166,16 @@ impl Oracle {
             message.answered = Some(now);
             message.is_doubtful |= self.has_faulty_disk || message.is_repeated;
         }
+    }
+
+    /// A job may run once: the broker gives it to one worker, and does not wait for its result.
+    pub(crate) fn runs_once(&mut self, label: u32) {
+        let copies = self.labels[label as usize].copies.clone();
+        self.messages[copies].iter_mut().for_each(|message| message.runs_once = true);
+    }
+
+    pub(crate) fn is_run_once(&self, label: u32) -> bool {
+        self.copies(label).iter().any(|message| message.runs_once)
     }
 
     /// A downstream broker keeps a message until it is confirmed.

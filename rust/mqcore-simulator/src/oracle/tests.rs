@@ -284,6 +284,38 @@ fn a_downstream_brokers_message_is_lost_only_if_it_was_confirmed() {
 }
 
 #[test]
+fn a_job_that_runs_once_is_delivered_to_one_worker_and_need_not_be_finished() {
+    let job = || {
+        let mut oracle = oracle();
+        oracle.works(LINK);
+        oracle.runs_once(0);
+        for label in 1..3 {
+            oracle.delivered(label, 0, OTHER, false, LATER);
+            oracle.settled(label, OTHER, true, 10);
+        }
+        oracle
+    };
+    let mut lost = job();
+    lost.calm(&[true, true], CALM, 0);
+    assert_eq!(rule(&lost), Some("lost"));
+    let mut lost_with_its_worker = job();
+    lost_with_its_worker.closed(LINK, 100, LATER);
+    lost_with_its_worker.calm(&[true, true], CALM, 0);
+    assert_eq!(rule(&lost_with_its_worker), None);
+    let again = |prepare: &dyn Fn(&mut Oracle)| {
+        let mut oracle = job();
+        oracle.delivered(0, 0, LINK, false, LATER);
+        prepare(&mut oracle);
+        oracle.delivered(0, 0, OTHER, true, 2 * LATER);
+        rule(&oracle)
+    };
+    assert_eq!(again(&|oracle| oracle.calm(&[true, true], LATER, 0)), Some("doubled"), "it is not lost");
+    assert_eq!(again(&|oracle| oracle.settled(0, LINK, false, 10)), Some("doubled"));
+    assert_eq!(again(&|oracle| oracle.closed(LINK, 100, LATER)), Some("doubled"));
+    assert_eq!(again(&|oracle| oracle.ended(Ending::Killed, LATER)), None, "a crash undoes it");
+}
+
+#[test]
 fn a_publish_on_an_open_connection_is_answered() {
     let mut oracle = oracle();
     oracle.published(publish(Target::Queue(1), PublishTerms::default()), 0);
