@@ -25,7 +25,6 @@ use crate::agenda::Due;
 use crate::client::body::message_id;
 use crate::client::eventmq::EventMqSide;
 use crate::client::micromessage::MicroMessageSide;
-use crate::client::node::NodeLog;
 use crate::network::Side;
 use crate::oracle::limits::LimitReply;
 use crate::oracle::schedules::RunDelivery;
@@ -59,7 +58,7 @@ pub(crate) struct SimulatedPeer {
     /// The schedule that it requests.
     schedule: Option<SimulatedSchedule>,
     /// Its messages, if it is a downstream broker.
-    log: Option<NodeLog>,
+    log: Option<node::NodeLog>,
     /// The connection that counts as the producer of a node's messages, which it sends over several connections.
     producer: ConnectionId,
     /// It pulls messages.
@@ -178,7 +177,7 @@ impl SimulatedPeer {
             ClientRole::Planner(schedule) => scenario.schedules[schedule].queue,
             _ => route.map_or(0, |route| scenario.routes[route].queues[0]),
         };
-        let log = matches!(terms.role, ClientRole::Node).then(|| NodeLog::new(scenario.forwarded()));
+        let log = matches!(terms.role, ClientRole::Node).then(|| node::NodeLog::new(scenario.forwarded()));
         let route = route.map(|route| (route, scenario.routes[route].clone()));
         let of_route = route.iter().flat_map(|(_, route)| &route.queues);
         let addresses = of_route.map(|queue| scenario.queues[*queue].address.clone()).collect();

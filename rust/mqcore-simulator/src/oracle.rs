@@ -25,6 +25,7 @@
 //! | The broker starts after every crash, and reports no damage. | `damage` |
 
 mod fanout;
+mod fate;
 pub(crate) mod labels;
 pub(crate) mod limits;
 pub(crate) mod schedules;
@@ -156,8 +157,6 @@ struct QueueRules {
     has_handler: bool,
     /// An operator removed it. A client may have created it again with other options, until the next calm.
     was_removed: bool,
-    /// Whether an operator has ever removed it.
-    has_been_removed: bool,
     /// Whether a handler may requeue messages that have expired: its fallback keeps them.
     keeps_expired: bool,
     /// Whether it may reject a message for another reason than a faulty disk: a handler refuses it, or an operator has limited it.
@@ -195,7 +194,6 @@ impl Oracle {
             status: queue.status,
             has_handler: queue.handler.is_some(),
             was_removed: false,
-            has_been_removed: false,
             keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
             may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
@@ -241,34 +239,6 @@ impl Oracle {
         self.links.insert(link, seen);
     }
 
-    /// The client of a connection is a worker of EventMQ.
-    pub(crate) fn works(&mut self, link: ConnectionId) {
-        if let Some(link) = self.links.get_mut(&link) {
-            link.is_worker = true;
-        }
-    }
-
-    fn is_worker(&self, link: ConnectionId) -> bool {
-        self.links.get(&link).is_some_and(|link| link.is_worker)
-    }
-
-    /// A job that runs once is lost if its worker loses its connection before it has read the job.
-    fn risk_jobs(&mut self, link: ConnectionId) {
-        if !self.is_worker(link) {
-            return;
-        }
-        for copy in 0..self.messages.len() {
-            let message = &self.messages[copy];
-            let is_at_risk = message.runs_once && !self.has_run(message);
-            self.messages[copy].is_unsafe |= is_at_risk;
-        }
-    }
-
-    /// Whether a worker has received a job.
-    fn has_run(&self, message: &SeenMessage) -> bool {
-        message.deliveries.iter().any(|delivery| self.is_worker(delivery.link))
-    }
-
     pub(crate) fn doubt(&mut self, link: ConnectionId, now: Micros) {
         self.schedules.interrupted(link, now);
         self.risk_jobs(link);
@@ -307,7 +277,6 @@ impl Oracle {
         self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
         let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
         self.queues[queue].was_removed |= change == QueueChange::Remove;
-        self.queues[queue].has_been_removed |= change == QueueChange::Remove;
         if !removes && !self.queues[queue].was_removed {
             return;
         }
@@ -438,46 +407,6 @@ impl Oracle {
         std::iter::successors(Some(queue), |queue| self.queues[*queue].dead_letter)
     }
 
-    /// Why an earlier delivery forbids another one now.
-    fn doubled(
-        &self,
-        message: &SeenMessage,
-        queue: usize,
-        link: ConnectionId,
-        now: Micros,
-    ) -> Option<String> {
-        // A client that did not read may receive now what was sent before the earlier delivery.
-        if message.may_be_doubled
-            || message.may_return
-            || self.links.get(&link).is_some_and(|link| link.is_doubtful)
-        {
-            return None;
-        }
-        let fans_out = |queue: &usize| matches!(self.queues[*queue].status, Status::Push | Status::Broadcast);
-        let push = message.queues.iter().chain([&queue]).any(fans_out);
-        let is_reasoned = |delivery: &SeenDelivery| {
-            let is_connected = |link: &SeenLink| link.ended.is_none() && !link.is_doubtful;
-            let rejected = delivery.outcome.as_ref().is_some_and(|outcome| !outcome.positive);
-            let timed_out = now + TRANSIT_MAX >= delivery.at + ACKNOWLEDGE_TIMEOUT;
-            rejected || timed_out || !self.links.get(&delivery.link).is_some_and(is_connected)
-        };
-        let has_handler = message.queues.iter().chain([&queue]).any(|queue| self.queues[*queue].has_handler);
-        if push && has_handler {
-            return None;
-        }
-        if message.runs_once && !has_handler && self.has_run(message) {
-            return Some("a worker has received it, and it runs once".to_owned());
-        }
-        let mut row = message.deliveries.iter().filter(|delivery| !push || delivery.link == link);
-        let delivery = row.find(|delivery| !is_reasoned(delivery))?;
-        let state = if delivery.outcome.is_some() { "was settled" } else { "has it in flight" };
-        Some(format!(
-            "connection {} received it {} us ago and {state}",
-            delivery.link.0,
-            now.saturating_sub(delivery.at)
-        ))
-    }
-
     fn check_time(&mut self, copy: usize, address: &str, link: ConnectionId, now: Micros) {
         let SeenMessage { label, at, terms: PublishTerms { delay_ms, expires_ms, .. }, .. } =
             self.messages[copy];
@@ -506,10 +435,10 @@ impl Oracle {
     fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
         let message = &self.messages[copy];
         let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
-        // A router that chooses one queue passes a message on to the next one if the first one is missing, or its disk refuses
-        // the message. Later messages overtake it meanwhile.
-        let is_removed = message.queues.iter().any(|queue| self.queues[*queue].has_been_removed);
-        let is_passed_on = message.queues.len() > 1 && (self.has_faulty_disk || is_removed);
+        // A router that chooses one queue passes a message on to the next one if the first one is missing or full, or its disk
+        // refuses the message. Later messages overtake it meanwhile.
+        let may_reject = message.queues.iter().any(|queue| self.queues[*queue].may_reject);
+        let is_passed_on = message.queues.len() > 1 && (self.has_faulty_disk || may_reject);
         let has_handler = message.queues.iter().any(|queue| self.queues[*queue].has_handler);
         if !is_first || has_handler || is_passed_on || message.terms.delay_ms > 0 || message.is_doubtful {
             return;
@@ -586,37 +515,6 @@ impl Oracle {
         }
         self.check_fanout();
         self.queues.iter_mut().for_each(|queue| queue.was_removed = false);
-    }
-
-    /// Whether no crash may bring a message back: its settlement is synced by now. Only for queues that deliver a message to one
-    /// consumer at a time, and drop it once that one has settled it.
-    fn is_gone(&self, message: &SeenMessage, now: Micros) -> bool {
-        let is_simple = |queue: &usize| {
-            let QueueRules { status, has_handler, dead_letter, .. } = &self.queues[*queue];
-            matches!(status, Status::RoundRobin | Status::Pull) && !has_handler && dead_letter.is_none()
-        };
-        let Some(last) = message.deliveries.last().filter(|last| last.at + SETTLED_AFTER <= now) else {
-            return false;
-        };
-        let Some(link) = self.links.get(&last.link).filter(|link| !link.is_doubtful) else { return false };
-        let arrived = |outcome: &SeenOutcome| link.ended.is_none_or(|total| outcome.offset <= total);
-        !self.has_faulty_disk
-            && !message.is_repeated
-            && !message.is_undone
-            && message.queues.iter().all(is_simple)
-            && (message.runs_once && link.is_worker
-                || last.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome)))
-    }
-
-    fn is_settled(&self, message: &SeenMessage) -> bool {
-        if message.runs_once && self.has_run(message) {
-            return true;
-        }
-        message.deliveries.iter().any(|delivery| {
-            let ended = self.links.get(&delivery.link).and_then(|link| link.ended);
-            let arrived = |outcome: &SeenOutcome| ended.is_none_or(|total| outcome.offset <= total);
-            delivery.outcome.as_ref().is_some_and(|outcome| outcome.positive && arrived(outcome))
-        })
     }
 }
 

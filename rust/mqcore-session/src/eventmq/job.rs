@@ -13,6 +13,7 @@
 //! A result that goes to a queue is a message too: its body is the text that the worker wrote, its id the job's.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::effect::Deliver;
@@ -22,7 +23,7 @@ use mqcore_broker::model::unique::{KEY_BYTES_MAX, header_line};
 use mqcore_wire::error::EscapedBytes;
 use mqcore_wire::eventmq::headers::{self, Headers, unique_key};
 use mqcore_wire::eventmq::{Job, encode_request};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// The name of the protocol in lists of clients.
 pub(super) const PROTOCOL: &str = "emqp";
@@ -257,5 +258,27 @@ impl<'a> DeliveredJob<'a> {
         let extra = frames.iter().map(Vec::as_slice).collect();
         let job = Job { queue, headers, body: self.message.body(), extra };
         encode_request(self.message.id(), &job, output);
+    }
+}
+
+/// The outcome in a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum JobOutcome {
+    Done,
+    /// With the delay before the next attempt, if the worker asks for one.
+    Failed(Option<Duration>),
+}
+
+impl JobOutcome {
+    /// The original's workers report only timeouts. Others send `error`, and may send `retry_after`, in seconds.
+    pub(super) fn of(body: &[u8], timed: bool) -> Self {
+        let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };
+        let late = timed && result.get("value").is_some_and(|value| value == "TimeoutError");
+        if !late && result.get("error").is_none_or(Value::is_null) {
+            return Self::Done;
+        }
+        let after = result.get("retry_after").and_then(Value::as_f64);
+        // An invalid time is ignored.
+        Self::Failed(after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
     }
 }

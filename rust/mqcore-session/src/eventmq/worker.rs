@@ -18,10 +18,9 @@ use mqcore_broker::model::rejection::RejectionKind;
 use mqcore_broker::model::subscription::Slots;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_wire::eventmq::headers::Headers;
-use serde_json::Value;
 use smallvec::SmallVec;
 
-use super::job::{self, DeliveredJob};
+use super::job::{self, DeliveredJob, JobOutcome};
 use super::shared::{EventmqShared, QueueTally, Registration, Worker};
 
 /// Maximum slots of a worker; further READY messages have no effect.
@@ -579,26 +578,4 @@ fn settlement(
         hops: 0,
         first_acquirer: false,
     })
-}
-
-/// The outcome in a result.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum JobOutcome {
-    Done,
-    /// With the delay before the next attempt, if the worker asks for one.
-    Failed(Option<Duration>),
-}
-
-impl JobOutcome {
-    /// The original's workers report only timeouts. Others send `error`, and may send `retry_after`, in seconds.
-    fn of(body: &[u8], timed: bool) -> Self {
-        let Ok(Value::Object(result)) = serde_json::from_slice(body) else { return Self::Done };
-        let late = timed && result.get("value").is_some_and(|value| value == "TimeoutError");
-        if !late && result.get("error").is_none_or(Value::is_null) {
-            return Self::Done;
-        }
-        let after = result.get("retry_after").and_then(Value::as_f64);
-        // An invalid time is ignored.
-        Self::Failed(after.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()))
-    }
 }

@@ -111,13 +111,16 @@ fn first_deliveries_keep_their_order() {
 }
 
 #[test]
-fn messages_that_a_router_passes_on_from_a_removed_queue_may_be_overtaken() {
-    let mut oracle = oracle();
-    oracle.redefined(1, QueueChange::Remove);
-    let labels: Vec<u32> =
-        (0..2).map(|_| oracle.published(publish(Target::Route(1), PublishTerms::default()), LATER)).collect();
-    labels.iter().rev().for_each(|label| oracle.delivered(*label, 0, LINK, false, 2 * LATER));
-    assert_eq!(rule(&oracle), None);
+fn messages_that_a_router_passes_on_from_a_removed_or_full_queue_may_be_overtaken() {
+    for change in [QueueChange::Remove, QueueChange::Limit(2)] {
+        let mut oracle = oracle();
+        oracle.redefined(1, change);
+        let labels: Vec<u32> = (0..2)
+            .map(|_| oracle.published(publish(Target::Route(1), PublishTerms::default()), LATER))
+            .collect();
+        labels.iter().rev().for_each(|label| oracle.delivered(*label, 0, LINK, false, 2 * LATER));
+        assert_eq!(rule(&oracle), None);
+    }
 }
 
 #[test]
