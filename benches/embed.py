@@ -20,6 +20,7 @@ from typing import Any
 GOALS = {
     "policy": ("no Python method", None),
     "plain": ("one plain received_from_producer", 150_000),
+    "many": ("one received_many with NumPy", None),
     "async": ("one async received_from_producer", None),
 }
 IDLE_GOAL_MIB = 30.0
@@ -28,8 +29,10 @@ CHECK_GOAL_NANOS = 500.0
 
 def serve(style: str, arguments: list[str]) -> None:
     """Serve until standard input is closed, as `load` expects of the process under test."""
+    import numpy
+
     import mqcore
-    from mqcore import ChannelOptions, Decision, DeliveryHandler, QueueOptions, QueueStatus
+    from mqcore import ChannelOptions, Decision, Decisions, DeliveryHandler, QueueOptions, QueueStatus
 
     class Plain(DeliveryHandler):
         def received_from_producer(
@@ -43,6 +46,11 @@ def serve(style: str, arguments: list[str]) -> None:
         ) -> Decision:
             return Decision(allow=len(message) > 0)
 
+    class Many(DeliveryHandler):
+        def received_many(self, queue: mqcore.QueueView, messages: mqcore.MessageBatch) -> Decisions:
+            return Decisions(choices, numpy.asarray(messages.sizes) > 0)
+
+    choices = (Decision(allow=False), Decision())
     status, acknowledge, shards, _workers = arguments
     broker = mqcore.Broker(
         listen="tmqp://127.0.0.1:0",
@@ -56,7 +64,8 @@ def serve(style: str, arguments: list[str]) -> None:
         ),
     )
     if style != "policy":
-        broker.delivery_handlers["memory"] = Plain() if style == "plain" else Awaited()
+        handlers = {"plain": Plain, "many": Many, "async": Awaited}
+        broker.delivery_handlers["memory"] = handlers[style]()
     with broker:
         (url,) = broker.listeners
         admin = (broker.admin_url or "").removeprefix("http://")

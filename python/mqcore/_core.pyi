@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, final, overload
 
+from typing_extensions import Buffer
+
 from mqcore.broker import QueueStats
 from mqcore.client.arguments import Confirmation, Outcome
 from mqcore.client.models import (
@@ -40,6 +42,7 @@ __all__ = [
     "ClientView",
     "Consumer",
     "Decision",
+    "Decisions",
     "Delivery",
     "EventStream",
     "ExtensionFrames",
@@ -56,6 +59,8 @@ __all__ = [
     "LimitStore",
     "Membership",
     "Message",
+    "MessageBatch",
+    "MessageColumn",
     "NodeFrame",
     "NodeView",
     "PendingAnswers",
@@ -186,6 +191,66 @@ class Decision:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
+
+@final
+class Decisions:
+    """One decision for each message of a `MessageBatch`, as an index into a few different ones. Immutable.
+
+    ``index`` has one byte for each message: a buffer such as a NumPy array of ``bool`` or ``uint8``, or a sequence of
+    numbers. The number is the place of the decision in ``choices``. Raises `ValueError` if there is no such place, and
+    `TypeError` for a buffer with larger items.
+
+    >>> keep, drop = mqcore.Decision(), mqcore.Decision(allow=False)
+    >>> len(mqcore.Decisions((keep, drop), [0, 1, 0]))
+    3
+    """
+
+    def __new__(cls, choices: Sequence[Decision], index: Buffer | Sequence[int]) -> Decisions: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Decision: ...
+
+@final
+class MessageBatch:
+    """Messages of one queue that arrived together, for `DeliveryHandler.received_many`. Immutable.
+
+    ``batch[0]`` and iteration give each `Message`. The numbers are memory views, which NumPy reads without a copy, and
+    ``pyarrow.record_batch(batch)`` has the columns ``id``, ``source``, ``body``, ``size``, ``priority`` and
+    ``received_at``. Bodies of more than 12 bytes are not copied.
+    """
+
+    @property
+    def sizes(self) -> memoryview:
+        """The size of each body in bytes; format ``Q``."""
+    @property
+    def priorities(self) -> memoryview:
+        """The priority of each message, 0 to 255; format ``B``."""
+    @property
+    def received_at(self) -> memoryview:
+        """When the first queue of the broker took each message, in Unix seconds, 0 if none has yet; format ``d``."""
+    @property
+    def bodies(self) -> MessageColumn:
+        """The bodies; ``binary_view``."""
+    @property
+    def ids(self) -> MessageColumn:
+        """The ids; ``string_view``."""
+    @property
+    def sources(self) -> MessageColumn:
+        """The ids of the producing clients, null where unknown; ``string_view``."""
+    def header(self, key: str) -> MessageColumn:
+        """Return the first value of a header of each message, null where it is missing; ``string_view``."""
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Return the columns for the C data interface of Arrow."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Message: ...
+    def __iter__(self) -> Iterator[Message]: ...
+
+@final
+class MessageColumn:
+    """A column of a `MessageBatch`: ``pyarrow.array(column)`` and ``polars.Series(column)`` read it."""
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        """Return the values for the C data interface of Arrow."""
+    def __len__(self) -> int: ...
 
 @final
 class QueueView:

@@ -20,8 +20,9 @@ unless you change it.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
@@ -29,8 +30,10 @@ from mqcore._core import (
     Acknowledgement,
     ClientView,
     Decision,
+    Decisions,
     Delivery,
     Message,
+    MessageBatch,
     PendingAnswers,
     QueueView,
     policy_decision,
@@ -107,6 +110,26 @@ class DeliveryHandler:
         """Decide about a message that has arrived and is not stored yet. Called once a message."""
         return policy_decision(self.policy, "received_from_producer")
 
+    def received_many(self, queue: QueueView, messages: MessageBatch) -> Decision | Decisions | Sequence[Decision]:
+        """Decide about messages that have arrived together, in order. Override it instead of `received_from_producer`.
+
+        It gets 1 to 1,024 messages of one queue, all that have arrived since the last call, and returns one decision
+        for all of them, one for each, or `Decisions`. It is a plain method. If it raises, or returns the wrong number
+        of decisions, the rules of a failed `received_from_producer` apply to all messages of the call.
+
+        >>> class Small(mqcore.DeliveryHandler):
+        ...     def received_many(self, queue, messages):
+        ...         choices = (mqcore.Decision(), mqcore.Decision(allow=False, acknowledge=mqcore.SendAck.NEGATIVE))
+        ...         return mqcore.Decisions(choices, [size > 1000 for size in messages.sizes])
+        >>> broker.delivery_handlers["small"] = Small()
+        >>> async with mqcore.connect(broker) as client:
+        ...     created = await client.declare("small", 1, mqcore.QueueOptions(delivery_handler="small"))
+        ...     await client.publish("small/1", bytes(2000))
+        Traceback (most recent call last):
+        mqcore.errors.Nacked: ...
+        """
+        return policy_decision(self.policy, "received_from_producer")
+
     def begin_send(self, queue: QueueView, message: Message) -> _Answer[Decision]:
         """Decide about a message that is about to be offered to the first consumer."""
         return policy_decision(self.policy, "begin_send")
@@ -169,6 +192,7 @@ class DeliveryHandler:
 
 _ARGUMENTS: Final = {
     "received_from_producer": 3,
+    "received_many": 2,
     "begin_send": 2,
     "can_consumer_receive": 3,
     "consumer_received": 3,
@@ -187,8 +211,8 @@ _ARGUMENTS: Final = {
 def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object]]]:
     """The steps that `handler` decides itself, each with its bound method.
 
-    Raises `TypeError` for a public method whose name is nearly that of a step, and for one that cannot take the
-    arguments of its step.
+    Raises `TypeError` for a public method whose name is nearly that of a step, for one that cannot take the arguments
+    of its step, and for a `received_many` that is async or beside a `received_from_producer`.
     """
     check_names(type(handler), DeliveryHandler, _ARGUMENTS, "a step of a delivery handler")
     steps = []
@@ -197,7 +221,22 @@ def overridden(handler: DeliveryHandler) -> list[tuple[str, Callable[..., object
         if getattr(method, "__func__", None) is not getattr(DeliveryHandler, step):
             check_arguments(handler, DeliveryHandler, (step, method), arguments)
             steps.append((step, method))
+    _check_many(type(handler).__qualname__, dict(steps))
     return steps
+
+
+def _check_many(name: str, steps: dict[str, Callable[..., object]]) -> None:
+    if "received_many" not in steps:
+        return
+    if "received_from_producer" in steps:
+        raise TypeError(
+            f"{name} overrides received_many and received_from_producer, which decide the same step; keep one"
+        )
+    for step in ("received_many", "exception_thrown"):
+        if inspect.iscoroutinefunction(steps.get(step)):
+            raise TypeError(
+                f"{name}.{step} is async; a handler with received_many decides at once, so use a plain method"
+            )
 
 
 def _report(key: str, method: str, exception: BaseException, count: int) -> None:

@@ -158,7 +158,12 @@ impl Views {
         Self { inspector, queue: None, producer: None, consumer: None }
     }
 
-    fn queue(&mut self, py: Python<'_>, queue: Arc<QueueAddress>, status: Status) -> PyResult<Py<QueueView>> {
+    pub(crate) fn queue(
+        &mut self,
+        py: Python<'_>,
+        queue: Arc<QueueAddress>,
+        status: Status,
+    ) -> PyResult<Py<QueueView>> {
         if let Some(view) = &self.queue
             && view.get().shows(&queue, status)
         {

@@ -15,19 +15,23 @@ use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::QuestionId;
 use mqcore_broker::model::observation::Observation;
 use mqcore_server::handler::AnswerSink;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::answers::Answers;
-use crate::call::{Call, Views};
+use crate::call::{Call, CallContext, Views};
 use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::inspector::Inspector;
 use crate::leaked_threads::LeakedThread;
 use crate::load::{Counts, Load};
 use crate::pending_answers::{Entry, PendingAnswers};
+use crate::view::QueueView;
 
 /// Maximum answers in a batch.
 const BATCH_MAX: usize = 256;
+/// Maximum messages in a call of `received_many`.
+const MANY_MAX: usize = 1024;
 /// Maximum time to collect a batch of answers, unless a single call takes longer.
 const BATCH_TIME: Duration = Duration::from_millis(1);
 
@@ -219,7 +223,19 @@ impl HandlerThread {
                 refuse(rest, &sink);
                 return;
             }
-            self.answer_one(py, question, &sink);
+            if self.handler.decides_many(question.step) {
+                let mut run = vec![question];
+                while let Some(next) = questions.as_slice().first()
+                    && next.step == run[0].step
+                    && next.queue == run[0].queue
+                    && run.len() < MANY_MAX
+                {
+                    run.extend(questions.next());
+                }
+                self.answer_many(py, run, &sink);
+            } else {
+                self.answer_one(py, question, &sink);
+            }
             let ready = self.answered + self.waiting.len();
             if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
                 self.send(py);
@@ -285,6 +301,53 @@ impl HandlerThread {
         self.answered += 1;
         if wants_answer {
             self.answers.push(sink, answer(id, result));
+        }
+    }
+
+    /// Asks once about messages of one queue that arrived together.
+    fn answer_many(&mut self, py: Python<'_>, run: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
+        if self.answered + self.waiting.len() == 0 {
+            self.began = Instant::now();
+        }
+        let Some(first) = run.first() else { return };
+        let (step, queue) = (first.step, self.views.queue(py, Arc::clone(&first.queue), first.status));
+        let asked: Vec<_> = run.iter().map(|question| (question.id, question.wants_answer)).collect();
+        let messages = run.into_iter().filter_map(|question| question.message).collect();
+        let verdicts = queue.and_then(|queue| {
+            let decided = self.handler.answer_many(py, &queue, messages);
+            decided.or_else(|exception| self.recover_many(py, step, queue, exception, asked.len()))
+        });
+        let results: Vec<_> = match verdicts {
+            Ok(verdicts) => verdicts.into_iter().map(Ok).collect(),
+            Err(exception) => {
+                self.remember(step, exception);
+                asked.iter().map(|_| Err(HandlerFailure::Raised)).collect()
+            }
+        };
+        self.answered += asked.len();
+        for ((id, wants_answer), result) in asked.into_iter().zip(results) {
+            if wants_answer {
+                self.answers.push(sink, answer(id, result));
+            }
+        }
+    }
+
+    /// Lets `exception_thrown` decide about all messages of a call that raised.
+    fn recover_many(
+        &self,
+        py: Python<'_>,
+        step: Step,
+        queue: Py<QueueView>,
+        exception: PyErr,
+        count: usize,
+    ) -> PyResult<Vec<Verdict>> {
+        let about = CallContext { step, queue: Some(queue), message: None };
+        match self.handler.exception_thrown(py, exception, about) {
+            CallOutcome::Decided(verdict) => Ok((0..count).map(|_| verdict.decision.into()).collect()),
+            CallOutcome::Failed(exception) => Err(exception),
+            CallOutcome::Waiting(..) => {
+                Err(PyTypeError::new_err("exception_thrown of a handler with received_many cannot be async"))
+            }
         }
     }
 

@@ -3,14 +3,20 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::decision::{Decision as BrokerDecision, Step, Steps};
+use mqcore_broker::model::message::Message;
 use mqcore_broker::model::router::Binding;
 use pyo3::exceptions::{PyException, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::{PyBool, PySequence, PyString};
 
 use crate::call::{Call, CallContext};
 use crate::decision::{Decision, step_of};
+use crate::message_batch::{Decisions, MessageBatch, decisions};
 use crate::routing;
+use crate::view::QueueView;
+
+/// The method that decides about several messages at once. It is not a step of its own.
+const RECEIVED_MANY: &str = "received_many";
 
 /// The user's handler, with all methods looked up at registration.
 pub(crate) struct Handler {
@@ -18,6 +24,8 @@ pub(crate) struct Handler {
     name: Box<str>,
     /// The overridden bound methods by step number.
     methods: [Option<Py<PyAny>>; Step::ALL.len()],
+    /// The method that decides about messages that arrived together, instead of `received_from_producer`.
+    many: Option<Py<PyAny>>,
 }
 
 /// The answer of a method.
@@ -27,6 +35,12 @@ pub(crate) struct Verdict {
     pub(crate) targets: Option<Box<[Binding]>>,
     /// Header lines to add to the message.
     pub(crate) headers: Option<Arc<[u8]>>,
+}
+
+impl From<Decision> for Verdict {
+    fn from(Decision { decision, headers }: Decision) -> Self {
+        Self { headers, ..Self::from(decision) }
+    }
 }
 
 impl From<BrokerDecision> for Verdict {
@@ -49,18 +63,28 @@ impl Handler {
     /// `methods` are the overridden methods, each with its step's name.
     pub(crate) fn new(name: &str, methods: Vec<(String, Py<PyAny>)>) -> PyResult<Self> {
         let mut table = [const { None }; Step::ALL.len()];
+        let mut many = None;
         for (step, method) in methods {
-            table[step_of(&step)? as usize] = Some(method);
+            if step == RECEIVED_MANY {
+                many = Some(method);
+            } else {
+                table[step_of(&step)? as usize] = Some(method);
+            }
         }
-        Ok(Self { name: name.into(), methods: table })
+        Ok(Self { name: name.into(), methods: table, many })
     }
 
     /// The steps that are overridden.
     pub(crate) fn overrides(&self) -> Steps {
         Step::ALL
             .into_iter()
-            .filter(|step| self.methods[*step as usize].is_some())
+            .filter(|step| self.methods[*step as usize].is_some() || self.decides_many(*step))
             .fold(Steps::NONE, Steps::with)
+    }
+
+    /// Whether it decides a step for several messages at once.
+    pub(crate) fn decides_many(&self, step: Step) -> bool {
+        step == Step::ReceivedFromProducer && self.many.is_some()
     }
 
     /// Calls the method of the call's step.
@@ -79,6 +103,43 @@ impl Handler {
             Ok(Reading::Awaitable(awaitable)) => CallOutcome::Waiting(step, awaitable.unbind(), about),
             Err(exception) => self.exception_thrown(py, exception, about),
         }
+    }
+
+    /// Calls `received_many` for messages of one queue. Returns a verdict for each, in order.
+    pub(crate) fn answer_many(
+        &self,
+        py: Python<'_>,
+        queue: &Py<QueueView>,
+        messages: Vec<Message>,
+    ) -> PyResult<Vec<Verdict>> {
+        let count = messages.len();
+        let Some(method) = &self.many else {
+            return Err(PyTypeError::new_err(format!("{} has no {RECEIVED_MANY}", self.name)));
+        };
+        let result = method.bind(py).call1((queue, MessageBatch::new(messages)))?;
+        if let Ok(one) = result.cast::<Decision>() {
+            return Ok((0..count).map(|_| one.get().clone().into()).collect());
+        }
+        let verdicts: Vec<Verdict> = if let Ok(decisions) = result.cast::<Decisions>() {
+            let Decisions { choices, index } = decisions.get();
+            index.iter().map(|place| choices[usize::from(*place)].clone().into()).collect()
+        } else if let Ok(sequence) = result.cast::<PySequence>() {
+            decisions(sequence)?.into_iter().map(Verdict::from).collect()
+        } else {
+            let given = result.repr()?;
+            return Err(PyTypeError::new_err(format!(
+                "{}.{RECEIVED_MANY} returned {given}, not a mqcore.Decision, a sequence of them, or mqcore.Decisions",
+                self.name
+            )));
+        };
+        if verdicts.len() != count {
+            return Err(PyValueError::new_err(format!(
+                "{}.{RECEIVED_MANY} returned {} decisions for {count} messages",
+                self.name,
+                verdicts.len()
+            )));
+        }
+        Ok(verdicts)
     }
 
     /// Calls `exception_thrown` for `exception`, if it is overridden. Not for exceptions such as `SystemExit`, which its

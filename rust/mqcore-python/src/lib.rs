@@ -24,6 +24,7 @@ mod leaked_threads;
 mod load;
 mod log;
 mod message;
+mod message_batch;
 mod node_filter;
 mod pending_answers;
 mod ratelimit;
@@ -65,6 +66,8 @@ mod _core {
     use crate::leaked_threads::join_leaked_threads;
     #[pymodule_export]
     use crate::message::{Headers, Message};
+    #[pymodule_export]
+    use crate::message_batch::{Decisions, MessageBatch, MessageColumn};
     #[pymodule_export]
     use crate::node_filter::NodeFrame;
     #[pymodule_export]
