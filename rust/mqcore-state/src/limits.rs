@@ -348,6 +348,15 @@ mod tests {
         LimitJournal::open(storage, Options::default(), limiter, now, &mut |_| Ok(())).unwrap()
     }
 
+    fn open_on(
+        disk: &MemoryStorage,
+        limiter: &Limiter,
+        now: Nanos,
+    ) -> (LimitJournal<MemoryStorage>, RestoredLimits) {
+        let options = Options { identity: 7, ..Options::default() };
+        LimitJournal::open(disk.clone(), options, limiter, now, &mut |_| Ok(())).unwrap()
+    }
+
     fn seconds(amount: u64) -> Ttl {
         Ttl { unit: 4, amount }
     }
@@ -494,10 +503,7 @@ mod tests {
         let mut kept = 0;
         for seed in 0..100 {
             let disk = MemoryStorage::new(seed);
-            let open = |limiter: &Limiter, now| {
-                let options = Options { identity: 7, ..Options::default() };
-                LimitJournal::open(disk.clone(), options, limiter, now, &mut |_| Ok(())).unwrap()
-            };
+            let open = |limiter: &Limiter, now| open_on(&disk, limiter, now);
             let limiter = store();
             let (mut journal, _) = open(&limiter, START);
             journal.save(&limiter, START, false).unwrap();
@@ -519,10 +525,7 @@ mod tests {
     fn a_clock_set_back_restores_no_limit_that_had_expired_at_an_earlier_start() {
         for seed in 0..20 {
             let disk = MemoryStorage::new(seed);
-            let open = |limiter: &Limiter, now| {
-                let options = Options { identity: 7, ..Options::default() };
-                LimitJournal::open(disk.clone(), options, limiter, now, &mut |_| Ok(())).unwrap()
-            };
+            let open = |limiter: &Limiter, now| open_on(&disk, limiter, now);
             let limiter = store();
             let (mut journal, _) = open(&limiter, START);
             limiter.insert(b"counter", 5, KEPT, seconds(60), START);
