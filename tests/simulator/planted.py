@@ -203,13 +203,6 @@ BUGS: Final = (
         "rejection.filter(|rejection| rejection.kind == RejectionKind::Busy && !CONDITION)",
     ),
     Bug(
-        "unrecorded-number",
-        "the broker does not record the numbers of a downstream broker before it settles messages",
-        "rust/mqcore-broker/src/context/mod.rs",
-        "if self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {",
-        "if !CONDITION && self.state.intake.is_dirty() && matches!(record, Record::Settle(_)) {",
-    ),
-    Bug(
         "hidden-damage",
         "a start does not report records that the disk has damaged",
         "rust/mqcore-journal/src/recovery/report.rs",

@@ -99,6 +99,8 @@ struct SeenMessage {
     may_wait: bool,
     /// It was published again.
     is_repeated: bool,
+    /// An operator cleared its queue, which still knows its id.
+    was_cleared: bool,
     /// A downstream broker sends it until it is confirmed, whatever crashes.
     is_forwarded: bool,
     /// A job that the broker gives to one worker, and does not keep. Consumers of other protocols settle it.
@@ -289,6 +291,7 @@ impl Oracle {
             if is_lost {
                 self.messages[message].is_unsafe = true;
                 self.messages[message].may_be_doubled = true;
+                self.messages[message].was_cleared |= change == QueueChange::Clear;
             }
         }
         for (defined, route) in self.defined.iter_mut().zip(&self.routes) {

@@ -312,6 +312,13 @@ impl Scenario {
         parts.collect()
     }
 
+    /// Whether a client may publish its messages again with the same ids: its queue drops duplicates.
+    fn can_repeat(&self, client: usize) -> bool {
+        let SimulatedClient { protocol, role } = &self.clients[client];
+        let ClientRole::Producer(Target::Queue(queue)) = role else { return false };
+        *protocol == Protocol::Tmqp && self.queues[*queue].deduplicates
+    }
+
     /// The queue with this index and those to which its messages move as dead letters.
     pub(crate) fn way(&self, queue: usize) -> impl Iterator<Item = usize> {
         let index_of = |address: &str| self.queues.iter().position(|queue| queue.address == address);

@@ -66,6 +66,7 @@ impl Oracle {
                 is_timeless: false,
                 may_wait: false,
                 is_repeated: false,
+                was_cleared: false,
                 is_forwarded: false,
                 runs_once: false,
                 is_over: false,
@@ -113,7 +114,7 @@ impl Oracle {
                 // The queue may have forgotten its id, and then takes it as a new message.
                 message.is_over = false;
                 message.may_be_doubled = true;
-                message.is_unsafe = !message.deliveries.is_empty();
+                message.is_unsafe = message.was_cleared || !message.deliveries.is_empty();
             }
             // A queue that rejected it, or that it never reached, may take it now.
             message.is_over &= message.answer == Some(true);

@@ -263,6 +263,16 @@ fn a_message_that_was_settled_long_before_a_crash_does_not_return() {
 }
 
 #[test]
+fn a_message_that_an_operator_cleared_may_be_dropped_as_a_duplicate() {
+    let mut oracle = oracle();
+    oracle.redefined(0, QueueChange::Clear);
+    oracle.republished(0, PRODUCER);
+    oracle.answered(0, 0, true, LATER);
+    oracle.calm(&[true, true], CALM, 0);
+    assert_eq!(rule(&oracle), None);
+}
+
+#[test]
 fn a_downstream_brokers_message_is_lost_only_if_it_was_confirmed() {
     let lost = |is_confirmed: bool, crashes: bool| {
         let mut oracle = oracle();

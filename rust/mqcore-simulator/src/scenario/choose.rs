@@ -34,12 +34,12 @@ enum Emphasis {
 
 impl Emphasis {
     fn choose(random: &mut Random) -> Self {
-        match random.below(10) {
+        match random.below(12) {
             0 => Self::Crashes,
             1 => Self::Damage,
             2 => Self::Disks,
-            3 => Self::DeadLetters,
-            4 => Self::Connections,
+            3 | 4 => Self::DeadLetters,
+            5 => Self::Connections,
             _ => Self::Mixed,
         }
     }
@@ -354,8 +354,15 @@ fn step(random: &mut Random, scenario: &Scenario) -> ScenarioStep {
             let producers: Vec<_> = (0..clients.len()).filter(produces).collect();
             let client = producers[random.index(producers.len())];
             let count = 1 + random.below(12) as u32;
-            if chance < 3 {
-                return ScenarioStep::Republish { client, count };
+            if chance < 5 {
+                let repeaters: Vec<_> =
+                    (0..clients.len()).filter(|index| scenario.can_repeat(*index)).collect();
+                if !repeaters.is_empty() {
+                    return ScenarioStep::Republish {
+                        client: repeaters[random.index(repeaters.len())],
+                        count,
+                    };
+                }
             }
             let bytes = [0, 10, 300, 3_000][random.index(4)];
             let terms = if random.one_in(3) { terms(random) } else { PublishTerms::default() };
