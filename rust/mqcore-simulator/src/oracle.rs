@@ -25,9 +25,9 @@
 //! | The broker starts after every crash, and reports no damage. | `damage` |
 
 mod fanout;
-mod fate;
 pub(crate) mod labels;
 pub(crate) mod limits;
+mod redelivery;
 pub(crate) mod schedules;
 
 use std::collections::BTreeMap;

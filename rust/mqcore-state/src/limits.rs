@@ -169,8 +169,8 @@ impl<S: Storage> LimitJournal<S> {
         self.journal.settle(&gone)?;
         if !gone.is_empty() && now > self.written {
             match self.end_expired(now) {
-                // The next save retries.
-                Err(JournalError::Full { .. }) => {}
+                // The next save settles them again.
+                Err(JournalError::Full { .. }) => self.replaced.extend_from_slice(&gone),
                 ended => ended?,
             }
         }

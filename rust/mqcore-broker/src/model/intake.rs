@@ -57,6 +57,8 @@ impl IntakeProgress {
 #[derive(Debug, Default)]
 struct Sender {
     done: IntakeProgress,
+    /// Whether a record names its current count. Otherwise only saved messages do, of which the largest epoch is the current one.
+    is_recorded: bool,
     /// Numbers that are not decided yet.
     pending: BTreeSet<u64>,
     /// Deferred numbers, which will arrive again.
@@ -112,7 +114,7 @@ impl Intake {
             self.forget_oldest();
         }
         let done = IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() };
-        let sender = Sender { done: done.clone(), ..Sender::default() };
+        let sender = Sender { done: done.clone(), is_recorded: true, ..Sender::default() };
         self.senders.insert(Arc::clone(&ticket.node), sender);
         done
     }
@@ -207,13 +209,17 @@ impl Intake {
     /// Restores a sender's recorded progress at start.
     pub fn restore(&mut self, node: Arc<str>, done: IntakeProgress) {
         let highest = done.through;
-        self.senders.insert(node, Sender { done, highest, ..Sender::default() });
+        self.senders.insert(node, Sender { done, highest, is_recorded: true, ..Sender::default() });
     }
 
     /// Restores the ticket of a saved message at start, unless it belongs to an earlier count of its sender. Call it after all
-    /// [`Intake::restore`].
+    /// [`Intake::restore`]. A sender without a record was forgotten, or wrote to an earlier version.
     pub fn restore_saved(&mut self, ticket: &Ticket) {
-        let Some(sender) = self.senders.get_mut(&ticket.node) else { return };
+        let sender = self.senders.entry(Arc::clone(&ticket.node)).or_default();
+        if !sender.is_recorded && ticket.epoch > sender.done.epoch {
+            let done = IntakeProgress { epoch: ticket.epoch, ..IntakeProgress::default() };
+            *sender = Sender { done, ..Sender::default() };
+        }
         if ticket.epoch == sender.done.epoch && ticket.number > sender.done.through {
             sender.done.above.insert(ticket.number);
             // So far only the message's own record contains that, and the record may be removed before the number
@@ -304,6 +310,17 @@ mod tests {
             assert_eq!(intake.arrive(&ticket(current, current)), Arrival::Done, "epoch {current}");
             assert_eq!(intake.arrive(&ticket(current, 5)), Arrival::New, "epoch {current}");
         }
+    }
+
+    #[test]
+    fn after_a_crash_saved_messages_name_the_count_of_a_sender_without_a_record() {
+        let mut intake = Intake::new();
+        for epoch in [5, 7, 6] {
+            intake.restore_saved(&ticket(epoch, epoch));
+        }
+        assert!(intake.is_current(&ticket(7, 1)));
+        assert_eq!(intake.arrive(&ticket(7, 7)), Arrival::Done);
+        assert_eq!(intake.arrive(&ticket(7, 8)), Arrival::New);
     }
 
     #[test]

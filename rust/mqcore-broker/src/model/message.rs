@@ -438,19 +438,22 @@ impl Message {
 
     /// Memory, in bytes, of a message whose parts have this total length.
     pub fn memory_bytes_of(parts: usize) -> u64 {
-        allocated(size_of::<MessageHead>() + 2 * size_of::<usize>() + parts) as u64
+        allocated(HEAD_BYTES + parts) as u64
     }
 
     /// Bytes of this message besides its body.
     pub fn bytes_without_body(&self) -> usize {
-        size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len() - self.body().len()
+        HEAD_BYTES + self.0.slice.len() - self.body().len()
     }
 
     /// Memory of this message in bytes.
     pub fn memory_bytes(&self) -> usize {
-        allocated(size_of::<MessageHead>() + 2 * size_of::<usize>() + self.0.slice.len())
+        allocated(HEAD_BYTES + self.0.slice.len())
     }
 }
+
+/// Bytes before the parts of a message in its allocation: its head, its length and its reference count.
+const HEAD_BYTES: usize = size_of::<MessageHead>() + 2 * size_of::<usize>();
 
 /// Bytes that the allocator takes for an object of this size. jemalloc has four sizes between two powers of two, so that it takes
 /// up to a quarter more than it is asked for; a limit of memory that counted only what is asked for would be exceeded.
