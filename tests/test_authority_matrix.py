@@ -553,6 +553,13 @@ class Http:
         {
             "GET /overview": (("administer", "/overview"),),
             "GET /metrics": (("administer", "/metrics"),),
+            **{
+                f"GET {page}": (("administer", page),)
+                for page in (
+                    *("/attention", "/connections", "/healthz", "/queues", "/stream", "/totals"),
+                    *("/queues/a/1", "/queues/a/1/messages"),
+                )
+            },
             "GET /nowhere": (("administer", "/nowhere"),),
             "POST /authority/reload": (("administer", "/authority/reload"),),
             "DELETE /overview": (("administer", "/overview"),),

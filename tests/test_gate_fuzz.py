@@ -387,7 +387,7 @@ HTTP_PARTS = [
     b"Content-Length: 10\r\n",
 ]
 STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-HEALTH = re.compile(rb"GET /(health|ready|livez|readyz)", re.IGNORECASE)
+HEALTH = re.compile(rb"GET /(livez|readyz|assets/|[ ?])", re.IGNORECASE)
 """Requests that need no credentials."""
 
 

@@ -69,7 +69,8 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "mqcore-server": [
         # Modules without imports, and configuration.
-        {"runtime", "shard/count", "stats/counter", "stats/failures"}
+        {"runtime", "shard/count", "stats/counter", "stats/failures", "stats/totals"}
+        | {"attention/finding", "attention/text"}
         | {"config/error", "config/address", "config/history"},
         {
             "storage/loss",
@@ -84,12 +85,12 @@ LAYERS: dict[str, list[set[str]]] = {
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/input_budget", "net/tls", "shard/inbox"}
-        | {"authority/state"}
+        | {"authority/state", "shard/statistics", "attention/board", "attention/rates"}
         | {"shard/declarations", "schedules/end", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.
-        {"authority", "limits", "nodes", "schedules", "stats", "storage"},
+        {"attention", "authority", "limits", "nodes", "schedules", "stats", "storage"},
         {"shard"},
         {"net"},
         {"admin"},

@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_URL",
+    "Attention",
     "FailedRequest",
+    "Finding",
     "MessageLocation",
+    "QueuePage",
+    "QueueRates",
+    "QueueState",
     "ScheduleInfo",
     "ScheduleList",
     "Trace",
     "TraceStep",
     "TracedClient",
+    "attention",
     "errors",
+    "queues",
     "schedules",
     "trace",
     "unschedule",
@@ -176,6 +183,174 @@ def errors(
         return tuple(FailedRequest(**failed) for failed in content["errors"])
     except (KeyError, TypeError) as error:
         raise _errors.BadAnswer(f"{url} returns its errors in another form: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that needs an operator's attention."""
+
+    kind: str
+    """``records-lost``, ``disk-full``, ``blocked-handler``, ``missing-handler``, ``failing-handler``,
+    ``no-consumer``, ``slow-consumer``, ``dead-letters``, ``limit-reached``, ``paused-queue``, ``node-down``,
+    ``clock-jump``, ``archive-lag`` or ``certificate-expiry``."""
+    severity: str
+    """``critical``: messages can be lost or are not accepted, or code hangs; ``warning``: messages wait or are
+    rejected; ``info``: an operator chose it, and may have forgotten it."""
+    subject: str
+    """The object with the problem, such as ``queue orders/1001``."""
+    cause: str
+    """The problem, with numbers."""
+    remedy: str
+    """The action that solves it."""
+    since_ms: int
+    """Since when it holds, in Unix milliseconds."""
+
+    @property
+    def since(self) -> datetime:
+        """Since when it holds, in UTC."""
+        return datetime.fromtimestamp(self.since_ms / 1000, UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """The health of a broker, and what needs attention."""
+
+    status: str
+    """The worst severity: ``critical``, ``warning`` or ``healthy``; ``starting`` before the first check."""
+    summary: str
+    """One sentence about the worst finding."""
+    checked_at_ms: int
+    """When the broker last checked, in Unix milliseconds. It does so every one to five seconds."""
+    total: int
+    """Number of all findings."""
+    counts: dict[str, int]
+    """Number of findings of each kind that occurs."""
+    findings: tuple[Finding, ...]
+    """Up to `limit` of them, the worst first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRates:
+    """How fast a queue moved during the last two to seven seconds, in messages per second."""
+
+    received: float
+    """Accepted from producers."""
+    delivered: float
+    """Deliveries to consumers."""
+    settled: float
+    """Acknowledgements, positive and negative, and acknowledgement timeouts."""
+    growth: float
+    """Change of the number of waiting messages; negative while it shrinks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState:
+    """A queue at one moment."""
+
+    queue: str
+    """Its address, ``channel/id``."""
+    status: str
+    """Its delivery mode: ``push``, ``roundrobin``, ``paused``, ..."""
+    delivery_handler: str | None
+    """The key of its delivery handler; ``None``: the broker's default."""
+    missing_handler: str | None
+    """The key, if no handler is registered under it."""
+    ready: int
+    """Messages that could be delivered now."""
+    delayed: int
+    """Messages that wait for the time of their next delivery."""
+    in_flight: int
+    """Deliveries that are not settled."""
+    undecided: int
+    """Messages that wait for a handler to decide whether the queue takes them."""
+    consumers: int
+    """Clients that joined the channel for this queue, and subscriptions."""
+    oldest_seconds: float | None
+    """How long the oldest message next in turn has waited; ``None``: none waits, or its time is not in memory."""
+    block: str | None
+    """Why the next message is not delivered: ``no-consumers``, ``not-pulled``, ``paused``, ``missing-handler``,
+    ``handler-busy``, ``awaits-acknowledgement``, ``prefetch-reached`` or ``consumers-congested``."""
+    memory_bytes: int
+    """Bytes of its messages in memory."""
+    rates: QueueRates
+    """How fast it moves."""
+    messages: dict[str, Any]
+    """Its counters since it was created or the broker started: ``received``, ``rejected``, ``deliveries``, ``acks``,
+    ``negative_acks``, ``dead_lettered``, ``dropped`` by reason, and others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePage:
+    """A part of a list of queues."""
+
+    total: int
+    """Number of all queues."""
+    matched: int
+    """Number of queues that match."""
+    queues: tuple[QueueState, ...]
+    """Up to `limit` of them from `offset` on."""
+
+
+def attention(
+    url: str = DEFAULT_URL,
+    *,
+    limit: int = 100,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
+) -> Attention:
+    """Return what needs attention in the broker with this admin side: stuck queues, failing handlers, full disks.
+
+    `limit` is at most 10,000. The other arguments and the exceptions are those of `errors`.
+
+    ::
+
+        for finding in attention().findings:
+            print(finding.severity, finding.subject, finding.cause, finding.remedy, sep="\n")
+    """
+    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/attention?limit={limit:d}")
+    try:
+        return Attention(
+            status=content["status"],
+            summary=content["summary"],
+            checked_at_ms=content["checked_at_ms"],
+            total=content["total"],
+            counts=dict(content["counts"]),
+            findings=tuple(Finding(**finding) for finding in content["findings"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.BadAnswer(f"{url} returns its findings in another form: {error}") from error
+
+
+def queues(
+    url: str = DEFAULT_URL,
+    *,
+    matching: str = "",
+    sort: str = "name",
+    reverse: bool = False,
+    offset: int = 0,
+    limit: int = 100,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
+) -> QueuePage:
+    """Return the contents and rates of queues of the broker with this admin side.
+
+    `matching` is text that their addresses contain, in upper or lower case. `sort` is ``name``, or one of these, the
+    largest first: ``ready``, ``delayed``, ``in_flight``, ``consumers``, ``oldest``, ``received``, ``delivered``,
+    ``growth``, ``dead_lettered``. `reverse` turns the order around. `limit` is at most 10,000. The other arguments and
+    the exceptions are those of `errors`; an unknown `sort` raises `BadRequest`.
+    """
+    parameters = {"filter": matching, "sort": sort, "reverse": int(reverse), "offset": offset, "limit": limit}
+    path = "/queues?" + urllib.parse.urlencode(parameters, quote_via=urllib.parse.quote)
+    rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
+    client = AdminClient(url, token=token, timeout=timeout, tls=tls)
+    content = client.ask("GET", path, bytes_max=64 << 20, rejections=rejections)
+    try:
+        found = tuple(QueueState(**{**state, "rates": QueueRates(**state["rates"])}) for state in content["queues"])
+        return QueuePage(total=int(content["total"]), matched=int(content["matched"]), queues=found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.BadAnswer(f"{url} returns its queues in another form: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

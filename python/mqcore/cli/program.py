@@ -47,9 +47,14 @@ _COMMANDS: Final = {
     "request": ("direct", "Send a request to a client and print its response."),
     "receive": ("direct", "Receive direct messages, print them, and answer them."),
     "tail": ("tail", "Print events as they happen."),
+    "status": ("status", "Show a broker's health, contents and problems on one screen."),
+    "top": ("top", "Show a live table of queues."),
+    "report": ("status", "List what is stuck, slow or dead: stuck, slow-consumers, dead."),
+    "doctor": ("doctor", "Check a broker, its configuration and its machine."),
     "channel": ("channel", "Manage channels: ls, show, create, set, rm."),
     "queue": ("queue", "Manage queues: ls, show, create, set, status, clear, rm."),
     "router": ("router", "Manage routers: ls, show, create, rm, bind, unbind, enable, disable, test."),
+    "definitions": ("definitions", "Export, compare and import channels, queues and routers: export, diff, import."),
     "client": ("client", "Manage connected clients: ls, show, disconnect."),
     "errors": ("errors", "Show recent request errors."),
     "trace": ("trace", "Show a message's current location and its history."),
@@ -64,6 +69,7 @@ _COMMANDS: Final = {
     "restore": ("backup", "Create a data directory from a backup."),
     "bench": ("bench", "Measure a broker, or compare two results."),
     "pipeline": ("pipeline", "Analyze the history with Spark: ls, run."),
+    "completion": ("completion", "Print a shell's completion script."),
     "version": ("version", "Print the version."),
 }
 

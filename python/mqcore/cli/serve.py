@@ -10,6 +10,7 @@ import click
 
 from mqcore.cli import application, log, options
 from mqcore.cli.exit_code import ExitCode
+from mqcore.cli.service import Notifier
 
 if TYPE_CHECKING:
     import asyncio
@@ -232,6 +233,7 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
 
     logger = logging.getLogger("mqcore.serve")
     stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    manager = Notifier()
     with _Signals(stop), _Reload(broker):
         # Without the event loop of this program: tasks that handlers start could end it.
         broker.start()
@@ -241,12 +243,14 @@ async def _serve(broker: Broker, drain_timeout: float) -> int:
                     "messages are kept in memory only and are lost when this process ends; set --data-dir to save them"
                 )
             _print_ready(broker)
+            manager.ready(f"listening on {', '.join(broker.listeners)}")
             # Administrators can stop a broker over some protocols, without a signal.
             stopped = asyncio.ensure_future(asyncio.to_thread(broker.wait))
             either: set[asyncio.Future[Any]] = {stop, stopped}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if stop.done():
                 logger.info("draining for up to %g s; a second signal stops immediately", drain_timeout)
+            manager.stopping(f"draining for up to {drain_timeout:g} s")
             await broker.aclose(drain_timeout)
             await stopped
         finally:

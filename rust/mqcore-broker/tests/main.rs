@@ -11,6 +11,7 @@ mod model;
 mod prefetch;
 mod retries;
 mod routers;
+mod samples;
 mod scenarios;
 mod shards;
 mod subscriptions;

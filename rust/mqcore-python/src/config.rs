@@ -27,6 +27,13 @@ use pyo3::prelude::*;
 use crate::fields::{duration, field, seconds};
 use crate::{authority, error, routing};
 
+/// The directory in the package with the files of the dashboard. It is missing if the package was built without them.
+fn dashboard_dir(py: Python<'_>) -> PyResult<Option<PathBuf>> {
+    let package: PathBuf = py.import("mqcore")?.getattr("__path__")?.get_item(0)?.extract()?;
+    let files = package.join("_dashboard");
+    Ok(files.is_dir().then_some(files))
+}
+
 /// Reads a `mqcore.BrokerConfig`.
 pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<Config> {
     let listen: Vec<String> = field(config, "listen")?;
@@ -70,6 +77,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
             channels_per_user_max: field(config, "channels_per_user_max")?,
             queues_per_user_max: field(config, "queues_per_user_max")?,
         },
+        dashboard_dir: dashboard_dir(config.py())?,
         publish_limit: rate_limit(config, "publish_limit")?,
         connect_limit: rate_limit(config, "connect_limit")?,
         limiter_keys_max: field(config, "limiter_keys_max")?,

@@ -9,7 +9,7 @@ use mqcore_broker::model::observation::Observation;
 use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
-use mqcore_server::handler::{AnswerSink, HandlerPort};
+use mqcore_server::handler::{AnswerSink, HandlerLoad, HandlerPort};
 use mqcore_server::nodes::filter::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
@@ -147,6 +147,13 @@ impl Dispatchers {
 }
 
 impl HandlerPort for Dispatchers {
+    fn loads(&self) -> Vec<HandlerLoad> {
+        let loads = self.counts().into_iter();
+        loads
+            .map(|(key, Counts { asked, waiting, .. })| HandlerLoad { key, asked, waiting: waiting as u64 })
+            .collect()
+    }
+
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
         let thread = self.authority.read().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some(thread)

@@ -4,6 +4,12 @@
 //!
 //! | module | page |
 //! |---|---|
+//! | `attention` | `/attention`, `/healthz` |
+//! | `queues` | `/queues` |
+//! | `queue` | `/queues/CHANNEL/ID`, and the messages of this queue |
+//! | `connections` | `/connections` |
+//! | `stream` | `/stream`, `/totals` |
+//! | `dashboard` | `/`, `/assets/FILE`: the dashboard's files |
 //! | `overview` | `/overview`, `/errors` |
 //! | `backup` | `/backup` |
 //! | `history` | `/history` |
@@ -12,13 +18,19 @@
 //! | `browser` | refuses requests of web pages of other origins |
 //! | `places` | how many connections and requests there may be |
 //! | `request` | common parts of all pages |
-//! | `stream` | long responses, sent piece by piece |
+//! | `pieces` | long responses, sent piece by piece |
 
+mod attention;
 mod backup;
 mod browser;
+mod connections;
+mod dashboard;
 mod history;
 mod overview;
+mod pieces;
 mod places;
+mod queue;
+mod queues;
 mod request;
 mod schedules;
 mod stream;
@@ -148,6 +160,16 @@ fn router(admin: Admin) -> Router {
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics_page))
+        .route("/healthz", get(attention::health))
+        .route("/attention", get(attention::answer))
+        .route("/queues", get(queues::answer))
+        .route("/queues/{channel}/{id}", get(queue::answer))
+        .route("/queues/{channel}/{id}/messages", get(queue::messages))
+        .route("/connections", get(connections::answer))
+        .route("/totals", get(stream::totals))
+        .route("/stream", get(stream::stream))
+        .route("/", get(dashboard::index))
+        .route("/assets/{file}", get(dashboard::asset))
         .route("/overview", get(overview::overview))
         .route("/errors", get(overview::errors_page))
         .route("/schedules", get(schedules::list))
@@ -162,7 +184,7 @@ fn router(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// Answers the two health checks, whose responses reveal nothing, at once; all other requests have a place until they
+/// Answers health checks and files of the dashboard, whose responses reveal nothing, at once; all other requests have a place until they
 /// are answered.
 async fn admit(
     admin: State<Admin>,
@@ -172,12 +194,22 @@ async fn admit(
     next: Next,
 ) -> Response {
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    if reads && matches!(request.uri().path(), "/livez" | "/readyz") {
+    if reads && is_open(request.uri().path()) {
         return next.run(request).await;
     }
     let place = place.begin().await;
+    // A stream lasts as long as its page is open. It has a limit of its own, and must not take the places of requests.
+    let is_stream = request.uri().path() == stream::PATH;
     let response = guard(admin, caller, request, next).await;
+    if is_stream {
+        return response;
+    }
     response.map(|body| Body::new(HeldBody::new(body, place)))
+}
+
+/// Whether a page needs no credentials: health checks, and the files of the dashboard, which contain no data.
+fn is_open(path: &str) -> bool {
+    matches!(path, "/livez" | "/readyz" | "/") || path.starts_with("/assets/")
 }
 
 /// Authenticates and authorizes a request.
@@ -238,7 +270,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /metrics, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

@@ -117,6 +117,8 @@ pub struct Config {
     /// Directory for definitions and saved messages. Default none: everything stays in memory, and queues with a
     /// saving policy reject messages.
     pub data_dir: Option<PathBuf>,
+    /// Directory with the files of the dashboard, which the admin side serves. Default none.
+    pub dashboard_dir: Option<PathBuf>,
     /// Maximum publish rate of one client; the rejection of further messages contains the time after which to retry.
     /// Default no limit.
     pub publish_limit: Option<Limit>,
@@ -184,6 +186,7 @@ impl Default for Config {
             unsaved_memory_max: None,
             unsaved_memory_per_user_max: 0,
             data_dir: None,
+            dashboard_dir: None,
             publish_limit: None,
             connect_limit: None,
             limiter_keys_max: limiter::LimiterConfig::default().keys_max,

@@ -20,6 +20,11 @@ pub trait HandlerPort: Send + Sync {
         debug_assert!(observations.is_empty(), "no event handler is registered, so none can be notified");
     }
 
+    /// The load of each handler. Must not wait for a handler.
+    fn loads(&self) -> Vec<HandlerLoad> {
+        Vec::new()
+    }
+
     /// Decides about logins and actions in addition to the users and tokens of the server. Called once, at the start.
     /// Default `None`.
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {
@@ -35,6 +40,17 @@ pub trait HandlerPort: Send + Sync {
     fn node_filters(&self) -> NodeFilters {
         NodeFilters::default()
     }
+}
+
+/// The questions of one handler.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandlerLoad {
+    /// Its key.
+    pub key: Box<str>,
+    /// Questions accepted since the start.
+    pub asked: u64,
+    /// Accepted questions without an answer.
+    pub waiting: u64,
 }
 
 /// Receives answers for the shard that asked.

@@ -16,6 +16,7 @@ use mqcore_session::protocol::Moment;
 use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
 
+use crate::attention::board::Board;
 use crate::authority::state::Authority;
 use crate::extension::ExtensionPort;
 use crate::net::guard::Guard;
@@ -31,6 +32,7 @@ use crate::schedules::port::SchedulePort;
 use crate::shard::inbox::ShardHandle;
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
+use crate::stats::totals::TotalsHistory;
 use crate::storage::backup::BackupDesk;
 
 /// The shared state of one server. Lives as long as any of its tasks.
@@ -38,6 +40,10 @@ pub(crate) struct Hub {
     pub(crate) clock: Clock,
     pub(crate) counters: Counters,
     pub(crate) failures: Failures,
+    /// Findings for operators. Empty without an admin listener.
+    pub(crate) board: Board,
+    /// How the broker as a whole moved.
+    pub(crate) totals: TotalsHistory,
     pub(crate) tls: Tls,
     pub(crate) registry: Registry,
     pub(crate) input: InputBudgets,

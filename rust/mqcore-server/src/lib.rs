@@ -18,6 +18,7 @@
 //! | [`stats`] | counters, metrics, recent failures |
 //! | [`net`] | sockets: listeners, connections, TLS, limits on them |
 //! | `shard` | the task that owns one shard of the broker |
+//! | `attention` | what an operator should look at, and how to repair it |
 //! | `limits` | the store of rate limits, its sweeper and its journal |
 //! | `runtime` | clock, shutdown, wakers, spare buffers |
 //! | `hub` | the state that all tasks of one server share |
@@ -38,6 +39,7 @@ pub mod stats;
 pub mod storage;
 
 mod admin;
+mod attention;
 mod hub;
 mod limits;
 mod runtime;

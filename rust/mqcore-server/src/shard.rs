@@ -22,4 +22,4 @@ pub(crate) mod journal;
 pub(crate) mod peers;
 pub(crate) mod questions;
 pub(crate) mod staging;
-mod statistics;
+pub(crate) mod statistics;

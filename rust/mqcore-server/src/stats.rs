@@ -5,6 +5,7 @@
 //! | `counter` | a monotonic counter |
 //! | `counters` | counters that tasks increment |
 //! | `snapshot` | one consistent set of numbers from all shards |
+//! | `totals` | rates and contents of the last seven days |
 //! | `metrics` | both in the Prometheus text format |
 //! | [`failures`] | the most recent requests that failed |
 
@@ -14,3 +15,4 @@ pub(crate) mod counter;
 pub(crate) mod counters;
 pub(crate) mod metrics;
 pub(crate) mod snapshot;
+pub(crate) mod totals;

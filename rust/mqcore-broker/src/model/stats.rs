@@ -7,7 +7,8 @@ use crate::model::client::Client;
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, RouterName, Sequence, TopicName};
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
-use crate::model::options::{ChannelOptions, QueueOptions};
+use crate::model::options::{ChannelOptions, QueueOptions, Status};
+use crate::model::rate::Rate;
 use crate::model::router::RouterDefinition;
 use crate::model::time::Timestamp;
 
@@ -111,11 +112,92 @@ impl DropReason {
     }
 }
 
+/// Why a queue cannot deliver its next message now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeliveryBlock {
+    /// Its delivery handler is not registered.
+    MissingHandler,
+    /// Its status is [`Status::Paused`] or [`Status::Stopped`].
+    Paused,
+    /// It has no consumer.
+    NoConsumers,
+    /// Its consumers pull, and none asks for a message now.
+    NotPulled,
+    /// A handler decides about as many messages as it may have at a time.
+    HandlerBusy,
+    /// It delivers a message only after the previous one is settled.
+    AwaitsAcknowledgement,
+    /// Consumers have as many unsettled messages as their prefetch allows.
+    PrefetchReached,
+    /// Consumers do not read what was sent to them.
+    ConsumersCongested,
+}
+
+impl DeliveryBlock {
+    /// The name in metrics and on admin pages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MissingHandler => "missing-handler",
+            Self::Paused => "paused",
+            Self::NoConsumers => "no-consumers",
+            Self::NotPulled => "not-pulled",
+            Self::HandlerBusy => "handler-busy",
+            Self::AwaitsAcknowledgement => "awaits-acknowledgement",
+            Self::PrefetchReached => "prefetch-reached",
+            Self::ConsumersCongested => "consumers-congested",
+        }
+    }
+}
+
+/// A queue at one moment: how much waits, since when, and what holds it up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueSample {
+    /// Its address.
+    pub queue: Arc<QueueAddress>,
+    /// Its status.
+    pub status: Status,
+    /// The key of its delivery handler; `None`: the broker's default.
+    pub handler: Option<Box<str>>,
+    /// The key, if no handler is registered under it.
+    pub missing_handler: Option<Box<str>>,
+    /// Messages that could be delivered now.
+    pub ready: u64,
+    /// Messages that wait for the time of their next delivery.
+    pub delayed: u64,
+    /// Deliveries that are not settled.
+    pub in_flight: u64,
+    /// Messages that wait for a handler to decide their admission.
+    pub undecided: u64,
+    /// When the first of those arrived, in Unix milliseconds; 0: there is none.
+    pub undecided_since_ms: u64,
+    /// Consumers: clients that joined the channel for this queue, and subscriptions.
+    pub consumers: u32,
+    /// When the oldest of the messages next in turn arrived, one for each priority, in Unix milliseconds; 0: none waits.
+    pub oldest_ms: u64,
+    /// Why the next message is not delivered; `None`: none waits, or it is delivered at once.
+    pub block: Option<DeliveryBlock>,
+    /// Some of the consumers that the queue waits for, at most [`BLOCKING_MAX`].
+    pub blocking: Vec<Arc<Client>>,
+    /// Bytes of stored and unsettled messages.
+    pub memory_bytes: u64,
+    /// Maximum stored messages; 0: no limit.
+    pub message_limit: u64,
+    /// Maximum rate of published messages.
+    pub publish_limit: Option<Rate>,
+    /// Its counters.
+    pub stats: QueueStats,
+}
+
+/// Maximum consumers that a [`QueueSample`] names.
+pub const BLOCKING_MAX: usize = 3;
+
 /// Counters of a queue since its creation. They count messages unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueStats {
     /// Accepted from producers.
     pub received: u64,
+    /// Not accepted from producers: a limit was reached, the queue is stopped, or its message cannot be saved.
+    pub rejected: u64,
     /// Delivered; each message once, however many consumers received it.
     pub sent: u64,
     /// Deliveries, one for each consumer.
@@ -150,6 +232,7 @@ impl QueueStats {
     /// Adds the counters of another queue; takes the later of the times.
     pub fn add(&mut self, other: &Self) {
         self.received += other.received;
+        self.rejected += other.rejected;
         self.sent += other.sent;
         self.deliveries += other.deliveries;
         self.acks += other.acks;
@@ -196,6 +279,8 @@ pub struct QueueInformation {
     /// Messages that left the lists and are not finished: in flight, or waiting for a handler while
     /// they are delivered. A message in flight to several consumers counts once.
     pub unsettled: u64,
+    /// When the oldest of the messages next in turn arrived, one for each priority, in Unix milliseconds; 0: none waits.
+    pub oldest_ms: u64,
     /// Bytes of stored and unsettled messages.
     pub memory_bytes: u64,
     /// Its counters.

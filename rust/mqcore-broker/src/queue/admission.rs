@@ -251,7 +251,7 @@ impl Queue {
         message: &Message,
         context: &Context<'_>,
     ) -> Result<(), Rejection> {
-        self.would_take(message, context)?;
+        self.would_take(message, context).inspect_err(|_| self.metadata.stats.rejected += 1)?;
         if let Some(rate) = self.metadata.options.publish_limit {
             self.bucket.get_or_insert_with(|| Box::new(TokenBucket::new(rate))).take(rate, context.now);
         }

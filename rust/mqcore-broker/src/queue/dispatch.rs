@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::context::Context;
 use crate::context::decide::StepDecision;
+use crate::context::state::ShardState;
 use crate::history::LifecycleEvent;
+use crate::model::client::Client;
 use crate::model::decision::Step;
 use crate::model::effect::{Deliver, Effect, Event, Recipients};
 use crate::model::entry::Entry;
@@ -14,7 +16,7 @@ use crate::model::id::{ConnectionId, Tag};
 use crate::model::message::Message;
 use crate::model::options::Status;
 use crate::model::record::{DeliveryProgress, Record};
-use crate::model::stats::DropReason;
+use crate::model::stats::{DeliveryBlock, DropReason};
 use crate::model::subscription::{ReservedSlot, Settling};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
@@ -59,7 +61,7 @@ impl Queue {
         }
         let asks = self.asks_while_sending(context.state);
         while *budget > 0 {
-            if !self.can_start(members, context) {
+            if self.delivery_block(members, context.state).is_some() {
                 return false;
             }
             let Some(entry) = self.next(false, context) else { return false };
@@ -83,35 +85,59 @@ impl Queue {
         !self.ready.is_empty()
     }
 
-    /// Whether the next stored message may be delivered now.
-    fn can_start(&self, members: &Members, context: &Context<'_>) -> bool {
+    /// Why the next stored message cannot be delivered now; `None` if it can.
+    #[inline]
+    pub(crate) fn delivery_block(&self, members: &Members, state: &ShardState) -> Option<DeliveryBlock> {
         let options = &self.metadata.options;
         if self.metadata.missing_handler.is_some() {
-            return false;
+            return Some(DeliveryBlock::MissingHandler);
         }
-        let drains = matches!(options.status, Status::Push | Status::RoundRobin | Status::Broadcast);
-        if !drains || members.is_empty() || self.flows.len() >= FLOWS_MAX {
-            return false;
+        match options.status {
+            Status::Push | Status::RoundRobin | Status::Broadcast => {}
+            Status::Paused | Status::Stopped => return Some(DeliveryBlock::Paused),
+            Status::Pull | Status::Cache => return Some(DeliveryBlock::NotPulled),
+        }
+        if members.is_empty() {
+            return Some(DeliveryBlock::NoConsumers);
+        }
+        if self.flows.len() >= FLOWS_MAX {
+            return Some(DeliveryBlock::HandlerBusy);
         }
         let waits = options.wait_for_acknowledge && options.request_acknowledge;
         if waits && (self.deliveries.messages() > 0 || !self.settling.is_empty()) {
-            return false;
+            return Some(DeliveryBlock::AwaitsAcknowledgement);
         }
         if members.has_windows() && !self.has_room(members) {
-            return false;
+            return Some(DeliveryBlock::PrefetchReached);
         }
-        let congested = &context.state.congestion.since;
+        let congested = &state.congestion.since;
         if congested.is_empty() || options.status == Status::Broadcast {
-            return true;
+            return None;
         }
         let free = |connection: &ConnectionId| !congested.contains_key(connection);
-        if options.status == Status::RoundRobin || options.only_first_acquirer {
+        let has_free = if self.gives_to_one() {
             members.connections().iter().any(free)
         } else {
             // All consumers get every message, so the slowest one holds back the others; if it stays
             // slow for too long, it is closed.
             members.connections().iter().all(free)
-        }
+        };
+        (!has_free).then_some(DeliveryBlock::ConsumersCongested)
+    }
+
+    /// Consumers that cannot take another message now, at most `max`.
+    pub(crate) fn blocking_consumers(
+        &self,
+        members: &Members,
+        state: &ShardState,
+        max: usize,
+    ) -> Vec<Arc<Client>> {
+        let consumers = members.list().iter().map(|member| &member.consumer);
+        let is_blocking = |consumer: &&Arc<Consumer>| {
+            !self.deliveries.has_room(consumer)
+                || state.congestion.since.contains_key(&consumer.client.connection)
+        };
+        consumers.filter(is_blocking).take(max).map(|consumer| Arc::clone(&consumer.client)).collect()
     }
 
     /// Whether the windows allow one more delivery: to one consumer, or to all of them if all get the

@@ -232,6 +232,7 @@ impl Queue {
             unsettled: (self.deliveries.messages() - self.flows.copies
                 + self.expiring()
                 + self.held_by_pulls()) as u64,
+            oldest_ms: self.ready.oldest().map_or(0, |at| at.0),
             memory_bytes: self.memory_bytes(),
             stats: self.metadata.stats,
         }

@@ -39,6 +39,9 @@ pub(crate) enum Next {
     Lost(PagedOut),
 }
 
+/// Entries at the head of a list among which the first one in memory stands for its oldest message.
+const OLDEST_SEARCH: usize = 16;
+
 /// The lists.
 ///
 /// Deadlines ascend within each list as long as messages only arrive. Requeueing, and changing the
@@ -87,6 +90,15 @@ impl Ready {
     /// Number of messages of high and of normal priority.
     pub(crate) fn counts(&self) -> (u64, u64) {
         self.levels.counts()
+    }
+
+    /// When the oldest of the first messages of all priorities arrived, among those in memory.
+    pub(crate) fn oldest(&self) -> Option<Timestamp> {
+        let arrived = |list: &List| {
+            let messages = list.cards.iter().take(OLDEST_SEARCH).filter_map(|card| card.message.as_ref());
+            messages.map(Message::received).next()
+        };
+        self.levels.iter().filter_map(arrived).min()
     }
 
     /// Memory of the waiting messages in bytes.

@@ -14,6 +14,7 @@ mod nodes;
 mod recovery;
 mod requests;
 pub(crate) mod routes;
+pub mod sampling;
 pub mod stats;
 mod subscriptions;
 mod work;
@@ -31,7 +32,7 @@ use crate::model::effect::{Answer, Effect, Event, Forwarded, Loaded, Origin, Tra
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, RequestId, RouterName, Sequence};
 use crate::model::location::{Locations, MessageQuery};
 use crate::model::message::Message;
-use crate::model::node::Upstream;
+use crate::model::node::{NodeInformation, Upstream};
 use crate::model::options::Durability;
 use crate::model::record::Record;
 use crate::model::recovery::RecoveredState;
@@ -40,6 +41,7 @@ use crate::model::router::RouterDefinition;
 use crate::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
 use crate::shard::entities::Entities;
+use crate::shard::sampling::QueueSampling;
 use crate::shard::stats::StatsCollection;
 
 /// One shard: a state machine that takes commands and appends [`Effect`]s.
@@ -388,6 +390,16 @@ impl Broker {
             self.state.removed_queues = None;
         }
         is_complete
+    }
+
+    /// One step of sampling queues, which takes less than a millisecond. Returns whether it was the last one.
+    pub fn continue_sampling(&self, sampling: &mut QueueSampling, now: Timestamp) -> bool {
+        self.entities.sample(sampling, now, &self.state)
+    }
+
+    /// Upstream and downstream brokers. Empty unless this is the home shard.
+    pub fn nodes(&self, now: Timestamp) -> Vec<NodeInformation> {
+        self.entities.directory.nodes(now)
     }
 
     /// The state of a queue. `None` if it is not on this shard.

@@ -16,6 +16,7 @@ use crate::model::stats::{
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
 use crate::queue::members::Members;
+use crate::shard::channel::Channel;
 use crate::shard::entities::{Entities, folded};
 
 /// Entries that one step of a collection looks at.
@@ -23,6 +24,15 @@ const STEP_ENTRIES: usize = 1_000;
 
 /// Topics whose receivers one step of a collection counts, which compares each with patterns.
 const STEP_TOPICS: usize = 50;
+
+/// A place in a walk over all queues: behind this queue; without an id, behind all queues of this channel.
+pub(crate) type WalkPlace = (ChannelName, Option<u16>);
+
+/// An item of a walk over all queues: a channel, and then each of its queues with the channel's members.
+pub(crate) enum Visited<'a> {
+    Channel(&'a Channel),
+    Queue(&'a Queue, &'a Members),
+}
 
 /// Statistics of a shard that are being collected, in steps of bounded size.
 ///
@@ -43,8 +53,8 @@ pub struct StatsCollection {
 /// Entries that the next step looks at.
 #[derive(Debug)]
 enum Stage {
-    /// Queues behind this one; without an id, behind all queues of this channel.
-    Queues(Option<(ChannelName, Option<u16>)>),
+    /// Queues behind this place.
+    Queues(Option<WalkPlace>),
     /// Clients behind this one.
     Clients(Option<ConnectionId>),
     /// Topics from this place on.
@@ -90,6 +100,18 @@ impl StatsCollection {
         }
     }
 
+    fn add(&mut self, visited: Visited<'_>) {
+        match visited {
+            Visited::Channel(channel) => {
+                self.stats.counts.channels += 1;
+                if self.stats.channels.len() < self.limit {
+                    self.stats.channels.push(channel.information());
+                }
+            }
+            Visited::Queue(queue, members) => self.add_queue(queue, members),
+        }
+    }
+
     fn add_queue(&mut self, queue: &Queue, members: &Members) {
         let (high, normal) = queue.waiting();
         let stats = &mut self.stats;
@@ -125,7 +147,7 @@ impl Entities {
         collection.stage = match &collection.stage {
             Stage::Queues(after) => {
                 let after = after.clone();
-                match self.collect_queues(collection, after) {
+                match self.walk(after, |visited| collection.add(visited)) {
                     Some(last) => Stage::Queues(Some(last)),
                     None => Stage::Clients(None),
                 }
@@ -167,12 +189,13 @@ impl Entities {
         false
     }
 
-    /// Counts the queues behind `after`, and returns the last one if there are more.
-    fn collect_queues(
+    /// Visits channels and their queues behind `after` in order, up to [`STEP_ENTRIES`]. Returns the place of the last one if
+    /// there are more.
+    pub(crate) fn walk(
         &self,
-        collection: &mut StatsCollection,
-        after: Option<(ChannelName, Option<u16>)>,
-    ) -> Option<(ChannelName, Option<u16>)> {
+        after: Option<WalkPlace>,
+        mut visit: impl FnMut(Visited<'_>),
+    ) -> Option<WalkPlace> {
         let begin = match &after {
             None => Bound::Unbounded,
             Some((channel, Some(_))) => Bound::Included(channel.as_str()),
@@ -184,10 +207,7 @@ impl Entities {
             let mut last = match &after {
                 Some((begun, id)) if begun == name => *id,
                 _ => {
-                    collection.stats.counts.channels += 1;
-                    if collection.stats.channels.len() < collection.limit {
-                        collection.stats.channels.push(channel.information());
-                    }
+                    visit(Visited::Channel(channel));
                     None
                 }
             };
@@ -196,7 +216,7 @@ impl Entities {
                 if left == 0 {
                     return Some((name.clone(), last));
                 }
-                collection.add_queue(queue, &channel.members);
+                visit(Visited::Queue(queue, &channel.members));
                 left -= 1;
                 last = Some(*id);
             }

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
-use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::storage::archive::BackupStream;
 use crate::storage::backup::BackupError;
 

@@ -22,8 +22,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::admin::backup::refuse as refuse_backup;
+use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
-use crate::admin::stream::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::stats::snapshot;
 use crate::storage::backup::BackupError;
 use crate::storage::history::{Batches, HistoryDir, HistoryError, HistoryRequest, Piece};

@@ -111,6 +111,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "pid": std::process::id(),
+        "now_ms": admin.hub.clock.system_ms(),
         "uptime_seconds": admin.started.elapsed().as_secs_f64(),
         "shards": admin.hub.shards.len(),
         "shards_rejecting_messages": admin.hub.counters.journal.refusing_shards(),
@@ -251,13 +252,14 @@ fn describe_topic_stats(stats: &TopicStats) -> Value {
     })
 }
 
-fn describe_stats(stats: &QueueStats) -> Value {
+pub(super) fn describe_stats(stats: &QueueStats) -> Value {
     let dropped: serde_json::Map<String, Value> = DropReason::ALL
         .into_iter()
         .map(|reason| (reason.as_str().into(), stats.dropped[reason as usize].into()))
         .collect();
     json!({
         "received": stats.received,
+        "rejected": stats.rejected,
         "sent": stats.sent,
         "deliveries": stats.deliveries,
         "acks": stats.acks,

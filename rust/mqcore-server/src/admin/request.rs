@@ -1,7 +1,6 @@
 //! Common parts of all admin pages: the broker, the caller, shared parameters and errors.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +11,8 @@ use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::stats::ShardStats;
 use serde_json::json;
 
+use crate::admin::dashboard::DashboardFiles;
+use crate::config::Config;
 use crate::config::address::Listening;
 use crate::hub::Hub;
 use crate::stats::snapshot;
@@ -31,13 +32,20 @@ pub(crate) struct Admin {
     pub(crate) history: Option<Arc<HistoryDir>>,
     pub(crate) listeners: Arc<[Listening]>,
     pub(crate) started: Instant,
+    pub(crate) dashboard: Arc<DashboardFiles>,
 }
 
 impl Admin {
-    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, data_dir: Option<&Path>) -> Self {
+    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, config: &Config) -> Self {
         // The broker has just opened this directory itself and reported any problem with it.
-        let history = data_dir.and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
-        Self { hub: Arc::clone(hub), history, listeners: listeners.into(), started: Instant::now() }
+        let history = config.data_dir.as_deref().and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
+        Self {
+            hub: Arc::clone(hub),
+            history,
+            listeners: listeners.into(),
+            started: Instant::now(),
+            dashboard: Arc::new(DashboardFiles::read(config.dashboard_dir.as_deref())),
+        }
     }
 }
 

@@ -1,39 +1,145 @@
-//! Long responses: sent piece by piece from a thread that may block, and dropped when the client stops reading.
+//! `GET /stream`: the state of the broker once a second, as server-sent events; `GET /totals`: its rates and contents so far.
+//!
+//! Each event is complete, so a client that reads slowly may skip some. Its id is the time in Unix milliseconds: a client that
+//! returns with `Last-Event-ID` first gets the totals that it missed.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::pin::pin;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use axum::Json;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use hyper::body::Frame;
-use tokio::sync::mpsc;
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// Pieces that may wait to be sent.
-pub(crate) const PIECES: usize = 4;
-/// How long a client may read nothing. After that the files are released, whether the client is slow or gone.
-const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Header that these requests must carry. A page in a browser cannot add it to a cross-site request without
-/// permission.
-pub(crate) const REQUEST_HEADER: &str = "mqcore-request";
-/// Sends a piece, on a thread that may block. False: the client has disconnected, or read nothing for a minute.
-pub(crate) fn deliver(sender: &mpsc::Sender<io::Result<Bytes>>, piece: io::Result<Bytes>) -> bool {
-    let sent = tokio::runtime::Handle::current()
-        .block_on(async { tokio::time::timeout(STALL_TIMEOUT, sender.send(piece)).await });
-    matches!(sent, Ok(Ok(())))
+use crate::admin::pieces::Pieces;
+use crate::admin::request::{Admin, error, parameter};
+use crate::admin::{attention, queue, queues};
+use crate::stats::totals::{RESOLUTIONS, TotalsAt};
+
+/// The path of the stream.
+pub(super) const PATH: &str = "/stream";
+
+/// Time between two events.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a client may read nothing.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Findings in an event.
+const FINDINGS_MAX: usize = 200;
+
+/// Maximum streams at the same time, of all brokers of this process. Each costs a page of queues a second.
+static STREAMS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(64)));
+
+/// The data that a client wants besides findings and totals.
+enum Topic {
+    Nothing,
+    /// A page of queues.
+    Queues(queues::Query),
+    /// One queue.
+    Queue(String, u16),
 }
 
-/// The pieces of a response body.
-pub(crate) struct Pieces(pub(crate) mpsc::Receiver<io::Result<Bytes>>);
-
-impl hyper::body::Body for Pieces {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        self.get_mut().0.poll_recv(context).map(|piece| piece.map(|piece| piece.map(Frame::data)))
+impl Topic {
+    #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+    fn of(uri: &Uri) -> Result<Self, Response> {
+        match parameter(uri, "topic") {
+            None | Some("overview") => Ok(Self::Nothing),
+            Some("queues") => queues::Query::of(uri).map(Self::Queues),
+            Some("queue") => {
+                let channel = parameter(uri, "channel").unwrap_or_default();
+                let channel = percent_encoding::percent_decode_str(channel).decode_utf8_lossy().into_owned();
+                match parameter(uri, "id").map(str::parse) {
+                    Some(Ok(id)) => Ok(Self::Queue(channel, id)),
+                    _ => Err(bad("id is the number of a queue, such as ?topic=queue&channel=orders&id=1")),
+                }
+            }
+            Some(_) => Err(bad("topic is overview, queues or queue")),
+        }
     }
+}
+
+fn bad(message: &str) -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", message)
+}
+
+pub(crate) async fn totals(State(admin): State<Admin>, uri: Uri) -> Response {
+    let step = parameter(&uri, "step").unwrap_or("1s");
+    let Some(resolution) = ["1s", "10s", "5min"].iter().position(|known| *known == step) else {
+        return bad("step is 1s (the last 10 minutes), 10s (6 hours) or 5min (7 days)");
+    };
+    let samples = admin.hub.totals.all(resolution);
+    Json(json!({"step_ms": RESOLUTIONS[resolution].0, "totals": samples})).into_response()
+}
+
+pub(crate) async fn stream(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Response {
+    let topic = match Topic::of(&uri) {
+        Ok(topic) => topic,
+        Err(response) => return response,
+    };
+    let Ok(place) = Arc::clone(&STREAMS).try_acquire_owned() else {
+        return error(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "busy",
+            "too many streams are open; close other pages",
+        );
+    };
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(send(admin, topic, last, sender, place));
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8"), (header::CACHE_CONTROL, "no-store")];
+    (headers, Body::new(Pieces(receiver))).into_response()
+}
+
+async fn send(
+    admin: Admin,
+    topic: Topic,
+    last: Option<u64>,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    _place: OwnedSemaphorePermit,
+) {
+    let shutdown = Arc::clone(&admin.hub.shutdown);
+    let mut ended = pin!(shutdown.ended());
+    let mut seen =
+        last.unwrap_or(admin.hub.clock.now().0.saturating_sub(RESOLUTIONS[0].0 * RESOLUTIONS[0].1 as u64));
+    loop {
+        let missed = admin.hub.totals.since(seen);
+        seen = missed.last().map_or(seen, |sample| sample.at_ms);
+        let event = tick(&admin, &topic, &missed).await;
+        let text = format!("id: {seen}\nevent: tick\ndata: {event}\n\n");
+        let sent = tokio::select! {
+            sent = tokio::time::timeout(STALL_TIMEOUT, sender.send(Ok(text.into()))) => sent,
+            () = &mut ended => return,
+        };
+        if !matches!(sent, Ok(Ok(()))) {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            () = &mut ended => return,
+            () = sender.closed() => return,
+        }
+    }
+}
+
+async fn tick(admin: &Admin, topic: &Topic, missed: &[TotalsAt]) -> Value {
+    let mut event = json!({
+        "attention": attention::describe(&admin.hub.board.report(), FINDINGS_MAX),
+        "totals": missed,
+    });
+    match topic {
+        Topic::Nothing => {}
+        Topic::Queues(query) => event["queues"] = queues::page(admin, query).await.unwrap_or(Value::Null),
+        Topic::Queue(channel, id) => {
+            event["queue"] = queue::detail(admin, channel, *id).await.unwrap_or(Value::Null);
+        }
+    }
+    event
 }

@@ -22,6 +22,8 @@ use mqcore_session::schedules::job_queues;
 use tokio::sync::Notify;
 
 use crate::admin::{self, Admin};
+use crate::attention::board::Board;
+use crate::attention::watch;
 use crate::authority::reload;
 use crate::authority::state::Authority;
 use crate::config::error::ConfigError;
@@ -53,6 +55,7 @@ use crate::shard::engine::Engine;
 use crate::shard::inbox::{self, ShardHandle, ShardInbox};
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
+use crate::stats::totals::TotalsHistory;
 use crate::storage::archiver::Archiver;
 use crate::storage::backup::{BackupDesk, Wake};
 use crate::storage::data_dir::{DataDir, Opened, SideJournal, shard_name};
@@ -153,6 +156,10 @@ impl Parts {
             handler_id(&mut keys, &handler.key);
         }
         let inner = accept(&config, hub, bound, keys);
+        if inner.admin.is_some() {
+            let (hub, alive) = (Arc::clone(&inner.hub), inner.hub.shutdown.enter());
+            tokio::spawn(watch::watch(hub, Arc::clone(&port), config.data_dir.clone(), alive));
+        }
         if let Some(links) = links {
             links.start(&inner.hub);
         }
@@ -209,6 +216,8 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         clock: shared.clock,
         counters: Counters::default(),
         failures: Failures::default(),
+        board: Board::default(),
+        totals: TotalsHistory::default(),
         tls: shared.tls,
         registry: Registry::new(connections_max, half_open_max, config.output_bytes_max),
         input: InputBudgets::new(config.half_open_bytes_max, config.unfinished_limit()),
@@ -380,7 +389,7 @@ fn accept(config: &Config, hub: Arc<Hub>, bound: Bound, handlers: Vec<Box<str>>)
         listeners.push(listening);
     }
     let admin = bound.admin.map(|(door, address)| {
-        let admin = Admin::new(&hub, listeners.clone(), config.data_dir.as_deref());
+        let admin = Admin::new(&hub, listeners.clone(), config);
         tokio::spawn(admin::serve(door, admin, hub.shutdown.enter()));
         address
     });

@@ -262,7 +262,11 @@ impl Engine {
                 self.broker.declare_for(&client, id, &declaration, now, &mut self.effects);
             }
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
-            Urgent::ShardStats(limit, reply) => self.statistics.ask(limit, reply),
+            Urgent::Statistics(request) => self.statistics.ask(request),
+            Urgent::Nodes(reply) => {
+                // The caller may have gone; then nothing needs the answer.
+                let _ = reply.send(self.broker.nodes(now));
+            }
             Urgent::Queue(queue, reply) => {
                 // The caller may have gone; then nothing needs the answer.
                 let _ = reply.send(self.broker.queue(&queue).map(Box::new));

@@ -10,15 +10,16 @@ use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, 
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::model::location::{Locations, MessageQuery};
 use mqcore_broker::model::message::Message;
-use mqcore_broker::model::node::Upstream;
+use mqcore_broker::model::node::{NodeInformation, Upstream};
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::{QueueInformation, ShardStats, WaitingMessage};
+use mqcore_broker::model::stats::{QueueInformation, WaitingMessage};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
 use crate::net::outbox::Outbox;
 use crate::shard::declarations::DeclarationReply;
+use crate::shard::statistics::StatisticsRequest;
 
 /// Maximum bytes, as read from sockets, that wait for one shard; connections with more wait. Small enough to stay in
 /// the cache of a core, large enough that a shard never runs dry while connections read.
@@ -81,8 +82,10 @@ pub(crate) enum Urgent {
     Router(RouterName, Option<Box<RouterDefinition>>),
     /// The program declares something of this shard.
     Declare(Declaration, DeclarationReply),
-    /// A request for statistics whose lists have at most this many entries.
-    ShardStats(usize, oneshot::Sender<ShardStats>),
+    /// A request for statistics.
+    Statistics(StatisticsRequest),
+    /// A request for the other brokers; only the home shard knows them.
+    Nodes(oneshot::Sender<Vec<NodeInformation>>),
     /// A request for the state of a queue; `None` if it does not exist.
     Queue(QueueAddress, oneshot::Sender<Option<Box<QueueInformation>>>),
     /// A request for up to so many waiting messages of a queue.

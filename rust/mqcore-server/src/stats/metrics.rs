@@ -6,6 +6,7 @@
 //!
 //! | module | tables |
 //! |---|---|
+//! | `attention` | what needs attention |
 //! | `messages` | messages, topics, routers, handlers |
 //! | `queues` | single queues |
 //! | `connections` | connections, logins, TLS |
@@ -16,6 +17,7 @@
 
 pub(crate) use queues::QUEUES_MAX;
 
+mod attention;
 mod connections;
 mod limits;
 mod messages;
@@ -97,6 +99,7 @@ const PROCESS: &[Metric] = &[
 const TABLES: &[Table] = &[
     always(PROCESS),
     always(messages::METRICS),
+    always(attention::METRICS),
     always(connections::METRICS),
     always(schedules::METRICS),
     Table { metrics: connections::TLS, applies: |source| !source.hub.tls.certificates().is_empty() },

@@ -1,16 +1,21 @@
 //! Combines the state of all shards into one answer.
 
+use std::time::Duration;
+
 use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::id::{QueueAddress, RouterName};
 use mqcore_broker::model::location::{Locations, MessageQuery};
 use mqcore_broker::model::message::Message;
+use mqcore_broker::model::node::NodeInformation;
 use mqcore_broker::model::stats::{
-    BodyStats, QueueInformation, QueueStats, RouterCounts, ShardStats, WaitingMessage,
+    BodyStats, QueueInformation, QueueSample, QueueStats, RouterCounts, ShardStats, WaitingMessage,
 };
+use mqcore_broker::shard::sampling::QueueSampling;
 use tokio::sync::oneshot;
 
 use crate::hub::Hub;
 use crate::shard::inbox::Urgent;
+use crate::shard::statistics::StatisticsRequest;
 
 /// Asks every shard, and combines the answers. Each list of a shard has at most `limit` entries, the first ones by name or id.
 /// Shards that have stopped add nothing.
@@ -18,7 +23,7 @@ pub(crate) async fn take(hub: &Hub, limit: usize) -> ShardStats {
     let mut replies = Vec::with_capacity(hub.shards.len());
     for shard in &hub.shards {
         let (reply, answer) = oneshot::channel();
-        shard.send_urgent(Urgent::ShardStats(limit, reply));
+        shard.send_urgent(Urgent::Statistics(StatisticsRequest::Shard(limit, reply)));
         replies.push(answer);
     }
     let mut joined = ShardStats::default();
@@ -28,6 +33,29 @@ pub(crate) async fn take(hub: &Hub, limit: usize) -> ShardStats {
         }
     }
     joined
+}
+
+/// Samples of all queues, or of those that were active within `quiet_for`. `None` if a shard has stopped.
+pub(crate) async fn samples(hub: &Hub, quiet_for: Option<Duration>) -> Option<Vec<QueueSample>> {
+    let mut replies = Vec::with_capacity(hub.shards.len());
+    for shard in &hub.shards {
+        let (reply, answer) = oneshot::channel();
+        let sampling = quiet_for.map_or_else(QueueSampling::of_all, QueueSampling::of_active);
+        shard.send_urgent(Urgent::Statistics(StatisticsRequest::Queues(sampling, reply)));
+        replies.push(answer);
+    }
+    let mut samples = Vec::new();
+    for answer in replies {
+        samples.extend(answer.await.ok()?);
+    }
+    Some(samples)
+}
+
+/// Upstream and downstream brokers. Empty if the home shard has stopped.
+pub(crate) async fn nodes(hub: &Hub) -> Vec<NodeInformation> {
+    let (reply, answer) = oneshot::channel();
+    hub.shards[0].send_urgent(Urgent::Nodes(reply));
+    answer.await.unwrap_or_default()
 }
 
 /// The state of a queue. `None`: the queue does not exist, or its shard has stopped.

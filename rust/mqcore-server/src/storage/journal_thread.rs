@@ -425,6 +425,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
+    use crate::attention::board::Board;
     use crate::authority::config::AuthorityConfig;
     use crate::authority::state::Authority;
     use crate::config::{ClockConfig, Config};
@@ -441,6 +442,7 @@ mod tests {
     use crate::shard::inbox::{self, ShardInbox};
     use crate::stats::counters::Counters;
     use crate::stats::failures::Failures;
+    use crate::stats::totals::TotalsHistory;
     use crate::storage::backup::BackupDesk;
     use crate::storage::data_dir::DataDir;
 
@@ -461,6 +463,8 @@ mod tests {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
             failures: Failures::default(),
+            board: Board::default(),
+            totals: TotalsHistory::default(),
             tls: Tls::new(1, patience),
             input: InputBudgets::new(1 << 20, 1 << 20),
             registry: Registry::new(1, 1, 1),

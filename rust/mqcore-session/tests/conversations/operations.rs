@@ -357,9 +357,11 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         in_flight: 3,
         undecided: 4,
         unsettled: 26,
+        oldest_ms: 0,
         memory_bytes: 5,
         stats: QueueStats {
             received: 6,
+            rejected: 0,
             sent: 7,
             deliveries: 8,
             acks: 9,

@@ -472,6 +472,7 @@ fn reply(how: u8, now: Timestamp) -> Reply {
         in_flight: 0,
         undecided: 0,
         unsettled: 0,
+        oldest_ms: 0,
         memory_bytes: 0,
         stats: QueueStats::default(),
     };

@@ -33,14 +33,54 @@ pub(super) const METRICS: &[Metric] = &[
     counter("mqcore_queue_out_total", "Deliveries.", |source, samples| {
         each_queue(source, samples, |queue| queue.stats.deliveries);
     }),
+    counter("mqcore_queue_acks_total", "Positive acknowledgements.", |source, samples| {
+        each_queue(source, samples, |queue| queue.stats.acks);
+    }),
+    counter(
+        "mqcore_queue_nacks_total",
+        "Negative acknowledgements and acknowledgement timeouts.",
+        |source, samples| each_queue(source, samples, |queue| queue.stats.negative_acks),
+    ),
+    counter("mqcore_queue_put_back_total", "Messages that were requeued.", |source, samples| {
+        each_queue(source, samples, |queue| queue.stats.requeued);
+    }),
+    counter(
+        "mqcore_queue_dead_lettered_total",
+        "Messages that moved to a dead-letter queue.",
+        |source, samples| each_queue(source, samples, |queue| queue.stats.dead_lettered),
+    ),
+    counter(
+        "mqcore_queue_rejected_total",
+        "Messages that were not accepted, because of a limit, the status of the queue or its storage.",
+        |source, samples| each_queue(source, samples, |queue| queue.stats.rejected),
+    ),
+    gauge("mqcore_queue_consumers", "Consumers.", |source, samples| {
+        each_queue(source, samples, |queue| queue.consumers.into());
+    }),
+    gauge(
+        "mqcore_queue_oldest_seconds",
+        "How long the oldest of the messages next in turn has waited; 0: none waits.",
+        |source, samples| {
+            let now = source.hub.clock.now().0;
+            for queue in first_queues(source) {
+                let waited = if queue.oldest_ms == 0 { 0 } else { now.saturating_sub(queue.oldest_ms) };
+                samples.labeled("queue", &queue.queue, waited as f64 / 1000.0);
+            }
+        },
+    ),
 ];
 
-/// One sample for each of the first queues by name, so that the selection is stable.
-fn each_queue(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
+/// The first queues by name, so that the selection is stable.
+fn first_queues<'a>(source: &MetricSources<'a>) -> Vec<&'a QueueInformation> {
     let mut queues: Vec<&QueueInformation> = source.snapshot.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     queues.truncate(QUEUES_MAX);
-    for queue in queues {
+    queues
+}
+
+/// One sample for each of them.
+fn each_queue(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
+    for queue in first_queues(source) {
         samples.labeled("queue", &queue.queue, value(queue));
     }
 }

@@ -1,0 +1,51 @@
+/** Numbers and times as people read them. */
+
+const UNITS: [number, string][] = [
+  [86_400, "d"],
+  [3_600, "h"],
+  [60, "min"],
+];
+
+/** A time in its largest unit; a dash if it is unknown. */
+export function age(seconds: number | null): string {
+  if (seconds === null) return "–";
+  for (const [size, unit] of UNITS) {
+    if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
+  }
+  return seconds < 1 ? `${seconds.toFixed(1)} s` : `${Math.round(seconds)} s`;
+}
+
+export function count(value: number): string {
+  return value.toLocaleString("en-US");
+}
+
+/** A rate per second with up to three digits. */
+export function rate(value: number): string {
+  const size = Math.abs(value);
+  if (size >= 1e6) return `${(value / 1e6).toFixed(1)}M`;
+  if (size >= 1e3) return `${(value / 1e3).toFixed(1)}k`;
+  return size > 0 && size < 10 ? value.toFixed(1) : value.toFixed(0);
+}
+
+export function bytes(value: number): string {
+  if (value >= 1 << 30) return `${(value / (1 << 30)).toFixed(1)} GiB`;
+  if (value >= 1 << 20) return `${(value / (1 << 20)).toFixed(1)} MiB`;
+  if (value >= 1 << 10) return `${(value / (1 << 10)).toFixed(1)} KiB`;
+  return `${value} B`;
+}
+
+export function clock(ms: number): string {
+  return new Date(ms).toLocaleTimeString("en-GB");
+}
+
+/** The path of a queue's pages on the admin side. A slash in a channel's name is escaped. */
+export function queuePath(queue: string): string {
+  const [channel, id] = splitQueue(queue);
+  return `/queues/${encodeURIComponent(channel)}/${id}`;
+}
+
+/** The channel and the number of a queue's address. */
+export function splitQueue(queue: string): [string, string] {
+  const at = queue.lastIndexOf("/");
+  return at < 0 ? [queue, "0"] : [queue.slice(0, at), queue.slice(at + 1)];
+}

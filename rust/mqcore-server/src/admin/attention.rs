@@ -1,0 +1,95 @@
+//! `GET /attention`: what needs an operator's attention; `GET /healthz`: whether that is critical.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use crate::admin::request::{Admin, error, list_limit};
+use crate::attention::board::{Report, Reported};
+use crate::attention::finding::{FindingKind, Severity};
+
+/// Age of the last round at which the broker is not healthy, because a shard does not answer.
+const ROUND_MAX: Duration = Duration::from_secs(30);
+
+/// Asks no shard, so it answers even while shards are stuck.
+pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
+    let limit = match list_limit(&uri) {
+        Ok(limit) => limit,
+        Err(response) => return response,
+    };
+    Json(describe(&admin.hub.board.report(), limit)).into_response()
+}
+
+/// 503 while there is a critical finding, or the shards do not answer. A broker that is not healthy may still be ready:
+/// restarting it repairs few of the findings, so this is for monitoring, not for liveness probes.
+pub(crate) async fn health(State(admin): State<Admin>) -> Response {
+    let report = admin.hub.board.report();
+    let age = admin.hub.clock.now().since(report.made_at);
+    if report.made_at.0 > 0 && age > ROUND_MAX {
+        let message = format!("a shard has not answered for {} s", age.as_secs());
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stuck", &message);
+    }
+    let status = if report.worst() == Some(Severity::Critical) {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::OK
+    };
+    (status, Json(json!({"status": status_of(&report), "summary": summary(&report)}))).into_response()
+}
+
+pub(super) fn describe(report: &Report, limit: usize) -> Value {
+    let counts: Map<String, Value> = FindingKind::ALL
+        .into_iter()
+        .map(|kind| (kind.as_str().into(), report.count(kind)))
+        .filter(|(_, count)| *count > 0)
+        .map(|(kind, count)| (kind, count.into()))
+        .collect();
+    let findings: Vec<Value> = report.findings.iter().take(limit).map(describe_finding).collect();
+    json!({
+        "status": status_of(report),
+        "summary": summary(report),
+        "checked_at_ms": report.made_at.0,
+        "total": report.findings.len(),
+        "counts": counts,
+        "findings": findings,
+        "limit": limit,
+    })
+}
+
+pub(super) fn describe_finding(reported: &Reported) -> Value {
+    let finding = &reported.finding;
+    json!({
+        "kind": finding.kind.as_str(),
+        "severity": finding.severity.as_str(),
+        "subject": finding.subject,
+        "cause": finding.cause,
+        "remedy": finding.remedy,
+        "since_ms": reported.since.0,
+    })
+}
+
+fn status_of(report: &Report) -> &'static str {
+    match report.worst() {
+        _ if report.made_at.0 == 0 => "starting",
+        None | Some(Severity::Info) => "healthy",
+        Some(severity) => severity.as_str(),
+    }
+}
+
+/// The state in one sentence.
+fn summary(report: &Report) -> String {
+    if report.made_at.0 == 0 {
+        return "The first check is not done yet.".into();
+    }
+    let Some(Reported { finding, .. }) = report.findings.first() else { return "Healthy.".into() };
+    let others = match report.findings.len() - 1 {
+        0 => String::new(),
+        1 => " One more finding.".into(),
+        more => format!(" {more} more findings."),
+    };
+    format!("{}: {}.{others}", finding.subject, finding.cause)
+}

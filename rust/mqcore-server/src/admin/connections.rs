@@ -1,0 +1,66 @@
+//! `GET /connections`: connected clients of all protocols, filtered and paged here.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::stats::ClientInformation;
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use crate::admin::request::{Admin, error, list_limit, look, parameter};
+
+pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
+    match page(&admin, &uri).await {
+        Ok(page) => Json(page).into_response(),
+        Err(response) => response,
+    }
+}
+
+/// A page of clients, the longest connected first.
+async fn page(admin: &Admin, uri: &Uri) -> Result<Value, Response> {
+    let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
+    let limit = list_limit(uri)?;
+    let offset = match parameter(uri, "offset").map(str::parse) {
+        None => 0,
+        Some(Ok(offset)) => offset,
+        Some(Err(_)) => return Err(bad("offset is a number of clients, such as ?offset=100")),
+    };
+    let filter = percent_decode_str(parameter(uri, "filter").unwrap_or_default())
+        .decode_utf8()
+        .map_err(|_| bad("filter is not UTF-8"))?
+        .to_lowercase();
+    let mut clients = look(admin, usize::MAX).await?.clients;
+    let total = clients.len();
+    clients.retain(|information| matches(information, &filter));
+    clients.sort_unstable_by_key(|information| std::cmp::Reverse(information.online_ms));
+    let page: Vec<Value> = clients.iter().skip(offset).take(limit).map(describe).collect();
+    Ok(
+        json!({"total": total, "matched": clients.len(), "offset": offset, "limit": limit, "connections": page}),
+    )
+}
+
+fn matches(information: &ClientInformation, filter: &str) -> bool {
+    let client = &information.client;
+    let texts = [
+        Some(&*client.id),
+        client.name.as_deref(),
+        client.kind.as_deref(),
+        client.user.as_deref(),
+        Some(client.protocol),
+    ];
+    texts.into_iter().flatten().any(|text| text.to_lowercase().contains(filter))
+}
+
+fn describe(information: &ClientInformation) -> Value {
+    let client = &information.client;
+    json!({
+        "id": client.id,
+        "name": client.name,
+        "type": client.kind,
+        "protocol": client.protocol,
+        "user": client.user.as_deref(),
+        "connection": client.connection.0,
+        "online_seconds": information.online_ms as f64 / 1000.0,
+    })
+}

@@ -1,0 +1,163 @@
+//! `GET /queues`: queues with their contents and rates, sorted, filtered and paged here, so that a page of ten thousand queues
+//! costs no more than one of ten.
+
+use std::cmp::Ordering;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::stats::QueueSample;
+use percent_encoding::percent_decode_str;
+use serde_json::{Value, json};
+
+use crate::admin::overview::describe_stats;
+use crate::admin::request::{Admin, SHARD_TIMEOUT, busy, error, list_limit, parameter};
+use crate::attention::rates::QueueRates;
+use crate::stats::snapshot;
+
+/// A queue and its rates.
+struct Row {
+    sample: QueueSample,
+    rates: QueueRates,
+}
+
+/// How rows compare in the order of a column.
+type Compare = fn(&Row, &Row) -> Ordering;
+
+/// The columns by which a list can be sorted. Numbers are in descending order, because the largest are of interest.
+const COLUMNS: [(&str, Compare); 10] = [
+    ("name", |left, right| left.sample.queue.cmp(&right.sample.queue)),
+    ("ready", |left, right| right.sample.ready.cmp(&left.sample.ready)),
+    ("delayed", |left, right| right.sample.delayed.cmp(&left.sample.delayed)),
+    ("in_flight", |left, right| right.sample.in_flight.cmp(&left.sample.in_flight)),
+    ("consumers", |left, right| right.sample.consumers.cmp(&left.sample.consumers)),
+    ("oldest", |left, right| arrival(left).cmp(&arrival(right))),
+    ("received", |left, right| right.rates.received.total_cmp(&left.rates.received)),
+    ("delivered", |left, right| right.rates.delivered.total_cmp(&left.rates.delivered)),
+    ("growth", |left, right| right.rates.growth.total_cmp(&left.rates.growth)),
+    ("dead_lettered", |left, right| right.sample.stats.dead_lettered.cmp(&left.sample.stats.dead_lettered)),
+];
+
+/// When the oldest message arrived; queues without messages come last.
+fn arrival(row: &Row) -> u64 {
+    match row.sample.oldest_ms {
+        0 => u64::MAX,
+        at => at,
+    }
+}
+
+pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
+    let query = match Query::of(&uri) {
+        Ok(query) => query,
+        Err(response) => return response,
+    };
+    match page(&admin, &query).await {
+        Ok(page) => Json(page).into_response(),
+        Err(response) => response,
+    }
+}
+
+/// A page of queues.
+pub(super) async fn page(admin: &Admin, query: &Query) -> Result<Value, Response> {
+    let samples = match tokio::time::timeout(SHARD_TIMEOUT, snapshot::samples(&admin.hub, None)).await {
+        Ok(Some(samples)) => samples,
+        Ok(None) => {
+            return Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"));
+        }
+        Err(_) => return Err(busy()),
+    };
+    let total = samples.len();
+    let mut rows: Vec<Row> = {
+        let tracks = admin.hub.board.tracks();
+        let matching = samples.into_iter().filter(|sample| query.matches(sample));
+        matching
+            .map(|sample| {
+                let rates = tracks.get(&sample.queue).map(|track| track.rates).unwrap_or_default();
+                Row { sample, rates }
+            })
+            .collect()
+    };
+    rows.sort_unstable_by(|left, right| {
+        let order = (query.compare)(left, right);
+        let order = if query.is_reversed { order.reverse() } else { order };
+        order.then_with(|| left.sample.queue.cmp(&right.sample.queue))
+    });
+    let now = admin.hub.clock.now().0;
+    let page: Vec<Value> =
+        rows.iter().skip(query.offset).take(query.limit).map(|row| describe(row, now)).collect();
+    Ok(json!({
+        "total": total,
+        "matched": rows.len(),
+        "offset": query.offset,
+        "limit": query.limit,
+        "queues": page,
+    }))
+}
+
+/// The parameters of a request.
+pub(super) struct Query {
+    /// Lower-case text that names contain.
+    filter: String,
+    compare: Compare,
+    is_reversed: bool,
+    offset: usize,
+    limit: usize,
+}
+
+impl Query {
+    #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+    pub(super) fn of(uri: &Uri) -> Result<Self, Response> {
+        let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
+        let filter = percent_decode_str(parameter(uri, "filter").unwrap_or_default())
+            .decode_utf8()
+            .map_err(|_| bad("filter is not UTF-8"))?
+            .to_lowercase();
+        let column = parameter(uri, "sort").unwrap_or("name");
+        let Some((_, compare)) = COLUMNS.into_iter().find(|(name, _)| *name == column) else {
+            let known = COLUMNS.map(|(name, _)| name).join(", ");
+            return Err(bad(&format!("sort by one of {known}, such as ?sort=ready")));
+        };
+        let is_reversed = match parameter(uri, "reverse") {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(_) => return Err(bad("reverse is 1 or 0")),
+        };
+        let offset = match parameter(uri, "offset").map(str::parse) {
+            None => 0,
+            Some(Ok(offset)) => offset,
+            Some(Err(_)) => return Err(bad("offset is a number of queues, such as ?offset=100")),
+        };
+        Ok(Self { filter, compare, is_reversed, offset, limit: list_limit(uri)? })
+    }
+
+    fn matches(&self, sample: &QueueSample) -> bool {
+        self.filter.is_empty() || sample.queue.to_string().to_lowercase().contains(&self.filter)
+    }
+}
+
+fn describe(row: &Row, now: u64) -> Value {
+    let Row { sample, rates } = row;
+    let age = |at: u64| (at > 0).then(|| now.saturating_sub(at) as f64 / 1000.0);
+    json!({
+        "queue": sample.queue.to_string(),
+        "status": sample.status.as_str(),
+        "delivery_handler": sample.handler,
+        "missing_handler": sample.missing_handler,
+        "ready": sample.ready,
+        "delayed": sample.delayed,
+        "in_flight": sample.in_flight,
+        "undecided": sample.undecided,
+        "consumers": sample.consumers,
+        "oldest_seconds": age(sample.oldest_ms),
+        "block": sample.block.map(|block| block.as_str()),
+        "memory_bytes": sample.memory_bytes,
+        "rates": {
+            "received": rates.received,
+            "delivered": rates.delivered,
+            "settled": rates.settled,
+            "growth": rates.growth,
+        },
+        "messages": describe_stats(&sample.stats),
+    })
+}
