@@ -99,7 +99,7 @@ def test_the_first_page_names_what_needs_attention_with_its_remedy(page: Page, b
     page.goto(broker.admin_url)
     page.get_by_text("mqcore consume lonely/1").wait_for()
     page.get_by_role("link", name="lonely/1").click()
-    page.get_by_role("heading", name=re.compile("lonely/1 push")).wait_for()
+    page.get_by_role("heading", name=re.compile("lonely.1 push")).wait_for()
 
 
 def test_looking_at_messages_changes_nothing(page: Page, broker: ServedBroker) -> None:
@@ -189,7 +189,7 @@ def test_the_keyboard_reaches_everything(page: Page, broker: ServedBroker) -> No
         if page.evaluate("document.activeElement.textContent") == "lonely/1":
             break
     page.keyboard.press("Enter")
-    page.get_by_role("heading", name=re.compile("lonely/1")).wait_for()
+    page.get_by_role("heading", name=re.compile("lonely.1")).wait_for()
 
 
 def test_a_chart_is_also_a_table(page: Page, broker: ServedBroker) -> None:

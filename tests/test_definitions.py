@@ -136,8 +136,8 @@ def test_a_document_has_no_secrets(brokers: tuple[sync.Client, sync.Client]) -> 
 @pytest.mark.parametrize(
     ("document", "why"),
     [
-        ({}, "the member schema is not mqcore.definitions/1"),
-        ({"schema": "mqcore.definitions/2"}, "the member schema is not mqcore.definitions/1"),
+        ({}, "its member schema is not mqcore.definitions/1"),
+        ({"schema": "mqcore.definitions/2"}, "its member schema is not mqcore.definitions/1"),
         ({"schema": "mqcore.definitions/1"}, "lack a member"),
         ({"schema": "mqcore.definitions/1", "channels": [{}], "queues": [], "routers": []}, "lack a member"),
     ],

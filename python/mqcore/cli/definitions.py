@@ -67,7 +67,8 @@ def diff(file: Path, url: str | None, timeout: float, as_json: bool) -> int:
 def import_(file: Path, url: str | None, timeout: float, as_json: bool) -> None:
     """Make a broker have the definitions in FILE (``-``: stdin).
 
-    Objects that have the wanted form stay unchanged, and no object is removed. Importing again after an error continues.
+    Objects that have the wanted form stay unchanged, and no object is removed. After an error, importing again
+    continues.
     """
     from mqcore import definitions as api
 

@@ -302,17 +302,17 @@ fn slow_consumer(
         sample.blocking.iter().map(|client| client.name.as_deref().unwrap_or(&client.id)).collect();
     let who = if names.is_empty() { consumers } else { format!("{consumers} ({})", names.join(", ")) };
     let state = match block {
-        DeliveryBlock::ConsumersCongested => "read too slowly",
-        DeliveryBlock::AwaitsAcknowledgement => "must acknowledge each message before the next",
-        _ => "hold as many messages as their prefetch allows",
+        DeliveryBlock::ConsumersCongested => "not reading fast enough",
+        DeliveryBlock::AwaitsAcknowledgement => "one message at a time",
+        _ => "at the prefetch limit",
     };
     let pace = if is_silent {
-        format!("acknowledged nothing for {}", span(now.since(track.settled_at).as_millis() as u64))
+        format!("nothing acknowledged for {}", span(now.since(track.settled_at).as_millis() as u64))
     } else {
-        format!("acknowledge {:.0}/s, while {:.0}/s are published", track.rates.settled, track.rates.received)
+        format!("{:.0}/s acknowledged, {:.0}/s published", track.rates.settled, track.rates.received)
     };
     let (ready, in_flight) = (counted(sample.ready, "message"), grouped(sample.in_flight));
-    format!("{ready} wait and {in_flight} are in flight: {who} {state} and {pace}")
+    format!("{ready} wait and {in_flight} are in flight; {who}, {state}: {pace}")
 }
 
 fn repair_of(sample: &QueueSample, block: DeliveryBlock) -> String {
