@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from mqcore import QueueOptions, QueueStatus, sync
+from mqcore import QueueOptions, QueueStatus, admin, errors, sync
 from served import ROOT, ServedBroker, serving, wait_until
+from test_cli import mqcore as cli
+from test_cli import one
 
 PULL = QueueOptions(status=QueueStatus.PULL, tag="created", retry_delay="2s", publish_limit="100/s")
 
@@ -85,6 +87,28 @@ def test_messages_are_shown_and_stay(broker: ServedBroker, mq: sync.Client) -> N
     assert mq.queue_information("peek/1") == before
     with mq.join("peek"):
         assert [message.raw for message in mq.queue("peek/1").pull(3)] == bodies, "the order is the same"
+
+
+def test_peek_shows_messages_on_the_command_line_and_in_python(broker: ServedBroker, mq: sync.Client) -> None:
+    mq.declare("logs/peek", 1, QueueOptions(status=QueueStatus.PULL))
+    assert b"no message waits" in cli("peek", "logs/peek/1", "--url", broker.admin_url).stderr
+    for number, body in enumerate([b"first", b"\xff\x00"]):
+        mq.publish("logs/peek/1", body, id=f"m{number}", headers={"Color": "red"})
+    before = mq.queue_information("logs/peek/1")
+    first, second = admin.peek(broker.admin_url, "logs/peek/1")
+    assert (first.id, first.body, first.body_bytes, ("Color", "red") in first.headers) == ("m0", b"first", 5, True)
+    assert (second.body, second.attempts, second.saved) == (b"\xff\x00", 0, False)
+    assert admin.peek(broker.admin_url, "logs/peek/1", offset=1, limit=1) == (second,)
+    shown = one(cli("peek", "logs/peek/1", "--json", "--url", broker.admin_url))["messages"]
+    assert [message.get("body", message.get("body_base64")) for message in shown] == ["first", "/wA="]
+    text = cli("peek", "logs/peek/1", "--count", "1", "--url", broker.admin_url).stdout.decode()
+    assert text.startswith("m0  ")
+    assert "    Color: red\n" in text
+    assert text.endswith("    first\n")
+    assert mq.queue_information("logs/peek/1") == before
+    with pytest.raises(errors.NotFound, match="queue nothing/1 does not exist"):
+        admin.peek(broker.admin_url, "nothing/1")
+    assert cli("peek", "nothing/1", "--url", broker.admin_url).returncode == 3
 
 
 def test_bodies_that_left_memory_are_read_for_the_page(tmp_path: Path) -> None:

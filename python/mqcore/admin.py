@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import urllib.parse
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ __all__ = [
     "FailedRequest",
     "Finding",
     "MessageLocation",
+    "PeekedMessage",
     "QueuePage",
     "QueueRates",
     "QueueState",
@@ -37,6 +39,7 @@ __all__ = [
     "TracedClient",
     "attention",
     "errors",
+    "peek",
     "queues",
     "schedules",
     "trace",
@@ -289,6 +292,91 @@ class QueuePage:
     """Number of queues that match."""
     queues: tuple[QueueState, ...]
     """Up to `limit` of them from `offset` on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeekedMessage:
+    """A message that waits in a queue. Looking at it does not change it."""
+
+    id: str
+    """Its id; empty if it has none."""
+    producer: str
+    """The id of the client that published it; empty if it is unknown."""
+    received_ms: int
+    """When the broker received it, in Unix milliseconds."""
+    priority: int
+    """Its priority: higher is sooner."""
+    attempts: int
+    """Deliveries so far."""
+    put_backs: int
+    """Requeues so far."""
+    saved: bool
+    """Whether it is durable."""
+    headers: tuple[tuple[str, str], ...]
+    """Its headers in order. A name may occur twice."""
+    body: bytes | None
+    """Its body, or the first `body_bytes` of it; ``None`` if the broker could not read it."""
+    body_bytes: int
+    """Length of the whole body in bytes."""
+
+    @property
+    def received(self) -> datetime:
+        """When the broker received it, in UTC."""
+        return datetime.fromtimestamp(self.received_ms / 1000, UTC)
+
+
+def peek(
+    url: str,
+    queue: str,
+    *,
+    offset: int = 0,
+    limit: int = 20,
+    body_bytes: int = 4096,
+    token: str | None = None,
+    timeout: Duration = 15.0,
+    tls: TLSConfig | None = None,
+) -> tuple[PeekedMessage, ...]:
+    """Return the next messages of a queue in the order of their delivery. They stay in the queue.
+
+    `queue` is ``channel/id``. `limit` is at most 500, and `body_bytes`, the shown part of each body, at most 1 MiB.
+    Messages that wait for the time of a delayed delivery are not among them. The other arguments and the exceptions
+    are those of `errors`; a missing queue raises `NotFound`.
+
+    ::
+
+        for message in peek("http://127.0.0.1:2627", "orders/1001"):
+            print(message.received, message.id, message.body)
+    """
+    channel, _, number = queue.rpartition("/")
+    path = f"/queues/{urllib.parse.quote(channel, safe='')}/{urllib.parse.quote(number, safe='')}/messages"
+    query = urllib.parse.urlencode({"offset": offset, "limit": limit, "body_bytes": body_bytes})
+    rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
+    client = AdminClient(url, token=token, timeout=timeout, tls=tls)
+    content = client.ask("GET", f"{path}?{query}", bytes_max=64 << 20, rejections=rejections)
+    try:
+        return tuple(_peeked(message) for message in content["messages"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.BadAnswer(f"{url} returns messages in another form: {error}") from error
+
+
+def _peeked(message: dict[str, Any]) -> PeekedMessage:
+    body: bytes | None = None
+    if "body" in message:
+        body = message["body"].encode()
+    elif "body_base64" in message:
+        body = base64.b64decode(message["body_base64"])
+    return PeekedMessage(
+        id=message.get("id", ""),
+        producer=message.get("producer", ""),
+        received_ms=message.get("received_ms", 0),
+        priority=message.get("priority", 0),
+        attempts=message["attempts"],
+        put_backs=message["put_backs"],
+        saved=message["saved"],
+        headers=tuple((name, value) for name, value in message.get("headers", ())),
+        body=body,
+        body_bytes=message.get("body_bytes", 0),
+    )
 
 
 def attention(

@@ -43,6 +43,7 @@ _COMMANDS: Final = {
     "publish": ("publish", "Publish messages to a queue or topic."),
     "consume": ("consume", "Consume messages from a queue or topic and print them."),
     "pull": ("consume", "Pull messages from a pull or cache queue."),
+    "peek": ("peek", "Show the next messages of a queue without consuming them."),
     "send": ("direct", "Send a message to a client."),
     "request": ("direct", "Send a request to a client and print its response."),
     "receive": ("direct", "Receive direct messages, print them, and answer them."),
