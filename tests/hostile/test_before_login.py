@@ -75,7 +75,7 @@ class Place:
         )
         with urllib.request.urlopen(request, timeout=10) as page:
             overview = json.load(page)
-        del overview["uptime_seconds"]
+        del overview["uptime_seconds"], overview["now_ms"]
         for client in overview["clients"]:
             del client["online_ms"]
         request.full_url = f"{self.broker.admin_url}/metrics"

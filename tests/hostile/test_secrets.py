@@ -31,7 +31,20 @@ WRONG = "canary-of-a-wrong-password"
 NODE = "canary-token-of-nodes"
 UPSTREAM = "canary-token-for-an-upstream-broker"
 PAYLOAD = "canary-payload"
-PAGES = ("/livez", "/readyz", "/metrics?queues=1", "/overview", "/errors", "/schedules", "/trace/m-1", "/nowhere")
+PAGES = (
+    "/livez",
+    "/readyz",
+    "/metrics?queues=1",
+    "/overview",
+    "/attention",
+    "/queues",
+    "/connections",
+    "/totals",
+    "/errors",
+    "/schedules",
+    "/trace/m-1",
+    "/nowhere",
+)
 CONFIG = f"""
 [node]
 name = "top"

@@ -8,7 +8,7 @@ use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::stats::{QueueSample, QueueStats};
 use mqcore_broker::model::time::Timestamp;
 
-use crate::stats::totals::Totals;
+use crate::stats::totals::{Totals, rounded};
 
 /// Time over which rates are computed.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -146,7 +146,7 @@ impl QueueTracks {
         self.is_primed = true;
         let elapsed = now.since(self.updated_at).as_secs_f64();
         self.updated_at = now;
-        let rate = |count: u64| if elapsed > 0.0 { count as f64 / elapsed } else { 0.0 };
+        let rate = |count: u64| if elapsed > 0.0 { rounded(count as f64 / elapsed) } else { 0.0 };
         Totals {
             received: rate(moved.received),
             delivered: rate(moved.delivered),

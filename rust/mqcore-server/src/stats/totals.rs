@@ -59,10 +59,17 @@ impl Ring {
     }
 }
 
+/// A rate with three decimals. It is the same after it was saved as text and loaded again.
+pub(crate) fn rounded(rate: f64) -> f64 {
+    (rate * 1000.0).round() / 1000.0
+}
+
 /// The mean of the rates, and the latest contents.
 fn combine(samples: &[TotalsAt]) -> Totals {
     let count = samples.len().max(1) as f64;
-    let mean = |of: fn(&Totals) -> f64| samples.iter().map(|sample| of(&sample.totals)).sum::<f64>() / count;
+    let mean = |of: fn(&Totals) -> f64| {
+        rounded(samples.iter().map(|sample| of(&sample.totals)).sum::<f64>() / count)
+    };
     Totals {
         received: mean(|totals| totals.received),
         delivered: mean(|totals| totals.delivered),
