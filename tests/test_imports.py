@@ -85,7 +85,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"nodes/filter", "nodes/config", "net/guard", "extension", "handler", "server/error", "config"},
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/input_budget", "net/tls", "shard/inbox"}
-        | {"authority/state", "shard/statistics", "attention/board", "attention/rates"}
+        | {"authority/state", "shard/statistics", "attention/state", "attention/rates"}
         | {"shard/declarations", "schedules/end", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},

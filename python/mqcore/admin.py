@@ -11,6 +11,8 @@ from __future__ import annotations
 import base64
 import re
 import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -120,6 +122,15 @@ class ScheduleList:
     """Up to `limit` of them, those due next first."""
 
 
+@contextmanager
+def _reading(what: str, url: str) -> Iterator[None]:
+    """Raise `BadAnswer` if the block finds that the answer has another form than this version's."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise _errors.BadAnswer(f"{url} returns {what} in another form: {error}") from error
+
+
 def schedules(
     url: str = DEFAULT_URL,
     *,
@@ -133,11 +144,9 @@ def schedules(
     `limit` is at most 10,000. The other arguments and the exceptions are those of `errors`.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/schedules?limit={limit:d}")
-    try:
+    with _reading("its schedules", url):
         found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
         return ScheduleList(int(content["total"]), found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} returns its schedules in another form: {error}") from error
 
 
 def unschedule(
@@ -182,10 +191,8 @@ def errors(
     overloaded, `ConnectionLost` while it stops, and `BadAnswer` if the answer is not that of a broker of this version.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/errors?limit={limit:d}")
-    try:
+    with _reading("its errors", url):
         return tuple(FailedRequest(**failed) for failed in content["errors"])
-    except (KeyError, TypeError) as error:
-        raise _errors.BadAnswer(f"{url} returns its errors in another form: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,10 +360,8 @@ def peek(
     rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
     content = client.ask("GET", f"{path}?{query}", bytes_max=64 << 20, rejections=rejections)
-    try:
+    with _reading("messages", url):
         return tuple(_peeked(message) for message in content["messages"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} returns messages in another form: {error}") from error
 
 
 def _peeked(message: dict[str, Any]) -> PeekedMessage:
@@ -397,7 +402,7 @@ def attention(
             print(finding.severity, finding.subject, finding.cause, finding.remedy, sep="\n")
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/attention?limit={limit:d}")
-    try:
+    with _reading("its findings", url):
         return Attention(
             status=content["status"],
             summary=content["summary"],
@@ -406,8 +411,6 @@ def attention(
             counts=dict(content["counts"]),
             findings=tuple(Finding(**finding) for finding in content["findings"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} returns its findings in another form: {error}") from error
 
 
 def queues(
@@ -434,11 +437,9 @@ def queues(
     rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
     content = client.ask("GET", path, bytes_max=64 << 20, rejections=rejections)
-    try:
+    with _reading("its queues", url):
         found = tuple(QueueState(**{**state, "rates": QueueRates(**state["rates"])}) for state in content["queues"])
         return QueuePage(total=int(content["total"]), matched=int(content["matched"]), queues=found)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} returns its queues in another form: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,7 +566,7 @@ def trace(
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask(
         "GET", f"/trace/{urllib.parse.quote(message_id, safe='')}"
     )
-    try:
+    with _reading("traces", url):
         return Trace(
             **{
                 **content,
@@ -573,8 +574,6 @@ def trace(
                 "now": tuple(MessageLocation(**_clients(found)) for found in content["now"]),
             }
         )
-    except (KeyError, TypeError) as error:
-        raise _errors.BadAnswer(f"{url} returns traces in another form: {error}") from error
 
 
 def _clients(fields: dict[str, Any]) -> dict[str, Any]:

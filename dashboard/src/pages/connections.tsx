@@ -1,13 +1,14 @@
 /** Connected clients of all protocols. */
 
+import { useEffect } from "preact/hooks";
+
 import type { Connection, ConnectionPage } from "../api";
 import { age } from "../format";
+import { follow } from "../live";
 import { Filter, Pager, Table } from "../parts";
 import type { Column } from "../parts";
 import { parameters } from "../route";
 import { useAnswer } from "../use_answer";
-import { useEffect } from "preact/hooks";
-import { follow } from "../live";
 
 const LIMIT = 50;
 

@@ -184,8 +184,8 @@ fn router(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-/// Answers health checks and files of the dashboard, whose responses reveal nothing, at once; all other requests have a place until they
-/// are answered.
+/// Answers health checks and files of the dashboard, whose responses reveal nothing, at once; all other requests have a
+/// place until they are answered.
 async fn admit(
     admin: State<Admin>,
     caller: Extension<Caller>,

@@ -10,13 +10,13 @@
 //! | `observation` | the state of the broker at one moment |
 //! | `rules` | which findings follow from that state |
 //! | `text` | numbers and times in sentences |
-//! | `board` | since when each finding has held |
+//! | `state` | since when each finding has held |
 //! | `watch` | the task |
 
-pub(crate) mod board;
 pub(crate) mod finding;
 mod observation;
 pub(crate) mod rates;
 mod rules;
+pub(crate) mod state;
 mod text;
 pub(crate) mod watch;

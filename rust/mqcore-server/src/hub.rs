@@ -16,7 +16,7 @@ use mqcore_session::protocol::Moment;
 use mqcore_session::session::SessionConfig;
 use mqcore_wire::codec::Limits;
 
-use crate::attention::board::Board;
+use crate::attention::state::AttentionState;
 use crate::authority::state::Authority;
 use crate::extension::ExtensionPort;
 use crate::net::guard::Guard;
@@ -41,7 +41,7 @@ pub(crate) struct Hub {
     pub(crate) counters: Counters,
     pub(crate) failures: Failures,
     /// Findings for operators. Empty without an admin listener.
-    pub(crate) board: Board,
+    pub(crate) attention: AttentionState,
     /// How the broker as a whole moved.
     pub(crate) totals: TotalsHistory,
     pub(crate) tls: Tls,

@@ -168,8 +168,6 @@ pub struct QueueSample {
     pub in_flight: u64,
     /// Messages that wait for a handler to decide their admission.
     pub undecided: u64,
-    /// When the first of those arrived, in Unix milliseconds; 0: there is none.
-    pub undecided_since_ms: u64,
     /// Consumers: clients that joined the channel for this queue, and subscriptions.
     pub consumers: u32,
     /// When the oldest of the messages next in turn arrived, one for each priority, in Unix milliseconds; 0: none waits.

@@ -73,7 +73,6 @@ impl Queue {
         let block = if may_block { self.delivery_block(members, state) } else { None };
         let waits_for_consumers =
             matches!(block, Some(DeliveryBlock::PrefetchReached | DeliveryBlock::ConsumersCongested));
-        let undecided_since = self.undecided.front().map(|admission| admission.entry.message.received());
         QueueSample {
             queue: Arc::clone(&self.metadata.address),
             status: options.status,
@@ -83,7 +82,6 @@ impl Queue {
             delayed: self.delayed.len() as u64,
             in_flight: self.deliveries.open() as u64,
             undecided: self.undecided.len() as u64,
-            undecided_since_ms: undecided_since.map_or(0, |at| at.0),
             consumers: members.len() as u32,
             oldest_ms: self.ready.oldest().map_or(0, |at| at.0),
             block,

@@ -9,8 +9,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
 use crate::admin::request::{Admin, error, list_limit};
-use crate::attention::board::{Report, Reported};
 use crate::attention::finding::{FindingKind, Severity};
+use crate::attention::state::{Report, Reported};
 
 /// Age of the last round at which the broker is not healthy, because a shard does not answer.
 const ROUND_MAX: Duration = Duration::from_secs(30);
@@ -21,13 +21,13 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
         Ok(limit) => limit,
         Err(response) => return response,
     };
-    Json(describe(&admin.hub.board.report(), limit)).into_response()
+    Json(describe(&admin.hub.attention.report(), limit)).into_response()
 }
 
 /// 503 while there is a critical finding, or the shards do not answer. A broker that is not healthy may still be ready:
 /// restarting it repairs few of the findings, so this is for monitoring, not for liveness probes.
 pub(crate) async fn health(State(admin): State<Admin>) -> Response {
-    let report = admin.hub.board.report();
+    let report = admin.hub.attention.report();
     let age = admin.hub.clock.now().since(report.made_at);
     if report.made_at.0 > 0 && age > ROUND_MAX {
         let message = format!("a shard has not answered for {} s", age.as_secs());

@@ -2,13 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::ClientInformation;
-use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
-use crate::admin::request::{Admin, error, list_limit, look, parameter};
+use crate::admin::request::{Admin, filter, list_limit, look, number};
 
 pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
     match page(&admin, &uri).await {
@@ -19,17 +18,8 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
 
 /// A page of clients, the longest connected first.
 async fn page(admin: &Admin, uri: &Uri) -> Result<Value, Response> {
-    let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
-    let limit = list_limit(uri)?;
-    let offset = match parameter(uri, "offset").map(str::parse) {
-        None => 0,
-        Some(Ok(offset)) => offset,
-        Some(Err(_)) => return Err(bad("offset is a number of clients, such as ?offset=100")),
-    };
-    let filter = percent_decode_str(parameter(uri, "filter").unwrap_or_default())
-        .decode_utf8()
-        .map_err(|_| bad("filter is not UTF-8"))?
-        .to_lowercase();
+    let (limit, offset) = (list_limit(uri)?, number(uri, "offset", 0, usize::MAX)?);
+    let filter = filter(uri)?;
     let mut clients = look(admin, usize::MAX).await?.clients;
     let total = clients.len();
     clients.retain(|information| matches(information, &filter));

@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 
 use crate::admin::attention::describe_finding;
 use crate::admin::overview::describe_stats;
-use crate::admin::request::{Admin, Caller, SHARD_TIMEOUT, busy, error, may_read_everything, parameter};
+use crate::admin::queues::describe_rates;
+use crate::admin::request::{
+    Admin, Caller, SHARD_TIMEOUT, bad_request, busy, error, may_read_everything, number,
+};
 use crate::stats::snapshot;
 
 /// Messages of one response: default and maximum.
@@ -37,17 +40,13 @@ pub(super) async fn detail(admin: &Admin, channel: &str, id: u16) -> Result<Valu
     let queue = address(channel, id)?;
     let found = tokio::time::timeout(SHARD_TIMEOUT, snapshot::queue(&admin.hub, queue.clone())).await;
     let information = found.map_err(|_| busy())?.ok_or_else(|| missing(&queue))?;
-    let rates = admin.hub.board.tracks().get(&information.queue).map(|track| track.rates).unwrap_or_default();
+    let rates =
+        admin.hub.attention.tracks().get(&information.queue).map(|track| track.rates).unwrap_or_default();
     let subject = format!("queue {}", information.queue);
-    let report = admin.hub.board.report();
+    let report = admin.hub.attention.report();
     let findings = report.findings.iter().filter(|reported| reported.finding.subject == subject);
     let mut described = describe(&information);
-    described["rates"] = json!({
-        "received": rates.received,
-        "delivered": rates.delivered,
-        "settled": rates.settled,
-        "growth": rates.growth,
-    });
+    described["rates"] = describe_rates(&rates);
     described["findings"] = findings.map(describe_finding).collect();
     Ok(described)
 }
@@ -56,9 +55,7 @@ pub(super) async fn detail(admin: &Admin, channel: &str, id: u16) -> Result<Valu
 fn address(channel: &str, id: u16) -> Result<QueueAddress, Response> {
     match ChannelName::new(channel) {
         Ok(channel) => Ok(QueueAddress { channel, id }),
-        Err(refused) => {
-            Err(error(StatusCode::BAD_REQUEST, "bad-request", &format!("{channel:?}: {refused}")))
-        }
+        Err(refused) => Err(bad_request(&format!("{channel:?}: {refused}"))),
     }
 }
 
@@ -169,19 +166,6 @@ async fn peek(admin: &Admin, channel: &str, id: u16, uri: &Uri) -> Result<Value,
         })
         .collect();
     Ok(json!({"queue": queue.to_string(), "offset": offset, "limit": limit, "messages": described}))
-}
-
-/// The number in a query parameter, at most `max`.
-#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
-fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Response> {
-    match parameter(uri, name).map(str::parse::<usize>) {
-        None => Ok(default),
-        Some(Ok(number)) => Ok(number.min(max)),
-        Some(Err(_)) => {
-            let message = format!("{name} is a number, such as ?{name}={default}");
-            Err(error(StatusCode::BAD_REQUEST, "bad-request", &message))
-        }
-    }
 }
 
 fn describe_message(waiting: &WaitingMessage, body_bytes: usize) -> Value {

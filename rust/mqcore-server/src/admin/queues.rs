@@ -8,11 +8,12 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::QueueSample;
-use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use crate::admin::overview::describe_stats;
-use crate::admin::request::{Admin, SHARD_TIMEOUT, busy, error, list_limit, parameter};
+use crate::admin::request::{
+    Admin, SHARD_TIMEOUT, bad_request, busy, error, filter, list_limit, number, parameter,
+};
 use crate::attention::rates::QueueRates;
 use crate::stats::snapshot;
 
@@ -69,7 +70,7 @@ pub(super) async fn page(admin: &Admin, query: &Query) -> Result<Value, Response
     };
     let total = samples.len();
     let mut rows: Vec<Row> = {
-        let tracks = admin.hub.board.tracks();
+        let tracks = admin.hub.attention.tracks();
         let matching = samples.into_iter().filter(|sample| query.matches(sample));
         matching
             .map(|sample| {
@@ -108,27 +109,18 @@ pub(super) struct Query {
 impl Query {
     #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
     pub(super) fn of(uri: &Uri) -> Result<Self, Response> {
-        let bad = |message: &str| error(StatusCode::BAD_REQUEST, "bad-request", message);
-        let filter = percent_decode_str(parameter(uri, "filter").unwrap_or_default())
-            .decode_utf8()
-            .map_err(|_| bad("filter is not UTF-8"))?
-            .to_lowercase();
         let column = parameter(uri, "sort").unwrap_or("name");
         let Some((_, compare)) = COLUMNS.into_iter().find(|(name, _)| *name == column) else {
             let known = COLUMNS.map(|(name, _)| name).join(", ");
-            return Err(bad(&format!("sort by one of {known}, such as ?sort=ready")));
+            return Err(bad_request(&format!("sort by one of {known}, such as ?sort=ready")));
         };
         let is_reversed = match parameter(uri, "reverse") {
             None | Some("0") => false,
             Some("1") => true,
-            Some(_) => return Err(bad("reverse is 1 or 0")),
+            Some(_) => return Err(bad_request("reverse is 1 or 0")),
         };
-        let offset = match parameter(uri, "offset").map(str::parse) {
-            None => 0,
-            Some(Ok(offset)) => offset,
-            Some(Err(_)) => return Err(bad("offset is a number of queues, such as ?offset=100")),
-        };
-        Ok(Self { filter, compare, is_reversed, offset, limit: list_limit(uri)? })
+        let offset = number(uri, "offset", 0, usize::MAX)?;
+        Ok(Self { filter: filter(uri)?, compare, is_reversed, offset, limit: list_limit(uri)? })
     }
 
     fn matches(&self, sample: &QueueSample) -> bool {
@@ -152,12 +144,16 @@ fn describe(row: &Row, now: u64) -> Value {
         "oldest_seconds": age(sample.oldest_ms),
         "block": sample.block.map(|block| block.as_str()),
         "memory_bytes": sample.memory_bytes,
-        "rates": {
-            "received": rates.received,
-            "delivered": rates.delivered,
-            "settled": rates.settled,
-            "growth": rates.growth,
-        },
+        "rates": describe_rates(rates),
         "messages": describe_stats(&sample.stats),
+    })
+}
+
+pub(super) fn describe_rates(rates: &QueueRates) -> Value {
+    json!({
+        "received": rates.received,
+        "delivered": rates.delivered,
+        "settled": rates.settled,
+        "growth": rates.growth,
     })
 }

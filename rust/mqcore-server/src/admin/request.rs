@@ -9,7 +9,9 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::stats::ShardStats;
+use percent_encoding::percent_decode_str;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use crate::admin::dashboard::DashboardFiles;
 use crate::config::Config;
@@ -24,6 +26,9 @@ pub(crate) const SHARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Entries of each list of the overview: default and maximum.
 const LIST_LIMIT: (usize, usize) = (100, 10_000);
 
+/// Maximum streams at the same time. Each costs a page of queues a second.
+const STREAMS_MAX: usize = 64;
+
 /// State available to every admin page.
 #[derive(Clone)]
 pub(crate) struct Admin {
@@ -33,6 +38,8 @@ pub(crate) struct Admin {
     pub(crate) listeners: Arc<[Listening]>,
     pub(crate) started: Instant,
     pub(crate) dashboard: Arc<DashboardFiles>,
+    /// Places of streams.
+    pub(crate) streams: Arc<Semaphore>,
 }
 
 impl Admin {
@@ -45,6 +52,7 @@ impl Admin {
             listeners: listeners.into(),
             started: Instant::now(),
             dashboard: Arc::new(DashboardFiles::read(config.dashboard_dir.as_deref())),
+            streams: Arc::new(Semaphore::new(STREAMS_MAX)),
         }
     }
 }
@@ -80,6 +88,28 @@ pub(crate) fn parameter<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (key == name).then_some(value)
     })
+}
+
+/// An error in a parameter.
+pub(crate) fn bad_request(message: &str) -> Response {
+    error(StatusCode::BAD_REQUEST, "bad-request", message)
+}
+
+/// The number in a query parameter, at most `max`.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+pub(crate) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Result<usize, Response> {
+    match parameter(uri, name).map(str::parse::<usize>) {
+        None => Ok(default),
+        Some(Ok(number)) => Ok(number.min(max)),
+        Some(Err(_)) => Err(bad_request(&format!("{name} is a number, such as ?{name}={default}"))),
+    }
+}
+
+/// The text of the parameter `filter` in lower case, with percent escapes decoded; empty if there is none.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+pub(crate) fn filter(uri: &Uri) -> Result<String, Response> {
+    let text = percent_decode_str(parameter(uri, "filter").unwrap_or_default()).decode_utf8();
+    text.map(|text| text.to_lowercase()).map_err(|_| bad_request("filter is not UTF-8"))
 }
 
 /// The requested number of entries of a list.

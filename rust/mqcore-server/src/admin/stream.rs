@@ -5,7 +5,7 @@
 
 use std::io;
 use std::pin::pin;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -15,10 +15,10 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::admin::pieces::Pieces;
-use crate::admin::request::{Admin, error, parameter};
+use crate::admin::request::{Admin, bad_request, error, parameter};
 use crate::admin::{attention, queue, queues};
 use crate::stats::totals::{RESOLUTIONS, TotalsAt};
 
@@ -33,9 +33,6 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Findings in an event.
 const FINDINGS_MAX: usize = 200;
-
-/// Maximum streams at the same time, of all brokers of this process. Each costs a page of queues a second.
-static STREAMS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(64)));
 
 /// The data that a client wants besides findings and totals.
 enum Topic {
@@ -57,22 +54,20 @@ impl Topic {
                 let channel = percent_encoding::percent_decode_str(channel).decode_utf8_lossy().into_owned();
                 match parameter(uri, "id").map(str::parse) {
                     Some(Ok(id)) => Ok(Self::Queue(channel, id)),
-                    _ => Err(bad("id is the number of a queue, such as ?topic=queue&channel=orders&id=1")),
+                    _ => Err(bad_request(
+                        "id is the number of a queue, such as ?topic=queue&channel=orders&id=1",
+                    )),
                 }
             }
-            Some(_) => Err(bad("topic is overview, queues or queue")),
+            Some(_) => Err(bad_request("topic is overview, queues or queue")),
         }
     }
-}
-
-fn bad(message: &str) -> Response {
-    error(StatusCode::BAD_REQUEST, "bad-request", message)
 }
 
 pub(crate) async fn totals(State(admin): State<Admin>, uri: Uri) -> Response {
     let step = parameter(&uri, "step").unwrap_or("1s");
     let Some(resolution) = ["1s", "10s", "5min"].iter().position(|known| *known == step) else {
-        return bad("step is 1s (the last 10 minutes), 10s (6 hours) or 5min (7 days)");
+        return bad_request("step is 1s (the last 10 minutes), 10s (6 hours) or 5min (7 days)");
     };
     let samples = admin.hub.totals.all(resolution);
     Json(json!({"step_ms": RESOLUTIONS[resolution].0, "totals": samples})).into_response()
@@ -83,7 +78,7 @@ pub(crate) async fn stream(State(admin): State<Admin>, headers: HeaderMap, uri: 
         Ok(topic) => topic,
         Err(response) => return response,
     };
-    let Ok(place) = Arc::clone(&STREAMS).try_acquire_owned() else {
+    let Ok(place) = Arc::clone(&admin.streams).try_acquire_owned() else {
         return error(
             StatusCode::SERVICE_UNAVAILABLE,
             "busy",
@@ -131,7 +126,7 @@ async fn send(
 
 async fn tick(admin: &Admin, topic: &Topic, missed: &[TotalsAt]) -> Value {
     let mut event = json!({
-        "attention": attention::describe(&admin.hub.board.report(), FINDINGS_MAX),
+        "attention": attention::describe(&admin.hub.attention.report(), FINDINGS_MAX),
         "totals": missed,
     });
     match topic {

@@ -1,6 +1,6 @@
 //! How fast queues move, from samples of their counters.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,8 +161,7 @@ impl QueueTracks {
 
     /// Forgets all queues but these.
     pub(crate) fn keep_only(&mut self, existing: &[QueueSample]) {
-        let existing: std::collections::HashSet<&QueueAddress> =
-            existing.iter().map(|sample| &*sample.queue).collect();
+        let existing: HashSet<&QueueAddress> = existing.iter().map(|sample| &*sample.queue).collect();
         self.tracks.retain(|queue, _| existing.contains(&**queue));
     }
 

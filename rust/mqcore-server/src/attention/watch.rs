@@ -5,9 +5,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::attention::board::{Memory, Report};
 use crate::attention::observation::Observation;
 use crate::attention::rules::{Previous, examine};
+use crate::attention::state::{Memory, Report};
 use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::runtime::shutdown::TaskGuard;
@@ -60,7 +60,7 @@ async fn run(hub: &Arc<Hub>, port: &dyn HandlerPort, data_dir: Option<&Path>) {
         seen.nodes = snapshot::nodes(hub).await;
         seen.queues = samples;
         let findings = {
-            let mut tracks = hub.board.tracks();
+            let mut tracks = hub.attention.tracks();
             if is_full {
                 tracks.keep_only(&seen.queues);
             }
@@ -69,7 +69,7 @@ async fn run(hub: &Arc<Hub>, port: &dyn HandlerPort, data_dir: Option<&Path>) {
             examine(&seen, &tracks, &mut previous)
         };
         let findings = memory.round(findings, seen.now);
-        hub.board.publish(Report { made_at: seen.now, findings });
+        hub.attention.publish(Report { made_at: seen.now, findings });
         rounds += 1;
         if rounds % SAVE_ROUND == 0 {
             save_totals(hub, data_dir).await;

@@ -22,7 +22,7 @@ use mqcore_session::schedules::job_queues;
 use tokio::sync::Notify;
 
 use crate::admin::{self, Admin};
-use crate::attention::board::Board;
+use crate::attention::state::AttentionState;
 use crate::attention::watch;
 use crate::authority::reload;
 use crate::authority::state::Authority;
@@ -216,7 +216,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         clock: shared.clock,
         counters: Counters::default(),
         failures: Failures::default(),
-        board: Board::default(),
+        attention: AttentionState::default(),
         totals: TotalsHistory::default(),
         tls: shared.tls,
         registry: Registry::new(connections_max, half_open_max, config.output_bytes_max),

@@ -425,7 +425,7 @@ mod tests {
     use mqcore_wire::codec::Limits;
 
     use super::*;
-    use crate::attention::board::Board;
+    use crate::attention::state::AttentionState;
     use crate::authority::config::AuthorityConfig;
     use crate::authority::state::Authority;
     use crate::config::{ClockConfig, Config};
@@ -463,7 +463,7 @@ mod tests {
             clock: Clock::new(ClockConfig::System),
             counters: Counters::default(),
             failures: Failures::default(),
-            board: Board::default(),
+            attention: AttentionState::default(),
             totals: TotalsHistory::default(),
             tls: Tls::new(1, patience),
             input: InputBudgets::new(1 << 20, 1 << 20),

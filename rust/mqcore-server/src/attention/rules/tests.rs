@@ -39,7 +39,6 @@ fn sample(queue: &str) -> QueueSample {
         delayed: 0,
         in_flight: 0,
         undecided: 0,
-        undecided_since_ms: 0,
         consumers: 0,
         oldest_ms: 0,
         block: None,

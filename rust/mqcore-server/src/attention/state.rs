@@ -1,7 +1,7 @@
 //! Since when each finding has held.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mqcore_broker::model::time::Timestamp;
 
@@ -39,14 +39,14 @@ impl Report {
 
 /// The findings of the last round, for all admin pages.
 #[derive(Debug, Default)]
-pub(crate) struct Board {
-    report: Mutex<Report>,
+pub(crate) struct AttentionState {
+    report: Mutex<Arc<Report>>,
     tracks: Mutex<QueueTracks>,
 }
 
-impl Board {
-    pub(crate) fn report(&self) -> Report {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl AttentionState {
+    pub(crate) fn report(&self) -> Arc<Report> {
+        Arc::clone(&self.report.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// How fast queues move. Never held across an `await`.
@@ -55,7 +55,7 @@ impl Board {
     }
 
     pub(super) fn publish(&self, report: Report) {
-        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(report);
     }
 }
 
