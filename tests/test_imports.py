@@ -86,7 +86,7 @@ LAYERS: dict[str, list[set[str]]] = {
         # State that all tasks share, and the hub that holds it.
         {"stats/counters", "net/outbox", "net/registry", "net/handshakes", "net/input_budget", "net/tls", "shard/inbox"}
         | {"authority/state", "shard/statistics", "attention/state", "attention/rates"}
-        | {"shard/declarations", "schedules/end", "schedules/port"}
+        | {"shard/program", "schedules/end", "schedules/port"}
         | {"storage/inspection", "storage/backup", "nodes/store", "nodes/forwarder", "nodes/membership"},
         {"hub"},
         # Tasks and threads.

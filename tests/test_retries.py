@@ -197,7 +197,7 @@ async def test_message_without_attempts_left_is_a_dead_letter_of_its_channel_aft
 
 
 async def test_message_that_becomes_a_dead_letter_at_kill_9_is_in_one_of_both_queues(tmp_path: Path) -> None:
-    """No client was notified that the dead letter is saved: its queue may have the message again. It is not lost."""
+    """It is not lost, and not in both."""
     arguments = ["--data-dir", str(tmp_path / "data")]
     bodies = {str(number).encode() for number in range(20)}
     with serving(*arguments, environment=slow_sync(tmp_path, milliseconds=15)) as broker:
@@ -215,12 +215,12 @@ async def test_message_that_becomes_a_dead_letter_at_kill_9_is_in_one_of_both_qu
         async with mqcore.connect(broker.url) as mq:
             await mq.update_queue("work/1", QueueOptions(status="pull"))
             async with mq.join("work"):
-                found = {
+                found = [
                     message.body
                     for queue in await mq.queues("work")
                     for message in await mq.queue("work", queue.id).pull(2 * len(bodies), bytes)
-                }
-            assert found == bodies
+                ]
+            assert sorted(found) == sorted(bodies)
 
 
 async def test_owner_may_choose_to_drop_messages_without_attempts_left() -> None:

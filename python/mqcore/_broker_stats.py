@@ -61,6 +61,8 @@ class QueueStats:
     """Requeued messages."""
     dead_lettered: int
     """Messages moved to a dead-letter queue."""
+    moved: int
+    """Messages moved to another queue by an operator."""
     errors: int
     """Failed, late and missing answers of handlers."""
     dropped: Mapping[str, int]

@@ -23,7 +23,7 @@ pytestmark = LENIENT
 
 STEPS = ("starts and gaps", "lives", "report")
 NAMING = (*STEPS[:-1], "names of unaccounted messages", "report")
-GROUPS = ("acked", "sent", "dead", "dropped", "replaced", "gone", "there")
+GROUPS = ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")
 BALANCE = ("queue", "entered", "earlier", *GROUPS, "difference", "unaccounted")
 SUSPECT = ("queue", "shard", "number", "message_id", "what", "entered", "left")
 ENDS = {
@@ -163,6 +163,7 @@ def check(
     assert outcome.ok == (not (difference or suspects or gaps or missing))
     assert outcome.summary == (
         f"{sums['entered']:,} messages: {sums['acked']:,} acked, {sums['sent']:,} sent without, {sums['dead']} dead, "
+        f"{sums['moved']} moved, "
         f"{sums['dropped']} dropped, {sums['replaced']} replaced, {sums['gone']} gone at a restart, "
         f"{sums['there']} still there; difference {difference:,}, {len(suspects):,} unaccounted for"
         + (f"; the history lacks {gaps} events and {missing} records" if gaps or missing else "")

@@ -11,19 +11,15 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Clear, Command, PassedOn, Request, Retry};
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::decision::{Acknowledge, Decision, Step};
-use mqcore_broker::model::definition::{
-    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
-    encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
-    topic_binding_key,
-};
 use mqcore_broker::model::effect::{Effect, Event, HandlerFailure, Reply, Report};
 use mqcore_broker::model::id::{RequestId, RouterName, Sequence, TopicName};
 use mqcore_broker::model::intake::Ticket;
+use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::message::{Layout, Message, Properties};
 use mqcore_broker::model::options::{DeadLetter, Durability, QueueChanges, Status};
 use mqcore_broker::model::page::Page;
 use mqcore_broker::model::policy::AT_LEAST_ONCE;
-use mqcore_broker::model::record::{Record, decode_put, encode_put};
+use mqcore_broker::model::record::{Record, decode_put};
 use mqcore_broker::model::recovery::{RecoveredState, RecoveryBuilder};
 use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::{Binding, RouterDefinition, RouterMethod, Target};
@@ -71,6 +67,7 @@ impl Disk {
     pub(crate) fn messages(&self) -> impl Iterator<Item = (Sequence, Message)> {
         self.records.iter().filter_map(|(sequence, record)| match record {
             Record::Put { message, .. } => Some((*sequence, message.clone())),
+            Record::PutTransferred(put) => Some((*sequence, put.message.clone())),
             _ => None,
         })
     }
@@ -109,57 +106,22 @@ impl Disk {
         let mut written = Vec::new();
         let mut progress = BTreeMap::new();
         for (sequence, record) in &self.records[..kept] {
-            match record {
-                Record::Put { queue, message, received, number } => {
-                    let bytes = encode_put(queue, message, *received, *number);
-                    written.push((*sequence, bytes.clone()));
-                    puts.insert(*sequence, bytes);
+            match JournalEntry::from(record) {
+                JournalEntry::Put(put) => {
+                    written.push((*sequence, put.encode()));
+                    puts.insert(*sequence, put.encode());
                 }
-                Record::Settle(settled) => {
-                    puts.remove(settled);
+                JournalEntry::Settle(settled) => {
+                    puts.remove(&settled);
                 }
-                Record::Touch(touched, how) => {
-                    progress.insert(*touched, how.encode());
+                JournalEntry::Touch(touched, progress_bytes) => {
+                    progress.insert(touched, progress_bytes);
                 }
-                Record::DefineChannel(name, options) => {
-                    definitions.insert(channel_key(name), encode_channel(name, options));
+                JournalEntry::Define(key, value) => {
+                    definitions.insert(key, value);
                 }
-                Record::DefineQueue(address, options) => {
-                    definitions.insert(queue_key(address), encode_queue(address, options));
-                }
-                Record::DefineIntake(node, progress) => {
-                    definitions.insert(intake_key(node), encode_intake(node, progress));
-                }
-                Record::RemoveIntake(node) => {
-                    definitions.remove(&intake_key(node));
-                }
-                Record::RemoveChannel(name) => {
-                    definitions.remove(&channel_key(name));
-                }
-                Record::RemoveQueue(address) => {
-                    definitions.remove(&queue_key(address));
-                }
-                Record::DefineRouter(router) => {
-                    definitions.insert(router_key(&router.name), encode_router(router));
-                }
-                Record::BindTopic(pattern, queue) => {
-                    let value = encode_topic_binding(pattern, queue);
-                    definitions.insert(topic_binding_key(pattern, queue), value);
-                }
-                Record::UnbindTopic(pattern, queue) => {
-                    definitions.remove(&topic_binding_key(pattern, queue));
-                }
-                Record::RemoveRouter(name) => {
-                    definitions.remove(&router_key(name));
-                }
-                Record::RememberId(queue, id, until) => {
-                    definitions.insert(message_id_key(queue, id), encode_message_id(queue, id, *until));
-                }
-                Record::ForgetId(queue, id) => {
-                    definitions.remove(&message_id_key(queue, id));
-                }
-                Record::Numbers(below) => {
-                    definitions.insert(NUMBERS_KEY.to_vec(), encode_numbers(*below));
+                JournalEntry::Undefine(key) => {
+                    definitions.remove(&key);
                 }
             }
         }
@@ -229,7 +191,7 @@ fn saved_message_is_confirmed_and_delivered_only_after_its_commit() {
     w.publish(&p, "ch/1", "2");
     disk.take(&mut w);
     assert!(w.heard(&p).is_empty() && w.delivered().is_empty());
-    let is_put = |(_, record): &&(Sequence, Record)| matches!(record, Record::Put { .. });
+    let is_put = |(_, record): &&(Sequence, Record)| record.is_put();
     let first = disk.records.iter().find(is_put).expect("the messages are written down").0;
     w.broker.committed(Durability::Os, first, w.now, &mut w.effects);
     assert!(w.heard(&p).is_empty(), "written is not synced");
@@ -280,7 +242,7 @@ fn a_topics_message_is_confirmed_when_all_its_queues_have_saved_their_copies() {
     };
     assert!(publish(&mut w, b"1").is_empty());
     disk.take(&mut w);
-    let mut puts = disk.records.iter().filter(|(_, record)| matches!(record, Record::Put { .. }));
+    let mut puts = disk.records.iter().filter(|(_, record)| record.is_put());
     let first = puts.next().expect("two copies are saved").0;
     w.broker.committed(Durability::Fsync, first, w.now, &mut w.effects);
     w.turn();
@@ -717,16 +679,16 @@ fn dead_letter_stays_in_its_old_journal_until_the_new_one_has_it() {
         Effect::Transfer(transfer) => Some(transfer.clone()),
         _ => None,
     });
-    w.broker.transfer(transfer.expect("it is buried"), w.now, &mut w.effects);
+    w.broker.transfer(*transfer.expect("it is buried"), w.now, &mut w.effects);
     disk.take(&mut w);
     let between = disk.start(disk.records.len());
     assert_eq!((between.stored("ch/1"), between.stored("dead/1")), (1, 1), "rather twice than never");
     disk.commit(&mut w);
     let origin = w.effects.iter().find_map(|effect| match effect {
-        Effect::Transferred(origin) => Some(*origin),
+        Effect::Transferred(end) => Some(end.clone()),
         _ => None,
     });
-    w.broker.transferred(origin.expect("it is safe now"), w.now, &mut w.effects);
+    w.broker.transferred(*origin.expect("it is safe now"), w.now, &mut w.effects);
     disk.take(&mut w);
     let after = disk.start(disk.records.len());
     assert_eq!((after.stored("ch/1"), after.stored("dead/1")), (0, 1));

@@ -261,7 +261,7 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         .iter()
         .filter_map(|(sequence, record)| match record {
             Record::Put { queue, message, received, number } => {
-                let bytes = encode_put(queue, message, *received, *number);
+                let bytes = encode_put(queue, message, *received, *number, None);
                 let head = decode_put_head(&bytes).expect("just encoded");
                 Some(RecoveredMessage {
                     sequence: *sequence,
@@ -282,12 +282,8 @@ fn a_message_keeps_its_number_over_a_restart_and_no_number_is_used_twice() {
         definitions: vec![read.expect("just compared")],
         queues: vec![queue("ch/1")],
         messages: restored,
-        progress: Vec::new(),
-        tickets: Vec::new(),
-        unique_keys: Vec::new(),
-        terms: Vec::new(),
-        remembered: Vec::new(),
         sequence: records.last().expect("there are some").0,
+        ..RecoveredState::default()
     };
     again.broker.restore(had, again.now, &mut again.effects);
     again.publish(&p, "ch/1", "3");

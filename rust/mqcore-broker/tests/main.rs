@@ -8,6 +8,7 @@ mod history;
 mod lists;
 mod losses;
 mod model;
+mod moves;
 mod prefetch;
 mod retries;
 mod routers;

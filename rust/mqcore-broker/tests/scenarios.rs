@@ -541,7 +541,7 @@ fn message_requeued_too_often_is_dead_lettered_with_its_history() {
     assert_eq!(transfer.to, queue("dead/1"));
     let headers = String::from_utf8_lossy(transfer.message.headers()).into_owned();
     assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\n");
-    w.broker.transfer(transfer, w.now, &mut w.effects);
+    w.broker.transfer(*transfer, w.now, &mut w.effects);
     assert_eq!(w.stored("dead/1"), 1);
     assert_eq!(w.information("ch/1").stats.dead_lettered, 1);
 }

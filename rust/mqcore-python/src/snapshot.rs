@@ -158,6 +158,7 @@ fn counters(dict: &Bound<'_, PyDict>, stats: &QueueStats) -> PyResult<()> {
     dict.set_item("removed", stats.removed)?;
     dict.set_item("put_back", stats.requeued)?;
     dict.set_item("dead_lettered", stats.dead_lettered)?;
+    dict.set_item("moved", stats.moved)?;
     dict.set_item("errors", stats.errors)?;
     let dropped = PyDict::new(dict.py());
     for reason in DropReason::ALL {

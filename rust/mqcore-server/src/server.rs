@@ -16,6 +16,7 @@ use std::time::Duration;
 use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::declaration::{Declaration, Declared};
+use mqcore_broker::model::effect::Reply;
 use mqcore_broker::model::id::{HandlerId, QueueAddress, RouterName};
 use mqcore_broker::model::message::Message;
 use mqcore_broker::model::rejection::Rejection;
@@ -202,7 +203,7 @@ impl Server {
         hub.shards[shard].send_urgent(Urgent::Declare(declaration, reply));
         hub.moved();
         let declared = answer.await.ok()?;
-        Some(declared.map(|declared| declared == Declared::Created))
+        Some(declared.map(|reply| matches!(reply, Reply::Declared(Declared::Created))))
     }
 
     fn notify_router(&self, name: RouterName, router: Option<Box<RouterDefinition>>) {

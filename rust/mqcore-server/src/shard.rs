@@ -9,17 +9,17 @@
 //! | `journal` | records and reads for the thread that writes the journal |
 //! | `peers` | effects on other shards |
 //! | `handlers` | questions to handlers |
-//! | `declarations` | declarations of the program, and their answers |
+//! | `program` | declarations and requests of the program, and their answers |
 //! | `questions` | questions to handlers that have no answer yet |
 //! | `statistics` | statistics that are collected in steps |
 
 pub(crate) mod count;
-pub(crate) mod declarations;
 pub(crate) mod engine;
 pub(crate) mod handlers;
 pub(crate) mod inbox;
 pub(crate) mod journal;
 pub(crate) mod peers;
+pub(crate) mod program;
 pub(crate) mod questions;
 pub(crate) mod staging;
 pub(crate) mod statistics;

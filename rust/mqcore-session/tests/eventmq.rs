@@ -261,7 +261,7 @@ impl World {
             Effect::Transfer(transfer) => {
                 let shard = transfer.to.channel.shard(Placement::unkeyed(self.shards.len()));
                 let mut out = Vec::new();
-                self.shards[shard].transfer(transfer, self.now, &mut out);
+                self.shards[shard].transfer(*transfer, self.now, &mut out);
                 effects.extend(out.into_iter().map(|effect| (shard, effect)));
             }
             Effect::Record(..) | Effect::Report(_) => {}

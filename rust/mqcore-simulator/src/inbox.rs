@@ -7,10 +7,11 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::{Command, Request};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::declaration::Declaration;
-use mqcore_broker::model::effect::{Answer, Forwarded, Load, Loaded, Origin, Transfer};
+use mqcore_broker::model::effect::{Answer, Forwarded, Load, Loaded};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, Sequence};
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::record::Record;
+use mqcore_broker::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 
 /// Input from connections, in order.
 #[derive(Debug)]
@@ -25,7 +26,8 @@ pub(crate) enum Input {
 pub(crate) enum Urgent {
     Transfers(Vec<Transfer>),
     Forwarded(Vec<Forwarded>),
-    Transferred(Vec<Origin>),
+    Transferred(Vec<TransferEnd>),
+    Released(Vec<ArrivedMessage>),
     Committed(Durability, Sequence),
     StorageRefuses(Box<str>),
     StorageAccepts,

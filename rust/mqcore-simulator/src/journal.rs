@@ -171,7 +171,7 @@ impl JournalTask {
             if self.state == WriterState::Failed {
                 continue;
             }
-            if !self.waiting.is_empty() && !matches!(record, Record::Put { .. }) {
+            if !self.waiting.is_empty() && !record.is_put() {
                 self.waiting.push(record);
                 continue;
             }
@@ -179,7 +179,7 @@ impl JournalTask {
                 Ok(()) => {}
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
-                    if !matches!(record, Record::Put { .. }) {
+                    if !record.is_put() {
                         self.waiting.push(record);
                     }
                 }

@@ -12,7 +12,7 @@ use mqcore_broker::model::id::{ConnectionId, QueueAddress};
 use mqcore_broker::model::names::BrokerNames;
 use mqcore_broker::model::options::QueueChanges;
 use mqcore_broker::model::placement::Placement;
-use mqcore_broker::model::recovery::RecoveryBuilder;
+use mqcore_broker::model::recovery::{RecoveryBuilder, settle_transfers};
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::journal::Journal;
 use mqcore_journal::options::Options;
@@ -83,6 +83,7 @@ impl Process {
             connections: BTreeMap::new(),
             connection_timers: BTreeMap::new(),
         };
+        let (mut opened, mut states) = (Vec::new(), Vec::new());
         for (shard, disk) in disks[..scenario.shards].iter().enumerate() {
             let config = BrokerConfig {
                 shard,
@@ -92,7 +93,7 @@ impl Process {
                 seed: scenario.seed.wrapping_mul(31).wrapping_add(life * 16 + shard as u64),
                 ..BrokerConfig::default()
             };
-            let mut task = ShardTask::new(config);
+            let task = ShardTask::new(config);
             let options = Options {
                 shard: shard as u32,
                 segment_bytes: scenario.segment_bytes,
@@ -131,9 +132,14 @@ impl Process {
                 return Err(format!("messages of shard {shard} are unreadable: {unreadable:?}"));
             }
             scene.note(format_args!("shard {shard} recovers {} messages", state.messages.len()));
+            opened.push((task, JournalTask::new(journal)));
+            states.push(state);
+        }
+        settle_transfers(&mut states.iter_mut().collect::<Vec<_>>());
+        for ((mut task, journal), state) in opened.into_iter().zip(states) {
             task.restore(state, now);
             process.shards.push(Some(Box::new(task)));
-            process.journals.push(JournalTask::new(journal));
+            process.journals.push(journal);
         }
         process.declare(scenario, now, scene)?;
         for shard in 0..scenario.shards {

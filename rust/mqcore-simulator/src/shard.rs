@@ -9,13 +9,12 @@ use mqcore_broker::model::client::Client;
 use mqcore_broker::model::command::Command;
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::Declaration;
-use mqcore_broker::model::effect::{
-    Deliver, Effect, Event, Forwarded, Origin, Publication, Question, Transfer,
-};
+use mqcore_broker::model::effect::{Deliver, Effect, Event, Forwarded, Publication, Question};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RequestId};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::recovery::RecoveredState;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use mqcore_broker::shard::Broker;
 use mqcore_session::protocol::{Encoding, Overload};
 use mqcore_state::schedules::publisher;
@@ -72,7 +71,8 @@ pub(crate) struct ShardTask {
     staged: BTreeMap<ConnectionId, Staged>,
     transfers: Vec<Vec<Transfer>>,
     forwards: Vec<Vec<Forwarded>>,
-    transferred: Vec<Vec<Origin>>,
+    transferred: Vec<Vec<TransferEnd>>,
+    released: Vec<Vec<ArrivedMessage>>,
     more: bool,
     /// An event of the agenda runs it.
     pub(crate) scheduled: bool,
@@ -97,6 +97,7 @@ impl ShardTask {
             transfers: vec![Vec::new(); shards],
             forwards: vec![Vec::new(); shards],
             transferred: vec![Vec::new(); shards],
+            released: vec![Vec::new(); shards],
             more: false,
             scheduled: false,
         }
@@ -185,8 +186,11 @@ impl ShardTask {
             Urgent::Forwarded(forwarded) => {
                 forwarded.into_iter().for_each(|forwarded| broker.forwarded(forwarded, now, effects));
             }
-            Urgent::Transferred(origins) => {
-                origins.into_iter().for_each(|origin| broker.transferred(origin, now, effects));
+            Urgent::Transferred(ends) => {
+                ends.into_iter().for_each(|end| broker.transferred(end, now, effects));
+            }
+            Urgent::Released(arrivals) => {
+                arrivals.into_iter().for_each(|arrival| broker.release(arrival, now, effects));
             }
             Urgent::Committed(level, sequence) => broker.committed(level, sequence, now, effects),
             Urgent::StorageRefuses(why) => broker.storage_refuses(&why, now, effects),
@@ -247,10 +251,15 @@ impl ShardTask {
                     }
                 }
                 Effect::Transfer(transfer) => {
-                    self.transfers[transfer.to.channel.shard(self.placement)].push(transfer);
+                    self.transfers[transfer.to.channel.shard(self.placement)].push(*transfer);
                 }
                 Effect::Forward(shard, forwarded) => self.forwards[shard].push(forwarded),
-                Effect::Transferred(origin) => self.transferred[origin.shard].push(origin),
+                Effect::Transferred(end) => {
+                    if let Some(shard) = end.shard() {
+                        self.transferred[shard].push(*end);
+                    }
+                }
+                Effect::Release(arrival) => self.released[arrival.shard].push(*arrival),
                 Effect::Record(sequence, record) => self.batch.records.push((sequence, record)),
                 Effect::Load(load) => self.batch.reads.push(load),
                 Effect::Ask(question) => out.questions.push(question),
@@ -300,9 +309,14 @@ impl ShardTask {
                 out.urgent.push((shard, Urgent::Forwarded(forwards)));
             }
         }
-        for (shard, origins) in self.transferred.iter_mut().enumerate() {
-            if !origins.is_empty() {
-                out.urgent.push((shard, Urgent::Transferred(std::mem::take(origins))));
+        for (shard, ends) in self.transferred.iter_mut().enumerate() {
+            if !ends.is_empty() {
+                out.urgent.push((shard, Urgent::Transferred(std::mem::take(ends))));
+            }
+        }
+        for (shard, arrivals) in self.released.iter_mut().enumerate() {
+            if !arrivals.is_empty() {
+                out.urgent.push((shard, Urgent::Released(std::mem::take(arrivals))));
             }
         }
     }

@@ -29,6 +29,7 @@ _KINDS: Final = (
     "consumer-lost",
     "expired",
     "dead-lettered",
+    "moved",
     "dropped",
     "replaced",
     "delivered",
@@ -80,8 +81,8 @@ class Balance:
 
     @property
     def group(self) -> dict[str, int]:
-        """Fates grouped for operators: acked, dead, dropped, there, and sent without acknowledgement."""
-        found = {"acked": 0, "sent": 0, "dead": 0, "dropped": 0, "replaced": 0, "gone": 0, "there": 0}
+        """Fates grouped for operators: acked, dead, moved, dropped, there, and sent without acknowledgement."""
+        found = {"acked": 0, "sent": 0, "dead": 0, "moved": 0, "dropped": 0, "replaced": 0, "gone": 0, "there": 0}
         for fate, count in self.fates.items():
             found[_group(fate)] += count
         return found
@@ -90,6 +91,7 @@ class Balance:
 _GROUPS: Final = {
     "acked": "acked",
     "dead-lettered": "dead",
+    "moved": "moved",
     "dropped": "dropped",
     "expired": "dropped",
     "replaced": "replaced",
@@ -143,7 +145,7 @@ def reconcile(
     figures = {
         "entered": sum(account.entered for account in balances),
         "earlier": sum(account.earlier for account in balances),
-        **{name: total[name] for name in ("acked", "sent", "dead", "dropped", "replaced", "gone", "there")},
+        **{name: total[name] for name in ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")},
         "difference": difference,
         "unaccounted": len(suspects),
         "steps_missing": gaps,
@@ -152,7 +154,7 @@ def reconcile(
     page = _page(history, balances, suspects, figures, ok)
     summary = (
         f"{figures['entered']:,} messages: {total['acked']:,} acked, {total['sent']:,} sent without, "
-        f"{total['dead']:,} dead, "
+        f"{total['dead']:,} dead, {total['moved']:,} moved, "
         f"{total['dropped']:,} dropped, {total['replaced']:,} replaced, {total['gone']:,} gone at a restart, "
         f"{total['there']:,} still there; difference {difference:,}, {len(suspects):,} unaccounted for"
     )
@@ -341,8 +343,8 @@ def balance(
 
 
 _BALANCE: Final = (
-    "queue string, entered long, earlier long, acked long, sent long, dead long, dropped long, replaced long, "
-    "gone long, there long, difference long, unaccounted long"
+    "queue string, entered long, earlier long, acked long, sent long, dead long, moved long, dropped long, "
+    "replaced long, gone long, there long, difference long, unaccounted long"
 )
 _SUSPECT: Final = "queue string, shard int, number long, message_id string, what string, entered long, left long"
 
@@ -374,7 +376,7 @@ def _page(
         fates.update(account.fates)
     ordered = sorted(fates.items(), key=lambda pair: (-pair[1], pair[0]))
     page.add(bars("Messages by fate", "messages", ordered, otherwise="No message entered a queue."))
-    groups = ("acked", "sent", "dead", "dropped", "replaced", "gone", "there")
+    groups = ("acked", "sent", "dead", "moved", "dropped", "replaced", "gone", "there")
     page.add(
         table(
             "Queues",

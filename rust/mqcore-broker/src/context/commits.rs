@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 
 use crate::context::questions::Suspended;
-use crate::model::effect::{Event, Origin};
+use crate::model::effect::Event;
 use crate::model::id::{ConnectionId, QueueRef, Sequence};
 use crate::model::options::Durability;
+use crate::model::transfer::{ArrivedMessage, TransferEnd};
 use crate::model::unsaved::Lagging;
 
 /// Whether the journal takes records.
@@ -35,8 +36,10 @@ pub(crate) enum Awaiting {
     Save(WaitingSave),
     /// The answer to a request that changed definitions.
     Answer(ConnectionId, Event),
-    /// A dead letter: when it is safe here, its old shard forgets it.
-    Transfer(Origin),
+    /// A message of another queue: when it is safe here, the other queue forgets it.
+    Transfer(Box<TransferEnd>),
+    /// A moved message: when this queue has forgotten it for good, its new queue delivers it.
+    Release(Box<ArrivedMessage>),
     /// The confirmation of these numbers to a downstream broker.
     Confirm(ConnectionId, Vec<u64>),
 }
@@ -236,7 +239,7 @@ impl Commits {
 fn bytes_of(done: &[Awaiting]) -> u64 {
     let bytes = done.iter().map(|awaiting| match awaiting {
         Awaiting::Save(save) => save.bytes,
-        Awaiting::Answer(..) | Awaiting::Transfer(_) | Awaiting::Confirm(..) => 0,
+        Awaiting::Answer(..) | Awaiting::Transfer(_) | Awaiting::Release(_) | Awaiting::Confirm(..) => 0,
     });
     bytes.sum()
 }

@@ -172,6 +172,9 @@ impl HistoryLog {
                 LifecycleKind::DeadLettered,
                 Details { reason: reason.as_str(), target: Some(target), flags: ID, ..Details::default() },
             ),
+            LifecycleEvent::Moved(target) => {
+                (LifecycleKind::Moved, Details { target: Some(target), flags: ID, ..Details::default() })
+            }
             LifecycleEvent::Dropped(reason) => {
                 (LifecycleKind::Dropped, Details { reason: reason.as_str(), flags: ID, ..Details::default() })
             }

@@ -38,7 +38,7 @@ use crate::model::time::Timestamp;
 pub enum LifecycleKind {
     /// A producer published the message and it passed the limits. This step carries the content.
     Produced = 0,
-    /// The message arrived from another queue as a dead letter. This step carries the content.
+    /// The message arrived from another queue. This step carries the content.
     Arrived = 1,
     /// The shard restored the message from its journal at start.
     Restored = 2,
@@ -68,6 +68,8 @@ pub enum LifecycleKind {
     /// The message left its queue normally. Recorded as a step of its own only if no other step was
     /// final.
     Done = 14,
+    /// An operator moved the message to another queue, which is the target.
+    Moved = 15,
     /// The shard started. Messages that were not restored after this step and had not left their queues
     /// were in memory only.
     Started = 30,
@@ -77,7 +79,7 @@ pub enum LifecycleKind {
 
 impl LifecycleKind {
     /// All variants.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Produced,
         Self::Arrived,
         Self::Restored,
@@ -93,6 +95,7 @@ impl LifecycleKind {
         Self::Dropped,
         Self::Replaced,
         Self::Done,
+        Self::Moved,
         Self::Started,
         Self::Gap,
     ];
@@ -115,6 +118,7 @@ impl LifecycleKind {
             Self::Dropped => "dropped",
             Self::Replaced => "replaced",
             Self::Done => "done",
+            Self::Moved => "moved",
             Self::Started => "started",
             Self::Gap => "gap",
         }
@@ -156,6 +160,7 @@ pub(crate) enum LifecycleEvent<'a> {
     Expired,
     Requeued(PutBack),
     DeadLettered(DropReason, &'a Arc<QueueAddress>),
+    Moved(&'a Arc<QueueAddress>),
     Dropped(DropReason),
     /// One consumer was too slow and missed the message.
     Missed(&'a Client),

@@ -18,6 +18,7 @@ use crate::model::router::{Binding, RouterMethod};
 use crate::model::subscription::{QueueJoin, QueueSubscription, Remote};
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
+use crate::model::transfer::MoveMessages;
 
 /// A message id, stored inline when it is short.
 pub type MessageId = SmallVec<[u8; 36]>;
@@ -405,6 +406,8 @@ pub enum Request {
     RemoveQueue { queue: QueueAddress },
     /// Remove stored messages of a queue. For administrators.
     ClearQueue { queue: QueueAddress, clear: Clear },
+    /// Move stored messages to other queues. For administrators.
+    MoveMessages(Box<MoveMessages>),
     /// One queue's information. For administrators.
     QueueInformation { queue: QueueAddress },
     /// List the queues of a channel, by id. For administrators.
@@ -596,6 +599,7 @@ impl Request {
             | Self::DropQueue { queue } => of(&queue.channel),
             Self::ToSubscriptions { .. } | Self::ObjectCounts => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
+            Self::MoveMessages(wanted) => of(&wanted.queue.channel),
             Self::JoinQueues(join) => of(&join.channel),
             Self::ListChannels { .. } => Destination::Every,
             Self::ListClients { .. }

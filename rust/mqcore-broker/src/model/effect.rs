@@ -21,6 +21,7 @@ use crate::model::route::{Route, RouteTest};
 use crate::model::router::{Binding, RouterDefinition};
 use crate::model::stats::{ChannelInformation, ClientInformation, ObjectCounts, QueueInformation};
 use crate::model::subscription::JoinedQueues;
+use crate::model::transfer::{ArrivedMessage, MoveReport, Transfer, TransferEnd};
 
 /// One thing to do. The caller carries out effects in their order.
 #[derive(Debug, Clone)]
@@ -49,10 +50,12 @@ pub enum Effect {
     /// the question, and ask. This effect precedes the record that settles the message, so the message
     /// can still be loaded.
     Dequeued(Sequence, Question),
-    /// A dead letter is safe in its new queue: notify its old shard with `Broker::transferred`.
-    Transferred(Origin),
-    /// Transfer a dead letter to a queue of a shard, possibly this one, with `Broker::transfer`.
-    Transfer(Transfer),
+    /// A transfer ended: notify the shard that the message comes from with `Broker::transferred`.
+    Transferred(Box<TransferEnd>),
+    /// Transfer a message to a queue of a shard, possibly this one, with `Broker::transfer`.
+    Transfer(Box<Transfer>),
+    /// The previous queue of a moved message has settled it: notify the shard of its new queue with `Broker::release`.
+    Release(Box<ArrivedMessage>),
     /// Report something to the operator.
     Report(Box<Report>),
     /// Forward something to a shard with `Broker::forwarded`. Effects for one shard keep their order.
@@ -402,6 +405,7 @@ pub enum Reply {
     JoinedQueues(Box<JoinedQueues>),
     ObjectCounts(Box<ObjectCounts>),
     Declared(Declared),
+    Moved(Box<MoveReport>),
 }
 
 /// An event for its subscribers.
@@ -495,28 +499,6 @@ pub enum HandlerFailure {
     Raised,
     /// It is no longer running.
     Gone,
-}
-
-/// A message that moves to another queue.
-#[derive(Debug, Clone)]
-pub struct Transfer {
-    /// The new queue.
-    pub to: QueueAddress,
-    /// The queue that it leaves.
-    pub from: Arc<QueueAddress>,
-    /// The message; its headers contain origin, reason and attempts.
-    pub message: Message,
-    /// Where it stays saved until the new queue has saved it; `None` if it was never saved.
-    pub origin: Option<Origin>,
-}
-
-/// A saved message of a shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Origin {
-    /// The shard whose journal has it.
-    pub shard: usize,
-    /// The number to confirm.
-    pub sequence: Sequence,
 }
 
 impl Event {

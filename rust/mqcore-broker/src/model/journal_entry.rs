@@ -11,6 +11,7 @@ use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::message::Message;
 use crate::model::record::{Record, encode_put};
 use crate::model::time::Timestamp;
+use crate::model::transfer::{TransferSource, TransferredPut};
 
 /// A record in the form in which a journal stores it.
 #[derive(Debug)]
@@ -27,20 +28,21 @@ pub enum JournalEntry<'a> {
     Undefine(Vec<u8>),
 }
 
-/// The message of [`Record::Put`]. Encoded on demand, because a full disk rejects it unencoded.
+/// The message of [`Record::Put`] or [`Record::PutTransferred`]. Encoded on demand, because a full disk rejects it unencoded.
 #[derive(Debug, Clone, Copy)]
 pub struct StoredMessage<'a> {
     queue: &'a Arc<QueueAddress>,
     message: &'a Message,
     received: Timestamp,
     number: MessageNumber,
+    source: Option<&'a TransferSource>,
 }
 
 impl StoredMessage<'_> {
     /// The bytes of the record, for [`decode_put`](crate::model::record::decode_put).
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        encode_put(self.queue, self.message, self.received, self.number)
+        encode_put(self.queue, self.message, self.received, self.number, self.source)
     }
 
     /// The size of the body in bytes.
@@ -53,8 +55,17 @@ impl StoredMessage<'_> {
 impl<'a> From<&'a Record> for JournalEntry<'a> {
     fn from(record: &'a Record) -> Self {
         match record {
-            Record::Put { queue, message, received, number } => {
-                Self::Put(StoredMessage { queue, message, received: *received, number: *number })
+            Record::Put { queue, message, received, number } => Self::Put(StoredMessage {
+                queue,
+                message,
+                received: *received,
+                number: *number,
+                source: None,
+            }),
+            Record::PutTransferred(put) => {
+                let TransferredPut { queue, message, received, number, source } = &**put;
+                let (received, number) = (*received, *number);
+                Self::Put(StoredMessage { queue, message, received, number, source: Some(source) })
             }
             Record::Settle(settled) => Self::Settle(*settled),
             Record::Touch(touched, progress) => Self::Touch(*touched, progress.encode()),

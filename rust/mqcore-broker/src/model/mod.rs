@@ -37,5 +37,6 @@ pub mod terms;
 pub mod time;
 pub mod topic;
 pub mod topic_header;
+pub mod transfer;
 pub mod unique;
 pub mod unsaved;

@@ -32,11 +32,13 @@ pub enum Status {
 }
 
 impl Status {
+    /// All variants.
+    pub const ALL: [Self; 7] =
+        [Self::Broadcast, Self::Push, Self::RoundRobin, Self::Pull, Self::Cache, Self::Paused, Self::Stopped];
+
     /// The status with this number.
     pub fn from_number(number: u64) -> Option<Self> {
-        [Self::Broadcast, Self::Push, Self::RoundRobin, Self::Pull, Self::Cache, Self::Paused, Self::Stopped]
-            .into_iter()
-            .find(|status| *status as u64 == number)
+        Self::ALL.into_iter().find(|status| *status as u64 == number)
     }
 
     /// Lower-case name as in queue information: `broadcast`, `push`, `roundrobin`, `pull`, `cache`,

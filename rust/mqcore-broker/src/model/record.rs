@@ -14,6 +14,8 @@ use crate::model::router::RouterDefinition;
 use crate::model::terms::MessageTerms;
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
+use crate::model::transfer::Origin;
+use crate::model::transfer::{TransferSource, TransferredPut};
 use crate::model::unique::key_in;
 
 /// A durable fact.
@@ -30,6 +32,8 @@ pub enum Record {
         /// Its number in the history; 0 without a history.
         number: MessageNumber,
     },
+    /// A message that came from another queue is in a queue until [`Record::Settle`] names its sequence.
+    PutTransferred(Box<TransferredPut>),
     /// The message with this sequence left its queue for good.
     Settle(Sequence),
     /// The progress of the message with this sequence.
@@ -63,6 +67,11 @@ pub enum Record {
 }
 
 impl Record {
+    /// Whether it saves a message.
+    pub fn is_put(&self) -> bool {
+        matches!(self, Self::Put { .. } | Self::PutTransferred(_))
+    }
+
     /// Whether it changes which channels, queues, routers or topic bindings exist, or their options.
     pub(crate) fn changes_definitions(&self) -> bool {
         matches!(
@@ -121,6 +130,9 @@ pub(crate) const VERSION: u8 = 1;
 /// A message from a downstream broker, with its ticket before its number in the history. A version that
 /// does not know this form would take the message twice.
 const PASSED_ON: u8 = 3;
+/// A message from another queue of this broker, with its source before its number in the history. A version that
+/// does not know this form would deliver the message in both queues after a crash.
+const TRANSFERRED: u8 = 4;
 /// The progress of a delayed message.
 const TIMED: u8 = 2;
 /// A message with its number in the history. Without a history, version 1 is written.
@@ -134,17 +146,19 @@ pub fn encode_put(
     message: &Message,
     received: Timestamp,
     number: MessageNumber,
+    transferred_from: Option<&TransferSource>,
 ) -> Vec<u8> {
     let properties = message.properties();
     let address = queue.to_string();
     let (id, source, headers, body) = (message.id(), message.source(), message.headers(), message.body());
     let parts = address.len() + id.len() + source.len() + headers.len() + body.len();
     let mut output = Vec::with_capacity(28 + parts);
-    let numbered = number != MessageNumber(0) || message.ticket().is_some();
-    output.push(match message.ticket() {
-        Some(_) => PASSED_ON,
-        None if numbered => NUMBERED,
-        None => VERSION,
+    let numbered = number != MessageNumber(0) || message.ticket().is_some() || transferred_from.is_some();
+    output.push(match (message.ticket(), transferred_from) {
+        (_, Some(_)) => TRANSFERRED,
+        (Some(_), None) => PASSED_ON,
+        (None, None) if numbered => NUMBERED,
+        (None, None) => VERSION,
     });
     output.push(properties.flags());
     output.push(properties.hops);
@@ -154,7 +168,13 @@ pub fn encode_put(
     output.push(id.len() as u8);
     output.push(source.len() as u8);
     output.extend_from_slice(&(headers.len() as u16).to_le_bytes());
-    if let Some(ticket) = message.ticket() {
+    if let Some(TransferSource { origin, queue }) = transferred_from {
+        let queue = queue.to_string();
+        output.extend_from_slice(&(origin.shard as u32).to_le_bytes());
+        output.extend_from_slice(&origin.sequence.0.to_le_bytes());
+        output.extend_from_slice(&(queue.len() as u16).to_le_bytes());
+        output.extend_from_slice(queue.as_bytes());
+    } else if let Some(ticket) = message.ticket() {
         output.push(ticket.node.len() as u8);
         output.extend_from_slice(ticket.node.as_bytes());
         output.extend_from_slice(&ticket.epoch.to_le_bytes());
@@ -195,6 +215,8 @@ pub struct PutHead<'a> {
     pub number: MessageNumber,
     /// The ticket of a message from a downstream broker.
     pub ticket: Option<Ticket>,
+    /// The record that a message from another queue had there: shard, sequence, and the queue as text.
+    pub source: Option<(Origin, &'a str)>,
     /// The key that only one message of a queue may have.
     pub unique_key: Option<&'a [u8]>,
     /// The terms that its producer set.
@@ -219,14 +241,15 @@ pub struct PutTerms {
 /// Decodes the beginning of the output of [`encode_put`].
 pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
     let mut reader = MessageReader { what: MESSAGE, rest: input };
-    let (numbered, passed_on) = reader.form()?;
+    let form = reader.form()?;
     let flags = Properties::default().with_flags(reader.take::<1>()?[0]);
     let _hops_and_content_type = reader.take::<3>()?;
     let received = Timestamp(u64::from_le_bytes(reader.take()?));
     let address_len = usize::from(u16::from_le_bytes(reader.take()?));
     let lengths = reader.take::<4>()?;
-    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
-    let number = MessageNumber(if numbered { u64::from_le_bytes(reader.take()?) } else { 0 });
+    let ticket = if form == PASSED_ON { Some(reader.ticket()?) } else { None };
+    let source = if form == TRANSFERRED { Some(reader.source()?) } else { None };
+    let number = MessageNumber(if form != VERSION { u64::from_le_bytes(reader.take()?) } else { 0 });
     let queue = reader.text(address_len)?;
     let headers_at = usize::from(lengths[0]) + usize::from(lengths[1]);
     let parts = headers_at + usize::from(u16::from_le_bytes([lengths[2], lengths[3]]));
@@ -248,6 +271,7 @@ pub fn decode_put_head(input: &[u8]) -> Result<PutHead<'_>, RecordError> {
         memory_bytes,
         number,
         ticket,
+        source,
         unique_key,
         terms,
         remembered,
@@ -263,7 +287,7 @@ pub fn decode_address(text: &str) -> Result<QueueAddress, RecordError> {
 /// Decodes the output of [`encode_put`].
 pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let mut reader = MessageReader { what: MESSAGE, rest: input };
-    let (numbered, passed_on) = reader.form()?;
+    let form = reader.form()?;
     let flags = reader.take::<1>()?[0];
     let hops = reader.take::<1>()?[0];
     let content_type = u16::from_le_bytes(reader.take()?);
@@ -272,8 +296,11 @@ pub fn decode_put(input: &[u8]) -> Result<PutMessage, RecordError> {
     let id_len = usize::from(reader.take::<1>()?[0]);
     let source_len = usize::from(reader.take::<1>()?[0]);
     let headers_len = usize::from(u16::from_le_bytes(reader.take()?));
-    let ticket = if passed_on { Some(reader.ticket()?) } else { None };
-    let number = if numbered { u64::from_le_bytes(reader.take()?) } else { 0 };
+    let ticket = if form == PASSED_ON { Some(reader.ticket()?) } else { None };
+    if form == TRANSFERRED {
+        reader.source()?;
+    }
+    let number = if form != VERSION { u64::from_le_bytes(reader.take()?) } else { 0 };
     let number = MessageNumber(number);
     let queue = reader.text(address_len)?;
     let queue = decode_address(queue)?;
@@ -338,14 +365,19 @@ struct MessageReader<'a> {
 }
 
 impl<'a> MessageReader<'a> {
-    /// Whether a number follows the lengths, and whether a ticket precedes it.
-    fn form(&mut self) -> Result<(bool, bool), RecordError> {
+    /// The form of the record. In all but the first, a number follows the lengths, behind a ticket or a source.
+    fn form(&mut self) -> Result<u8, RecordError> {
         match self.take::<1>()?[0] {
-            VERSION => Ok((false, false)),
-            NUMBERED => Ok((true, false)),
-            PASSED_ON => Ok((true, true)),
+            form @ (VERSION | NUMBERED | PASSED_ON | TRANSFERRED) => Ok(form),
             version => Err(RecordError::Version { what: self.what, version }),
         }
+    }
+
+    fn source(&mut self) -> Result<(Origin, &'a str), RecordError> {
+        let shard = u32::from_le_bytes(self.take()?) as usize;
+        let sequence = Sequence(u64::from_le_bytes(self.take()?));
+        let len = usize::from(u16::from_le_bytes(self.take()?));
+        Ok((Origin { shard, sequence }, self.text(len)?))
     }
 
     fn ticket(&mut self) -> Result<Ticket, RecordError> {
@@ -402,7 +434,7 @@ mod tests {
         let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", properties, None);
         let queue = QueueAddress::parse("logs/eu/1001").expect("a good name");
         for number in [0, 1 << 40].map(MessageNumber) {
-            let bytes = encode_put(&queue, &message, Timestamp(77), number);
+            let bytes = encode_put(&queue, &message, Timestamp(77), number, None);
             let put = decode_put(&bytes).expect("just written");
             assert_eq!((put.queue, put.received, put.number), (queue.clone(), Timestamp(77), number));
             assert_eq!(put.message.properties(), properties);
@@ -427,10 +459,31 @@ mod tests {
         assert_eq!((renamed.id(), renamed.source(), renamed.body()), (&b"other"[..], &b"ci"[..], &b"b"[..]));
         assert_eq!(renamed.ticket(), Some(&ticket));
         let queue = QueueAddress::parse("ch/1").expect("a good name");
-        let bytes = encode_put(&queue, &message, Timestamp(77), MessageNumber(4));
+        let bytes = encode_put(&queue, &message, Timestamp(77), MessageNumber(4), None);
         let put = decode_put(&bytes).expect("just written");
         assert_eq!((put.message.ticket(), put.number), (Some(&ticket), MessageNumber(4)));
         assert_eq!((put.message.source(), put.message.body()), (&b"ci"[..], &b"b"[..]));
+    }
+
+    #[test]
+    fn a_message_of_another_queue_keeps_the_record_that_it_had_there() {
+        let message = Message::from_parts(b"id-1", b"A:1\r\n", b"body", Properties::default(), None);
+        let [queue, from] = ["ch/1", "ch/65535"].map(|name| QueueAddress::parse(name).expect("a good name"));
+        let origin = Origin { shard: 3, sequence: Sequence(1 << 40) };
+        let source = TransferSource { origin, queue: Arc::new(from) };
+        for number in [0, 9].map(MessageNumber) {
+            let bytes = encode_put(&queue, &message, Timestamp(77), number, Some(&source));
+            let head = decode_put_head(&bytes).expect("just written");
+            assert_eq!((head.source, head.number), (Some((origin, "ch/65535")), number));
+            assert_eq!((head.queue, head.ticket), ("ch/1", None));
+            let put = decode_put(&bytes).expect("just written");
+            assert_eq!((put.queue, put.number, put.received), (queue.clone(), number, Timestamp(77)));
+            assert_eq!((put.message.headers(), put.message.body()), (&b"A:1\r\n"[..], &b"body"[..]));
+            for cut in 0..bytes.len() - 4 {
+                assert!(decode_put_head(&bytes[..cut]).is_err(), "cut at {cut}");
+                assert!(decode_put(&bytes[..cut]).is_err(), "cut at {cut}");
+            }
+        }
     }
 
     #[test]

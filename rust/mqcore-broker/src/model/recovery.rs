@@ -1,12 +1,14 @@
 //! The contents of the journal when the broker started.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::model::definition::{Definition, decode_definition};
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::intake::Ticket;
 use crate::model::record::{DeliveryProgress, PutTerms, RecordError, decode_address, decode_put_head};
 use crate::model::time::Timestamp;
+use crate::model::transfer::{ArrivedMessage, Origin};
 
 /// The contents of the journal when the broker started. Bodies stay in the journal until they are needed, since
 /// millions of messages may wait.
@@ -22,6 +24,13 @@ pub struct RecoveredState {
     pub progress: Vec<(Sequence, DeliveryProgress)>,
     /// Tickets of messages from downstream brokers.
     pub tickets: Vec<Ticket>,
+    /// Messages that came from other queues, with the records that they had there.
+    pub sources: Vec<(Sequence, Origin, Arc<str>)>,
+    /// Messages that also exist in the queue to which they were transferred, with their places there. They are not in
+    /// `messages`, and their records must be settled.
+    pub transferred: Vec<(Sequence, ArrivedMessage)>,
+    /// Messages of which another queue must settle the record that they had there before consumers may get them.
+    pub arriving: Vec<Sequence>,
     /// Unique keys of messages.
     pub unique_keys: Vec<(Sequence, Box<[u8]>)>,
     /// Terms of messages that have some.
@@ -49,6 +58,60 @@ pub struct RecoveredMessage {
     pub high_priority: bool,
 }
 
+/// Leaves each transferred message in one queue. A crash between the save in the new queue and the settlement in the
+/// previous one leaves it in both; then the previous queue gives it up. `shards` is what all shards of a data directory
+/// recovered, in their order.
+pub fn settle_transfers(shards: &mut [&mut RecoveredState]) {
+    for shard in 0..shards.len() {
+        for (sequence, origin, from) in std::mem::take(&mut shards[shard].sources) {
+            let Some(queue) = shards[shard].queue_of(sequence).cloned() else { continue };
+            let arrival = ArrivedMessage { shard, queue: Arc::new(queue), sequence };
+            if shards
+                .get_mut(origin.shard)
+                .is_some_and(|previous| previous.give_up(origin.sequence, &from, arrival))
+            {
+                shards[shard].arriving.push(sequence);
+            }
+        }
+    }
+    for state in shards {
+        state.arriving.sort_unstable();
+        state.drop_transferred();
+    }
+}
+
+impl RecoveredState {
+    /// The queue of an unsettled message.
+    fn queue_of(&self, sequence: Sequence) -> Option<&QueueAddress> {
+        let at = self.messages.binary_search_by_key(&sequence, |message| message.sequence).ok()?;
+        self.queues.get(self.messages[at].queue as usize)
+    }
+
+    /// Marks a message as transferred, if it still is in this queue.
+    fn give_up(&mut self, sequence: Sequence, queue: &str, arrival: ArrivedMessage) -> bool {
+        let is_there = self.queue_of(sequence).is_some_and(|of| of.to_string() == queue);
+        if is_there {
+            self.transferred.push((sequence, arrival));
+        }
+        is_there
+    }
+
+    fn drop_transferred(&mut self) {
+        if self.transferred.is_empty() {
+            return;
+        }
+        self.transferred.sort_unstable_by_key(|(sequence, _)| *sequence);
+        let transferred = &self.transferred;
+        let stays =
+            |sequence: &Sequence| transferred.binary_search_by_key(sequence, |(gone, _)| *gone).is_err();
+        self.messages.retain(|message| stays(&message.sequence));
+        self.progress.retain(|(sequence, _)| stays(sequence));
+        self.unique_keys.retain(|(sequence, _)| stays(sequence));
+        self.terms.retain(|(sequence, _)| stays(sequence));
+        self.remembered.retain(|(sequence, ..)| stays(sequence));
+    }
+}
+
 /// Builds the recovered state while a journal is read. Data about each message is small, because there may be many millions.
 #[derive(Debug, Default)]
 pub struct RecoveryBuilder {
@@ -61,6 +124,7 @@ pub struct RecoveryBuilder {
     messages: Vec<RecoveredMessage>,
     progress: Vec<(Sequence, DeliveryProgress)>,
     tickets: Vec<(Sequence, Ticket)>,
+    sources: Vec<(Sequence, Origin, Arc<str>)>,
     unique_keys: Vec<(Sequence, Box<[u8]>)>,
     terms: Vec<(Sequence, PutTerms)>,
     remembered: Vec<(Sequence, Box<[u8]>, Timestamp)>,
@@ -73,6 +137,10 @@ impl RecoveryBuilder {
         match decode_put_head(payload).and_then(|head| Ok((self.place(head.queue)?, head))) {
             Ok((queue, head)) => {
                 self.tickets.extend(head.ticket.map(|ticket| (Sequence(sequence), ticket)));
+                if let Some((origin, from)) = head.source {
+                    let from = self.source_name(from);
+                    self.sources.push((Sequence(sequence), origin, from));
+                }
                 self.unique_keys.extend(head.unique_key.map(|key| (Sequence(sequence), key.into())));
                 self.terms.extend(head.terms.map(|terms| (Sequence(sequence), terms)));
                 let remembered = head.remembered.map(|id| (Sequence(sequence), id.into(), head.received));
@@ -125,6 +193,7 @@ impl RecoveryBuilder {
             |sequence: &Sequence| messages.binary_search_by_key(sequence, |message| message.sequence).is_ok();
         let tickets = self.tickets.into_iter().filter(|(sequence, _)| is_kept(sequence));
         let tickets = tickets.map(|(_, ticket)| ticket).collect();
+        let sources = self.sources.into_iter().filter(|(sequence, ..)| is_kept(sequence)).collect();
         let unique_keys = self.unique_keys.into_iter().filter(|(sequence, _)| is_kept(sequence)).collect();
         let terms = self.terms.into_iter().filter(|(sequence, _)| is_kept(sequence)).collect();
         let remembered = self.remembered.into_iter().filter(|(sequence, ..)| is_kept(sequence)).collect();
@@ -135,6 +204,9 @@ impl RecoveryBuilder {
             messages,
             progress,
             tickets,
+            sources,
+            transferred: Vec::new(),
+            arriving: Vec::new(),
             unique_keys,
             terms,
             remembered,
@@ -155,6 +227,14 @@ impl RecoveryBuilder {
             });
         }
         self.queues = used;
+    }
+
+    /// The name of the queue that a message came from, shared by messages with the same one.
+    fn source_name(&self, queue: &str) -> Arc<str> {
+        match self.sources.last() {
+            Some((.., name)) if **name == *queue => Arc::clone(name),
+            _ => queue.into(),
+        }
     }
 
     fn place(&mut self, queue: &str) -> Result<u32, RecordError> {

@@ -216,6 +216,8 @@ pub struct QueueStats {
     pub requeued: u64,
     /// Moved to a dead-letter queue.
     pub dead_lettered: u64,
+    /// Moved to another queue by an operator.
+    pub moved: u64,
     /// Handler failures, and late or missing answers.
     pub errors: u64,
     /// Dropped, by [`DropReason`] number. For `Slow`, deliveries.
@@ -241,6 +243,7 @@ impl QueueStats {
         self.removed += other.removed;
         self.requeued += other.requeued;
         self.dead_lettered += other.dead_lettered;
+        self.moved += other.moved;
         self.errors += other.errors;
         for (sum, count) in self.dropped.iter_mut().zip(other.dropped) {
             *sum += count;

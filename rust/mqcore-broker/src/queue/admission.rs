@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::context::Context;
-use crate::context::commits::{Awaiting, Storage};
+use crate::context::commits::Storage;
 use crate::context::decide::{DecisionState, StepDecision, StepRequest, decide};
 use crate::context::questions::Suspended;
 use crate::history::LifecycleEvent;
 use crate::model::command::EventKind;
 use crate::model::decision::{Acknowledge, Decision, PutBack, Step};
-use crate::model::effect::{CopyOrigin, Effect, Event, Notification, Origin, Subject};
+use crate::model::effect::{CopyOrigin, Event, Notification, Subject};
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{MessageNumber, QueueAddress};
 use crate::model::message::Message;
 use crate::model::observation::ObservedSubject;
-use crate::model::options::{Durability, Status};
+use crate::model::options::Status;
 use crate::model::rate::TokenBucket;
 use crate::model::record::{DeliveryProgress, PutTerms, Record};
 use crate::model::rejection::{Rejection, RejectionKind};
@@ -133,59 +133,15 @@ impl Queue {
         self.admit(members, context);
     }
 
-    /// Takes a message from another queue: without asking its handler and without a confirmation, if there
-    /// is room. A message that was saved there, or whose new queue saves messages, is saved here; only then
-    /// does the other queue forget it, and do consumers get it.
-    pub(crate) fn transfer(
-        &mut self,
-        message: Message,
-        origin: Option<Origin>,
-        members: &Members,
-        context: &mut Context<'_>,
-    ) {
-        let number = context.number();
-        let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(context.now)) };
-        context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
-        context.state.unsaved.enter(&mut entry);
-        self.metadata.stats.received += 1;
-        if self.check_room(&entry.message).is_err() {
-            context.effects.extend(origin.map(Effect::Transferred));
-            self.discard(entry, DropReason::Limit, context);
-            return;
-        }
-        if context.state.commits.storage != Storage::Ready {
-            // A record of the old queue stays: after a restart the message may be duplicated, but it is
-            // not lost.
-            return self.store(entry, members, context);
-        }
-        if let Some(origin) = origin {
-            let (queue, message) = (self.metadata.address.clone(), entry.message.clone());
-            let put = Record::Put { queue, message, received: context.now, number };
-            entry.sequence = context.record(put).unwrap_or_default();
-            context.saved_without_waiting(&mut entry);
-            self.metadata.stats.saved += 1;
-            context.record_event(&self.metadata.address, &entry, LifecycleEvent::Saved);
-            context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));
-            return self.store(entry, members, context);
-        }
-        if !self.metadata.policy_saves && self.metadata.missing_handler.is_none() {
-            return self.store(entry, members, context);
-        }
-        // Not "allow": it was announced when its producer published it.
-        let decision = Decision { save: true, put_back: PutBack::End, ..Decision::REFUSE };
-        let decision_state = DecisionState::decided(decision);
-        self.undecided.push_back(Admission { entry, decision_state, step_decision: None, origin: None });
-        self.consider(self.undecided.len() - 1, context);
-        self.admit(members, context);
-    }
-
     /// Restores a message from the journal at start. Messages arrive in queue order, and their bodies
-    /// stay in the journal until they are needed.
+    /// stay in the journal until they are needed. One that `is_held` was moved here, and its previous
+    /// queue has not settled it.
     pub(crate) fn restore(
         &mut self,
         mut paged_out: PagedOut,
         terms: PutTerms,
         (progress, received): (DeliveryProgress, Timestamp),
+        is_held: bool,
         context: &mut Context<'_>,
     ) {
         let not_before = progress.not_before.max(terms.not_before);
@@ -201,6 +157,7 @@ impl Queue {
             Status::Stopped => {
                 return self.discard_taken(Unlisted::PagedOut(paged_out), DropReason::Erased, context);
             }
+            _ if is_held => return self.hold_restored_arrival(paged_out, terms.level),
             Status::Cache => self.replace_cached(context),
             _ if not_before > context.now => {
                 let position = if progress.rank < 0 { PutBack::Start } else { PutBack::End };
@@ -288,7 +245,7 @@ impl Queue {
     }
 
     /// Whether the queue's options leave room for the message.
-    fn check_room(&self, message: &Message) -> Result<(), Rejection> {
+    pub(super) fn check_room(&self, message: &Message) -> Result<(), Rejection> {
         let options = &self.metadata.options;
         let refuse = |kind, reason: String| Err(Rejection::new(kind, reason));
         let address = &self.metadata.address;
@@ -314,7 +271,7 @@ impl Queue {
             );
             return refuse(RejectionKind::LimitExceeded, reason);
         }
-        let stored = (self.ready.len() + self.delayed.len() + self.undecided.len()) as u64;
+        let stored = (self.ready.len() + self.delayed.len() + self.undecided.len() + self.moving()) as u64;
         let limited = options.message_limit > 0 && options.status != Status::Cache;
         if limited && stored >= options.message_limit {
             return refuse(

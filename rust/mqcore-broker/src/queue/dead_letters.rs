@@ -5,14 +5,16 @@ use std::sync::Arc;
 use crate::context::Context;
 use crate::history::LifecycleEvent;
 use crate::model::decision::PutBack;
-use crate::model::effect::{Effect, Origin, Transfer};
+use crate::model::effect::Effect;
 use crate::model::entry::Entry;
 use crate::model::id::{DEAD_LETTERS, QueueAddress};
 use crate::model::message::Message;
 use crate::model::options::DeadLetter;
 use crate::model::stats::DropReason;
 use crate::model::terms::LEVEL_NORMAL;
+use crate::model::transfer::{Origin, Transfer};
 use crate::queue::Queue;
+use crate::queue::transferred::{ATTEMPTS, ORIGIN, REASON, transferred_message};
 
 /// The destination of a message that failed for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +64,13 @@ impl Queue {
         let shard = context.state.config.shard;
         let origin = (sequence.0 > 0).then_some(Origin { shard, sequence });
         let from = self.metadata.address.clone();
-        context.effects.push(Effect::Transfer(Transfer { to, from, message, origin }));
+        context.effects.push(Effect::Transfer(Box::new(Transfer {
+            to,
+            from,
+            message,
+            origin,
+            departure: None,
+        })));
         self.remove(entry, context);
     }
 }
@@ -71,26 +79,10 @@ impl Queue {
 fn dead_letter_message(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
     let message = &entry.message;
     let mut headers = message.headers().to_vec();
-    let added = format!(
-        "Dead-Letter-Reason:{}\r\nDead-Letter-Queue:{from}\r\nDead-Letter-Attempts:{}\r\n",
-        reason.as_str(),
-        entry.attempts
-    );
+    let added = format!("{REASON}{}\r\n{ORIGIN}{from}\r\n{ATTEMPTS}{}\r\n", reason.as_str(), entry.attempts);
     // A header block cannot exceed 65,535 bytes; a full one keeps only the producer's headers.
     if headers.len() + added.len() <= usize::from(u16::MAX) {
         headers.extend_from_slice(added.as_bytes());
     }
-    let properties = crate::model::message::Properties {
-        content_type: to.id,
-        pending_acknowledge: false,
-        pending_response: false,
-        // The key does not apply here: two failed messages with the same key are two messages.
-        unique: false,
-        // It was delayed once, and it must not expire here.
-        terms: false,
-        remembered: false,
-        priority: LEVEL_NORMAL,
-        ..message.properties()
-    };
-    Message::from_parts(message.id(), &headers, message.body(), properties, message.producer().cloned())
+    transferred_message(message, &headers, to, LEVEL_NORMAL)
 }

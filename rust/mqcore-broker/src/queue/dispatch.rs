@@ -59,6 +59,9 @@ impl Queue {
         if !self.pulls.is_empty() {
             self.continue_pulls(members, context);
         }
+        if self.has_moves() {
+            self.continue_moves(context);
+        }
         let asks = self.asks_while_sending(context.state);
         while *budget > 0 {
             if self.delivery_block(members, context.state).is_some() {

@@ -6,6 +6,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod answers;
+pub(crate) mod arriving;
 pub(crate) mod consumers;
 pub(crate) mod dead_letters;
 pub(crate) mod delayed;
@@ -17,6 +18,8 @@ pub(crate) mod list;
 pub(crate) mod loads;
 pub(crate) mod members;
 mod memory_limit;
+pub(crate) mod moves;
+pub(crate) mod moving;
 pub(crate) mod outcome;
 pub(crate) mod paging;
 pub(crate) mod prefetched;
@@ -26,6 +29,7 @@ pub(crate) mod ready;
 pub(crate) mod recent;
 pub(crate) mod requeue;
 pub(crate) mod settlement;
+pub(crate) mod transferred;
 pub(crate) mod unique;
 pub(crate) mod workflow;
 
@@ -53,6 +57,7 @@ use crate::queue::delayed::Delayed;
 use crate::queue::delivery::Deliveries;
 use crate::queue::flows::{FlowSlot, Flows};
 use crate::queue::members::{FreeMembers, Members};
+use crate::queue::moves::Moves;
 use crate::queue::outcome::Settlement;
 use crate::queue::pulls::Pulling;
 use crate::queue::ready::Ready;
@@ -97,6 +102,8 @@ pub(crate) struct Queue {
     pub(crate) watchers: Vec<ConnectionId>,
     /// Pulls that are not complete.
     pub(crate) pulls: VecDeque<Pulling>,
+    /// Messages that move from or to this queue.
+    pub(crate) moves: Option<Box<Moves>>,
     /// Expired messages that wait for their bodies, because a handler or producer needs them.
     pub(crate) expiring: VecDeque<PagedOut>,
     /// Producers that wait for the confirmation of a paged-out message.
@@ -153,6 +160,7 @@ impl Queue {
             free: None,
             watchers: Vec::new(),
             pulls: VecDeque::new(),
+            moves: None,
             expiring: VecDeque::new(),
             waiting_producers: HashMap::default(),
             unique: UniqueKeys::default(),
@@ -231,7 +239,8 @@ impl Queue {
             undecided: self.undecided.len() as u64,
             unsettled: (self.deliveries.messages() - self.flows.copies
                 + self.expiring()
-                + self.held_by_pulls()) as u64,
+                + self.held_by_pulls()
+                + self.moving()) as u64,
             oldest_ms: self.ready.oldest().map_or(0, |at| at.0),
             memory_bytes: self.memory_bytes(),
             stats: self.metadata.stats,
@@ -258,6 +267,7 @@ impl Queue {
             && self.settling.is_empty()
             && self.expiring.is_empty()
             && self.held_by_pulls() == 0
+            && self.moving() == 0
     }
 
     /// Expired messages that wait for a handler's decision.
@@ -297,7 +307,7 @@ impl Queue {
     }
 
     fn schedule_on(&mut self, schedule: &mut Schedule) {
-        if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty()) {
+        if !self.scheduled && (!self.ready.is_empty() || !self.pulls.is_empty() || self.has_moves()) {
             self.scheduled = true;
             schedule.work.push_back(self.metadata.queue_ref);
         }

@@ -283,6 +283,7 @@ impl Queue {
             self.deliveries.release(copy);
         }
         self.end_pulls(context);
+        self.end_moves(context);
         self.erase_expiring(context);
         for settlement in std::mem::take(&mut self.settling).into_values() {
             if let Some(entry) = settlement.into_expired() {

@@ -28,18 +28,18 @@ use crate::model::client::Client;
 use crate::model::command::{ClientPattern, Command};
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::declaration::{Declaration, Declared, OnConflict};
-use crate::model::effect::{Answer, Effect, Event, Forwarded, Loaded, Origin, Transfer};
+use crate::model::effect::{Answer, Effect, Event, Forwarded, Loaded};
 use crate::model::id::{ConnectionId, HandlerId, QueueAddress, RequestId, RouterName, Sequence};
 use crate::model::location::{Locations, MessageQuery};
 use crate::model::message::Message;
 use crate::model::node::{NodeInformation, Upstream};
 use crate::model::options::Durability;
-use crate::model::record::Record;
 use crate::model::recovery::RecoveredState;
 use crate::model::rejection::Rejection;
 use crate::model::router::RouterDefinition;
 use crate::model::stats::{QueueInformation, ShardStats, WaitingMessage};
 use crate::model::time::Timestamp;
+use crate::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use crate::shard::entities::Entities;
 use crate::shard::sampling::QueueSampling;
 use crate::shard::stats::StatsCollection;
@@ -195,10 +195,16 @@ impl Broker {
         self.state.counters.forwards
     }
 
-    /// A dead letter of this shard is safe in its new queue, for [`Effect::Transferred`].
-    pub fn transferred(&mut self, origin: Origin, now: Timestamp, effects: &mut Vec<Effect>) {
-        let (_, mut context) = self.split(now, effects);
-        context.record(Record::Settle(origin.sequence));
+    /// A transfer of a message of this shard ended, for [`Effect::Transferred`].
+    pub fn transferred(&mut self, end: TransferEnd, now: Timestamp, effects: &mut Vec<Effect>) {
+        let (entities, mut context) = self.split(now, effects);
+        entities.transferred(end, &mut context);
+    }
+
+    /// A moved message may be delivered in this shard, for [`Effect::Release`].
+    pub fn release(&mut self, arrival: ArrivedMessage, now: Timestamp, effects: &mut Vec<Effect>) {
+        let (entities, mut context) = self.split(now, effects);
+        entities.release(arrival, &mut context);
     }
 
     /// Adds a router of the program, or replaces the one with the same name. The router is not saved:

@@ -19,6 +19,7 @@ use crate::model::rejection::{Rejection, RejectionKind};
 use crate::model::terms::{LEVEL_HIGH, LEVEL_NORMAL};
 use crate::model::time::Timestamp;
 use crate::queue::Queue;
+use crate::queue::arriving::release_once_settled;
 use crate::shard::channel::Channel;
 use crate::shard::entities::Entities;
 
@@ -31,6 +32,9 @@ impl Entities {
             messages,
             progress,
             tickets,
+            sources: _,
+            transferred,
+            arriving,
             unique_keys,
             terms,
             remembered,
@@ -90,7 +94,8 @@ impl Entities {
                     let until = arrived.after(queue.metadata.options.deduplication_window);
                     queue.restore_id(id, until, message.sequence, context);
                 }
-                self.restore_message(queue, *key, message, (progress, terms), context);
+                let is_held = arriving.binary_search(&message.sequence).is_ok();
+                self.restore_message(queue, *key, message, (progress, terms), is_held, context);
             }
         };
         let mut known = progress.iter().peekable();
@@ -109,6 +114,11 @@ impl Entities {
             restore(message, progress);
         }
         context.state.commits.committed_all();
+        // The next crash must find the message in its new queue only, also if a consumer has settled it there by then.
+        for (sequence, arrival) in transferred {
+            context.record(Record::Settle(sequence));
+            release_once_settled(arrival, context);
+        }
     }
 
     pub(crate) fn restore_definition(&mut self, definition: Definition, context: &mut Context<'_>) {
@@ -199,6 +209,7 @@ impl Entities {
         channel: usize,
         message: RecoveredMessage,
         (progress, terms): (DeliveryProgress, Option<PutTerms>),
+        is_held: bool,
         context: &mut Context<'_>,
     ) {
         let paged_out = PagedOut {
@@ -215,7 +226,7 @@ impl Entities {
             let level = if message.high_priority { LEVEL_HIGH } else { LEVEL_NORMAL };
             let unset = PutTerms { not_before: Timestamp(0), expires: Timestamp::NEVER, level };
             let received = Timestamp(u64::from(message.received_s) * 1_000);
-            queue.restore(paged_out, terms.unwrap_or(unset), (progress, received), context);
+            queue.restore(paged_out, terms.unwrap_or(unset), (progress, received), is_held, context);
         }
     }
 
@@ -236,7 +247,8 @@ impl Entities {
                 Awaiting::Answer(connection, event) => {
                     context.effects.push(Effect::Notify(connection, event))
                 }
-                Awaiting::Transfer(origin) => context.effects.push(Effect::Transferred(origin)),
+                Awaiting::Transfer(end) => context.effects.push(Effect::Transferred(end)),
+                Awaiting::Release(arrival) => context.effects.push(Effect::Release(arrival)),
                 Awaiting::Confirm(link, numbers) => {
                     context.effects.push(Effect::Notify(link, Event::Confirmed(numbers)));
                 }
@@ -264,9 +276,11 @@ impl Entities {
                 Awaiting::Answer(connection, event) => {
                     context.effects.push(Effect::Notify(connection, event))
                 }
-                // The old shard keeps the message: after a restart it may be duplicated, but it is not
-                // lost.
-                Awaiting::Transfer(_) => {}
+                // A moved message goes back. A dead letter's old shard keeps it: after a restart it may be
+                // duplicated, but it is not lost.
+                Awaiting::Transfer(end) => self.refuse_arrival(*end, why, context),
+                // At worst the message is in both queues after a restart.
+                Awaiting::Release(arrival) => context.effects.push(Effect::Release(arrival)),
                 // The messages were taken. At worst they arrive once more after a crash.
                 Awaiting::Confirm(link, numbers) => {
                     context.effects.push(Effect::Notify(link, Event::Confirmed(numbers)));

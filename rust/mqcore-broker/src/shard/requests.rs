@@ -30,6 +30,15 @@ impl Entities {
         if let Request::TestRoute { router, message } = request {
             return self.test_route(client, id, router, message, context);
         }
+        if let Request::MoveMessages(wanted) = request {
+            if client.admin {
+                return self.move_messages(client.connection, id, *wanted, context);
+            }
+            context.state.counters.refused += 1;
+            let event = Event::Answered(id, Err(only_administrators()));
+            context.effects.push(Effect::Notify(client.connection, event));
+            return;
+        }
         if let Some(request) = self.authenticate(client, id, request, context) {
             self.carry_out(client, id, request, context);
         }
@@ -139,9 +148,7 @@ impl Entities {
             Request::UnsubscribeTopic { pattern } => self.unsubscribe_topic(client, &pattern),
             Request::BindTopic { pattern, queue } => self.bind_topic(pattern, queue, context),
             Request::UnbindTopic { pattern, queue } => self.unbind_bound_topic(&pattern, &queue, context),
-            _ if !client.admin => {
-                Err(Rejection::new(RejectionKind::Unauthorized, "only administrators may do this"))
-            }
+            _ if !client.admin => Err(only_administrators()),
             request => self.administrator_request(request, context),
         }
     }
@@ -203,7 +210,7 @@ impl Entities {
             Request::ListClients { kind, page } => self.list_clients(kind.as_deref(), &page, context.now),
             Request::MayAdminister => Ok(Reply::Done),
             Request::ListNodes { page } => self.list_nodes(&page, context.now),
-            // `answer_request` starts the route that answers a test; `request` carries out the rest.
+            // `answer_request` starts the route that answers a test, and a move; `request` carries out the rest.
             _ => Ok(Reply::Done),
         }
     }
@@ -295,6 +302,10 @@ impl Entities {
         self.destroy_if_abandoned(key, context);
         Ok(Reply::Done)
     }
+}
+
+fn only_administrators() -> Rejection {
+    Rejection::new(RejectionKind::Unauthorized, "only administrators may do this")
 }
 
 fn done(result: Result<(), Rejection>) -> Result<Reply, Rejection> {

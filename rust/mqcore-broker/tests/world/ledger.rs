@@ -95,6 +95,7 @@ impl Ledger {
         assert_eq!(self.count(LifecycleKind::Expired), stats.timed_out);
         assert_eq!(self.count(LifecycleKind::Requeued), stats.requeued);
         assert_eq!(self.count(LifecycleKind::DeadLettered), stats.dead_lettered);
+        assert_eq!(self.count(LifecycleKind::Moved), stats.moved);
         assert_eq!(self.count(LifecycleKind::Saved), stats.saved);
         for reason in DropReason::ALL {
             assert_eq!(

@@ -18,10 +18,11 @@ use mqcore_broker::model::effect::{
     Answer, Effect, Event, HandlerFailure, Load, PullOutcome, Question, Reply,
 };
 use mqcore_broker::model::id::{ChannelName, ConnectionId, QueueAddress, RequestId, Sequence, Tag};
+use mqcore_broker::model::journal_entry::JournalEntry;
 use mqcore_broker::model::message::{Message, Properties};
 use mqcore_broker::model::options::{ChannelChanges, Durability, QueueChanges, Status};
 use mqcore_broker::model::policy;
-use mqcore_broker::model::record::{Record, decode_put, encode_put};
+use mqcore_broker::model::record::decode_put;
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::stats::QueueInformation;
 use mqcore_broker::model::time::Timestamp;
@@ -344,11 +345,11 @@ impl World {
     /// Stores messages and requests for bodies, as the journal would. Records stay among the effects.
     fn note_journal(&mut self) {
         for effect in &self.effects {
-            if let Effect::Record(sequence, Record::Put { queue, message, received, number }) = effect
+            if let Effect::Record(sequence, record) = effect
+                && let JournalEntry::Put(put) = JournalEntry::from(record)
                 && !self.journal.contains_key(sequence)
             {
-                let bytes = encode_put(queue, message, *received, *number);
-                self.journal.insert(*sequence, decode_put(&bytes).expect("just encoded").message);
+                self.journal.insert(*sequence, decode_put(&put.encode()).expect("just encoded").message);
             }
         }
         let loads = self.effects.extract_if(.., |effect| matches!(effect, Effect::Load(_)));
@@ -383,7 +384,7 @@ impl World {
     pub fn transfer(&mut self) {
         while let Some(at) = self.effects.iter().position(|effect| matches!(effect, Effect::Transfer(_))) {
             if let Effect::Transfer(transfer) = self.effects.remove(at) {
-                self.broker.transfer(transfer, self.now, &mut self.effects);
+                self.broker.transfer(*transfer, self.now, &mut self.effects);
             }
         }
         self.turn();

@@ -18,6 +18,7 @@ use crate::schedules::port::SchedulePort;
 use crate::server::error::StartError;
 use crate::storage::data_dir::{DataDir, DataDirError, Opened, RECORD_BYTES_MAX, SideJournal, shard_name};
 use mqcore_broker::model::placement::Placement;
+use mqcore_broker::model::recovery::settle_transfers;
 use mqcore_state::schedules::keeper::Keeper;
 
 /// The recovered contents of a data directory.
@@ -55,9 +56,10 @@ pub(super) async fn recover(config: &Config, now_ms: u64) -> Result<Option<Recov
                 "the number of shards of a data directory cannot change; using the existing number"
             );
         }
-        let shards = (0..directory.shards())
+        let mut shards = (0..directory.shards())
             .map(|shard| read_shard(&directory, shard, now_ms))
             .collect::<Result<Vec<_>, _>>()?;
+        settle_transfers(&mut shards.iter_mut().map(|opened| &mut opened.had).collect::<Vec<_>>());
         let identities = shards.iter().enumerate();
         let identities = identities.map(|(shard, opened)| (shard_name(shard), opened.journal.identity()));
         directory.register(&identities.collect::<Vec<_>>())?;

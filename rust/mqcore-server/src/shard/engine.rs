@@ -6,6 +6,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
+use mqcore_broker::model::command::Command;
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::{Declaration, Declared};
 use mqcore_broker::model::effect::{Effect, Report};
@@ -21,11 +22,11 @@ use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::runtime::clock::Alarm;
 use crate::runtime::shutdown::TaskGuard;
-use crate::shard::declarations::{self, Declarations};
 use crate::shard::handlers::Handlers;
 use crate::shard::inbox::{CommandBatch, Input, ShardInbox, SharedRoom, Urgent};
 use crate::shard::journal::ShardJournal;
 use crate::shard::peers::PeerShards;
+use crate::shard::program::{self, ProgramRequests};
 use crate::shard::staging::Staging;
 use crate::shard::statistics::Statistics;
 use crate::stats::counters::CloseReason;
@@ -54,7 +55,7 @@ pub(crate) struct Engine {
     congested: Vec<ConnectionId>,
     peers: PeerShards,
     journal: ShardJournal,
-    declarations: Declarations,
+    program: ProgramRequests,
     statistics: Statistics,
     /// Why the shard takes no durable messages although its journal works.
     refusal: Option<Box<str>>,
@@ -82,7 +83,7 @@ impl Engine {
             effects: Vec::new(),
             congested: Vec::new(),
             journal: ShardJournal::default(),
-            declarations: Declarations::default(),
+            program: ProgramRequests::default(),
             statistics: Statistics::default(),
             refusal: None,
             more: false,
@@ -248,9 +249,14 @@ impl Engine {
                 self.refusal.get_or_insert(why);
                 self.refuse_after_loss(now);
             }
-            Urgent::Transferred(origins) => {
-                for origin in origins {
-                    self.broker.transferred(origin, now, &mut self.effects);
+            Urgent::Transferred(ends) => {
+                for end in ends {
+                    self.broker.transferred(end, now, &mut self.effects);
+                }
+            }
+            Urgent::Released(arrivals) => {
+                for arrival in arrivals {
+                    self.broker.release(arrival, now, &mut self.effects);
                 }
             }
             Urgent::Loaded(loaded) => self.broker.loaded(loaded, now, &mut self.effects),
@@ -258,8 +264,12 @@ impl Engine {
             Urgent::Handler(spec) => self.register(*spec),
             Urgent::Router(_, Some(router)) => self.define_router(*router),
             Urgent::Declare(declaration, reply) => {
-                let (client, id) = self.declarations.begin(reply);
+                let (client, id) = self.program.begin(reply);
                 self.broker.declare_for(&client, id, &declaration, now, &mut self.effects);
+            }
+            Urgent::Request(request, reply) => {
+                let (client, id) = self.program.begin(reply);
+                self.broker.command(&client, Command::Request(id, request), now, &mut self.effects);
             }
             Urgent::Router(name, None) => self.broker.remove_router(&name, now, &mut self.effects),
             Urgent::Statistics(request) => self.statistics.ask(request),
@@ -373,7 +383,7 @@ impl Engine {
                 Effect::Deliver(deliver) => self.staging.deliver(deliver, &self.hub),
                 Effect::Publication(publication) => self.staging.publish(&publication, &self.hub),
                 Effect::Notify(publisher::CONNECTION, event) => self.hub.schedules.shard_event(event),
-                Effect::Notify(declarations::CONNECTION, event) => self.declarations.end(event),
+                Effect::Notify(program::CONNECTION, event) => self.program.end(event),
                 Effect::Notify(connection, event) => {
                     self.staging.send_event(connection, event, &self.hub);
                 }
@@ -383,7 +393,7 @@ impl Engine {
                 Effect::Observe(observation) => self.handlers.observe(observation),
                 Effect::Close(connection, rejection) => self.close(connection, &rejection),
                 Effect::Transfer(transfer) => {
-                    self.peers.transfer(transfer);
+                    self.peers.transfer(*transfer);
                 }
                 Effect::Forward(shard, forwarded) => self.peers.forward(shard, forwarded),
                 Effect::Record(sequence, record) => self.journal.record(sequence, record),
@@ -391,7 +401,8 @@ impl Engine {
                 Effect::Dequeued(sequence, question) => {
                     self.journal.read(ReadRequest::Dequeued(sequence, Box::new(question)));
                 }
-                Effect::Transferred(origin) => self.peers.transferred(origin),
+                Effect::Transferred(end) => self.peers.transferred(*end),
+                Effect::Release(arrival) => self.peers.release(*arrival),
                 Effect::Report(report) => log(&report),
             }
         }

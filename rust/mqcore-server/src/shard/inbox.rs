@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use mqcore_broker::model::client::Client;
-use mqcore_broker::model::command::{ClientPattern, Command};
+use mqcore_broker::model::command::{ClientPattern, Command, Request};
 use mqcore_broker::model::config::HandlerSpec;
 use mqcore_broker::model::declaration::Declaration;
-use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Origin, Question, Transfer};
+use mqcore_broker::model::effect::{Answer, Forwarded, Loaded, Question};
 use mqcore_broker::model::id::{ConnectionId, QueueAddress, RouterName, Sequence};
 use mqcore_broker::model::location::{Locations, MessageQuery};
 use mqcore_broker::model::message::Message;
@@ -14,11 +14,12 @@ use mqcore_broker::model::node::{NodeInformation, Upstream};
 use mqcore_broker::model::options::Durability;
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::stats::{QueueInformation, WaitingMessage};
+use mqcore_broker::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use crate::handler::AnswerSink;
 use crate::net::outbox::Outbox;
-use crate::shard::declarations::DeclarationReply;
+use crate::shard::program::ProgramReply;
 use crate::shard::statistics::StatisticsRequest;
 
 /// Maximum bytes, as read from sockets, that wait for one shard; connections with more wait. Small enough to stay in
@@ -57,7 +58,7 @@ pub(crate) enum Input {
 pub(crate) enum Urgent {
     /// Handlers answer.
     Answers(Vec<Answer>),
-    /// Another shard dead-letters messages to here.
+    /// Another shard transfers messages to here.
     Transfers(Vec<Transfer>),
     /// Another shard forwards commands to this one. Their room in that shard's inbox is released when this shard is done, so
     /// publishers wait for the slower of both shards.
@@ -74,14 +75,18 @@ pub(crate) enum Urgent {
     Loaded(Loaded),
     /// The body of a dequeued message was read, for the handler that is notified.
     Dequeued(Box<Question>),
-    /// Another shard has saved dead letters of this one.
-    Transferred(Vec<Origin>),
+    /// Transfers of messages of this shard ended.
+    Transferred(Vec<TransferEnd>),
+    /// Another shard has settled messages that moved to here.
+    Released(Vec<ArrivedMessage>),
     /// A handler is added or replaced.
     Handler(Box<HandlerSpec>),
     /// The program has, or has no longer, a router of this shard.
     Router(RouterName, Option<Box<RouterDefinition>>),
     /// The program declares something of this shard.
-    Declare(Declaration, DeclarationReply),
+    Declare(Declaration, ProgramReply),
+    /// The program, or a user of the admin side, requests something of this shard.
+    Request(Box<Request>, ProgramReply),
     /// A request for statistics.
     Statistics(StatisticsRequest),
     /// A request for the other brokers; only the home shard knows them.

@@ -1,10 +1,11 @@
-//! Effects on other shards of the server: dead letters, forwarded commands, and receipts for both.
+//! Effects on other shards of the server: messages that change their queue, forwarded commands, and receipts for both.
 
 use std::sync::Arc;
 
-use mqcore_broker::model::effect::{Effect, Forwarded, Origin, Transfer};
+use mqcore_broker::model::effect::{Effect, Forwarded};
 use mqcore_broker::model::placement::Placement;
 use mqcore_broker::model::time::Timestamp;
+use mqcore_broker::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use mqcore_broker::shard::Broker;
 
 use crate::hub::Hub;
@@ -13,10 +14,12 @@ use crate::shard::inbox::{SharedRoom, Urgent};
 /// Effects for other shards, collected until they are sent together.
 pub(crate) struct PeerShards {
     shard: usize,
-    /// Dead letters, by shard.
+    /// Messages for queues of other shards, by shard.
     transfers: Vec<Vec<Transfer>>,
-    /// Dead letters of other shards that are saved here, by shard.
-    transferred: Vec<Vec<Origin>>,
+    /// How transfers to this shard ended, by the shard that the message comes from.
+    transferred: Vec<Vec<TransferEnd>>,
+    /// Moved messages that this shard has settled, by the shard of their new queue.
+    released: Vec<Vec<ArrivedMessage>>,
     /// Commands, by shard.
     forwards: Vec<Vec<Forwarded>>,
     /// Room in the inbox taken by the batches that `forwards` come from.
@@ -31,6 +34,7 @@ impl PeerShards {
             shard,
             transfers: vec![Vec::new(); shards],
             transferred: vec![Vec::new(); shards],
+            released: vec![Vec::new(); shards],
             forwards: vec![Vec::new(); shards],
             rooms: Vec::new(),
             placement,
@@ -42,8 +46,14 @@ impl PeerShards {
         self.transfers[shard].push(transfer);
     }
 
-    pub(crate) fn transferred(&mut self, origin: Origin) {
-        self.transferred[origin.shard].push(origin);
+    pub(crate) fn transferred(&mut self, end: TransferEnd) {
+        if let Some(shard) = end.shard() {
+            self.transferred[shard].push(end);
+        }
+    }
+
+    pub(crate) fn release(&mut self, arrival: ArrivedMessage) {
+        self.released[arrival.shard].push(arrival);
     }
 
     pub(crate) fn forward(&mut self, shard: usize, forwarded: Forwarded) {
@@ -80,10 +90,16 @@ impl PeerShards {
             }
         }
         self.send_forwards(broker, now, effects, hub);
-        for (shard, origins) in self.transferred.iter_mut().enumerate() {
-            if !origins.is_empty() {
+        for (shard, ends) in self.transferred.iter_mut().enumerate() {
+            if !ends.is_empty() {
                 hub.moved();
-                hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(origins)));
+                hub.shards[shard].send_urgent(Urgent::Transferred(std::mem::take(ends)));
+            }
+        }
+        for (shard, arrivals) in self.released.iter_mut().enumerate() {
+            if !arrivals.is_empty() {
+                hub.moved();
+                hub.shards[shard].send_urgent(Urgent::Released(std::mem::take(arrivals)));
             }
         }
     }

@@ -162,7 +162,7 @@ impl JournalThread {
             if self.state == WriterState::Failed {
                 continue;
             }
-            if !self.waiting.is_empty() && !matches!(record, Record::Put { .. }) {
+            if !self.waiting.is_empty() && !record.is_put() {
                 // After those that wait: a definition must not overtake an older one.
                 self.waiting.push(record);
                 continue;
@@ -171,7 +171,7 @@ impl JournalThread {
                 Ok(()) => {}
                 Err(JournalError::Full { shortage, .. }) => {
                     self.refuse(WriterState::Full, shortage.as_str());
-                    if !matches!(record, Record::Put { .. }) {
+                    if !record.is_put() {
                         self.waiting.push(record);
                     }
                 }

@@ -70,7 +70,8 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::Published(_)
         | Reply::JoinedQueues(_)
         | Reply::ObjectCounts(_)
-        | Reply::Declared(_) => Vec::new(),
+        | Reply::Declared(_)
+        | Reply::Moved(_) => Vec::new(),
         // Answered in pages.
         Reply::Channels(_) | Reply::Queues(_) | Reply::Clients(_) | Reply::Nodes(_) | Reply::Routers(_) => {
             Vec::new()

@@ -372,6 +372,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
             removed: 14,
             requeued: 15,
             dead_lettered: 16,
+            moved: 17,
             errors: 17,
             dropped: [18, 19, 20, 21, 22, 23, 27, 30],
             last_received_ms: 24,

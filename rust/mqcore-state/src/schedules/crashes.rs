@@ -132,7 +132,7 @@ impl Shard {
     /// The disk is full for a moment: messages that are not written are rejected.
     fn refuse(&mut self, now: u64) -> Vec<Event> {
         let mut effects = Vec::new();
-        self.records.retain(|(_, record)| !matches!(record, Record::Put { .. }));
+        self.records.retain(|(_, record)| !record.is_put());
         self.broker.storage_refuses("full", Timestamp(now), &mut effects);
         let events = self.carry_out(effects);
         let mut effects = Vec::new();

@@ -19,6 +19,7 @@ pub(super) const METRICS: &[Metric] = &[
                 ("expired", stats.timed_out),
                 ("dropped", stats.dropped.iter().sum()),
                 ("dead", stats.dead_lettered),
+                ("moved", stats.moved),
                 ("saved", stats.saved),
                 ("save-failed", stats.save_failed),
             ] {
