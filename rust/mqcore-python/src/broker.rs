@@ -128,8 +128,8 @@ impl Broker {
     fn launch_with(&self, py: Python<'_>, dispatchers: &Arc<Dispatchers>) -> PyResult<Running> {
         let mut specs = Vec::new();
         for definition in lock(&self.handlers).iter() {
-            dispatchers.set(&definition.spec.key, definition.dispatcher(py, self.inspector())?);
             specs.push(definition.spec.clone());
+            definition.start(py, dispatchers, self.inspector())?;
         }
         if let Some(definition) = &*lock(&self.authority) {
             dispatchers.set_authority(AuthorityThread::start(py, definition)?);
@@ -307,8 +307,7 @@ impl Broker {
         };
         let definition = HandlerDefinition { spec: spec.clone(), name, methods, submit };
         if let Ok(running) = self.running("register a handler") {
-            if let Some(replaced) = running.dispatchers.set(key, definition.dispatcher(py, self.inspector())?)
-            {
+            if let Some(replaced) = definition.start(py, &running.dispatchers, self.inspector())? {
                 replaced.finish();
             }
             running.server.set_handler(spec);

@@ -1,7 +1,7 @@
 //! All Python delivery handlers of one broker. It routes the questions of the shards to their dispatchers.
 
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::HandlerId;
@@ -42,12 +42,17 @@ struct Filters {
 
 struct Slot {
     key: Box<str>,
+    timeout: Duration,
     dispatcher: Option<Arc<Dispatcher>>,
 }
 
 impl Default for Dispatchers {
     fn default() -> Self {
-        let slots = policy::ALL.iter().map(|policy| Slot { key: policy.key.into(), dispatcher: None });
+        let slots = policy::ALL.iter().map(|policy| Slot {
+            key: policy.key.into(),
+            timeout: Duration::ZERO,
+            dispatcher: None,
+        });
         Self {
             slots: RwLock::new(slots.collect()),
             authority: RwLock::new(None),
@@ -59,13 +64,21 @@ impl Default for Dispatchers {
 
 impl Dispatchers {
     /// Sets a dispatcher; returns the replaced one.
-    pub(crate) fn set(&self, key: &str, dispatcher: Dispatcher) -> Option<Arc<Dispatcher>> {
+    pub(crate) fn set(
+        &self,
+        key: &str,
+        timeout: Duration,
+        dispatcher: Dispatcher,
+    ) -> Option<Arc<Dispatcher>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         let dispatcher = Some(Arc::new(dispatcher));
         match slots.iter_mut().find(|slot| *slot.key == *key) {
-            Some(slot) => std::mem::replace(&mut slot.dispatcher, dispatcher),
+            Some(slot) => {
+                slot.timeout = timeout;
+                std::mem::replace(&mut slot.dispatcher, dispatcher)
+            }
             None => {
-                slots.push(Slot { key: key.into(), dispatcher });
+                slots.push(Slot { key: key.into(), timeout, dispatcher });
                 None
             }
         }
@@ -148,10 +161,12 @@ impl Dispatchers {
 
 impl HandlerPort for Dispatchers {
     fn loads(&self) -> Vec<HandlerLoad> {
-        let loads = self.counts().into_iter();
-        loads
-            .map(|(key, Counts { asked, waiting, .. })| HandlerLoad { key, asked, waiting: waiting as u64 })
-            .collect()
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let loads = slots.iter().filter_map(|Slot { key, timeout, dispatcher }| {
+            let Counts { asked, waiting, .. } = dispatcher.as_ref()?.counts();
+            Some(HandlerLoad { key: key.clone(), asked, waiting: waiting as u64, timeout: *timeout })
+        });
+        loads.collect()
     }
 
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {

@@ -1,6 +1,7 @@
 //! The interface to delivery handlers, in any language.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mqcore_broker::model::effect::{Answer, Question};
 use mqcore_broker::model::observation::Observation;
@@ -51,6 +52,8 @@ pub struct HandlerLoad {
     pub asked: u64,
     /// Accepted questions without an answer.
     pub waiting: u64,
+    /// How long it may take to answer.
+    pub timeout: Duration,
 }
 
 /// Receives answers for the shard that asked.

@@ -38,11 +38,19 @@ pub(super) struct HandlerDefinition {
 }
 
 impl HandlerDefinition {
-    pub(super) fn dispatcher(&self, py: Python<'_>, inspector: Inspector) -> PyResult<Dispatcher> {
+    /// Starts the handler's thread among `dispatchers`. Returns the thread that it replaces.
+    pub(super) fn start(
+        &self,
+        py: Python<'_>,
+        dispatchers: &Dispatchers,
+        inspector: Inspector,
+    ) -> PyResult<Option<Arc<Dispatcher>>> {
         let methods =
             self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
         let handler = Handler::new(&self.name, methods)?;
-        Ok(Dispatcher::start(&self.spec.key, handler, self.submit.clone_ref(py), inspector)?)
+        let HandlerSpec { key, timeout, .. } = &self.spec;
+        let dispatcher = Dispatcher::start(key, handler, self.submit.clone_ref(py), inspector)?;
+        Ok(dispatchers.set(key, *timeout, dispatcher))
     }
 }
 

@@ -136,11 +136,18 @@ fn blocked_handlers(seen: &Observation, previous: &mut Previous) -> Vec<Finding>
         let silent = seen.now.since(since);
         if silent >= FindingKind::BlockedHandler.grace() {
             let (waiting, time) = (counted(handler.waiting, "question"), span(silent.as_millis() as u64));
+            // A handler may take as long as its timeout, but its queues stand still meanwhile.
+            let is_late = silent >= handler.timeout;
+            let reason = if is_late {
+                "one of its methods does not return".into()
+            } else {
+                format!("it may take {} for an answer", span(handler.timeout.as_millis() as u64))
+            };
             found.push(Finding {
                 kind: FindingKind::BlockedHandler,
-                severity: Severity::Critical,
+                severity: if is_late { Severity::Critical } else { Severity::Warning },
                 subject: format!("handler {}", handler.key),
-                cause: format!("it has answered nothing for {time} while {waiting} wait: one of its methods does not return"),
+                cause: format!("it has answered nothing for {time} while {waiting} wait: {reason}"),
                 remedy: format!(
                     "see where it hangs: py-spy dump --pid {} (thread mqcore-handler); move slow work into a consumer, or make the method async",
                     std::process::id()

@@ -204,19 +204,29 @@ fn a_queue_created_after_the_start_counts_from_zero() {
 #[test]
 fn a_handler_is_blocked_while_it_answers_nothing_although_questions_wait() {
     let load = |at: u64, asked: u64, waiting: u64| Observation {
-        handlers: vec![HandlerLoad { key: "orders".into(), asked, waiting }],
+        handlers: vec![HandlerLoad { key: "orders".into(), asked, waiting, timeout: Duration::from_secs(5) }],
         ..quiet(at)
     };
     let mut rounds = Rounds::of(&load(0, 10, 5));
     assert_eq!(rounds.look(&load(2_000, 40, 35)), [], "two seconds");
     let found = rounds.only(&load(3_000, 90, 85));
     assert_eq!((found.kind, found.subject.as_str()), (FindingKind::BlockedHandler, "handler orders"));
-    assert!(
-        found.cause.starts_with("it has answered nothing for 3 s while 85 questions wait"),
-        "{}",
-        found.cause
+    assert_eq!(
+        (found.severity, found.cause.as_str()),
+        (
+            Severity::Warning,
+            "it has answered nothing for 3 s while 85 questions wait: it may take 5 s for an answer"
+        )
     );
-    assert_eq!(rounds.look(&load(4_000, 100, 80)), [], "it answers again");
+    let found = rounds.only(&load(5_000, 90, 85));
+    assert_eq!(
+        (found.severity, found.cause.as_str()),
+        (
+            Severity::Critical,
+            "it has answered nothing for 5 s while 85 questions wait: one of its methods does not return"
+        )
+    );
+    assert_eq!(rounds.look(&load(6_000, 100, 80)), [], "it answers again");
     assert_eq!(rounds.look(&load(60_000, 100, 0)), []);
     assert_eq!(rounds.look(&load(61_000, 101, 1)), [], "an idle handler was not blocked");
 }
