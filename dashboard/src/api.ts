@@ -225,6 +225,24 @@ export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await response.json()) as T;
 }
 
+/** The answer to a move of messages. */
+export interface MoveReport {
+  moved: number;
+  without_origin: number;
+  left: number;
+  rejection: string | null;
+}
+
+/** Requests a change. Throws as `ask` does. */
+export async function send<T>(method: "POST" | "DELETE", path: string, content?: object): Promise<T> {
+  const made = headers();
+  if (content !== undefined) made.set("Content-Type", "application/json");
+  const body = content === undefined ? null : JSON.stringify(content);
+  const response = await fetch(path, { method, headers: made, body, credentials: "omit" });
+  if (!response.ok) throw await refusal(response);
+  return (await response.json()) as T;
+}
+
 /** Reads a stream of server-sent events until it ends. Calls `receive` with the id and the data of each. */
 export async function listen(
   path: string,

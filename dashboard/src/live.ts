@@ -15,7 +15,7 @@ export const totals = signal<Totals[]>([]);
 export const queuePage = signal<QueuePage | null>(null);
 export const queueDetail = signal<QueueDetail | null>(null);
 
-/** `live`, `stale` while the broker does not answer, or `denied` until somebody logs in. */
+/** `live`, `stale` while the broker does not answer, or `denied` until a user logs in. */
 export const connection = signal<"starting" | "live" | "stale" | "denied">("starting");
 export const trouble = signal("");
 /** When the last event came, in milliseconds since the epoch. */

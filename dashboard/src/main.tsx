@@ -4,6 +4,7 @@ import { render } from "preact";
 import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
+import { access, learnAccess, logOut } from "./access";
 import { token } from "./api";
 import { clock } from "./format";
 import { attention, connection, follow, heardAt, isFrozen, trouble } from "./live";
@@ -35,6 +36,10 @@ function App() {
   const found = PAGES.find((page) => page.path === path.value);
   const Shown = path.value === "/queue" ? QueuePage : (found?.page ?? OverviewPage);
   const [helps, setHelps] = useState(false);
+  const isLive = connection.value === "live";
+  useEffect(() => {
+    if (isLive) void learnAccess();
+  }, [isLive]);
   useEffect(() => listenToKeys(() => setHelps((shown) => !shown)), []);
   useEffect(() => {
     document.title = `mqcore – ${found?.title ?? "Queue"}`;
@@ -53,6 +58,7 @@ function App() {
             </a>
           ))}
         </nav>
+        <User />
         <Health />
       </header>
       <main id="content" tabIndex={-1} class={connection.value === "stale" ? "stale" : ""}>
@@ -66,6 +72,23 @@ function App() {
 function skip(event: Event): void {
   event.preventDefault();
   document.getElementById("content")?.focus();
+}
+
+/** Who is logged in. */
+function User() {
+  const user = access.value?.user;
+  if (!user) return null;
+  return (
+    <div class="user">
+      <span>
+        {user}
+        {access.value?.changes ? "" : " (may only look)"}
+      </span>
+      <button type="button" class="quiet" onClick={logOut}>
+        log out
+      </button>
+    </div>
+  );
 }
 
 /** The health of the broker, and whether the screen is current. */
@@ -110,7 +133,7 @@ function Login() {
       <h2>This broker has users</h2>
       <p>{trouble.value}</p>
       <label>
-        Token with the right to administer
+        Token with the right to inspect or to administer
         <input type="password" autocomplete="off" value={text} onInput={(event) => setText(event.currentTarget.value)} />
       </label>
       <button type="submit" disabled={text.trim() === ""}>

@@ -2,6 +2,7 @@
 
 import { useEffect, useState } from "preact/hooks";
 
+import { access } from "../access";
 import type { PeekedMessage, QueueDetail } from "../api";
 import { Chart } from "../chart";
 import { age, bytes, count, queuePath, rate, splitQueue } from "../format";
@@ -9,6 +10,7 @@ import { follow, queueDetail } from "../live";
 import { Figure, Findings } from "../parts";
 import { parameters } from "../route";
 import { useAnswer } from "../use_answer";
+import { QueueChanges } from "./queue_changes";
 
 interface Sample {
   at: number;
@@ -77,7 +79,8 @@ export function QueuePage() {
           />
         </div>
       </section>
-      <Messages queue={detail.queue} />
+      <QueueChanges key={detail.queue} detail={detail} />
+      {access.value?.messages !== false && <Messages queue={detail.queue} />}
       <section aria-labelledby="counters">
         <h2 id="counters">Counters and options</h2>
         <div class="columns">
