@@ -48,7 +48,7 @@ ROUTER = 0x17
 def covers(rule: str, action: str, resource: str) -> bool:
     """A second, simple implementation of rules, for the few patterns used here."""
     actions, _, pattern = rule.partition(":")
-    if actions != "*" and action not in actions.split(","):
+    if actions != "*" and not set(action.split("|")) & set(actions.split(",")):
         return False
     if pattern in ("", "*"):
         return True
@@ -551,16 +551,19 @@ class Http:
 
     attempts = attempts(
         {
-            "GET /overview": (("administer", "/overview"),),
-            "GET /metrics": (("administer", "/metrics"),),
             **{
-                f"GET {page}": (("administer", page),)
+                f"GET {page}": (("administer|inspect", page),)
                 for page in (
-                    *("/attention", "/connections", "/healthz", "/queues", "/stream", "/totals"),
-                    *("/queues/a/1", "/queues/a/1/messages"),
+                    *("/access", "/attention", "/connections", "/healthz", "/metrics", "/overview", "/queues"),
+                    *("/queues/a/1", "/stream", "/totals", "/nowhere"),
                 )
             },
-            "GET /nowhere": (("administer", "/nowhere"),),
+            "GET /queues/a/1/messages": (("administer", "/queues/a/1/messages"),),
+            "GET /trace/absent": (("administer", "/trace/absent"),),
+            "POST /queues/a/1/purge": (("administer", "/queues/a/1/purge"),),
+            "POST /queues/a/1/move": (("administer", "/queues/a/1/move"),),
+            "DELETE /queues/a/1": (("administer", "/queues/a/1"),),
+            "DELETE /connections/absent": (("administer", "/connections/absent"),),
             "POST /authority/reload": (("administer", "/authority/reload"),),
             "DELETE /overview": (("administer", "/overview"),),
             f"DELETE /schedules/{0:040}": (("administer", f"/schedules/{0:040}"),),

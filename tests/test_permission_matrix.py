@@ -23,7 +23,7 @@ from test_authority_matrix import ADAPTERS, TOKENS_ONLY
 
 ACTIONS = (
     "create", "join", "push", "pull", "receive", "direct", "route", "events", "administer", "publish", "subscribe",
-    "limit",
+    "limit", "inspect",
 )  # fmt: skip
 PATTERNS = (
     "", "orders", "orders/*", "orders/1", "ORDERS/*", "Orders.*", "orders.new", "*s/1", "o*/*", "sorter", "p*r", "/*",
@@ -65,7 +65,7 @@ def matches(pattern: str, text: str) -> bool:
 def covers(rule: str, action: str, resource: str) -> bool:
     """Whether a rule allows an action, as docs/security.md says."""
     actions, _, pattern = rule.partition(":")
-    if action not in actions.split(","):
+    if not set(action.split("|")) & set(actions.split(",")):
         return False
     if not pattern.strip("*"):
         return True

@@ -123,17 +123,20 @@ class AdminClient:
         path: str,
         headers: Mapping[str, str] | None = None,
         *,
+        body: bytes | None = None,
         bytes_max: int = 8 << 20,
         rejections: Rejections | None = None,
         otherwise: Callable[[str], errors.MqcoreError] | None = None,
     ) -> dict[str, Any]:
-        """Send a request and return the JSON object of its answer, of at most `bytes_max` bytes.
+        """Send a request, with the JSON `body` if there is one, and return the JSON object of its answer.
+
+        The answer may have at most `bytes_max` bytes.
 
         Raises `ConnectFailed` if the admin side cannot be reached, `BadAnswer` if the answer is larger or not
         that of an admin side, and what `stream` raises.
         """
-        with self.stream(method, path, headers, rejections=rejections, otherwise=otherwise) as body:
-            text = body.read(bytes_max + 1)
+        with self.stream(method, path, headers, body=body, rejections=rejections, otherwise=otherwise) as answer:
+            text = answer.read(bytes_max + 1)
         if len(text) > bytes_max:
             raise errors.BadAnswer(f"{self.url} answers with more than {bytes_max} bytes")
         try:
@@ -148,6 +151,7 @@ class AdminClient:
         path: str,
         headers: Mapping[str, str] | None = None,
         *,
+        body: bytes | None = None,
         rejections: Rejections | None = None,
         otherwise: Callable[[str], errors.MqcoreError] | None = None,
     ) -> Iterator[Body]:
@@ -165,7 +169,8 @@ class AdminClient:
                     response = pool.urlopen(
                         method,
                         self._base + path,
-                        headers={**self._headers, **(headers or {})},
+                        body=body,
+                        headers={**self._headers, **_type_of(body), **(headers or {})},
                         preload_content=False,
                         redirect=False,
                         retries=False,
@@ -174,11 +179,11 @@ class AdminClient:
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 raise errors.ConnectFailed(f"{self.url} does not answer: {_reason(error)}") from error
             try:
-                body = Body(response, self.url)
+                answer = Body(response, self.url)
                 if response.status != _OK:
-                    text = body.read(_ERROR_BYTES_MAX)
+                    text = answer.read(_ERROR_BYTES_MAX)
                     raise self._rejection(response.status, text, {**_REJECTIONS, **(rejections or {})}, otherwise)
-                yield body
+                yield answer
             finally:
                 response.close()
 
@@ -226,6 +231,10 @@ class AdminClient:
             user = f"{urllib.parse.unquote(login.username)}:{urllib.parse.unquote(login.password or '')}"
             headers = urllib3.make_headers(proxy_basic_auth=user)
         return urllib3.ProxyManager(proxy, 1, proxy_headers=headers, **options)
+
+
+def _type_of(body: bytes | None) -> dict[str, str]:
+    return {} if body is None else {"Content-Type": "application/json"}
 
 
 def _is_basic(named: str | None) -> bool:

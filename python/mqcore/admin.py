@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
+from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
 from mqcore._http import AdminClient
 from mqcore.config import Duration
 
@@ -30,6 +31,7 @@ __all__ = [
     "FailedRequest",
     "Finding",
     "MessageLocation",
+    "MoveResult",
     "PeekedMessage",
     "QueuePage",
     "QueueRates",
@@ -40,10 +42,17 @@ __all__ = [
     "TraceStep",
     "TracedClient",
     "attention",
+    "clear",
+    "discard",
+    "disconnect",
+    "drain",
     "errors",
+    "move",
     "peek",
     "queues",
+    "remove_queue",
     "schedules",
+    "set_status",
     "trace",
     "unschedule",
 ]

@@ -61,6 +61,8 @@ class Action(StrEnum):
     """Subscribe to a topic."""
     LIMIT = "limit"
     """Use, change or remove a limit."""
+    INSPECT = "inspect"
+    """Read pages of the admin side, apart from messages and backups. The right to administer includes it."""
 
 
 @dataclass(frozen=True, slots=True)

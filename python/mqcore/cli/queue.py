@@ -1,4 +1,4 @@
-"""`mqcore queue`: lists, shows, creates, changes, clears and removes queues."""
+"""`mqcore queue`: lists, shows, creates, changes, clears and removes queues, and moves their messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 from mqcore._option_table import QUEUE_OPTIONS
 from mqcore.cli import options, output
 from mqcore.cli.confirmation import confirm_loss
+from mqcore.cli.dead import move
 from mqcore.cli.declared import STATUS, declared
 from mqcore.cli.group import CommandGroup
 
@@ -132,6 +133,9 @@ def rm(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_
         confirm_loss(f"removing {name}", name, lost, yes=yes)
         client.remove_queue(name)
     output.done("mqcore.queue.rm/1", f"removed {name}", {"queue": name, "messages_lost": lost}, as_json=as_json)
+
+
+queue.add_command(move)
 
 
 def _existing(client: sync.Client, name: str, action: str) -> QueueInformation:

@@ -30,11 +30,13 @@ pub enum Action {
     Subscribe,
     /// Use, change or delete a rate limit.
     Limit,
+    /// Read pages of the admin side, apart from messages and backups. `administer` includes it.
+    Inspect,
 }
 
 impl Action {
     /// Number of actions.
-    pub const COUNT: usize = 12;
+    pub const COUNT: usize = 13;
 
     /// All actions, in the order of their discriminants.
     pub const ALL: [Self; Self::COUNT] = [
@@ -50,6 +52,7 @@ impl Action {
         Self::Publish,
         Self::Subscribe,
         Self::Limit,
+        Self::Inspect,
     ];
 
     /// Name used in rules, in the audit log and by authenticators.
@@ -68,6 +71,7 @@ impl Action {
             Self::Publish => "publish",
             Self::Subscribe => "subscribe",
             Self::Limit => "limit",
+            Self::Inspect => "inspect",
         }
     }
 

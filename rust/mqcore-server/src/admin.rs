@@ -15,14 +15,18 @@
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
 //! | `trace` | `/trace/ID` |
+//! | `access` | `/access`: what the caller may do |
+//! | `changes` | requests that change queues, connections and the broker |
 //! | `browser` | refuses requests of web pages of other origins |
 //! | `places` | how many connections and requests there may be |
 //! | `request` | common parts of all pages |
 //! | `pieces` | long responses, sent piece by piece |
 
+mod access;
 mod attention;
 mod backup;
 mod browser;
+mod changes;
 mod connections;
 mod dashboard;
 mod history;
@@ -163,7 +167,14 @@ fn router(admin: Admin) -> Router {
         .route("/healthz", get(attention::health))
         .route("/attention", get(attention::answer))
         .route("/queues", get(queues::answer))
-        .route("/queues/{channel}/{id}", get(queue::answer))
+        .route("/access", get(access::answer))
+        .route("/queues/{channel}/{id}", get(queue::answer).delete(changes::remove_queue))
+        .route("/queues/{channel}/{id}/purge", post(changes::purge))
+        .route("/queues/{channel}/{id}/move", post(changes::move_messages))
+        .route("/queues/{channel}/{id}/discard", post(changes::discard))
+        .route("/queues/{channel}/{id}/status", post(changes::set_status))
+        .route("/connections/{client}", delete(changes::disconnect))
+        .route("/drain", post(changes::drain))
         .route("/queues/{channel}/{id}/messages", get(queue::messages))
         .route("/connections", get(connections::answer))
         .route("/totals", get(stream::totals))
@@ -228,11 +239,21 @@ async fn guard(
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let wanted = PageRequest { authorization, page, changes: !reads };
     match admit_request(&admin.hub, address, peer, wanted).await {
-        Ok(()) => next.run(request).await,
+        Ok(identity) => {
+            let mut request = request;
+            if let Some(identity) = identity {
+                request.extensions_mut().insert(identity);
+            }
+            next.run(request).await
+        }
         Err(Denial::Forbidden) => error(
             StatusCode::FORBIDDEN,
             "forbidden",
-            "permission denied: administer is not allowed for this page",
+            if reads {
+                "permission denied: neither inspect nor administer is allowed for this page"
+            } else {
+                "permission denied: administer is not allowed for this page"
+            },
         ),
         Err(Denial::Unknown(refusal)) if refusal.is_temporary() => {
             error(StatusCode::TOO_MANY_REQUESTS, "busy", refusal.for_peer())
@@ -270,7 +291,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

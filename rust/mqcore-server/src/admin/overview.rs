@@ -270,6 +270,7 @@ pub(super) fn describe_stats(stats: &QueueStats) -> Value {
         "removed": stats.removed,
         "put_back": stats.requeued,
         "dead_lettered": stats.dead_lettered,
+        "moved": stats.moved,
         "errors": stats.errors,
         "dropped": dropped,
         "last_received_ms": stats.last_received_ms,

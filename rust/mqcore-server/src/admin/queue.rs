@@ -52,7 +52,7 @@ pub(super) async fn detail(admin: &Admin, channel: &str, id: u16) -> Result<Valu
 }
 
 #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
-fn address(channel: &str, id: u16) -> Result<QueueAddress, Response> {
+pub(super) fn address(channel: &str, id: u16) -> Result<QueueAddress, Response> {
     match ChannelName::new(channel) {
         Ok(channel) => Ok(QueueAddress { channel, id }),
         Err(refused) => Err(bad_request(&format!("{channel:?}: {refused}"))),

@@ -124,7 +124,7 @@ impl Authority {
     }
 
     /// Whether a peer without a connection may do something: by the rules, and by the authorizer if there is one.
-    async fn may(
+    pub(crate) async fn may(
         &self,
         identity: &Arc<Identity>,
         action: Action,
@@ -185,16 +185,27 @@ pub(crate) struct PageRequest<'a> {
     pub(crate) changes: bool,
 }
 
-/// Decides about a request to the admin side. Writes an audit line if it is denied or changes something.
+impl PageRequest<'_> {
+    /// Whether the permission to inspect is enough: it reads, but no messages of users.
+    fn is_inspection(&self) -> bool {
+        let shows_messages = matches!(self.page, "/backup" | "/history")
+            || self.page.starts_with("/trace/")
+            || (self.page.starts_with("/queues/") && self.page.ends_with("/messages"));
+        !self.changes && !shows_messages
+    }
+}
+
+/// Decides about a request to the admin side. Writes an audit line if it is denied or changes something. `None`: there are
+/// no users yet, so anyone may read.
 pub(crate) async fn admit_request(
     hub: &Hub,
     address: SocketAddr,
     peer: Arc<Peer>,
     request: PageRequest<'_>,
-) -> Result<(), Denial> {
+) -> Result<Option<Arc<Identity>>, Denial> {
     let authority = &hub.authority;
     if authority.is_open() && !request.changes {
-        return Ok(());
+        return Ok(None);
     }
     let address = Some(address);
     let origin = RequestOrigin { connection: None, address, protocol: "http" };
@@ -217,7 +228,8 @@ pub(crate) async fn admit_request(
         }
     };
     let page = request.page;
-    let allowed = authority.may(&identity, Action::Administer, Resource::Page(page), origin.protocol).await;
+    let may = |action| authority.may(&identity, action, Resource::Page(page), origin.protocol);
+    let allowed = may(Action::Administer).await || (request.is_inspection() && may(Action::Inspect).await);
     if !allowed || request.changes {
         let why = (!allowed).then_some("no rule allows it, or the authorizer says no");
         let shown = Resource::Page(page).to_string();
@@ -231,7 +243,7 @@ pub(crate) async fn admit_request(
         ));
     }
     if allowed {
-        return Ok(());
+        return Ok(Some(identity));
     }
     authority.counters.actions_denied.add(1);
     Err(Denial::Forbidden)

@@ -12,6 +12,7 @@ use mqcore_broker::model::options::{DeadLetter, QueueChanges};
 use mqcore_broker::model::rejection::Rejection;
 use mqcore_broker::model::router::Target;
 use mqcore_broker::model::topic::TopicPattern;
+use mqcore_broker::model::transfer::MoveTarget;
 
 /// Calls `visit` for each permission that `command` needs; all of them must be granted.
 pub(crate) fn demands<'a>(command: &'a Command, visit: &mut impl FnMut(Action, Resource<'a>)) {
@@ -115,6 +116,13 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         Request::RemoveQueue { queue: address }
         | Request::ClearQueue { queue: address, .. }
         | Request::QueueInformation { queue: address } => visit(Action::Administer, queue(address)),
+        // The messages are published to the new queue on behalf of the client.
+        Request::MoveMessages(wanted) => {
+            visit(Action::Administer, queue(&wanted.queue));
+            if let MoveTarget::Queue(to) = &wanted.to {
+                visit(Action::Push, queue(to));
+            }
+        }
         Request::RemoveChannel { channel } | Request::ListQueues { channel, .. } => {
             visit(Action::Administer, all_queues(channel));
         }

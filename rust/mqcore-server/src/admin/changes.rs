@@ -1,0 +1,293 @@
+//! Requests that change something: messages and the status of a queue, connections, and the end of the broker.
+//!
+//! | request | body | effect |
+//! |---|---|---|
+//! | `POST /queues/CHANNEL/ID/purge` | none | removes all waiting messages |
+//! | `POST /queues/CHANNEL/ID/move` | `{"to": "CHANNEL/ID", "max": 1000, "ids": []}` | moves waiting messages; without `to`, each returns to the queue that dead-lettered it |
+//! | `POST /queues/CHANNEL/ID/discard` | `{"max": 1000, "ids": []}` | removes waiting messages |
+//! | `POST /queues/CHANNEL/ID/status` | `{"status": "paused"}` | changes the status |
+//! | `DELETE /queues/CHANNEL/ID` | none | removes the queue with its messages |
+//! | `DELETE /connections/CLIENT` | none | closes the connections of a client |
+//! | `POST /drain` | `{"seconds": 30}` | stops the broker as SIGTERM does |
+//!
+//! They are answered when their effect is durable. `guard` has checked that a token allows them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Path, Request as HttpRequest, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use mqcore_authority::action::Action;
+use mqcore_authority::login::Identity;
+use mqcore_authority::resource::Resource;
+use mqcore_broker::model::command::{Clear, ClientPattern, Destination, Request};
+use mqcore_broker::model::effect::Reply;
+use mqcore_broker::model::id::QueueAddress;
+use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::rejection::{Rejection, RejectionKind};
+use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveReport, MoveTarget};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use crate::admin::queue::address;
+use crate::admin::request::{Admin, bad_request, error};
+use crate::shard::inbox::Urgent;
+
+/// Time for a change to become durable. A move of many large messages takes longest.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Messages that a request moves if it sets no maximum.
+const MOVED_DEFAULT: u32 = 1_000;
+
+/// Maximum ids of messages in a request.
+const IDS_MAX: usize = 1_000;
+
+/// Maximum bytes of the body of a request.
+const BODY_MAX: usize = 1 << 20;
+
+/// Seconds in which a broker that drains stops, if the request sets none.
+const DRAIN_SECONDS: f64 = 30.0;
+
+/// The body of a request. An empty one stands for an object without members.
+pub(crate) struct Body<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Response;
+
+    async fn from_request(request: HttpRequest, state: &S) -> Result<Self, Response> {
+        let bytes =
+            Bytes::from_request(request, state).await.map_err(|refused| bad_request(&refused.body_text()))?;
+        if bytes.len() > BODY_MAX {
+            return Err(bad_request(&format!(
+                "the body has {} bytes, but at most {BODY_MAX} are allowed",
+                bytes.len()
+            )));
+        }
+        let text: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        let value: Value =
+            serde_json::from_slice(text).map_err(|refused| bad_request(&format!("the body: {refused}")))?;
+        // An array would be read as the members of the object in their order.
+        if !value.is_object() {
+            return Err(bad_request("the body is not a JSON object"));
+        }
+        T::deserialize(value).map(Self).map_err(|refused| bad_request(&format!("the body: {refused}")))
+    }
+}
+
+/// A request without a body.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NoMembers {}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MoveBody {
+    #[serde(default)]
+    to: Option<String>,
+    #[serde(default)]
+    max: Option<u32>,
+    #[serde(default)]
+    ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DiscardBody {
+    #[serde(default)]
+    max: Option<u32>,
+    #[serde(default)]
+    ids: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StatusBody {
+    status: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DrainBody {
+    #[serde(default)]
+    seconds: Option<f64>,
+}
+
+type QueuePath = Path<(String, u16)>;
+
+pub(crate) async fn purge(
+    State(admin): State<Admin>,
+    Path((channel, id)): QueuePath,
+    Body(NoMembers {}): Body<NoMembers>,
+) -> Result<Response, Response> {
+    let queue = address(&channel, id)?;
+    let clear = Clear { high_priority: true, normal: true };
+    carry_out(&admin, Request::ClearQueue { queue: queue.clone(), clear }).await?;
+    Ok(Json(json!({"queue": queue.to_string(), "purged": true})).into_response())
+}
+
+pub(crate) async fn move_messages(
+    State(admin): State<Admin>,
+    Extension(identity): Extension<Arc<Identity>>,
+    Path((channel, id)): QueuePath,
+    Body(body): Body<MoveBody>,
+) -> Result<Response, Response> {
+    let queue = address(&channel, id)?;
+    let to = match &body.to {
+        Some(to) => {
+            let to = parse_queue(to)?;
+            may_publish(&admin, &identity, &to).await?;
+            MoveTarget::Queue(to)
+        }
+        None => MoveTarget::Origin,
+    };
+    move_to(&admin, queue, to, body.max, body.ids).await
+}
+
+pub(crate) async fn discard(
+    State(admin): State<Admin>,
+    Path((channel, id)): QueuePath,
+    Body(body): Body<DiscardBody>,
+) -> Result<Response, Response> {
+    let queue = address(&channel, id)?;
+    move_to(&admin, queue, MoveTarget::Nowhere, body.max, body.ids).await
+}
+
+async fn move_to(
+    admin: &Admin,
+    queue: QueueAddress,
+    to: MoveTarget,
+    max: Option<u32>,
+    ids: Vec<String>,
+) -> Result<Response, Response> {
+    if ids.len() > IDS_MAX {
+        return Err(bad_request(&format!(
+            "ids has {} entries, but at most {IDS_MAX} are allowed",
+            ids.len()
+        )));
+    }
+    let max = max.unwrap_or(MOVED_DEFAULT);
+    if !(1..=MOVED_AT_ONCE_MAX).contains(&max) {
+        return Err(bad_request(&format!("max is {max}, but must be from 1 to {MOVED_AT_ONCE_MAX}")));
+    }
+    let ids = ids.into_iter().map(|id| id.into_bytes().into_boxed_slice()).collect();
+    let wanted = MoveMessages { queue: queue.clone(), to, ids, max };
+    match carry_out(admin, Request::MoveMessages(Box::new(wanted))).await? {
+        Reply::Moved(report) => Ok(Json(describe_move(&queue, &report)).into_response()),
+        _ => Ok(Json(json!({"queue": queue.to_string()})).into_response()),
+    }
+}
+
+fn describe_move(queue: &QueueAddress, report: &MoveReport) -> Value {
+    let MoveReport { moved, without_origin, left, rejection } = report;
+    json!({
+        "queue": queue.to_string(),
+        "moved": moved,
+        "without_origin": without_origin,
+        "left": left,
+        "rejection": rejection.as_ref().map(|rejection| rejection.reason.clone()),
+    })
+}
+
+pub(crate) async fn set_status(
+    State(admin): State<Admin>,
+    Path((channel, id)): QueuePath,
+    Body(StatusBody { status }): Body<StatusBody>,
+) -> Result<Response, Response> {
+    let queue = address(&channel, id)?;
+    let Some(status) = Status::from_text(&status) else {
+        let known: Vec<_> = Status::ALL.iter().map(|status| status.as_str()).collect();
+        return Err(bad_request(&format!(
+            "status {status:?} does not exist; use one of {}",
+            known.join(", ")
+        )));
+    };
+    let changes = QueueChanges { status: Some(status), ..QueueChanges::default() };
+    carry_out(&admin, Request::UpdateQueue { queue: queue.clone(), changes }).await?;
+    Ok(Json(json!({"queue": queue.to_string(), "status": status.as_str()})).into_response())
+}
+
+pub(crate) async fn remove_queue(
+    State(admin): State<Admin>,
+    Path((channel, id)): QueuePath,
+) -> Result<Response, Response> {
+    let queue = address(&channel, id)?;
+    carry_out(&admin, Request::RemoveQueue { queue: queue.clone() }).await?;
+    Ok(Json(json!({"queue": queue.to_string(), "removed": true})).into_response())
+}
+
+pub(crate) async fn disconnect(
+    State(admin): State<Admin>,
+    Path(client): Path<String>,
+) -> Result<Response, Response> {
+    let to = ClientPattern::Id(client.as_str().into());
+    carry_out(&admin, Request::Disconnect { to }).await?;
+    Ok(Json(json!({"client": client, "disconnected": true})).into_response())
+}
+
+/// Answers before the broker has drained: once it has, nothing can answer.
+pub(crate) async fn drain(
+    State(admin): State<Admin>,
+    Body(DrainBody { seconds }): Body<DrainBody>,
+) -> Result<Response, Response> {
+    let seconds = seconds.unwrap_or(DRAIN_SECONDS);
+    let grace = Duration::try_from_secs_f64(seconds)
+        .map_err(|refused| bad_request(&format!("seconds is {seconds}: {refused}")))?;
+    tracing::info!(seconds, "an administrator drains the broker");
+    let begun = admin.hub.shutdown.begin(grace);
+    Ok(Json(json!({"draining": true, "begun": begun, "seconds": seconds})).into_response())
+}
+
+/// A mover publishes to the new queue, so it needs the permission to do that.
+async fn may_publish(admin: &Admin, identity: &Arc<Identity>, to: &QueueAddress) -> Result<(), Response> {
+    let resource = Resource::Queue(to.channel.as_str(), to.id);
+    if admin.hub.authority.may(identity, Action::Push, resource, "http").await {
+        return Ok(());
+    }
+    let message = format!("permission denied: push is not allowed for queue {to}");
+    Err(error(StatusCode::FORBIDDEN, "forbidden", &message))
+}
+
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+fn parse_queue(text: &str) -> Result<QueueAddress, Response> {
+    QueueAddress::parse(text).map_err(|refused| bad_request(&format!("queue {text:?}: {refused}")))
+}
+
+/// Carries out a request of an administrator, and returns when it is durable.
+async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, Response> {
+    let hub = &admin.hub;
+    let shard = match request.destination(hub.placement) {
+        Destination::Shard(shard) => shard,
+        _ => 0,
+    };
+    let (reply, answer) = oneshot::channel();
+    hub.shards[shard].send_urgent(Urgent::Request(Box::new(request), reply));
+    hub.moved();
+    match tokio::time::timeout(CHANGE_TIMEOUT, answer).await {
+        Ok(Ok(Ok(reply))) => Ok(reply),
+        Ok(Ok(Err(rejection))) => Err(describe_rejection(&rejection)),
+        Ok(Err(_)) => Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
+        Err(_) => {
+            let message = "the change is not durable after 30 s; look whether it was made";
+            Err(error(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
+        }
+    }
+}
+
+fn describe_rejection(rejection: &Rejection) -> Response {
+    let (status, code) = match rejection.kind {
+        RejectionKind::NotFound => (StatusCode::NOT_FOUND, "not-found"),
+        RejectionKind::BadRequest => (StatusCode::BAD_REQUEST, "bad-request"),
+        RejectionKind::Unauthorized => (StatusCode::FORBIDDEN, "forbidden"),
+        RejectionKind::AlreadyExists => (StatusCode::CONFLICT, "already-exists"),
+        RejectionKind::LimitExceeded => (StatusCode::CONFLICT, "limit-exceeded"),
+        RejectionKind::Unacceptable => (StatusCode::CONFLICT, "unacceptable"),
+        RejectionKind::QueueStopped => (StatusCode::CONFLICT, "queue-stopped"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "busy"),
+    };
+    error(status, code, &rejection.reason)
+}
