@@ -233,9 +233,10 @@ mutants: $(EXTENSION) ## run MUTANTS (40) random defects of each of TARGETS (Pyt
 	@$(PY) tools/mutants.py --count $(MUTANTS) --seed $(MUTANTS_SEED) $(MUTANTS_FLAGS) $(TARGETS)
 
 .PHONY: generate
-generate: $(ENVIRONMENT) ## generate the blocking clients and the code of all options
+generate: $(ENVIRONMENT) ## generate the blocking clients, the code of all options, and files of contrib
 	@$(PY) tools/generate_sync.py
 	@$(PY) tools/generate_options.py
+	@$(PY) tools/generate_contrib.py
 
 .PHONY: format
 format: $(ENVIRONMENT) ## format all files

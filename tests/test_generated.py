@@ -1,4 +1,4 @@
-"""Generated files are what `make generate` makes: the blocking clients, and what the table of options says."""
+"""Generated files are what `make generate` makes: blocking clients, what the table of options says, and contrib."""
 
 from __future__ import annotations
 
@@ -86,3 +86,19 @@ def test_options_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Information about channels and snapshots of queues have no generated part for channels.
     informing = {"models.rs", "models.py", "information.rs", "snapshot.rs"}
     assert {path.name for path in everywhere} - {path.name for path in options.stale()} <= informing
+
+
+def test_files_of_contrib_are_made_of_the_templates_of_init() -> None:
+    contrib = tool("generate_contrib")
+    assert len(contrib.targets()) == 3
+    assert contrib.stale() == [], "run `make generate`"
+
+
+def test_changed_template_of_the_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contrib = tool("generate_contrib")
+    shutil.copytree(contrib.TEMPLATES, tmp_path / "templates")
+    monkeypatch.setattr(contrib, "TEMPLATES", tmp_path / "templates")
+    changed = tmp_path / "templates" / "Containerfile"
+    changed.write_text(changed.read_text().replace("COPY mqcore.toml", "COPY broker.toml"))
+    with pytest.raises(ValueError, match=r"does not contain 'COPY mqcore\.toml"):
+        contrib.targets()

@@ -40,6 +40,8 @@ def run(arguments: Sequence[str]) -> int:
 # its command runs, which saves half of the time of a short command.
 _COMMANDS: Final = {
     "serve": ("serve", "Run a broker."),
+    "init": ("init", "Write a commented configuration file."),
+    "config": ("config", "Show and check the configuration of a broker: show, check, schema."),
     "publish": ("publish", "Publish messages to a queue or topic."),
     "consume": ("consume", "Consume messages from a queue or topic and print them."),
     "pull": ("consume", "Pull messages from a pull or cache queue."),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
-from mqcore.cli import application, log, options
+from mqcore.cli import application, log
+from mqcore.cli.broker_options import DEFAULT_LISTENERS, broker_environment, serve_options, settings_of
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.service import Notifier
 
@@ -21,127 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-# Listeners of a broker that is configured without any: one per protocol.
-DEFAULT_LISTENERS = (
-    "tmqp://127.0.0.1:2622",
-    "throttr://127.0.0.1:9000?value=uint16",
-    "mqks://127.0.0.1:25000",
-    "mm2://127.0.0.1:2623",
-    "emqp://127.0.0.1:47290",
-)
-
-# Environment variables of the program; the broker's configuration would reject them as unknown settings.
-_PROGRAM_VARIABLES = frozenset(
-    {
-        "MQCORE_APP",
-        "MQCORE_CONFIG",
-        "MQCORE_DEBUG",
-        "MQCORE_DRAIN_TIMEOUT",
-        "MQCORE_LOG_FORMAT",
-        "MQCORE_TOKEN",
-        "MQCORE_URL",
-    }
-)
-
 
 @click.command()
-@click.option("--listen", "listen", multiple=True, metavar="URL", help="Listen for clients here. Repeatable.")
-@click.option("--admin", metavar="URL", help="Serve health, metrics and the admin API here.")
-@click.option("--tls-cert", metavar="FILE", help="Certificate chain of TLS listeners (tmqps://), in PEM.")
-@click.option(
-    "--tls-key", metavar="FILE", help="Private key of the certificate, in PEM. [default: the --tls-cert file]"
-)
-@click.option(
-    "--tls-client-ca", metavar="FILE", help="CA certificates for client certificates, in PEM. Requires mutual TLS."
-)
-@click.option(
-    "--tls-client-cert",
-    type=click.Choice(["required", "optional"]),
-    help="Require a client certificate, or accept clients without one. [default: required]",
-)
-@click.option(
-    "--data-dir",
-    metavar="DIR",
-    help="Directory for definitions and saved messages. [default: none; everything stays in memory]",
-)
-@click.option("--history", is_flag=True, help="Record every lifecycle event of every message in the data directory.")
-@click.option(
-    "--memory-watermark",
-    type=click.IntRange(min=0),
-    metavar="BYTES",
-    help="Maximum bytes of saved messages in memory; the broker reads others from disk. [default: 256 MiB]",
-)
-@click.option(
-    "--unsaved-memory-max",
-    type=click.IntRange(min=0),
-    metavar="BYTES",
-    help="Maximum bytes of messages that are only in memory; 0: no limit. [default: a third of the available memory]",
-)
-@click.option(
-    "--topic-patterns-max",
-    type=click.IntRange(min=1),
-    metavar="COUNT",
-    help="Maximum patterns of topics that one connection subscribes to. [default: 1024]",
-)
-@click.option("--node-name", metavar="NAME", help="Name of this broker among its nodes.")
-@click.option(
-    "--upstream",
-    "upstreams",
-    multiple=True,
-    metavar="URL",
-    help="Forward messages from clients to this upstream broker, tmqp://HOST:PORT?token=TOKEN. Repeatable.",
-)
-@click.option("--keep-messages", is_flag=True, help="Save messages for an unreachable upstream in the data directory.")
-@click.option(
-    "--app",
-    metavar="MODULE:ATTR",
-    envvar="MQCORE_APP",
-    help="Broker, Authority, or mapping of delivery handlers by key, which may contain an Authority.",
-)
-@click.option("--auto-create", is_flag=True, help="Create missing channels and queues on publish and join.")
-@click.option(
-    "--config",
-    "config_file",
-    metavar="FILE",
-    envvar="MQCORE_CONFIG",
-    type=click.Path(dir_okay=False),
-    help="TOML file with settings. Options override MQCORE_* variables, which override the file.",
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(["console", "json"]),
-    envvar="MQCORE_LOG_FORMAT",
-    help="Format of log lines. [default: console on a terminal, else json]",
-)
-@click.option(
-    "--drain-timeout",
-    type=options.DURATION,
-    default="10s",
-    show_default=True,
-    envvar="MQCORE_DRAIN_TIMEOUT",
-    help="Time to finish in-flight work at shutdown.",
-)
-def serve(
-    listen: tuple[str, ...],
-    admin: str | None,
-    tls_cert: str | None,
-    tls_key: str | None,
-    tls_client_ca: str | None,
-    tls_client_cert: str | None,
-    data_dir: str | None,
-    memory_watermark: int | None,
-    unsaved_memory_max: int | None,
-    topic_patterns_max: int | None,
-    history: bool,
-    node_name: str | None,
-    upstreams: tuple[str, ...],
-    keep_messages: bool,
-    app: str | None,
-    auto_create: bool,
-    config_file: str | None,
-    log_format: str | None,
-    drain_timeout: float,
-) -> int:
+@serve_options
+def serve(app: str | None, config_file: str | None, log_format: str | None, drain_timeout: float, **given: Any) -> int:
     """Run a broker until SIGTERM or Ctrl-C. A second signal stops it immediately.
 
     Once all listeners are bound, the broker prints one JSON line with their addresses to stdout. Logs go to stderr.
@@ -149,23 +33,7 @@ def serve(
     import asyncio
 
     log.set_up(log_format)
-    tls = {"cert": tls_cert, "key": tls_key, "client_ca": tls_client_ca, "client_cert": tls_client_cert}
-    flags = {
-        "listen": listen or None,
-        "admin": admin,
-        "tls": {name: value for name, value in tls.items() if value is not None} or None,
-        "data_dir": data_dir,
-        "memory_watermark": memory_watermark,
-        "unsaved_memory_max": unsaved_memory_max,
-        "topic_patterns_max": topic_patterns_max,
-        "history": history or None,
-        "auto_create_channels": auto_create or None,
-        "auto_create_queues": auto_create or None,
-    }
-    node: dict[str, Any] = {"name": node_name, "upstreams": upstreams or None, "keep_messages": keep_messages or None}
-    flags["node"] = {name: value for name, value in node.items() if value is not None} or None
-    given = {name: value for name, value in flags.items() if value is not None}
-    broker = _broker(app, config_file, given)
+    broker = _broker(app, config_file, settings_of(given))
     return asyncio.run(_serve(broker, drain_timeout))
 
 
@@ -211,8 +79,7 @@ def _config(config_file: str | None, flags: dict[str, Any]) -> BrokerConfig:
 
     from mqcore.config import BrokerConfig
 
-    environ = {name: value for name, value in os.environ.items() if name not in _PROGRAM_VARIABLES}
-    config = BrokerConfig.load(config_file, environ=environ, **flags)
+    config = BrokerConfig.load(config_file, environ=broker_environment(), **flags)
     return config if config.listen or config.listener else dataclasses.replace(config, listen=DEFAULT_LISTENERS)
 
 

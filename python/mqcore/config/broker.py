@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from mqcore.config.authority import AuthorityOptions, TokenOptions, UserOptions
-from mqcore.config.convert import build, check
+from mqcore.config.convert import Key, build, check, keys
 from mqcore.config.duration import Duration
 from mqcore.config.nodes import NodeConfig
 from mqcore.config.queues import ChannelDeclaration, ChannelOptions, QueueDeclaration
@@ -21,7 +21,7 @@ from mqcore.config.routing import RouterOptions
 from mqcore.errors import ConfigError
 from mqcore.tls import Listener, ListenerTLS
 
-__all__ = ["BrokerConfig"]
+__all__ = ["BrokerConfig", "Layer", "check_names", "document_keys", "layers", "read_document"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,26 +211,69 @@ class BrokerConfig:
         were not given. `environ` is ``os.environ`` unless said otherwise. Raises `ConfigError` for unknown keys and
         wrong values.
         """
-        settings: dict[str, Any] = {}
-        if file is not None:
-            _merge(settings, _named(_from_file(Path(file))))
-        _merge(settings, _named(_from_environ(os.environ if environ is None else environ)))
-        _merge(settings, {name: value for name, value in flags.items() if value is not None})
-        upstreams = settings.pop("upstream", None)
-        if upstreams is not None:
-            # A table of its own, as `[[upstream]]` reads better than `[[node.upstreams]]`.
-            _merge(settings, {"node": {"upstreams": upstreams}})
-        loaded: Self = build(cls, settings, "")
+        merged: dict[str, Any] = {}
+        for layer in layers(file, os.environ if environ is None else environ, flags):
+            _merge(merged, layer.settings)
+        loaded: Self = build(cls, merged, "")
         return loaded
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Self:
+        """Read the content of a configuration file. Raises `ConfigError`."""
+        loaded: Self = build(cls, _named(document), "")
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Settings of one origin."""
+
+    kind: Literal["file", "environment", "flag"]
+    settings: Mapping[str, Any]
+    """By the names of the fields of `BrokerConfig`."""
+    document: Mapping[str, Any]
+    """The same as it was written."""
+
+
+def layers(
+    file: str | os.PathLike[str] | None, environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> tuple[Layer, ...]:
+    """Read all settings; a later layer overrides an earlier one. Raises `ConfigError` for a file that is not TOML."""
+    found = []
+    if file is not None:
+        document = read_document(Path(file))
+        found.append(Layer("file", _named(document), document))
+    variables = _from_environ(environ)
+    given = {name: value for name, value in flags.items() if value is not None}
+    return (*found, Layer("environment", _named(variables), variables), Layer("flag", given, given))
 
 
 _DECLARED: Final = {"channel": "channels", "queue": "queues"}
 
 
-def _named(settings: dict[str, Any]) -> dict[str, Any]:
+def document_keys(document: Mapping[str, Any]) -> dict[str, Key]:
+    """Return the keys of a configuration file. `channel` has the type that its value in `document` asks for."""
+    known = dict(keys(BrokerConfig))
+    known |= {"channel_defaults": known["channel"], "queue": known["queues"], "upstream": keys(NodeConfig)["upstreams"]}
+    if isinstance(document.get("channel"), list):
+        known["channel"] = known["channels"]
+    return known
+
+
+def check_names(document: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if two tables of a file mean the same, or one has the form of another."""
+    _named(document)
+
+
+def _named(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Give tables the names of the fields: a list ``channel`` declares channels, a table has their defaults."""
     named: dict[str, Any] = {}
+    upstreams: Any = None
     for key, value in settings.items():
+        if key == "upstream":
+            # A table of its own, as `[[upstream]]` reads better than `[[node.upstreams]]`.
+            upstreams = value
+            continue
         if isinstance(value, list) and key in _DECLARED:
             field_name = _DECLARED[key]
         elif key == "queue":
@@ -241,9 +284,16 @@ def _named(settings: dict[str, Any]) -> dict[str, Any]:
         else:
             field_name = "channel" if key == "channel_defaults" else key
         if field_name in named:
-            given = "[channel] and [channel_defaults]" if field_name == "channel" else f"{key} and {field_name}"
+            alias = next((name for name, field in _DECLARED.items() if field == field_name), field_name)
+            given = "[channel] and [channel_defaults]" if field_name == "channel" else f"{alias} and {field_name}"
             raise ConfigError(f"{given} mean the same; write one of them")
         named[field_name] = value
+    if upstreams is not None:
+        node = named.get("node", {})
+        if isinstance(node, Mapping) and "upstreams" in node:
+            raise ConfigError("upstream and node.upstreams mean the same; write one of them")
+        if isinstance(node, Mapping):
+            named["node"] = {**node, "upstreams": upstreams}
     return named
 
 
@@ -265,6 +315,8 @@ _COMMAND_LINE: Final = frozenset(
         "DEBUG",
         "DRAIN_TIMEOUT",
         "LOG_FORMAT",
+        "LIMIT_URL",
+        "JOBS_URL",
         "LOG_LEVEL",
         "PASSWORD",
         "TIMEOUT",
@@ -275,7 +327,8 @@ _COMMAND_LINE: Final = frozenset(
 )
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Raises `ConfigError`."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -294,6 +347,10 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         place = settings
         for table in tables:
             place = place.setdefault(table, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{variable} sets a part of {table}, and another variable sets all of it; unset one")
+        if isinstance(place.get(key), dict):
+            raise ConfigError(f"{variable} sets all of {key}, and another variable sets a part of it; unset one")
         place[key] = value
     return settings
 

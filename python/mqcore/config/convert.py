@@ -18,7 +18,22 @@ from typing import Any, Final, TypeVar, Union
 from mqcore.config.duration import seconds
 from mqcore.errors import ConfigError
 
-__all__ = ["build", "check", "count", "declared", "same_word", "text"]
+__all__ = [
+    "Key",
+    "build",
+    "check",
+    "choices",
+    "converted",
+    "count",
+    "declared",
+    "is_function",
+    "is_list",
+    "keys",
+    "parts",
+    "same_word",
+    "text",
+    "unknown_key",
+]
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -35,23 +50,87 @@ def same_word(cls: type[_Word], value: object) -> _Word | None:
 _TABLES: Final = {"router": "routers", "binding": "bindings"}
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of a table in a file."""
+
+    name: str
+    """The field that it sets."""
+    owner: type[Any]
+    """The class of this field."""
+    hint: Any
+    """The type of the field."""
+    is_required: bool
+
+
+_KEYS: Final[dict[type[Any], dict[str, Key]]] = {}
+
+
+def keys(cls: type[Any]) -> Mapping[str, Key]:
+    """Return the keys that a table of options may have, as they are written.
+
+    The reader, `mqcore config check` and the JSON Schema use them, so that all three know the same keys.
+    """
+    known = _KEYS.get(cls)
+    if known is None:
+        known = _KEYS[cls] = _keys(cls)
+    return known
+
+
+def _keys(cls: type[Any]) -> dict[str, Key]:
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    found = {entry.name: Key(entry.name, cls, hints[entry.name], _is_required(entry)) for entry in fields}
+    if hasattr(cls, "from_table"):
+        # A declaration has the name beside the options.
+        del found["options"]
+        found |= _keys(hints["options"])
+    return found | {written: found[name] for written, name in _TABLES.items() if name in found}
+
+
+def parts(hint: Any) -> type[Any] | None:
+    """Return the class of the options in a table, or in each table of a list; `None` for other types."""
+    kinds = typing.get_args(hint) or (hint,)
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
+def is_list(hint: Any) -> bool:
+    """Return whether a field has several values."""
+    return any(typing.get_origin(kind) is tuple for kind in choices(hint))
+
+
+def is_function(hint: Any) -> bool:
+    """Return whether a field has a function, which only programs can give."""
+    return any(typing.get_origin(kind) is collections.abc.Callable for kind in choices(hint))
+
+
+def choices(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the only one."""
+    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
 def build(cls: type[Any], settings: Mapping[str, Any], path: str) -> Any:
     """Make options of a table. `path` is the place of the table, for errors. Raises `ConfigError`."""
     if (from_table := getattr(cls, "from_table", None)) is not None:
         return from_table(settings, path)
-    fields = {entry.name: entry for entry in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
-    arguments = {}
+    known = keys(cls)
+    arguments: dict[str, Any] = {}
     for written, value in settings.items():
-        key = _TABLES.get(written, written)
-        if key not in fields:
-            known = (*fields, *getattr(cls, "file_names", ()))
-            raise ConfigError(f"there is no setting {path + written!r}; {_suggestion(written, known)}")
-        arguments[key] = _nested(hints[key], value, f"{path}{key}.")
-    missing = [entry.name for entry in fields.values() if _is_required(entry) and entry.name not in arguments]
+        if written not in known:
+            raise ConfigError(unknown_key(path + written, written, (*known, *getattr(cls, "file_names", ()))))
+        key = known[written]
+        if key.name in arguments:
+            raise ConfigError(f"{path + written!r} and {path + key.name!r} mean the same; write one of them")
+        arguments[key.name] = _nested(key.hint, value, f"{path}{key.name}.")
+    missing = [name for name, key in known.items() if key.is_required and key.name not in arguments]
     if missing:
         raise ConfigError(f"the setting {path + missing[0]!r} is missing")
     return cls(**arguments)
+
+
+def unknown_key(place: str, written: str, known: collections.abc.Collection[str]) -> str:
+    """Return the message about a key that does not exist."""
+    return f"there is no setting {place!r}; {_suggestion(written, known)}"
 
 
 def _suggestion(written: str, known: collections.abc.Collection[str]) -> str:
@@ -74,12 +153,11 @@ def _is_required(entry: dataclasses.Field[Any]) -> bool:
 
 def _nested(hint: Any, value: Any, path: str) -> Any:
     """Make options of a table, as the type of its field requires; return other values unchanged."""
-    choices = typing.get_args(hint) or (hint,)
-    inner = next((choice for choice in choices if dataclasses.is_dataclass(choice)), None)
+    inner = parts(hint)
     if inner is None:
         return value
     if isinstance(value, Mapping):
-        return build(typing.cast("type[Any]", inner), value, path)
+        return build(inner, value, path)
     if isinstance(value, list):
         return [_nested(inner, entry, path) for entry in value]
     return value
@@ -87,16 +165,22 @@ def _nested(hint: Any, value: Any, path: str) -> Any:
 
 def check(options: Any) -> None:
     """Make every field of a frozen dataclass what its type says, or raise `ConfigError`."""
-    for name, convert in _converters(type(options)).items():
-        value = getattr(options, name)
-        if value is None and convert.optional:
-            continue
-        try:
-            object.__setattr__(options, name, convert.function(value))
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from None
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} cannot be {value!r}; it is {convert.wanted}") from None
+    for name in _converters(type(options)):
+        object.__setattr__(options, name, converted(type(options), name, getattr(options, name)))
+
+
+def converted(cls: type[Any], name: str, value: Any) -> Any:
+    """Return a value as the type of a field requires. Raises `ConfigError`."""
+    convert = _converters(cls)[name]
+    if value is None and convert.optional:
+        return None
+    try:
+        return convert.function(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except (TypeError, ValueError):
+        is_secret = any(entry.name == name and not entry.repr for entry in dataclasses.fields(cls))
+        raise ConfigError(f"{name} cannot be {'***' if is_secret else repr(value)}; it is {convert.wanted}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +203,8 @@ def _converters(cls: type[Any]) -> dict[str, _Converter]:
 
 
 def _converter(hint: Any) -> _Converter:
-    choices = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-    optional = types.NoneType in choices
-    kinds = [kind for kind in choices if kind is not types.NoneType]
+    optional = types.NoneType in choices(hint)
+    kinds = [kind for kind in choices(hint) if kind is not types.NoneType]
     if timedelta in kinds:
         return _Converter(seconds, "seconds, a timedelta, or text such as '30s'", optional)
     (kind,) = kinds
@@ -137,7 +220,7 @@ def _converter(hint: Any) -> _Converter:
         return _Converter(lambda value: tuple(map(text, _several(value))), "a list of texts", optional)
     if kind == tuple[int, ...]:
         return _Converter(lambda value: tuple(map(count, _several(value))), "a list of numbers", optional)
-    if typing.get_origin(kind) is collections.abc.Callable:
+    if is_function(kind):
         return _Converter(_function, "a function, which only a program can give", optional)
     if typing.get_origin(kind) is tuple:
         part = typing.get_args(kind)[0]

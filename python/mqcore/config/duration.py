@@ -9,13 +9,16 @@ from typing import Final, TypeAlias
 
 from mqcore.errors import ConfigError
 
-__all__ = ["Duration", "seconds"]
+__all__ = ["PATTERN", "Duration", "seconds"]
 
 Duration: TypeAlias = float | timedelta | str
 """Seconds, a timedelta, or text such as ``"30s"``."""
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+PATTERN: Final = r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*"
+"""The form of a text, as a regular expression that JSON Schema knows too."""
+
+_DURATION: Final = re.compile(PATTERN)
 
 
 def seconds(duration: Duration) -> float:

@@ -82,7 +82,7 @@ class UpstreamConfig:
 
     url: str
     """``tmqp://host:port``, or ``tmqps://`` with ``?ca=FILE&cert=FILE&key=FILE&server_name=NAME``."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """Token sent to the upstream broker. Default none."""
     send: NodeFilter = field(default_factory=NodeFilter)
     """Filter of forwarded frames. Default all."""
@@ -104,7 +104,7 @@ class NodeConfig:
     """Its name, unique among linked nodes. Default its id."""
     accepts: bool = True
     """Whether other brokers may forward to this one. Default yes."""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     """Token that they must send. Default none; if clients must log in, nodes without a token are rejected."""
     accept: NodeFilter = field(default_factory=NodeFilter)
     """Filter of frames from them. Default all."""
