@@ -26,7 +26,7 @@ from typing import Any
 from depth import FULL
 
 _PROGRAM = [sys.executable, "-m", "mqcore"]
-_READ_LATER = ("MQCORE_", "COLUMNS", "TERM", "NO_COLOR")
+_READ_LATER = ("MQCORE_", "COLUMNS", "TERM", "NO_COLOR", "XDG_CONFIG_HOME")
 """Beginnings of variables that programs read after their start; a fork can obey only these and PYTHONPATH."""
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,9 @@ DISK_MIB = 48
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings of mqcore, so that a developer's shell does not change a test."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
+    """The environment without settings and contexts of mqcore, so that those of a developer do not change a test."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
+    return kept | {"XDG_CONFIG_HOME": os.path.join(tempfile.gettempdir(), "mqcore-tests-without-contexts")}
 
 
 def wait_until(condition: Callable[[], bool], *, limit: float = 10.0, what: str = "the condition") -> None:

@@ -125,6 +125,8 @@ def test_the_version_is_that_of_the_package() -> None:
         (("queue", "statsu"), "mqcore queue status"),
         (("user", "ad"), "mqcore user add"),
         (("token", "creat"), "mqcore token create"),
+        (("contxt", "ls"), "mqcore context"),
+        (("context", "us"), "mqcore context use"),
         (("config", "chek"), "mqcore config check"),
         (("inti",), "mqcore init"),
         (("chanel", "ls"), "mqcore channel"),
@@ -153,6 +155,8 @@ def test_a_wrong_word_is_answered_with_the_right_one(arguments: tuple[str, ...],
         ("serve", "--config", "no-such-file.toml"),
         ("config", "show", "--config", "no-such-file.toml"),
         ("config", "check", "no-such-file.toml"),
+        ("context", "use"),
+        ("context", "add", "prod"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: tuple[str, ...]) -> None:

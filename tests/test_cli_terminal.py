@@ -35,7 +35,12 @@ class Terminal:
     """A program that reads stdin from a terminal and writes stderr to it. Its stdout is a pipe."""
 
     def __init__(
-        self, *arguments: str, url: str | None = None, cwd: Path | None = None, has_own_session: bool = False
+        self,
+        *arguments: str,
+        url: str | None = None,
+        cwd: Path | None = None,
+        has_own_session: bool = False,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self._descriptor, terminal = os.openpty()
         # A program that reads a password asks the terminal of its session. A new session has none, so it asks stdin.
@@ -45,7 +50,7 @@ class Terminal:
             stdin=terminal,
             stdout=subprocess.PIPE,
             stderr=terminal,
-            env=clean_environment() | SCREEN | ({"MQCORE_URL": url} if url else {}),
+            env=clean_environment() | SCREEN | ({"MQCORE_URL": url} if url else {}) | (environment or {}),
             cwd=cwd,
             **session,
         )

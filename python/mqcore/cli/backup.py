@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from mqcore.cli import options, output
+from mqcore.cli import options, output, target
 from mqcore.cli.exit_code import ExitCode
 
 __all__ = ["backup", "restore"]
@@ -21,7 +21,6 @@ __all__ = ["backup", "restore"]
 @click.option("--timeout", type=options.DURATION, default="60s", show_default=True, help="Time to wait for more data.")
 @click.option(
     "--token",
-    envvar="MQCORE_TOKEN",
     help="Access token with the right to administer the broker. [env: MQCORE_TOKEN]",
 )
 @options.as_json
@@ -33,10 +32,13 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
     """
     from mqcore.backup import backup as make
 
-    if url is None and data_dir is None:
-        url = options.root_admin_url()
-    if (url is None) == (data_dir is None):
+    if url is not None and data_dir is not None:
         raise click.UsageError("give either --url ADMIN or --data-dir DIR")
+    found = None if data_dir is not None else target.admin_side(url)
+    if found is None and data_dir is None:
+        raise click.UsageError("give either --url ADMIN or --data-dir DIR")
+    url = None if found is None else found.url
+    token = token or (options.token() if found is None else found.token)
     with output.growing("backup", in_bytes=True) as show:
         made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, progress=show)
     messages = "" if made.messages is None else f"{made.messages} messages, "

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from mqcore.cli import options, output
+from mqcore.cli import options, output, target
 from mqcore.cli.group import CommandGroup
 
 __all__ = ["bench"]
@@ -67,7 +67,8 @@ def bench(
     from mqcore.cli.bench_results import SCHEMA
     from mqcore.cli.bench_scenarios import Plan, measure
 
-    chosen = options.chosen_url(url)
+    found = target.listener(url)
+    chosen = found.url
     if not chosen.startswith(("tmqp://", "tmqps://", "tmqp+unix://")):
         raise click.UsageError(f"cannot measure {chosen.partition('://')[0]}://; use a tmqp:// URL of the broker")
     if seconds <= 0:
@@ -75,7 +76,7 @@ def bench(
     # In the order in which they run, whatever the order of the options.
     wanted = [name for name in _NAMES if not names or name in names]
     channel = f"mqcore-bench-{secrets.token_hex(4)}"
-    plan = Plan(chosen, options.token(), timeout, channel, seconds, body_bytes, rate, messages)
+    plan = Plan(chosen, found.token, timeout, channel, seconds, body_bytes, rate, messages)
     figures, skipped = measure(plan, wanted, lambda name: output.talk(f"measuring {name} ..."))
     for name, reason in skipped.items():
         output.talk(f"skipped {name}: {reason}")

@@ -6,16 +6,36 @@ import sys
 
 import click
 
+from mqcore.cli import target
+
 __all__ = ["confirm", "confirm_loss"]
 
 
 def confirm_loss(what: str, name: str, messages: int, *, yes: bool) -> None:
     """Warn that `what` loses `messages` messages; return only if the user types `name`, or with `yes`.
 
-    Raises like `confirm`.
+    In a protected context only the typed name counts. Raises like `confirm`, and `click.UsageError` if the command
+    would work on another broker than that of ``--context``.
     """
     plural = "" if messages == 1 else "s"
-    confirm(f"{what} loses {messages} message{plural}", name, yes=yes)
+    warning = f"{what} loses {messages} message{plural}"
+    overridden = target.overridden_context()
+    if overridden is not None:
+        raise click.UsageError(
+            f"{warning}; MQCORE_URL and --context {overridden} name two brokers: unset MQCORE_URL, or remove --context"
+        )
+    context = target.used_context()
+    if context is None:
+        confirm(warning, name, yes=yes)
+    elif not context.protected:
+        confirm(f"context {context.name}: {warning}", name, yes=yes)
+    elif yes and not sys.stdin.isatty():
+        raise click.UsageError(
+            f"{warning}; context {context.name} is protected, so --yes does not confirm it: run the command on a "
+            "terminal"
+        )
+    else:
+        confirm(f"context {context.name} is protected: {warning}", name, yes=False)
 
 
 def confirm(warning: str, name: str, *, yes: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mqcore.cli import options, output
+from mqcore.cli import options, output, target
 from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
@@ -27,14 +27,18 @@ def _broker(command: _F) -> _F:
     return click.option(
         "--broker",
         metavar="URL",
-        help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else emqp://127.0.0.1:47290]",
+        help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else that of the context, else "
+        "emqp://127.0.0.1:47290]",
     )(command)
 
 
 def _jobs(broker: str | None, timeout: float) -> Jobs:
     from mqcore.jobs import Jobs
 
-    return Jobs(broker, token=options.token(), timeout=timeout)
+    found = None if broker is not None else target.listener_of("emqp", "MQCORE_JOBS_URL", "--broker emqp://HOST:PORT")
+    if found is None:
+        return Jobs(broker, token=options.token(), timeout=timeout)
+    return Jobs(found.url, token=found.token, timeout=timeout)
 
 
 @click.group(cls=CommandGroup)
@@ -145,7 +149,8 @@ def workers(broker: str | None, timeout: float, as_json: bool) -> None:
 @click.option(
     "--broker",
     metavar="URL",
-    help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else emqp://127.0.0.1:47290]",
+    help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else that of the context, else "
+    "emqp://127.0.0.1:47290]",
 )
 @options.as_json
 def watch(job: str | None, pause: float | None, broker: str | None, as_json: bool) -> None:

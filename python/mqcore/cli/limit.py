@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mqcore.cli import options, output
+from mqcore.cli import options, output, target
 from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
@@ -32,18 +31,17 @@ def _connection(command: _F) -> _F:
         "--timeout", type=options.DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
     return click.option(
-        "--url", metavar="URL", help=f"URL of the Throttr listener. [default: MQCORE_LIMIT_URL, else {_DEFAULT_URL}]"
+        "--url",
+        metavar="URL",
+        help=f"URL of the Throttr listener. [default: MQCORE_LIMIT_URL, else that of the context, else {_DEFAULT_URL}]",
     )(command)
 
 
 def _connect(url: str | None, timeout: float) -> SyncClient:
     from mqcore.throttr import SyncClient
 
-    chosen = url or click.get_current_context().find_root().meta.get("mqcore.url") or ""
-    if not chosen.startswith("throttr"):
-        # MQCORE_URL usually names a listener of another protocol.
-        chosen = url or os.environ.get("MQCORE_LIMIT_URL") or _DEFAULT_URL
-    return SyncClient(chosen, request_timeout=timeout)
+    found = None if url is not None else target.listener_of("throttr", "MQCORE_LIMIT_URL", "--url throttr://HOST:PORT")
+    return SyncClient(url or (_DEFAULT_URL if found is None else found.url), request_timeout=timeout)
 
 
 @click.group(cls=CommandGroup)

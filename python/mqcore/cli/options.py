@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from click.core import ParameterSource
+
+from mqcore.cli import target
 
 if TYPE_CHECKING:
     from mqcore import sync
@@ -20,13 +21,9 @@ __all__ = [
     "chosen_url",
     "connect",
     "connection",
-    "root_admin_url",
     "split_header",
     "token",
 ]
-
-DEFAULT_URL = "tmqp://127.0.0.1:2622"
-DEFAULT_ADMIN = "http://127.0.0.1:2627"
 
 _MM2 = ("mm2://", "mm2s://", "mm2+unix://")
 _PLAIN = ("mqks://", "mqkss://", "mqks+unix://", *_MM2)
@@ -93,7 +90,9 @@ def connection(command: _F) -> _F:
     command = click.option(
         "--timeout", type=DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
-    return click.option("--url", metavar="URL", default=None, help="URL of the broker. [default: MQCORE_URL]")(command)
+    return click.option(
+        "--url", metavar="URL", default=None, help="URL of the broker. [default: MQCORE_URL, else the context]"
+    )(command)
 
 
 def admin_side(timeout: str) -> Callable[[_F], _F]:
@@ -101,34 +100,34 @@ def admin_side(timeout: str) -> Callable[[_F], _F]:
 
     def add(command: _F) -> _F:
         access = "Access token with the right to administer the broker. [env: MQCORE_TOKEN]"
-        command = click.option("--token", envvar="MQCORE_TOKEN", help=access)(command)
+        command = click.option("--token", callback=_admin_token, help=access)(command)
         timeout_help = "Time to wait for each answer."
         command = click.option("--timeout", type=DURATION, default=timeout, show_default=True, help=timeout_help)(
             command
         )
-        url_help = f"URL of the admin API. [default: an http:// or https:// MQCORE_URL, else {DEFAULT_ADMIN}]"
-        return click.option("--url", metavar="ADMIN", callback=_admin_url, help=url_help)(command)
+        url_help = (
+            "URL of the admin API. [default: mqcore --admin, MQCORE_ADMIN, an http:// or https:// MQCORE_URL, that of "
+            f"the context, else {target.DEFAULT_ADMIN}]"
+        )
+        # The context is looked for first, because the token may come from it.
+        return click.option("--url", metavar="ADMIN", is_eager=True, callback=_admin_url, help=url_help)(command)
 
     return add
 
 
-def root_admin_url() -> str | None:
-    """Return `mqcore --url` or MQCORE_URL if it is an http:// or https:// URL, else `None`.
-
-    Raises `click.UsageError` if `mqcore --url` is a URL of another protocol. MQCORE_URL may name a broker's message
-    listener; commands that use the admin API then ignore it.
-    """
-    context = click.get_current_context().find_root()
-    url: str | None = context.meta.get("mqcore.url")
-    if url is None or url.startswith(("http://", "https://")):
-        return url
-    if context.get_parameter_source("url") is ParameterSource.COMMANDLINE:
-        raise click.UsageError(f"--url {url} is not a URL of the admin API; use --url http://HOST:PORT")
-    return None
+def _admin_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
+    if ctx.resilient_parsing:
+        return target.DEFAULT_ADMIN
+    found = target.admin_side(value)
+    if found is None:
+        return target.DEFAULT_ADMIN
+    ctx.meta["mqcore.admin_token"] = found.token
+    return found.url
 
 
-def _admin_url(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str:
-    return value or root_admin_url() or DEFAULT_ADMIN
+def _admin_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    found: str | None = value or ctx.meta.get("mqcore.admin_token") or token()
+    return found
 
 
 def address(queue: str, url: str | None) -> str:
@@ -160,8 +159,8 @@ def connect(
     """
     from mqcore import sync
 
-    chosen = chosen_url(url)
-    return sync.connect(chosen, id=client_id, name=name, kind=kind, token=token(), request_timeout=timeout)
+    found = target.listener(url)
+    return sync.connect(found.url, id=client_id, name=name, kind=kind, token=found.token, request_timeout=timeout)
 
 
 def token() -> str | None:
@@ -171,8 +170,8 @@ def token() -> str | None:
 
 
 def chosen_url(url: str | None) -> str:
-    """Return `url`, else `mqcore --url` or MQCORE_URL, else the default URL of a broker."""
-    return url or click.get_current_context().find_root().meta.get("mqcore.url") or DEFAULT_URL
+    """Return `url`, else that of `mqcore --url`, MQCORE_URL or the context, else the default URL of a broker."""
+    return target.listener(url).url
 
 
 def split_header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

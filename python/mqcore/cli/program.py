@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -42,6 +42,7 @@ _COMMANDS: Final = {
     "serve": ("serve", "Run a broker."),
     "init": ("init", "Write a commented configuration file."),
     "config": ("config", "Show and check the configuration of a broker: show, check, schema."),
+    "context": ("context", "Manage named brokers: ls, add, use, rm, show."),
     "publish": ("publish", "Publish messages to a queue or topic."),
     "consume": ("consume", "Consume messages from a queue or topic and print them."),
     "pull": ("consume", "Pull messages from a pull or cache queue."),
@@ -94,6 +95,15 @@ class _Program(CommandGroup):
         command: click.Command = getattr(import_module(f"mqcore.cli.{module}"), cmd_name)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; name the context in an error."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if (used := ctx.meta.get("mqcore.used_context")) is not None:
+                error.add_note(f"context {used.name}")
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing them."""
         with formatter.section("Commands"):
@@ -109,11 +119,28 @@ def root() -> click.Group:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         params=[
             click.Option(
+                ["--context"],
+                metavar="NAME",
+                help="Named broker of 'mqcore context add'; --url and MQCORE_URL override it. [env: MQCORE_CONTEXT]",
+                callback=_store,
+                expose_value=False,
+                shell_complete=_complete_contexts,
+            ),
+            click.Option(
                 ["--url"],
                 metavar="URL",
                 envvar="MQCORE_URL",
-                help="URL of the broker. [default: tmqp://127.0.0.1:2622; env: MQCORE_URL]",
-                callback=_store_url,
+                help="URL of the broker. [default: that of the context, else tmqp://127.0.0.1:2622; env: MQCORE_URL]",
+                callback=_store,
+                expose_value=False,
+            ),
+            click.Option(
+                ["--admin"],
+                metavar="URL",
+                envvar="MQCORE_ADMIN",
+                help="URL of the broker's admin side. [default: that of the context, else http://127.0.0.1:2627; "
+                "env: MQCORE_ADMIN]",
+                callback=_store,
                 expose_value=False,
             ),
             click.Option(
@@ -122,7 +149,7 @@ def root() -> click.Group:
                 envvar="MQCORE_TOKEN",
                 help="Access token sent when connecting. MQCORE_TOKEN keeps it out of the list of processes. "
                 "[env: MQCORE_TOKEN]",
-                callback=_store_token,
+                callback=_store,
                 expose_value=False,
             ),
             click.Option(
@@ -137,12 +164,14 @@ def root() -> click.Group:
     )
 
 
-def _store_url(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
-    ctx.meta["mqcore.url"] = value
+def _store(ctx: click.Context, option: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"mqcore.{option.name}"] = value
 
 
-def _store_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
-    ctx.meta["mqcore.token"] = value
+def _complete_contexts(_ctx: click.Context, _option: click.Parameter, incomplete: str) -> list[str]:
+    from mqcore.cli import context
+
+    return context.matching_names(incomplete)
 
 
 def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
@@ -162,7 +191,8 @@ def _report_exception(error: Exception) -> int:
     from mqcore import errors
 
     if isinstance(error, errors.MqcoreError):
-        return _report(str(error), exit_code(error))
+        notes = getattr(error, "__notes__", [])
+        return _report(f"{error}  ({', '.join(notes)})" if notes else str(error), exit_code(error))
     if isinstance(error, OSError) and error.filename is not None:
         return _report(f"{error.filename}: {error.strerror}", ExitCode.USAGE)
     if os.environ.get("MQCORE_DEBUG"):
