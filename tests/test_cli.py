@@ -606,7 +606,7 @@ def test_lists_without_a_terminal_are_tab_separated_with_a_heading(served: Serve
     mqcore("queue", "create", "orders/1", url=served.url)
     mqcore("queue", "create", "reports/2", "--status", "pull", url=served.url)
     heading, *rows = mqcore("queue", "ls", url=served.url).stdout.decode().splitlines()
-    assert heading.split("\t")[:3] == ["queue", "status", "messages"]
+    assert heading.split("\t")[:3] == ["queue", "status", "ready"]
     assert sorted(row.split("\t")[:3] for row in rows) == [["orders/1", "push", "0"], ["reports/2", "pull", "0"]]
     only = one(mqcore("queue", "ls", "rep*", "--json", url=served.url))
     assert [queue["queue"] for queue in only["queues"]] == ["reports/2"]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqcore._option_table import QUEUE_OPTIONS
-from mqcore.cli import options, output
+from mqcore.cli import options, output, target
 from mqcore.cli.confirmation import confirm_loss
 from mqcore.cli.dead import move
 from mqcore.cli.declared import STATUS, declared
+from mqcore.cli.figures import age
 from mqcore.cli.group import CommandGroup
 
 if TYPE_CHECKING:
@@ -22,15 +23,21 @@ __all__ = ["queue"]
 _COLUMNS = (
     "queue",
     "status",
-    "messages",
-    "priority_messages",
-    "delayed_messages",
-    "received_messages",
+    "ready",
+    "in_flight",
+    "delayed",
+    "dead_lettered",
+    "oldest",
+    "consumers",
+    "received",
     "deliveries",
     "acks",
-    "tag_name",
+    "tag",
     "missing_handler",
 )
+
+_PAGE = 10_000
+"""Queues of one answer of the admin side."""
 
 
 @click.group(cls=CommandGroup)
@@ -40,14 +47,63 @@ def queue() -> None:
 
 @queue.command(short_help="List queues.")
 @click.argument("channel", required=False)
+@click.option(
+    "--admin",
+    metavar="URL",
+    help="URL of the broker's admin side, which knows the age of messages. [default: mqcore --admin, MQCORE_ADMIN, "
+    "else that of the context]",
+)
 @options.connection
 @options.as_json
-def ls(channel: str | None, url: str | None, timeout: float, as_json: bool) -> None:
-    """List the queues of all channels, or of those that match CHANNEL: NAME, PREFIX*, *SUFFIX or *PART*."""
+def ls(channel: str | None, admin: str | None, url: str | None, timeout: float, as_json: bool) -> None:
+    """List the queues of all channels, or of those that match CHANNEL: NAME, PREFIX*, *SUFFIX or *PART*.
+
+    'oldest' is the age of the oldest message that waits. It needs the URL of the admin side.
+    """
     with options.connect(url, timeout) as client:
         names = [information.name for information in client.channels(channel)]
         found = [_row(information) for name in names for information in client.queues(name)]
-    output.rows("mqcore.queue.ls/1", "queues", found, _COLUMNS, as_json=as_json)
+    side = target.admin_beside(target.listener(url), admin)
+    ages = {} if side is None else _ages(side, timeout)
+    rows = [{**row, "ready": _ready(row), "oldest_seconds": ages.get(row["queue"])} for row in found]
+    if as_json:
+        output.document("mqcore.queue.ls/1", {"queues": rows})
+    else:
+        output.rows("mqcore.queue.ls/1", "queues", [_readable(row) for row in rows], _COLUMNS, as_json=False)
+
+
+def _ages(side: target.Target, timeout: float) -> dict[str, float | None]:
+    """The age of the oldest message of each queue; none, with a message, if the admin side does not answer."""
+    from mqcore import admin, errors
+
+    ages: dict[str, float | None] = {}
+    offset, is_last = 0, False
+    try:
+        while not is_last:
+            page = admin.queues(side.url, offset=offset, limit=_PAGE, token=side.token, timeout=timeout)
+            ages |= {state.queue: state.oldest_seconds for state in page.queues}
+            offset, is_last = offset + len(page.queues), len(page.queues) < _PAGE
+    except errors.MqcoreError as error:
+        # The list itself does not depend on the admin side.
+        output.talk(f"no ages of messages: {error}")
+    return ages
+
+
+def _ready(row: dict[str, Any]) -> int:
+    """Stored messages that do not wait for a time."""
+    return int(row["messages"] + row["priority_messages"] - row["delayed_messages"])
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the table."""
+    return {
+        **row,
+        "delayed": row["delayed_messages"],
+        "dead_lettered": row["dead_lettered_messages"],
+        "oldest": age(row["oldest_seconds"]),
+        "received": row["received_messages"],
+        "tag": row["tag_name"],
+    }
 
 
 @queue.command(short_help="Show one queue.")
