@@ -274,12 +274,15 @@ def test_top_lists_queues_in_the_chosen_order_and_reports_list_those_that_are_st
 
 def test_doctor_checks_a_configuration_and_a_data_directory(healthy: ServedBroker, tmp_path: Path) -> None:
     config, data = tmp_path / "mqcore.toml", tmp_path / "data"
-    config.write_text("lisstem = 1\n")
+    config.write_text("lisstem = 1\nshards = -1\n")
     data.mkdir(mode=0o755)
     arguments = ("--config", str(config), "--data-dir", str(data), "--url", healthy.admin_url, "--json")
     result = cli("doctor", *arguments)
-    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    listed = json.loads(result.stdout)["checks"]
+    checks = {check["name"]: check for check in listed}
     assert result.returncode == 1
+    problems = [check["text"] for check in listed if check["name"] == "configuration"]
+    assert [problem.partition(" ")[0] for problem in problems] == [f"{config}:1:", f"{config}:2:"]
     assert (checks["configuration"]["state"], checks["data directory"]["state"]) == ("fail", "warn")
     assert checks["data directory"]["remedy"] == f"chmod 700 {data}"
     config.write_text('listen = ["tmqp://127.0.0.1:0"]\n')

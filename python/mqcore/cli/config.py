@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,13 +24,11 @@ from mqcore.cli.group import CommandGroup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mqcore.config.checking import Problem
     from mqcore.config.effective import Setting
 
 __all__ = ["config"]
 
 _COLUMNS: Final = ("name", "value")
-_JSON_PLACE: Final = re.compile(r" at line \d+ column \d+$")
 
 
 @click.group(cls=CommandGroup)
@@ -94,88 +91,18 @@ def check(file: Path, as_json: bool) -> int:
 
     Exit code 2 if there is a problem. Ports, certificates and the data directory are checked when the broker starts.
     """
-    found = [_located(problem, lines) for problem, lines in _problems(file)]
+    from mqcore.cli.config_problems import problems_of
+
+    found = problems_of(file)
     if as_json:
-        output.document("mqcore.config.check/1", {"file": str(file), "valid": not found, "problems": found})
+        rows = [{"line": each.line, "setting": each.setting, "message": each.message} for each in found]
+        output.document("mqcore.config.check/1", {"file": str(file), "valid": not found, "problems": rows})
     else:
         for problem in found:
-            line = "" if problem["line"] is None else f"{problem['line']}:"
-            click.echo(f"{file}:{line} {problem['message']}")
+            click.echo(f"{problem.place} {problem.message}")
         count = f"{len(found)} problem{'s' if len(found) > 1 else ''}"
         output.talk(f"{file} has {count}" if found else f"{file} is valid")
     return ExitCode.USAGE if found else ExitCode.DONE
-
-
-def _problems(file: Path) -> Iterator[tuple[Problem, dict[Any, int]]]:
-    """Find problems with the reader of the file, and if it has none, with the broker."""
-    from mqcore.config import broker, checking
-    from mqcore.config.toml_lines import key_lines
-
-    document = broker.read_document(file)
-    lines = key_lines(file.read_text(encoding="utf-8"))
-    found = checking.problems(document)
-    for problem in found or _broker_problems(document):
-        yield problem, lines
-
-
-def _broker_problems(document: dict[str, Any]) -> Iterator[Problem]:
-    """Find what a broker rejects before it starts: URLs, rates, rules, names.
-
-    Each setting is tried alone, so that an error belongs to it.
-    """
-    from mqcore.config.checking import Problem
-
-    whole = _rejection(document)
-    if whole is None:
-        return
-    found = [problem for key, value in document.items() for problem in _of_setting(key, value)]
-    yield from found or [Problem((), whole)]
-
-
-def _of_setting(key: str, value: Any) -> Iterator[Problem]:
-    from mqcore.config.checking import Problem
-
-    if isinstance(value, list):
-        yield from _of_entries(key, value, 0)
-    elif (message := _rejection({key: value})) is not None:
-        yield Problem((key,), message)
-
-
-def _of_entries(key: str, entries: list[Any], first: int) -> Iterator[Problem]:
-    """Find the entries of a list that are rejected, by halves, because a file may declare thousands of queues."""
-    from mqcore.config.checking import Problem
-
-    message = _rejection({key: entries})
-    if message is None:
-        return
-    middle = len(entries) // 2
-    found: list[Problem] = []
-    if middle > 0:
-        found += _of_entries(key, entries[:middle], first)
-        found += _of_entries(key, entries[middle:], first + middle)
-    # Entries may be rejected only together.
-    yield from found or [Problem((key, first), message)]
-
-
-def _rejection(document: dict[str, Any]) -> str | None:
-    from mqcore import _core, errors
-    from mqcore.config import BrokerConfig
-
-    try:
-        _core.Broker(BrokerConfig.from_document(document))
-    except errors.MqcoreError as error:
-        return str(error)
-    return None
-
-
-def _located(problem: Problem, lines: dict[Any, int]) -> dict[str, Any]:
-    from mqcore.config.checking import place
-    from mqcore.config.effective import redacted
-    from mqcore.config.toml_lines import line_of
-
-    # The broker reads users and tokens from JSON, whose places mean nothing in the file.
-    message = _JSON_PLACE.sub("", redacted(problem.message))
-    return {"line": line_of(problem.path, lines), "setting": place(problem.path) or None, "message": message}
 
 
 @config.command(short_help="Print the JSON Schema of configuration files.")

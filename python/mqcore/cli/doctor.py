@@ -79,14 +79,21 @@ def _configuration(file: Path | None) -> Iterator[Check]:
         yield Check(state="skip", name="configuration", text="not checked; name the file with --config")
         return
     from mqcore import errors
+    from mqcore.cli.config_problems import problems_of
     from mqcore.config import BrokerConfig
 
+    is_valid = True
     try:
-        BrokerConfig.load(file)
+        for problem in problems_of(file):
+            text = f"{problem.place} {problem.message}"
+            yield Check(state="fail", name="configuration", text=text, remedy=f"correct {file}")
+            is_valid = False
+        if is_valid:
+            # With the variables, which may be wrong too.
+            BrokerConfig.load(file)
+            yield Check(state="ok", name="configuration", text=f"{file} is valid")
     except (errors.ConfigError, OSError) as error:
         yield Check(state="fail", name="configuration", text=str(error), remedy=f"correct {file}")
-    else:
-        yield Check(state="ok", name="configuration", text=f"{file} is valid")
 
 
 def _directory(directory: Path | None) -> Iterator[Check]:
