@@ -77,10 +77,10 @@ def test_messages_move_and_a_rejection_is_shown(page: Page, place: Place) -> Non
         client.declare("to", 1, QueueOptions(status="pull", message_limit=1))
         client.publish_many("from/1", ["1", "2"])
     open_queue(page, place, "from/1", "all")
-    page.get_by_role("button", name="move …").click()
+    page.get_by_role("button", name="move …", exact=True).click()
     dialog = page.get_by_role("dialog", name="Move the messages of from/1")
     dialog.get_by_label("To queue").fill("to/1")
-    dialog.get_by_role("button", name="move").click()
+    dialog.get_by_role("button", name="move", exact=True).click()
     playwright.expect(page.get_by_text(re.compile(r"moved 1 messages; 1 are left: queue to/1 is full"))).to_be_visible()
 
 
