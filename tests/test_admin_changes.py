@@ -149,7 +149,7 @@ def test_messages_move_in_their_order_and_only_some_of_them(place: Place) -> Non
 def test_a_full_queue_stops_a_move_and_nothing_is_lost(place: Place) -> None:
     with place.connect() as client:
         client.declare("source", 1, SAVING)
-        client.declare("narrow", 1, QueueOptions(status="pull", message_limit=2))
+        client.declare("narrow", 1, QueueOptions(status=QueueStatus.PULL, message_limit=2))
         client.publish_many("source/1", [str(number) for number in range(5)])
         result = admin.move(place.url, "source/1", "narrow/1", token=place.token)
         assert (result.moved, result.left) == (2, 3)
@@ -295,11 +295,13 @@ def test_the_commands_for_dead_letters(place: Place) -> None:
         client.publish("failing/65535", "foreign")
     listed = one(run("dead", "ls", "--json"))
     assert listed["schema"] == "mqcore.dead.ls/1"
-    assert [row["ready"] for row in listed["queues"] if row["queue"] == "failing/65535"] == [5]
+    (row,) = (row for row in listed["queues"] if row["queue"] == "failing/65535")
+    assert (row["ready"], row["oldest"][-1]) == (5, "s"), "it has an age"
     shown = one(run("dead", "show", "failing/65535", "--json"))["messages"]
     assert [(row["origin"], row["reason"], row["attempts"]) for row in shown] == [("failing/1", "limit", "1")] * 4 + [
         (None, None, None)
     ]
+    assert all(row["waiting"] for row in shown)
     table = run("dead", "show", "failing/65535", "--count", "1").stdout.decode().splitlines()
     assert table[0].split("\t")[:3] == ["id", "origin", "reason"]
     unconfirmed = run("dead", "discard", "failing/65535", "--id", shown[0]["id"])
@@ -352,7 +354,7 @@ def test_replayed_dead_letters_are_each_in_one_queue_after_ten_kills(tmp_path: P
         with place.connect() as client:
             client.declare("failed", 1, SAVING)
             expiring = QueueOptions(
-                status="pull", message_timeout="1s", dead_letter="failed/1", delivery_handler="at-least-once"
+                status=QueueStatus.PULL, message_timeout="1s", dead_letter="failed/1", delivery_handler="at-least-once"
             )
             for origin in origins:
                 client.declare(origin.partition("/")[0], 1, expiring)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mqcore import QueueOptions
+from mqcore import QueueOptions, QueueStatus
 from served import serving, wait_until
 from test_admin_changes import SAVING, WORK, Place, fail_all, new_token
 from test_dashboard import browser, page, playwright, pytestmark  # noqa: F401 (fixtures and marks)
@@ -74,7 +74,7 @@ def test_dead_letters_return_to_their_queue(page: Page, place: Place) -> None:  
 def test_messages_move_and_a_rejection_is_shown(page: Page, place: Place) -> None:  # noqa: F811
     with place.connect() as client:
         client.declare("from", 1, SAVING)
-        client.declare("to", 1, QueueOptions(status="pull", message_limit=1))
+        client.declare("to", 1, QueueOptions(status=QueueStatus.PULL, message_limit=1))
         client.publish_many("from/1", ["1", "2"])
     open_queue(page, place, "from/1", "all")
     page.get_by_role("button", name="move …", exact=True).click()

@@ -29,7 +29,7 @@ class LocatedProblem:
     setting: str | None
     """For example ``queue[0].status``."""
     message: str
-    """What is wrong, without secrets."""
+    """The problem, without secrets."""
 
     @property
     def place(self) -> str:

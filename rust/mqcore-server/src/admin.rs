@@ -10,11 +10,13 @@
 //! | `connections` | `/connections` |
 //! | `stream` | `/stream`, `/totals` |
 //! | `dashboard` | `/`, `/assets/FILE`: the dashboard's files |
+//! | `openapi` | `/openapi.json` |
 //! | `overview` | `/overview`, `/errors` |
 //! | `backup` | `/backup` |
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
 //! | `trace` | `/trace/ID` |
+//! | `answers` | the bodies of answers, and their documentation |
 //! | `access` | `/access`: what the caller may do |
 //! | `changes` | requests that change queues, connections and the broker |
 //! | `browser` | refuses requests of web pages of other origins |
@@ -23,6 +25,7 @@
 //! | `pieces` | long responses, sent piece by piece |
 
 mod access;
+mod answers;
 mod attention;
 mod backup;
 mod browser;
@@ -30,6 +33,7 @@ mod changes;
 mod connections;
 mod dashboard;
 mod history;
+mod openapi;
 mod overview;
 mod pieces;
 mod places;
@@ -56,13 +60,14 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
+use self::answers::{ErrorAnswer, LiveAnswer};
 use self::places::{ConnectionPlace, HeldBody, Places};
 pub(crate) use self::request::Admin;
-use self::request::{Caller, SHARD_TIMEOUT, busy, error, look, parameter};
+use self::request::{Caller, SHARD_TIMEOUT, busy, error, flag, look};
 use crate::authority::admission::{Denial, PageRequest, admit_request};
 use crate::authority::reload;
 use crate::hub::Hub;
@@ -168,6 +173,7 @@ fn router(admin: Admin) -> Router {
         .route("/attention", get(attention::answer))
         .route("/queues", get(queues::answer))
         .route("/access", get(access::answer))
+        .route("/openapi.json", get(openapi::answer))
         .route("/queues/{channel}/{id}", get(queue::answer).delete(changes::remove_queue))
         .route("/queues/{channel}/{id}/purge", post(changes::purge))
         .route("/queues/{channel}/{id}/move", post(changes::move_messages))
@@ -282,6 +288,15 @@ fn how_to_get_a_token(hub: &Hub) -> String {
     )
 }
 
+#[utoipa::path(
+    post,
+    path = "/authority/reload",
+    tag = "security",
+    responses(
+        (status = 200, description = "Users and tokens are read again", content_type = "application/json", body = serde_json::Value),
+        (status = 409, description = "They cannot be read", body = ErrorAnswer),
+    )
+)]
 async fn reload_authority(State(admin): State<Admin>) -> Response {
     match reload::reload(&admin.hub, true).await {
         Ok(()) => Json(json!({"status": "reloaded"})).into_response(),
@@ -291,7 +306,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -301,10 +316,26 @@ async fn unknown_method() -> Response {
     error(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", "method not allowed for this page")
 }
 
-async fn livez() -> Json<Value> {
-    Json(json!({"status": "live"}))
+#[utoipa::path(
+    get,
+    path = "/livez",
+    tag = "health",
+    responses(
+        (status = 200, description = "The process runs", body = LiveAnswer),
+    )
+)]
+async fn livez() -> Json<LiveAnswer> {
+    Json(LiveAnswer { status: "live" })
 }
 
+#[utoipa::path(
+    get,
+    path = "/readyz",
+    tag = "health",
+    responses(
+        (status = 200, description = "The broker accepts work", content_type = "application/json", body = serde_json::Value),
+    )
+)]
 async fn readyz(State(admin): State<Admin>) -> Response {
     if !admin.hub.shutdown.is_running() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping");
@@ -350,8 +381,23 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     }
 }
 
+#[utoipa::path(
+    get,
+    path = "/metrics",
+    tag = "health",
+    params(
+        ("queues" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: metrics of single queues too"),
+    ),
+    responses(
+        (status = 200, description = "Metrics for Prometheus", content_type = "text/plain", body = String),
+        (status = 400, description = "A wrong parameter", body = ErrorAnswer),
+    )
+)]
 async fn metrics_page(State(admin): State<Admin>, uri: Uri) -> Response {
-    let per_queue = parameter(&uri, "queues").is_some_and(|value| value != "0");
+    let per_queue = match flag(&uri, "queues") {
+        Ok(per_queue) => per_queue,
+        Err(response) => return response,
+    };
     match look(&admin, if per_queue { metrics::QUEUES_MAX } else { 0 }).await {
         Ok(snapshot) => {
             let page =

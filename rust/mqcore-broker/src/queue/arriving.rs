@@ -36,6 +36,7 @@ impl Queue {
         let Transfer { message, origin, from, departure, .. } = transfer;
         let number = context.number();
         let mut entry = Entry { answered: true, number, ..Entry::new(message, self.deadline(context.now)) };
+        entry.message.received_at(context.now);
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
         context.state.unsaved.enter(&mut entry);
         self.metadata.stats.received += 1;

@@ -7,20 +7,29 @@ use axum::{Extension, Json};
 use mqcore_authority::action::Action;
 use mqcore_authority::login::Identity;
 use mqcore_authority::resource::Resource;
-use serde_json::{Value, json};
 
+use crate::admin::answers::AccessAnswer;
 use crate::admin::request::Admin;
 
 /// Changes need a token, also while there are no users. `changes` is about requests to `/queues/...`.
+#[utoipa::path(
+    get,
+    path = "/access",
+    tag = "security",
+    responses(
+        (status = 200, description = "Permissions of the caller", body = AccessAnswer),
+    )
+)]
 pub(crate) async fn answer(
     State(admin): State<Admin>,
     identity: Option<Extension<Arc<Identity>>>,
-) -> Json<Value> {
+) -> Json<AccessAnswer> {
     let authority = &admin.hub.authority;
     let Some(Extension(identity)) = identity else {
-        return Json(json!({"user": null, "open": true, "changes": false, "messages": true}));
+        return Json(AccessAnswer { user: None, open: true, changes: false, messages: true });
     };
     let may = |page| authority.may(&identity, Action::Administer, Resource::Page(page), "http");
     let changes = may("/queues/").await;
-    Json(json!({"user": &*identity.name, "open": false, "changes": changes, "messages": changes}))
+    let user = Some(identity.name.to_string());
+    Json(AccessAnswer { user, open: false, changes, messages: changes })
 }

@@ -6,8 +6,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
 
+use crate::admin::answers::{AttentionAnswer, ErrorAnswer, FindingAnswer, HealthAnswer};
 use crate::admin::request::{Admin, error, list_limit};
 use crate::attention::finding::{FindingKind, Severity};
 use crate::attention::state::{Report, Reported};
@@ -16,6 +16,18 @@ use crate::attention::state::{Report, Reported};
 const ROUND_MAX: Duration = Duration::from_secs(30);
 
 /// Asks no shard, so it answers even while shards are stuck.
+#[utoipa::path(
+    get,
+    path = "/attention",
+    tag = "health",
+    params(
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "Findings, the most severe first", body = AttentionAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
     let limit = match list_limit(&uri) {
         Ok(limit) => limit,
@@ -26,6 +38,14 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
 
 /// 503 while there is a critical finding, or the shards do not answer. A broker that is not healthy may still be ready:
 /// restarting it repairs few of the findings, so this is for monitoring, not for liveness probes.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    tag = "health",
+    responses(
+        (status = 200, description = "Nothing is critical", body = HealthAnswer),
+    )
+)]
 pub(crate) async fn health(State(admin): State<Admin>) -> Response {
     let report = admin.hub.attention.report();
     let age = admin.hub.clock.now().since(report.made_at);
@@ -38,38 +58,20 @@ pub(crate) async fn health(State(admin): State<Admin>) -> Response {
     } else {
         StatusCode::OK
     };
-    (status, Json(json!({"status": status_of(&report), "summary": summary(&report)}))).into_response()
+    (status, Json(HealthAnswer { status: status_of(&report), summary: summary(&report) })).into_response()
 }
 
-pub(super) fn describe(report: &Report, limit: usize) -> Value {
-    let counts: Map<String, Value> = FindingKind::ALL
-        .into_iter()
-        .map(|kind| (kind.as_str().into(), report.count(kind)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(kind, count)| (kind, count.into()))
-        .collect();
-    let findings: Vec<Value> = report.findings.iter().take(limit).map(describe_finding).collect();
-    json!({
-        "status": status_of(report),
-        "summary": summary(report),
-        "checked_at_ms": report.made_at.0,
-        "total": report.findings.len(),
-        "counts": counts,
-        "findings": findings,
-        "limit": limit,
-    })
-}
-
-pub(super) fn describe_finding(reported: &Reported) -> Value {
-    let finding = &reported.finding;
-    json!({
-        "kind": finding.kind.as_str(),
-        "severity": finding.severity.as_str(),
-        "subject": finding.subject,
-        "cause": finding.cause,
-        "remedy": finding.remedy,
-        "since_ms": reported.since.0,
-    })
+pub(super) fn describe(report: &Report, limit: usize) -> AttentionAnswer {
+    let counts = FindingKind::ALL.into_iter().map(|kind| (kind.as_str(), report.count(kind)));
+    AttentionAnswer {
+        status: status_of(report),
+        summary: summary(report),
+        checked_at_ms: report.made_at.0,
+        total: report.findings.len(),
+        counts: counts.filter(|(_, count)| *count > 0).collect(),
+        findings: report.findings.iter().take(limit).map(FindingAnswer::from).collect(),
+        limit,
+    }
 }
 
 fn status_of(report: &Report) -> &'static str {

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
 use crate::storage::archive::BackupStream;
@@ -20,6 +21,19 @@ const PIECE: usize = 256 * 1024;
 /// Header with the total size of the files in bytes, for a progress bar.
 const TOTAL_HEADER: &str = "mqcore-backup-bytes";
 
+#[utoipa::path(
+    get,
+    path = "/backup",
+    tag = "storage",
+    params(
+        ("Mqcore-Request" = Option<String>, Header, description = "backup"),
+    ),
+    responses(
+        (status = 200, description = "A backup, for mqcore restore", content_type = "application/octet-stream", body = Vec<u8>),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 409, description = "There is nothing to back up, or another backup runs", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn download(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, Path, Request as HttpRequest, State};
+use axum::extract::{FromRequest, Request as HttpRequest, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -31,11 +31,13 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveReport, MoveTarget};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::oneshot;
+use utoipa::ToSchema;
 
-use crate::admin::queue::address;
-use crate::admin::request::{Admin, bad_request, error};
+use crate::admin::answers::{ClientDisconnected, DrainAnswer, ErrorAnswer, MoveAnswer, QueueChanged};
+use crate::admin::queue::QueuePath;
+use crate::admin::request::{Admin, PathText, bad_request, error};
 use crate::shard::inbox::Urgent;
 
 /// Time for a change to become durable. A move of many large messages takes longest.
@@ -84,59 +86,98 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NoMembers {}
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MoveBody {
+    /// The queue to which they go; without it, each returns to the queue that dead-lettered it.
     #[serde(default)]
     to: Option<String>,
+    /// Maximum messages (1,000).
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 10_000)]
     max: Option<u32>,
+    /// Only messages with these ids, among the first `max`.
     #[serde(default)]
+    #[schema(max_items = 1_000)]
     ids: Vec<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiscardBody {
+    /// Maximum messages (1,000).
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 10_000)]
     max: Option<u32>,
+    /// Only messages with these ids, among the first `max`.
     #[serde(default)]
+    #[schema(max_items = 1_000)]
     ids: Vec<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StatusBody {
+    /// broadcast, push, roundrobin, pull, cache, paused or stopped.
     status: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DrainBody {
+    /// The time after which the broker ends in any case (30).
     #[serde(default)]
+    #[schema(minimum = 0.0)]
     seconds: Option<f64>,
 }
 
-type QueuePath = Path<(String, u16)>;
-
+#[utoipa::path(
+    post,
+    path = "/queues/{channel}/{id}/purge",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    responses(
+        (status = 200, description = "All waiting messages are removed", body = QueueChanged),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "A limit, or the state of the queue, does not allow it", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn purge(
     State(admin): State<Admin>,
-    Path((channel, id)): QueuePath,
+    QueuePath(queue): QueuePath,
     Body(NoMembers {}): Body<NoMembers>,
 ) -> Result<Response, Response> {
-    let queue = address(&channel, id)?;
     let clear = Clear { high_priority: true, normal: true };
     carry_out(&admin, Request::ClearQueue { queue: queue.clone(), clear }).await?;
-    Ok(Json(json!({"queue": queue.to_string(), "purged": true})).into_response())
+    Ok(changed(&queue, "purged"))
 }
 
+#[utoipa::path(
+    post,
+    path = "/queues/{channel}/{id}/move",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    request_body = Option<MoveBody>,
+    responses(
+        (status = 200, description = "Messages are moved", body = MoveAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "A limit, or the state of the queue, does not allow it", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn move_messages(
     State(admin): State<Admin>,
     Extension(identity): Extension<Arc<Identity>>,
-    Path((channel, id)): QueuePath,
+    QueuePath(queue): QueuePath,
     Body(body): Body<MoveBody>,
 ) -> Result<Response, Response> {
-    let queue = address(&channel, id)?;
     let to = match &body.to {
         Some(to) => {
             let to = parse_queue(to)?;
@@ -148,12 +189,27 @@ pub(crate) async fn move_messages(
     move_to(&admin, queue, to, body.max, body.ids).await
 }
 
+#[utoipa::path(
+    post,
+    path = "/queues/{channel}/{id}/discard",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    request_body = Option<DiscardBody>,
+    responses(
+        (status = 200, description = "Messages are removed", body = MoveAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "A limit, or the state of the queue, does not allow it", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn discard(
     State(admin): State<Admin>,
-    Path((channel, id)): QueuePath,
+    QueuePath(queue): QueuePath,
     Body(body): Body<DiscardBody>,
 ) -> Result<Response, Response> {
-    let queue = address(&channel, id)?;
     move_to(&admin, queue, MoveTarget::Nowhere, body.max, body.ids).await
 }
 
@@ -176,29 +232,44 @@ async fn move_to(
     }
     let ids = ids.into_iter().map(|id| id.into_bytes().into_boxed_slice()).collect();
     let wanted = MoveMessages { queue: queue.clone(), to, ids, max };
-    match carry_out(admin, Request::MoveMessages(Box::new(wanted))).await? {
-        Reply::Moved(report) => Ok(Json(describe_move(&queue, &report)).into_response()),
-        _ => Ok(Json(json!({"queue": queue.to_string()})).into_response()),
-    }
+    let Reply::Moved(report) = carry_out(admin, Request::MoveMessages(Box::new(wanted))).await? else {
+        return Err(error(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "busy",
+            "the move has no result; look at the queue",
+        ));
+    };
+    let MoveReport { moved, without_origin, left, rejection } = *report;
+    let rejection = rejection.map(|rejection| rejection.reason.into_owned());
+    let queue = queue.to_string();
+    Ok(Json(MoveAnswer { queue, moved, without_origin, left, rejection }).into_response())
 }
 
-fn describe_move(queue: &QueueAddress, report: &MoveReport) -> Value {
-    let MoveReport { moved, without_origin, left, rejection } = report;
-    json!({
-        "queue": queue.to_string(),
-        "moved": moved,
-        "without_origin": without_origin,
-        "left": left,
-        "rejection": rejection.as_ref().map(|rejection| rejection.reason.clone()),
-    })
+fn changed(queue: &QueueAddress, result: &'static str) -> Response {
+    Json(QueueChanged { queue: queue.to_string(), result }).into_response()
 }
 
+#[utoipa::path(
+    post,
+    path = "/queues/{channel}/{id}/status",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    request_body = StatusBody,
+    responses(
+        (status = 200, description = "The status is changed", body = QueueChanged),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "A limit, or the state of the queue, does not allow it", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn set_status(
     State(admin): State<Admin>,
-    Path((channel, id)): QueuePath,
+    QueuePath(queue): QueuePath,
     Body(StatusBody { status }): Body<StatusBody>,
 ) -> Result<Response, Response> {
-    let queue = address(&channel, id)?;
     let Some(status) = Status::from_text(&status) else {
         let known: Vec<_> = Status::ALL.iter().map(|status| status.as_str()).collect();
         return Err(bad_request(&format!(
@@ -208,28 +279,65 @@ pub(crate) async fn set_status(
     };
     let changes = QueueChanges { status: Some(status), ..QueueChanges::default() };
     carry_out(&admin, Request::UpdateQueue { queue: queue.clone(), changes }).await?;
-    Ok(Json(json!({"queue": queue.to_string(), "status": status.as_str()})).into_response())
+    Ok(changed(&queue, status.as_str()))
 }
 
+#[utoipa::path(
+    delete,
+    path = "/queues/{channel}/{id}",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    responses(
+        (status = 200, description = "The queue is removed with its messages", body = QueueChanged),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "A limit, or the state of the queue, does not allow it", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn remove_queue(
     State(admin): State<Admin>,
-    Path((channel, id)): QueuePath,
+    QueuePath(queue): QueuePath,
 ) -> Result<Response, Response> {
-    let queue = address(&channel, id)?;
     carry_out(&admin, Request::RemoveQueue { queue: queue.clone() }).await?;
-    Ok(Json(json!({"queue": queue.to_string(), "removed": true})).into_response())
+    Ok(changed(&queue, "removed"))
 }
 
+#[utoipa::path(
+    delete,
+    path = "/connections/{client}",
+    tag = "connections",
+    params(
+        ("client" = String, Path, description = "The id of the client"),
+    ),
+    responses(
+        (status = 200, description = "Its connections are closed", body = ClientDisconnected),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn disconnect(
     State(admin): State<Admin>,
-    Path(client): Path<String>,
+    PathText(client): PathText,
 ) -> Result<Response, Response> {
     let to = ClientPattern::Id(client.as_str().into());
     carry_out(&admin, Request::Disconnect { to }).await?;
-    Ok(Json(json!({"client": client, "disconnected": true})).into_response())
+    Ok(Json(ClientDisconnected { client }).into_response())
 }
 
 /// Answers before the broker has drained: once it has, nothing can answer.
+#[utoipa::path(
+    post,
+    path = "/drain",
+    tag = "health",
+    request_body = Option<DrainBody>,
+    responses(
+        (status = 200, description = "The broker drains", body = DrainAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn drain(
     State(admin): State<Admin>,
     Body(DrainBody { seconds }): Body<DrainBody>,
@@ -239,7 +347,7 @@ pub(crate) async fn drain(
         .map_err(|refused| bad_request(&format!("seconds is {seconds}: {refused}")))?;
     tracing::info!(seconds, "an administrator drains the broker");
     let begun = admin.hub.shutdown.begin(grace);
-    Ok(Json(json!({"draining": true, "begun": begun, "seconds": seconds})).into_response())
+    Ok(Json(DrainAnswer { begun, seconds }).into_response())
 }
 
 /// A mover publishes to the new queue, so it needs the permission to do that.

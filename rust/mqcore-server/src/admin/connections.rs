@@ -5,10 +5,24 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::ClientInformation;
-use serde_json::{Value, json};
 
+use crate::admin::answers::{ConnectionAnswer, ConnectionsAnswer, ErrorAnswer};
 use crate::admin::request::{Admin, filter, list_limit, look, number};
 
+#[utoipa::path(
+    get,
+    path = "/connections",
+    tag = "connections",
+    params(
+        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
+        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "A page of clients", body = ConnectionsAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
     match page(&admin, &uri).await {
         Ok(page) => Json(page).into_response(),
@@ -17,17 +31,20 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
 }
 
 /// A page of clients, the longest connected first.
-async fn page(admin: &Admin, uri: &Uri) -> Result<Value, Response> {
+async fn page(admin: &Admin, uri: &Uri) -> Result<ConnectionsAnswer, Response> {
     let (limit, offset) = (list_limit(uri)?, number(uri, "offset", 0, usize::MAX)?);
     let filter = filter(uri)?;
     let mut clients = look(admin, usize::MAX).await?.clients;
     let total = clients.len();
     clients.retain(|information| matches(information, &filter));
     clients.sort_unstable_by_key(|information| std::cmp::Reverse(information.online_ms));
-    let page: Vec<Value> = clients.iter().skip(offset).take(limit).map(describe).collect();
-    Ok(
-        json!({"total": total, "matched": clients.len(), "offset": offset, "limit": limit, "connections": page}),
-    )
+    Ok(ConnectionsAnswer {
+        total,
+        matched: clients.len(),
+        offset,
+        limit,
+        connections: clients.iter().skip(offset).take(limit).map(describe).collect(),
+    })
 }
 
 fn matches(information: &ClientInformation, filter: &str) -> bool {
@@ -42,15 +59,15 @@ fn matches(information: &ClientInformation, filter: &str) -> bool {
     texts.into_iter().flatten().any(|text| text.to_lowercase().contains(filter))
 }
 
-fn describe(information: &ClientInformation) -> Value {
+fn describe(information: &ClientInformation) -> ConnectionAnswer {
     let client = &information.client;
-    json!({
-        "id": client.id,
-        "name": client.name,
-        "type": client.kind,
-        "protocol": client.protocol,
-        "user": client.user.as_deref(),
-        "connection": client.connection.0,
-        "online_seconds": information.online_ms as f64 / 1000.0,
-    })
+    ConnectionAnswer {
+        id: client.id.to_string(),
+        name: client.name.as_deref().map(Into::into),
+        r#type: client.kind.as_deref().map(Into::into),
+        protocol: client.protocol,
+        user: client.user.as_deref().map(Into::into),
+        connection: client.connection.0,
+        online_seconds: information.online_ms as f64 / 1000.0,
+    }
 }

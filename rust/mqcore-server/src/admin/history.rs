@@ -21,6 +21,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::backup::refuse as refuse_backup;
 use crate::admin::pieces::{PIECES, Pieces, REQUEST_HEADER, deliver};
 use crate::admin::request::{Admin, Caller, error, may_read_everything};
@@ -49,6 +50,20 @@ enum HistoryQuery {
     Rows { request: String, piece: Piece, fail_on_loss: bool },
 }
 
+#[utoipa::path(
+    get,
+    path = "/history",
+    tag = "storage",
+    params(
+        ("Mqcore-HistoryRequest" = Option<String>, Header, description = "The query as JSON"),
+    ),
+    responses(
+        (status = 200, description = "JSON about the history, or rows as an Arrow stream", content_type = "application/vnd.apache.arrow.stream", body = Vec<u8>),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 409, description = "The history changed meanwhile", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn answer(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,

@@ -5,12 +5,11 @@ use axum::extract::State;
 use axum::http::Uri;
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::router::RouterDefinition;
-use mqcore_broker::model::stats::{
-    DropReason, QueueInformation, QueueStats, ShardStats, TopicInformation, TopicStats,
-};
+use mqcore_broker::model::stats::{QueueInformation, ShardStats, TopicInformation, TopicStats};
 use mqcore_journal::recovery::RecordLoss;
 use serde_json::{Value, json};
 
+use crate::admin::answers::{CountersAnswer, ErrorAnswer};
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
 use crate::stats::counters::ArchiveLag;
@@ -19,6 +18,18 @@ use crate::stats::snapshot;
 use crate::storage::loss::Loss;
 
 /// Asks no shard, so it answers even while shards are stuck.
+#[utoipa::path(
+    get,
+    path = "/errors",
+    tag = "health",
+    params(
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "Recent failed requests whose clients received only a number", content_type = "application/json", body = serde_json::Value),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn errors_page(State(admin): State<Admin>, uri: Uri) -> Response {
     match list_limit(&uri) {
         Ok(limit) => {
@@ -42,6 +53,18 @@ fn describe_failure(failure: RequestFailure) -> Value {
     })
 }
 
+#[utoipa::path(
+    get,
+    path = "/overview",
+    tag = "health",
+    params(
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "Listeners, queues, topics, routers, clients and other brokers", content_type = "application/json", body = serde_json::Value),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn overview(State(admin): State<Admin>, uri: Uri) -> Response {
     let limit = match list_limit(&uri) {
         Ok(limit) => limit,
@@ -131,7 +154,7 @@ fn describe(admin: &Admin, mut snapshot: ShardStats, limit: usize) -> Value {
             "undecided": totals.undecided,
             "memory_bytes": totals.memory_bytes,
             "commands_refused": snapshot.refused,
-            "messages": describe_stats(&snapshot::queue_stats(&snapshot)),
+            "messages": CountersAnswer::from(&snapshot::queue_stats(&snapshot)),
             "topics": counts.topics,
             "routers": counts.routers,
             "topic_messages": describe_topic_stats(&snapshot.topic_totals),
@@ -197,7 +220,7 @@ fn describe_queue(queue: &QueueInformation) -> Value {
         "in_flight": queue.in_flight,
         "undecided": queue.undecided,
         "memory_bytes": queue.memory_bytes,
-        "messages": describe_stats(&queue.stats),
+        "messages": CountersAnswer::from(&queue.stats),
     })
 }
 
@@ -249,31 +272,5 @@ fn describe_topic_stats(stats: &TopicStats) -> Value {
         "delivered": stats.delivered,
         "copied": stats.copied,
         "dropped": {"no-consumer": stats.dropped_no_consumer, "slow": stats.dropped_slow},
-    })
-}
-
-pub(super) fn describe_stats(stats: &QueueStats) -> Value {
-    let dropped: serde_json::Map<String, Value> = DropReason::ALL
-        .into_iter()
-        .map(|reason| (reason.as_str().into(), stats.dropped[reason as usize].into()))
-        .collect();
-    json!({
-        "received": stats.received,
-        "rejected": stats.rejected,
-        "sent": stats.sent,
-        "deliveries": stats.deliveries,
-        "acks": stats.acks,
-        "negative_acks": stats.negative_acks,
-        "timed_out": stats.timed_out,
-        "saved": stats.saved,
-        "save_failed": stats.save_failed,
-        "removed": stats.removed,
-        "put_back": stats.requeued,
-        "dead_lettered": stats.dead_lettered,
-        "moved": stats.moved,
-        "errors": stats.errors,
-        "dropped": dropped,
-        "last_received_ms": stats.last_received_ms,
-        "last_sent_ms": stats.last_sent_ms,
     })
 }

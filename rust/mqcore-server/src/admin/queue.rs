@@ -1,7 +1,8 @@
 //! `GET /queues/CHANNEL/ID`: one queue with its options; `GET /queues/CHANNEL/ID/messages`: its next messages, which stay where
 //! they are. A `/` in the name of the channel is written `%2F`.
 
-use axum::extract::{Path, State};
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -9,13 +10,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use mqcore_broker::model::id::{ChannelName, QueueAddress};
 use mqcore_broker::model::message::Message;
-use mqcore_broker::model::options::{DeadLetter, QueueOptions};
-use mqcore_broker::model::stats::{QueueInformation, WaitingMessage};
-use serde_json::{Value, json};
+use mqcore_broker::model::stats::WaitingMessage;
 
-use crate::admin::attention::describe_finding;
-use crate::admin::overview::describe_stats;
-use crate::admin::queues::describe_rates;
+use crate::admin::answers::{
+    ContentAnswer, ErrorAnswer, FindingAnswer, MessageAnswer, MessagesAnswer, QueueAnswer,
+};
 use crate::admin::request::{
     Admin, Caller, SHARD_TIMEOUT, bad_request, busy, error, may_read_everything, number,
 };
@@ -28,16 +27,29 @@ const MESSAGES: (usize, usize) = (20, 500);
 const BODY_BYTES: (usize, usize) = (4 * 1024, 1024 * 1024);
 const BODIES_MAX: usize = 16 * 1024 * 1024;
 
-pub(crate) async fn answer(State(admin): State<Admin>, Path((channel, id)): Path<(String, u16)>) -> Response {
-    match detail(&admin, &channel, id).await {
+#[utoipa::path(
+    get,
+    path = "/queues/{channel}/{id}",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+    ),
+    responses(
+        (status = 200, description = "The queue", body = QueueAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+    )
+)]
+pub(crate) async fn answer(State(admin): State<Admin>, QueuePath(queue): QueuePath) -> Response {
+    match detail(&admin, queue).await {
         Ok(found) => Json(found).into_response(),
         Err(response) => response,
     }
 }
 
 /// A queue with its options, rates and findings.
-pub(super) async fn detail(admin: &Admin, channel: &str, id: u16) -> Result<Value, Response> {
-    let queue = address(channel, id)?;
+pub(super) async fn detail(admin: &Admin, queue: QueueAddress) -> Result<QueueAnswer, Response> {
     let found = tokio::time::timeout(SHARD_TIMEOUT, snapshot::queue(&admin.hub, queue.clone())).await;
     let information = found.map_err(|_| busy())?.ok_or_else(|| missing(&queue))?;
     let rates =
@@ -45,10 +57,43 @@ pub(super) async fn detail(admin: &Admin, channel: &str, id: u16) -> Result<Valu
     let subject = format!("queue {}", information.queue);
     let report = admin.hub.attention.report();
     let findings = report.findings.iter().filter(|reported| reported.finding.subject == subject);
-    let mut described = describe(&information);
-    described["rates"] = describe_rates(&rates);
-    described["findings"] = findings.map(describe_finding).collect();
-    Ok(described)
+    let waiting = information.high_priority + information.normal;
+    let time = |ms: u64| (ms > 0).then_some(ms);
+    Ok(QueueAnswer {
+        queue: information.queue.to_string(),
+        status: information.options.status.as_str(),
+        missing_handler: information.missing_handler.as_deref().map(Into::into),
+        ready: waiting.saturating_sub(information.delayed),
+        high_priority: information.high_priority,
+        delayed: information.delayed,
+        next_attempt_ms: time(information.next_attempt_ms),
+        in_flight: information.in_flight,
+        undecided: information.undecided,
+        consumers: information.consumers,
+        memory_bytes: information.memory_bytes,
+        options: (&information.options).into(),
+        messages: (&information.stats).into(),
+        rates: (&rates).into(),
+        findings: findings.map(FindingAnswer::from).collect(),
+    })
+}
+
+/// The queue that the path names. Another path gets an error in the form of all errors.
+pub(crate) struct QueuePath(pub(super) QueueAddress);
+
+impl<S: Send + Sync> FromRequestParts<S> for QueuePath {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let path = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((channel, id)) = path.map_err(|refused| bad_request(&refused.body_text()))?;
+        match id.parse() {
+            Ok(id) => address(&channel, id).map(Self),
+            Err(_) => {
+                Err(bad_request(&format!("{id:?} is not the number of a queue, which is from 0 to 65535")))
+            }
+        }
+    }
 }
 
 #[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
@@ -64,90 +109,41 @@ fn missing(queue: &QueueAddress) -> Response {
     error(StatusCode::NOT_FOUND, "not-found", &message)
 }
 
-fn describe(information: &QueueInformation) -> Value {
-    let time = |ms: u64| (ms > 0).then_some(ms);
-    json!({
-        "queue": information.queue.to_string(),
-        "status": information.options.status.as_str(),
-        "missing_handler": information.missing_handler,
-        "ready": (information.high_priority + information.normal).saturating_sub(information.delayed),
-        "high_priority": information.high_priority,
-        "delayed": information.delayed,
-        "next_attempt_ms": time(information.next_attempt_ms),
-        "in_flight": information.in_flight,
-        "undecided": information.undecided,
-        "consumers": information.consumers,
-        "memory_bytes": information.memory_bytes,
-        "options": describe_options(&information.options),
-        "messages": describe_stats(&information.stats),
-    })
-}
-
-fn describe_options(options: &QueueOptions) -> Value {
-    // Destructured, so that a new option cannot be forgotten here.
-    let QueueOptions {
-        status,
-        only_first_acquirer,
-        request_acknowledge,
-        acknowledge_timeout,
-        message_timeout,
-        use_message_id,
-        wait_for_acknowledge,
-        hide_client_names,
-        message_limit,
-        message_size_limit,
-        tag,
-        delivery_handler,
-        put_back_limit,
-        retry_delay,
-        retry_delay_max,
-        dead_letter,
-        durability,
-        deduplication_window,
-        publish_limit,
-    } = options;
-    json!({
-        "status": status.as_str(),
-        "only_first_acquirer": only_first_acquirer,
-        "request_acknowledge": request_acknowledge,
-        "acknowledge_timeout": acknowledge_timeout.as_secs_f64(),
-        "message_timeout": message_timeout.as_secs_f64(),
-        "use_message_id": use_message_id,
-        "wait_for_acknowledge": wait_for_acknowledge,
-        "hide_client_names": hide_client_names,
-        "message_limit": message_limit,
-        "message_size_limit": message_size_limit,
-        "tag": tag,
-        "delivery_handler": delivery_handler,
-        "put_back_limit": put_back_limit,
-        "retry_delay": retry_delay.map(|delay| delay.as_secs_f64()),
-        "retry_delay_max": retry_delay_max.as_secs_f64(),
-        "dead_letter": dead_letter.as_ref().map(DeadLetter::to_string),
-        "durability": durability.as_str(),
-        "deduplication_window": deduplication_window.as_secs_f64(),
-        "publish_limit": publish_limit.map(|limit| limit.to_string()),
-    })
-}
-
 /// Bodies are data of users, so this has the same condition as traces.
+#[utoipa::path(
+    get,
+    path = "/queues/{channel}/{id}/messages",
+    tag = "queues",
+    params(
+        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
+        ("id" = u16, Path, description = "The number of the queue"),
+        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum messages (20); at most 500"),
+        ("body_bytes" = Option<usize>, Query, minimum = 0, description = "Bytes of each body (4,096); at most 1 MiB"),
+    ),
+    responses(
+        (status = 200, description = "The next messages, which stay", body = MessagesAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn messages(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,
-    Path((channel, id)): Path<(String, u16)>,
+    QueuePath(queue): QueuePath,
     uri: Uri,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
         let message = "no users exist yet, so messages are shown only on the broker's own machine; create a user or token first";
         return error(StatusCode::FORBIDDEN, "forbidden", message);
     }
-    match peek(&admin, &channel, id, &uri).await {
+    match peek(&admin, queue, &uri).await {
         Ok(page) => Json(page).into_response(),
         Err(response) => response,
     }
 }
 
-async fn peek(admin: &Admin, channel: &str, id: u16, uri: &Uri) -> Result<Value, Response> {
-    let queue = address(channel, id)?;
+async fn peek(admin: &Admin, queue: QueueAddress, uri: &Uri) -> Result<MessagesAnswer, Response> {
     let offset = number(uri, "offset", 0, usize::MAX)?;
     let limit = number(uri, "limit", MESSAGES.0, MESSAGES.1)?;
     let body_bytes = number(uri, "body_bytes", BODY_BYTES.0, BODY_BYTES.1)?;
@@ -156,7 +152,7 @@ async fn peek(admin: &Admin, channel: &str, id: u16, uri: &Uri) -> Result<Value,
         tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting(&admin.hub, queue.clone(), wanted)).await;
     let waiting = found.map_err(|_| busy())?.ok_or_else(|| missing(&queue))?;
     let mut room = BODIES_MAX;
-    let described: Vec<Value> = waiting
+    let messages = waiting
         .iter()
         .skip(offset)
         .map(|waiting| {
@@ -165,37 +161,40 @@ async fn peek(admin: &Admin, channel: &str, id: u16, uri: &Uri) -> Result<Value,
             shown
         })
         .collect();
-    Ok(json!({"queue": queue.to_string(), "offset": offset, "limit": limit, "messages": described}))
+    Ok(MessagesAnswer { queue: queue.to_string(), offset, limit, messages })
 }
 
-fn describe_message(waiting: &WaitingMessage, body_bytes: usize) -> Value {
+fn describe_message(waiting: &WaitingMessage, body_bytes: usize) -> MessageAnswer {
     let WaitingMessage { message, attempts, requeues, saved, .. } = waiting;
-    let mut described = json!({"attempts": attempts, "put_backs": requeues, "saved": saved});
-    let Some(message) = message else {
-        described["body_in_memory"] = false.into();
-        return described;
-    };
-    described["id"] = String::from_utf8_lossy(message.id()).into();
-    described["producer"] = String::from_utf8_lossy(message.source()).into();
-    described["received_ms"] = message.received().0.into();
-    described["priority"] = message.properties().level().into();
-    described["headers"] = headers(message);
-    described["body_bytes"] = message.body().len().into();
+    let content = message.as_ref().map(|message| describe_content(message, body_bytes));
+    MessageAnswer { attempts: *attempts, put_backs: *requeues, saved: *saved, content }
+}
+
+fn describe_content(message: &Message, body_bytes: usize) -> ContentAnswer {
     let shown = &message.body()[..message.body().len().min(body_bytes)];
     // A cut in the middle of a character is still text.
-    match std::str::from_utf8(shown) {
-        Ok(text) => described["body"] = text.into(),
+    let text = match std::str::from_utf8(shown) {
+        Ok(text) => Some(text.to_owned()),
         Err(cut) if cut.error_len().is_none() && shown.len() < message.body().len() => {
-            described["body"] = String::from_utf8_lossy(&shown[..cut.valid_up_to()]).into();
+            Some(String::from_utf8_lossy(&shown[..cut.valid_up_to()]).into_owned())
         }
-        Err(_) => described["body_base64"] = STANDARD.encode(shown).into(),
+        Err(_) => None,
+    };
+    ContentAnswer {
+        id: String::from_utf8_lossy(message.id()).into_owned(),
+        producer: String::from_utf8_lossy(message.source()).into_owned(),
+        received_ms: message.received().0,
+        priority: message.properties().level(),
+        headers: headers(message),
+        body_bytes: message.body().len(),
+        body_base64: text.is_none().then(|| STANDARD.encode(shown)),
+        body: text,
     }
-    described
 }
 
 /// Headers as pairs, because a name may occur twice.
-fn headers(message: &Message) -> Value {
+fn headers(message: &Message) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(message.headers());
     let pairs = text.split("\r\n").filter_map(|line| line.split_once(':'));
-    pairs.map(|(name, value)| json!([name, value])).collect()
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }

@@ -8,11 +8,10 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::QueueSample;
-use serde_json::{Value, json};
 
-use crate::admin::overview::describe_stats;
+use crate::admin::answers::{ErrorAnswer, QueueRow, QueuesAnswer};
 use crate::admin::request::{
-    Admin, SHARD_TIMEOUT, bad_request, busy, error, filter, list_limit, number, parameter,
+    Admin, SHARD_TIMEOUT, bad_request, busy, error, filter, flag, list_limit, number, parameter,
 };
 use crate::attention::rates::QueueRates;
 use crate::stats::snapshot;
@@ -48,6 +47,22 @@ fn arrival(row: &Row) -> u64 {
     }
 }
 
+#[utoipa::path(
+    get,
+    path = "/queues",
+    tag = "queues",
+    params(
+        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
+        ("sort" = Option<String>, Query, description = "name, or the largest first: ready, delayed, in_flight, consumers, oldest, received, delivered, growth, dead_lettered"),
+        ("reverse" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: the other way around"),
+        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "A page of queues", body = QueuesAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
     let query = match Query::of(&uri) {
         Ok(query) => query,
@@ -60,7 +75,7 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
 }
 
 /// A page of queues.
-pub(super) async fn page(admin: &Admin, query: &Query) -> Result<Value, Response> {
+pub(super) async fn page(admin: &Admin, query: &Query) -> Result<QueuesAnswer, Response> {
     let samples = match tokio::time::timeout(SHARD_TIMEOUT, snapshot::samples(&admin.hub, None)).await {
         Ok(Some(samples)) => samples,
         Ok(None) => {
@@ -85,15 +100,13 @@ pub(super) async fn page(admin: &Admin, query: &Query) -> Result<Value, Response
         order.then_with(|| left.sample.queue.cmp(&right.sample.queue))
     });
     let now = admin.hub.clock.now().0;
-    let page: Vec<Value> =
-        rows.iter().skip(query.offset).take(query.limit).map(|row| describe(row, now)).collect();
-    Ok(json!({
-        "total": total,
-        "matched": rows.len(),
-        "offset": query.offset,
-        "limit": query.limit,
-        "queues": page,
-    }))
+    Ok(QueuesAnswer {
+        total,
+        matched: rows.len(),
+        offset: query.offset,
+        limit: query.limit,
+        queues: rows.iter().skip(query.offset).take(query.limit).map(|row| describe(row, now)).collect(),
+    })
 }
 
 /// The parameters of a request.
@@ -114,11 +127,7 @@ impl Query {
             let known = COLUMNS.map(|(name, _)| name).join(", ");
             return Err(bad_request(&format!("sort by one of {known}, such as ?sort=ready")));
         };
-        let is_reversed = match parameter(uri, "reverse") {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(_) => return Err(bad_request("reverse is 1 or 0")),
-        };
+        let is_reversed = flag(uri, "reverse")?;
         let offset = number(uri, "offset", 0, usize::MAX)?;
         Ok(Self { filter: filter(uri)?, compare, is_reversed, offset, limit: list_limit(uri)? })
     }
@@ -128,32 +137,23 @@ impl Query {
     }
 }
 
-fn describe(row: &Row, now: u64) -> Value {
+fn describe(row: &Row, now: u64) -> QueueRow {
     let Row { sample, rates } = row;
     let age = |at: u64| (at > 0).then(|| now.saturating_sub(at) as f64 / 1000.0);
-    json!({
-        "queue": sample.queue.to_string(),
-        "status": sample.status.as_str(),
-        "delivery_handler": sample.handler,
-        "missing_handler": sample.missing_handler,
-        "ready": sample.ready,
-        "delayed": sample.delayed,
-        "in_flight": sample.in_flight,
-        "undecided": sample.undecided,
-        "consumers": sample.consumers,
-        "oldest_seconds": age(sample.oldest_ms),
-        "block": sample.block.map(|block| block.as_str()),
-        "memory_bytes": sample.memory_bytes,
-        "rates": describe_rates(rates),
-        "messages": describe_stats(&sample.stats),
-    })
-}
-
-pub(super) fn describe_rates(rates: &QueueRates) -> Value {
-    json!({
-        "received": rates.received,
-        "delivered": rates.delivered,
-        "settled": rates.settled,
-        "growth": rates.growth,
-    })
+    QueueRow {
+        queue: sample.queue.to_string(),
+        status: sample.status.as_str(),
+        delivery_handler: sample.handler.as_deref().map(Into::into),
+        missing_handler: sample.missing_handler.as_deref().map(Into::into),
+        ready: sample.ready,
+        delayed: sample.delayed,
+        in_flight: sample.in_flight,
+        undecided: sample.undecided,
+        consumers: sample.consumers.into(),
+        oldest_seconds: age(sample.oldest_ms),
+        block: sample.block.map(|block| block.as_str()),
+        memory_bytes: sample.memory_bytes,
+        rates: rates.into(),
+        messages: (&sample.stats).into(),
+    }
 }

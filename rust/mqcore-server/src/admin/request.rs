@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::client::Peer;
 use mqcore_broker::model::stats::ShardStats;
 use percent_encoding::percent_decode_str;
-use serde_json::json;
 use tokio::sync::Semaphore;
 
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::dashboard::DashboardFiles;
 use crate::config::Config;
 use crate::config::address::Listening;
@@ -67,9 +69,21 @@ pub(crate) fn may_read_everything(admin: &Admin, caller: &Caller) -> bool {
     !admin.hub.authority.is_open() || caller.0.ip().is_loopback()
 }
 
+/// The part of the path that varies. Another path gets an error in the form of all errors.
+pub(crate) struct PathText(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for PathText {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let path = Path::<String>::from_request_parts(parts, state).await;
+        path.map(|Path(text)| Self(text)).map_err(|refused| bad_request(&refused.body_text()))
+    }
+}
+
 /// An error as every page reports it: `{"error": {"code": ..., "message": ...}}`.
 pub(crate) fn error(status: StatusCode, code: &str, message: &str) -> Response {
-    (status, Json(json!({"error": {"code": code, "message": message}}))).into_response()
+    (status, Json(ErrorAnswer::new(code, message))).into_response()
 }
 
 pub(crate) fn busy() -> Response {
@@ -102,6 +116,16 @@ pub(crate) fn number(uri: &Uri, name: &str, default: usize, max: usize) -> Resul
         None => Ok(default),
         Some(Ok(number)) => Ok(number.min(max)),
         Some(Err(_)) => Err(bad_request(&format!("{name} is a number, such as ?{name}={default}"))),
+    }
+}
+
+/// Whether a query parameter is 1; it may also be 0 or missing.
+#[expect(clippy::result_large_err, reason = "the error is the answer to the request")]
+pub(crate) fn flag(uri: &Uri, name: &str) -> Result<bool, Response> {
+    match parameter(uri, name) {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(_) => Err(bad_request(&format!("{name} is 1 or 0"))),
     }
 }
 

@@ -3,17 +3,29 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
 
-use crate::admin::request::{Admin, SHARD_TIMEOUT, busy, error, list_limit};
+use crate::admin::answers::{ErrorAnswer, ScheduleAnswer, ScheduleEnded, SchedulesAnswer};
+use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, busy, error, list_limit};
 use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
 
 /// Time for the removal of a schedule to become durable.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
+#[utoipa::path(
+    get,
+    path = "/schedules",
+    tag = "jobs",
+    params(
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+    ),
+    responses(
+        (status = 200, description = "Schedules in the order in which they are due", body = SchedulesAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
     let limit = match list_limit(&uri) {
         Ok(limit) => limit,
@@ -21,33 +33,47 @@ pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
     };
     match tokio::time::timeout(SHARD_TIMEOUT, admin.hub.schedules.list(limit)).await {
         Ok(Some(list)) => {
-            let schedules: Vec<Value> = list.schedules.iter().map(describe).collect();
-            Json(json!({"total": list.total, "schedules": schedules, "limit": limit})).into_response()
+            let schedules = list.schedules.iter().map(describe).collect();
+            Json(SchedulesAnswer { total: list.total, schedules, limit }).into_response()
         }
         Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"),
         Err(_) => busy(),
     }
 }
 
-fn describe(schedule: &ScheduleView) -> Value {
-    let (cron, timezone) = schedule.cron.as_ref().map(|(cron, timezone)| (cron, timezone)).unzip();
-    json!({
-        "id": schedule.id.to_string(),
-        "queue": schedule.queue,
-        "headers": schedule.headers,
-        "job": schedule.job,
-        "interval_ms": schedule.interval_ms,
-        "cron": cron,
-        "timezone": timezone,
-        "catch_up": schedule.catch_up,
-        "due_ms": schedule.due_ms,
-        "runs": schedule.runs,
-        "left": schedule.left,
-    })
+fn describe(schedule: &ScheduleView) -> ScheduleAnswer {
+    let (cron, timezone) = schedule.cron.clone().unzip();
+    ScheduleAnswer {
+        id: schedule.id.to_string(),
+        queue: schedule.queue.clone(),
+        headers: schedule.headers.clone(),
+        job: schedule.job.clone(),
+        interval_ms: schedule.interval_ms,
+        cron,
+        timezone,
+        catch_up: schedule.catch_up,
+        due_ms: schedule.due_ms,
+        runs: schedule.runs,
+        left: schedule.left.map(Into::into),
+    }
 }
 
 /// Responds when the removal is durable. A crash after the response does not bring the schedule back.
-pub(crate) async fn end(State(admin): State<Admin>, Path(id): Path<String>) -> Response {
+#[utoipa::path(
+    delete,
+    path = "/schedules/{id}",
+    tag = "jobs",
+    params(
+        ("id" = String, Path, description = "Its id, 40 hexadecimal digits"),
+    ),
+    responses(
+        (status = 200, description = "The schedule is ended", body = ScheduleEnded),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+        (status = 507, description = "The end cannot be saved", body = ErrorAnswer),
+    )
+)]
+pub(crate) async fn end(State(admin): State<Admin>, PathText(id): PathText) -> Response {
     let id: EntryId = match id.parse() {
         Ok(id) => id,
         Err(refused) => return error(StatusCode::BAD_REQUEST, "bad-request", &format!("{id:?}: {refused}")),
@@ -60,7 +86,7 @@ pub(crate) async fn end(State(admin): State<Admin>, Path(id): Path<String>) -> R
             return error(StatusCode::INSUFFICIENT_STORAGE, "not-saved", message);
         }
     };
-    let Err(refused) = ended else { return Json(json!({"ended": id.to_string()})).into_response() };
+    let Err(refused) = ended else { return Json(ScheduleEnded { ended: id.to_string() }).into_response() };
     let (status, code) = match refused {
         EndScheduleError::Missing(_) => (StatusCode::NOT_FOUND, "not-found"),
         EndScheduleError::Failing => (StatusCode::SERVICE_UNAVAILABLE, "busy"),

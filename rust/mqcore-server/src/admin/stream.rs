@@ -14,9 +14,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use serde_json::{Value, json};
+use mqcore_broker::model::id::QueueAddress;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use crate::admin::answers::{ErrorAnswer, TickAnswer, TotalsAnswer};
 use crate::admin::pieces::Pieces;
 use crate::admin::request::{Admin, bad_request, error, parameter};
 use crate::admin::{attention, queue, queues};
@@ -40,7 +41,7 @@ enum Topic {
     /// A page of queues.
     Queues(queues::Query),
     /// One queue.
-    Queue(String, u16),
+    Queue(QueueAddress),
 }
 
 impl Topic {
@@ -53,7 +54,7 @@ impl Topic {
                 let channel = parameter(uri, "channel").unwrap_or_default();
                 let channel = percent_encoding::percent_decode_str(channel).decode_utf8_lossy().into_owned();
                 match parameter(uri, "id").map(str::parse) {
-                    Some(Ok(id)) => Ok(Self::Queue(channel, id)),
+                    Some(Ok(id)) => queue::address(&channel, id).map(Self::Queue),
                     _ => Err(bad_request(
                         "id is the number of a queue, such as ?topic=queue&channel=orders&id=1",
                     )),
@@ -64,15 +65,47 @@ impl Topic {
     }
 }
 
+#[utoipa::path(
+    get,
+    path = "/totals",
+    tag = "health",
+    params(
+        ("step" = Option<String>, Query, description = "1s (10 minutes), 10s (6 hours) or 5min (7 days)"),
+    ),
+    responses(
+        (status = 200, description = "Rates and contents", body = TotalsAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn totals(State(admin): State<Admin>, uri: Uri) -> Response {
     let step = parameter(&uri, "step").unwrap_or("1s");
     let Some(resolution) = ["1s", "10s", "5min"].iter().position(|known| *known == step) else {
         return bad_request("step is 1s (the last 10 minutes), 10s (6 hours) or 5min (7 days)");
     };
-    let samples = admin.hub.totals.all(resolution);
-    Json(json!({"step_ms": RESOLUTIONS[resolution].0, "totals": samples})).into_response()
+    let totals = admin.hub.totals.all(resolution);
+    Json(TotalsAnswer { step_ms: RESOLUTIONS[resolution].0, totals }).into_response()
 }
 
+#[utoipa::path(
+    get,
+    path = "/stream",
+    tag = "health",
+    params(
+        ("topic" = Option<String>, Query, description = "overview, queues or queue"),
+        ("channel" = Option<String>, Query, description = "With topic=queue"),
+        ("id" = Option<u16>, Query, description = "With topic=queue"),
+        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
+        ("sort" = Option<String>, Query, description = "name, or the largest first: ready, delayed, in_flight, consumers, oldest, received, delivered, growth, dead_lettered"),
+        ("reverse" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: the other way around"),
+        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
+        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
+        ("Last-Event-ID" = Option<u64>, Header, description = "The id of the last event, to get the totals since then"),
+    ),
+    responses(
+        (status = 200, description = "Server-sent events, one a second; the data of each is a TickAnswer", content_type = "text/event-stream", body = TickAnswer),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn stream(State(admin): State<Admin>, headers: HeaderMap, uri: Uri) -> Response {
     let topic = match Topic::of(&uri) {
         Ok(topic) => topic,
@@ -107,7 +140,8 @@ async fn send(
     loop {
         let missed = admin.hub.totals.since(seen);
         seen = missed.last().map_or(seen, |sample| sample.at_ms);
-        let event = tick(&admin, &topic, &missed).await;
+        let event = tick(&admin, &topic, missed).await;
+        let Ok(event) = serde_json::to_string(&event) else { return };
         let text = format!("id: {seen}\nevent: tick\ndata: {event}\n\n");
         let sent = tokio::select! {
             sent = tokio::time::timeout(STALL_TIMEOUT, sender.send(Ok(text.into()))) => sent,
@@ -124,17 +158,13 @@ async fn send(
     }
 }
 
-async fn tick(admin: &Admin, topic: &Topic, missed: &[TotalsAt]) -> Value {
-    let mut event = json!({
-        "attention": attention::describe(&admin.hub.attention.report(), FINDINGS_MAX),
-        "totals": missed,
-    });
+async fn tick(admin: &Admin, topic: &Topic, totals: Vec<TotalsAt>) -> TickAnswer {
+    let attention = attention::describe(&admin.hub.attention.report(), FINDINGS_MAX);
+    let (mut listed, mut shown) = (None, None);
     match topic {
         Topic::Nothing => {}
-        Topic::Queues(query) => event["queues"] = queues::page(admin, query).await.unwrap_or(Value::Null),
-        Topic::Queue(channel, id) => {
-            event["queue"] = queue::detail(admin, channel, *id).await.unwrap_or(Value::Null);
-        }
+        Topic::Queues(query) => listed = Some(queues::page(admin, query).await.ok()),
+        Topic::Queue(address) => shown = Some(queue::detail(admin, address.clone()).await.ok()),
     }
-    event
+    TickAnswer { attention, totals, queues: listed, queue: shown }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type, TimestampMicrosecondType};
 use arrow_array::{Array, RecordBatch};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -15,8 +15,9 @@ use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::location::{Location, LocationState, MessageQuery};
 use serde_json::{Map, Value, json};
 
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::history::{refuse, settle};
-use crate::admin::request::{Admin, Caller, error, may_read_everything};
+use crate::admin::request::{Admin, Caller, PathText, error, may_read_everything};
 use crate::stats::snapshot;
 use crate::storage::history::{HistoryDir, HistoryError, HistoryRequest};
 
@@ -31,10 +32,23 @@ const PIECE_BYTES: u64 = 256 << 20;
 /// A message in the history: its shard and its number there.
 type Key = (u32, u64);
 
+#[utoipa::path(
+    get,
+    path = "/trace/{id}",
+    tag = "queues",
+    params(
+        ("id" = String, Path, description = "The id of the message"),
+    ),
+    responses(
+        (status = 200, description = "Locations of the message, and its lifecycle events", content_type = "application/json", body = serde_json::Value),
+        (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
+        (status = 404, description = "It does not exist", body = ErrorAnswer),
+    )
+)]
 pub(crate) async fn answer(
     State(admin): State<Admin>,
     Extension(caller): Extension<Caller>,
-    Path(id): Path<String>,
+    PathText(id): PathText,
 ) -> Response {
     if !may_read_everything(&admin, &caller) {
         let message = "no users exist yet, so traces are available only from the broker's own machine; create a user or token first";

@@ -176,7 +176,10 @@ fn examine_queue(sample: &QueueSample, track: &QueueTrack, now: Timestamp, found
             severity: Severity::Info,
             subject: subject(),
             cause: format!("it is paused; {} wait{}", counted(sample.ready, "message"), oldest(sample, now)),
-            remedy: format!("deliver again: mqcore queue status {} push", sample.queue),
+            remedy: format!(
+                "give it its earlier status again, for example: mqcore queue status {} push",
+                sample.queue
+            ),
         });
     }
     found.extend(waiting(sample, track, now).map(|(kind, cause, remedy)| Finding {

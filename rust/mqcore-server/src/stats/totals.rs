@@ -9,7 +9,7 @@ use mqcore_broker::model::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// Rates per second, and contents.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, utoipa::ToSchema)]
 pub(crate) struct Totals {
     pub(crate) received: f64,
     pub(crate) delivered: f64,
@@ -22,7 +22,7 @@ pub(crate) struct Totals {
 }
 
 /// Totals at a time in Unix milliseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
 pub(crate) struct TotalsAt {
     pub(crate) at_ms: u64,
     #[serde(flatten)]
