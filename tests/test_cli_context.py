@@ -1,4 +1,4 @@
-"""`mqcore context`, and how other commands find their broker: options, environment, context, defaults."""
+"""`mqcore context`, and how other commands find their broker: options, --context, environment, defaults."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_context_gives_the_listener_and_the_admin_side(home: Home, broker: Serve
     assert one(home.run("peek", "shop/1", "--json"))["messages"][0]["body"] == "x"
 
 
-def test_options_override_the_environment_and_this_the_context(home: Home, broker: ServedBroker) -> None:
+def test_options_override_the_environment_and_this_the_current_context(home: Home, broker: ServedBroker) -> None:
     home.add("wrong", "--url", NOWHERE, "--admin", ADMIN_NOWHERE, "--use")
     right = {"MQCORE_URL": broker.url}
     assert queues(home.run("--url", broker.url, "queue", "ls", "--json", MQCORE_URL=NOWHERE)) == ["shop/1"]
@@ -241,15 +241,47 @@ def test_options_override_the_environment_and_this_the_context(home: Home, broke
     assert one(home.run("--admin", broker.admin_url, "top", "--json", MQCORE_ADMIN=ADMIN_NOWHERE))["total"] == 1
     assert one(home.run("top", "--json", MQCORE_ADMIN=broker.admin_url))["total"] == 1
     assert one(home.run("top", "--json", MQCORE_URL=broker.admin_url))["total"] == 1
-    overridden = home.run("--context", "wrong", "queue", "ls", "--json", **right)
-    assert queues(overridden) == ["shop/1"]
-    assert overridden.stderr == b"MQCORE_URL overrides --context wrong; unset it to use the context\n"
-    overridden = home.run("--context", "wrong", "top", "--json", MQCORE_ADMIN=broker.admin_url)
-    assert one(overridden)["total"] == 1
-    assert overridden.stderr == b"MQCORE_ADMIN overrides --context wrong; unset it to use the context\n"
     result = home.run("queue", "ls")
     assert result.returncode == 5
     assert complaint(result).endswith("(context wrong)")
+
+
+WRONG_ENVIRONMENT = {
+    "MQCORE_URL": NOWHERE,
+    "MQCORE_ADMIN": ADMIN_NOWHERE,
+    "MQCORE_TOKEN": "mq_of_another_broker",
+    "MQCORE_LIMIT_URL": "throttr://127.0.0.1:1",
+    "MQCORE_JOBS_URL": "emqp://127.0.0.1:1",
+}
+
+
+def test_named_context_overrides_the_environment(home: Home, broker: ServedBroker) -> None:
+    home.add("right", "--url", broker.url, "--admin", broker.admin_url)
+    for variables in (WRONG_ENVIRONMENT, {"MQCORE_URL": ADMIN_NOWHERE}, {"MQCORE_CONTEXT": "missing"}):
+        listed = home.run("--context", "right", "queue", "ls", "--json", **variables)
+        assert queues(listed) == ["shop/1"]
+        assert listed.stderr == b""
+        assert one(listed)["queues"][0]["oldest_seconds"] is not None, "the admin side is that of the context"
+        assert one(home.run("--context", "right", "top", "--json", **variables))["total"] == 1
+
+
+def test_options_override_the_named_context(home: Home, broker: ServedBroker) -> None:
+    home.add("wrong", "--url", NOWHERE, "--admin", ADMIN_NOWHERE)
+    named = ("--context", "wrong")
+    assert queues(home.run(*named, "--url", broker.url, "queue", "ls", "--json", **WRONG_ENVIRONMENT)) == ["shop/1"]
+    assert queues(home.run(*named, "queue", "ls", "--url", broker.url, "--json", **WRONG_ENVIRONMENT)) == ["shop/1"]
+    assert one(home.run(*named, "--admin", broker.admin_url, "top", "--json", **WRONG_ENVIRONMENT))["total"] == 1
+    for command, option in (("limit", "--url throttr://HOST:PORT"), ("jobs", "--broker emqp://HOST:PORT")):
+        result = home.run(*named, "--url", broker.url, command, "ls" if command == "limit" else "workers")
+        assert result.returncode == 2
+        assert f"is not a {option.split()[1].split(':')[0]}:// URL; pass {option}, or remove --url" in complaint(result)
+
+
+def test_worker_rejects_a_named_context(home: Home) -> None:
+    home.add("prod", "--url", "emqp://127.0.0.1:1")
+    result = home.run("--context", "prod", "worker", "--allow-import", "shop.*")
+    assert result.returncode == 2
+    assert "mqcore worker does not use contexts; remove --context and pass --broker" in complaint(result)
 
 
 def test_empty_name_chooses_no_context(home: Home) -> None:
@@ -291,9 +323,9 @@ def test_each_command_uses_the_url_of_its_protocol(home: Home) -> None:
         assert home.run("limit", "set", "key", "7", "--ttl", "60s").returncode == 0
         assert one(home.run("limit", "get", "key", "--json"))["left"] == 7
         assert one(home.run("jobs", "workers", "--json"))["workers"] == []
-        other = home.run("--context", "dev", "limit", "ls", MQCORE_LIMIT_URL="throttr://127.0.0.1:1")
-        assert other.returncode == 5
-        assert other.stderr.startswith(b"MQCORE_LIMIT_URL overrides --context dev; unset it to use the context\n")
+        assert home.run("limit", "ls", MQCORE_LIMIT_URL="throttr://127.0.0.1:1").returncode == 5
+        for named in (("limit", "get", "key"), ("jobs", "workers")):
+            assert home.run("--context", "dev", *named, **WRONG_ENVIRONMENT).returncode == 0
 
 
 def test_token_of_a_context_goes_to_its_broker_only(home: Home, tmp_path: Path) -> None:
@@ -310,11 +342,27 @@ def test_token_of_a_context_goes_to_its_broker_only(home: Home, tmp_path: Path) 
             assert one(home.run("--context", name, "top", "--json"))["total"] == 0
         assert home.run("--context", "wrong", "queue", "ls").returncode == 4
         assert home.run("--context", "wrong", "top").returncode == 4
-        for arguments, environment in ((("--token", token), {}), ((), {"MQCORE_TOKEN": token})):
-            assert queues(home.run("--context", "wrong", *arguments, "queue", "ls", "--json", **environment)) == []
-            assert one(home.run("--context", "wrong", *arguments, "top", "--json", **environment))["total"] == 0
+        chosen = {"MQCORE_CONTEXT": "wrong", "MQCORE_TOKEN": token}
+        for arguments, environment in ((("--context", "wrong", "--token", token), {}), ((), chosen)):
+            assert queues(home.run(*arguments, "queue", "ls", "--json", **environment)) == []
+            assert one(home.run(*arguments, "top", "--json", **environment))["total"] == 0
         for arguments in (("queue", "ls", "--url", served.url), ("top", "--url", served.admin_url)):
             assert home.run("--context", "stored", *arguments).returncode == 4
+
+
+def test_token_of_the_environment_is_not_sent_to_a_named_context(home: Home, tmp_path: Path) -> None:
+    data = ("--data-dir", str(tmp_path / "data"))
+    token = run("token", "create", "all", "--allow", "*", *data).stdout.decode().strip()
+    listeners = ("--listen", "tmqp://127.0.0.1:0", "--listen", "emqp://127.0.0.1:0", "--admin", "http://127.0.0.1:0")
+    with serving(*listeners, *data) as served:
+        urls = (served.url, broker_url(served))
+        options = (*(part for url in urls for part in ("--url", url)), "--admin", served.admin_url)
+        home.add("without", *options, "--use")
+        home.add("with", *options, "--token", token)
+        for command in (("queue", "ls"), ("top", "--once"), ("jobs", "workers", "--timeout", "2s")):
+            assert home.run(*command, MQCORE_TOKEN=token).returncode == 0
+            assert home.run("--context", "without", *command, MQCORE_TOKEN=token).returncode in {4, 5}, command
+            assert home.run("--context", "with", *command, MQCORE_TOKEN="wrong").returncode == 0
 
 
 # --- confirmation ---------------------------------------------------------------------------------------------
@@ -366,17 +414,6 @@ def test_other_context_is_confirmed_by_yes(home: Home, broker: ServedBroker, fil
     assert "; add --yes to confirm" in complaint(result)
     assert home.run("queue", "clear", filled, "--yes").returncode == 0
     assert messages(broker, filled) == 0
-
-
-def test_nothing_is_lost_while_the_environment_overrides_the_named_context(
-    home: Home, broker: ServedBroker, filled: str
-) -> None:
-    home.add("dev", "--url", NOWHERE)
-    before = messages(broker, filled)
-    result = home.run("--context", "dev", "queue", "clear", filled, "--yes", MQCORE_URL=broker.url)
-    assert result.returncode == 2
-    assert b"MQCORE_URL and --context dev name two brokers: unset MQCORE_URL, or remove --context" in result.stderr
-    assert messages(broker, filled) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudoterminal")

@@ -38,7 +38,7 @@ def backup(to: Path, url: str | None, data_dir: Path | None, token: str | None, 
     if found is None and data_dir is None:
         raise click.UsageError("give either --url ADMIN or --data-dir DIR")
     url = None if found is None else found.url
-    token = token or (options.token() if found is None else found.token)
+    token = token or (target.token() if found is None else found.token)
     with output.growing("backup", in_bytes=True) as show:
         made = make(to, url=url, data_dir=data_dir, token=token, timeout=timeout, progress=show)
     messages = "" if made.messages is None else f"{made.messages} messages, "

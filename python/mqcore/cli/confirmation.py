@@ -14,16 +14,10 @@ __all__ = ["confirm", "confirm_loss"]
 def confirm_loss(what: str, name: str, messages: int, *, yes: bool) -> None:
     """Warn that `what` loses `messages` messages; return only if the user types `name`, or with `yes`.
 
-    In a protected context only the typed name counts. Raises like `confirm`, and `click.UsageError` if the command
-    would work on another broker than that of ``--context``.
+    In a protected context only the typed name counts. Raises like `confirm`.
     """
     plural = "" if messages == 1 else "s"
     warning = f"{what} loses {messages} message{plural}"
-    overridden = target.overridden_context()
-    if overridden is not None:
-        raise click.UsageError(
-            f"{warning}; MQCORE_URL and --context {overridden} name two brokers: unset MQCORE_URL, or remove --context"
-        )
     context = target.used_context()
     if context is None:
         confirm(warning, name, yes=yes)

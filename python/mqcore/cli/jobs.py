@@ -27,18 +27,22 @@ def _broker(command: _F) -> _F:
     return click.option(
         "--broker",
         metavar="URL",
-        help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else that of the context, else "
-        "emqp://127.0.0.1:47290]",
+        help="URL of the broker's listener for workers. [default: that of --context, else MQCORE_JOBS_URL, "
+        "else that of the context, else emqp://127.0.0.1:47290]",
     )(command)
 
 
 def _jobs(broker: str | None, timeout: float) -> Jobs:
+    from mqcore import credentials
     from mqcore.jobs import Jobs
 
     found = None if broker is not None else target.listener_of("emqp", "MQCORE_JOBS_URL", "--broker emqp://HOST:PORT")
-    if found is None:
-        return Jobs(broker, token=options.token(), timeout=timeout)
-    return Jobs(found.url, token=found.token, timeout=timeout)
+    url, token = (broker, target.token()) if found is None else (found.url, found.token)
+    made = Jobs(url, token=token, timeout=timeout)
+    if target.named_context() is not None and token is None and credentials.split(url or "")[1] is None:
+        # `Jobs` takes MQCORE_TOKEN by itself, which is not for the broker of --context.
+        made.credentials = None
+    return made
 
 
 @click.group(cls=CommandGroup)
@@ -149,8 +153,8 @@ def workers(broker: str | None, timeout: float, as_json: bool) -> None:
 @click.option(
     "--broker",
     metavar="URL",
-    help="URL of the broker's listener for workers. [default: MQCORE_JOBS_URL, else that of the context, else "
-    "emqp://127.0.0.1:47290]",
+    help="URL of the broker's listener for workers. [default: that of --context, else MQCORE_JOBS_URL, "
+    "else that of the context, else emqp://127.0.0.1:47290]",
 )
 @options.as_json
 def watch(job: str | None, pause: float | None, broker: str | None, as_json: bool) -> None:

@@ -33,7 +33,8 @@ def _connection(command: _F) -> _F:
     return click.option(
         "--url",
         metavar="URL",
-        help=f"URL of the Throttr listener. [default: MQCORE_LIMIT_URL, else that of the context, else {_DEFAULT_URL}]",
+        help="URL of the Throttr listener. [default: that of --context, else MQCORE_LIMIT_URL, else that of the "
+        f"context, else {_DEFAULT_URL}]",
     )(command)
 
 

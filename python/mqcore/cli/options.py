@@ -22,7 +22,6 @@ __all__ = [
     "connect",
     "connection",
     "split_header",
-    "token",
 ]
 
 _MM2 = ("mm2://", "mm2s://", "mm2+unix://")
@@ -91,7 +90,10 @@ def connection(command: _F) -> _F:
         "--timeout", type=DURATION, default="15s", show_default=True, help="Time to wait for each answer."
     )(command)
     return click.option(
-        "--url", metavar="URL", default=None, help="URL of the broker. [default: MQCORE_URL, else the context]"
+        "--url",
+        metavar="URL",
+        default=None,
+        help="URL of the broker. [default: that of --context, else MQCORE_URL, else the context]",
     )(command)
 
 
@@ -106,8 +108,8 @@ def admin_side(timeout: str) -> Callable[[_F], _F]:
             command
         )
         url_help = (
-            "URL of the admin API. [default: mqcore --admin, MQCORE_ADMIN, an http:// or https:// MQCORE_URL, that of "
-            f"the context, else {target.DEFAULT_ADMIN}]"
+            "URL of the admin API. [default: mqcore --admin, that of --context, MQCORE_ADMIN, an http:// or https:// "
+            f"MQCORE_URL, that of the context, else {target.DEFAULT_ADMIN}]"
         )
         # The context is looked for first, because the token may come from it.
         return click.option("--url", metavar="ADMIN", is_eager=True, callback=_admin_url, help=url_help)(command)
@@ -126,7 +128,7 @@ def _admin_url(ctx: click.Context, _option: click.Parameter, value: str | None) 
 
 
 def _admin_token(ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    found: str | None = value or ctx.meta.get("mqcore.admin_token") or token()
+    found: str | None = value or ctx.meta.get("mqcore.admin_token") or target.token()
     return found
 
 
@@ -163,14 +165,8 @@ def connect(
     return sync.connect(found.url, id=client_id, name=name, kind=kind, token=found.token, request_timeout=timeout)
 
 
-def token() -> str | None:
-    """Return the value of `mqcore --token` or MQCORE_TOKEN, or `None`."""
-    given: str | None = click.get_current_context().find_root().meta.get("mqcore.token")
-    return given
-
-
 def chosen_url(url: str | None) -> str:
-    """Return `url`, else that of `mqcore --url`, MQCORE_URL or the context, else the default URL of a broker."""
+    """Return `url`, else the URL that the options, the environment or a context name, else the default one."""
     return target.listener(url).url
 
 

@@ -121,7 +121,8 @@ def root() -> click.Group:
             click.Option(
                 ["--context"],
                 metavar="NAME",
-                help="Named broker of 'mqcore context add'; --url and MQCORE_URL override it. [env: MQCORE_CONTEXT]",
+                help="Named broker of 'mqcore context add'. It overrides MQCORE_URL, MQCORE_ADMIN and MQCORE_TOKEN. "
+                "[env: MQCORE_CONTEXT, which does not override them]",
                 callback=_store,
                 expose_value=False,
                 shell_complete=_complete_contexts,

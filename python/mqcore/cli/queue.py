@@ -50,8 +50,8 @@ def queue() -> None:
 @click.option(
     "--admin",
     metavar="URL",
-    help="URL of the broker's admin side, which knows the age of messages. [default: mqcore --admin, MQCORE_ADMIN, "
-    "else that of the context]",
+    help="URL of the broker's admin side, which knows the age of messages. [default: mqcore --admin, that of "
+    "--context, MQCORE_ADMIN, else that of the context]",
 )
 @options.connection
 @options.as_json

@@ -1,4 +1,8 @@
-"""The broker that a command works on: from its options, the environment, a context, or the defaults, in this order."""
+"""The broker that a command works on.
+
+It comes from options, from the context of ``--context``, from the environment, from the context of MQCORE_CONTEXT or
+`mqcore context use`, or from the defaults, in this order.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,10 @@ __all__ = [
     "admin_side",
     "listener",
     "listener_of",
-    "overridden_context",
+    "named_context",
     "selection",
     "shown",
+    "token",
     "used_context",
 ]
 
@@ -33,7 +38,6 @@ DEFAULT_ADMIN: Final = "http://127.0.0.1:2627"
 
 _HTTP: Final = ("http://", "https://")
 _USED: Final = "mqcore.used_context"
-_OVERRIDDEN: Final = "mqcore.overridden_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,10 @@ def listener(url: str | None) -> Target:
     """Return the listener for messages. `url` is the option of the command itself."""
     given = url or _root("url")
     if given is not None:
-        is_option = url is not None or _is_flag("url")
-        if not is_option:
-            _note_override("MQCORE_URL")
-        return Target(given, _root("token"), is_option=is_option)
+        return Target(given, token(), is_option=url is not None or _is_flag("url"))
     context = _context()
     if context is None:
-        return Target(DEFAULT_URL, _root("token"))
+        return Target(DEFAULT_URL, token())
     from mqcore.cli.context_store import MESSAGE_PROTOCOLS
 
     listed = context.url_of(*MESSAGE_PROTOCOLS)
@@ -97,14 +98,13 @@ def admin_side(url: str | None) -> Target | None:
     """
     given = url or _admin_option()
     if given is not None:
-        return Target(given, _root("token"), is_option=True)
+        return Target(given, token(), is_option=True)
     admin, listener_url = _environment_admin(), _root("url")
     if admin is not None or listener_url is not None:
         # The broker of a listener in the environment is not that of a context.
-        _note_override("MQCORE_URL" if admin is None else "MQCORE_ADMIN")
         is_http = listener_url is not None and listener_url.startswith(_HTTP)
         given = admin or (listener_url if is_http else None)
-        return None if given is None else Target(given, _root("token"))
+        return None if given is None else Target(given, token())
     context = _context()
     if context is None:
         return None
@@ -126,7 +126,7 @@ def admin_beside(found: Target, admin: str | None) -> Target | None:
     if given is None and not found.is_option:
         given = _environment_admin()
     if given is not None:
-        return Target(given, _root("token"))
+        return Target(given, token())
     if found.context is not None and found.context.admin is not None:
         return Target(found.context.admin, found.token, found.context)
     return None
@@ -136,19 +136,20 @@ def listener_of(protocol: str, variable: str, option: str) -> Target | None:
     """Return the listener of a protocol with commands of its own, or `None` if nothing names one.
 
     Its URL comes from `mqcore --url` or MQCORE_URL, if it is of this protocol, from `variable`, or from the context.
-    Raises `click.UsageError`, which names `option`, if the context has no URL of the protocol.
+    Raises `click.UsageError`, which names `option`, if the context has no URL of the protocol, or `mqcore --url` names
+    a listener of another one beside ``--context``.
     """
     from mqcore.cli.context_store import schemes
 
     given = _root("url")
     if given is not None and given.partition("://")[0] in schemes(protocol):
-        return Target(given, _root("token"))
-    own = os.environ.get(variable)
+        return Target(given, token())
+    if given is not None and named_context() is not None:
+        raise click.UsageError(f"--url {shown(given)} is not a {protocol}:// URL; pass {option}, or remove --url")
+    own = os.environ.get(variable) if named_context() is None else None
     if own or given is not None:
         # MQCORE_URL usually names a listener of another protocol, of which nothing else is known.
-        if own or not _is_flag("url"):
-            _note_override(variable if own else "MQCORE_URL")
-        return Target(own, _root("token")) if own else None
+        return Target(own, token()) if own else None
     context = _context()
     if context is None:
         return None
@@ -167,10 +168,17 @@ def used_context() -> BrokerContext | None:
     return used
 
 
-def overridden_context() -> str | None:
-    """Return the context of ``--context`` if the environment names another broker, which the command uses."""
-    name: str | None = click.get_current_context().meta.get(_OVERRIDDEN)
-    return name
+def named_context() -> str | None:
+    """Return the name after ``--context``, which the command uses instead of the environment; `None` if there is none.
+
+    An empty name means no context, so that the environment counts.
+    """
+    return _root("context") or None
+
+
+def token() -> str | None:
+    """Return the value of `mqcore --token`, else MQCORE_TOKEN unless ``--context`` names the broker."""
+    return _root("token")
 
 
 def shown(url: str) -> str:
@@ -181,7 +189,11 @@ def shown(url: str) -> str:
 
 
 def _root(name: str) -> str | None:
-    value: str | None = click.get_current_context().meta.get(f"mqcore.{name}")
+    """Return the value of an option of the program. ``--context`` hides values of the environment."""
+    meta = click.get_current_context().meta
+    if name != "context" and meta.get("mqcore.context") and not _is_flag(name):
+        return None
+    value: str | None = meta.get(f"mqcore.{name}")
     return value
 
 
@@ -220,12 +232,4 @@ def _use(context: BrokerContext, url: str) -> Target:
         line = f"context {context.name}{protected}: {shown(url)}"
         click.secho(line, err=True, fg="red" if context.protected else None, bold=context.protected)
     meta[_USED] = context
-    return Target(url, _root("token") or context.credential(), context)
-
-
-def _note_override(variable: str) -> None:
-    """Report that a context of ``--context`` is not used."""
-    name, meta = _root("context"), click.get_current_context().meta
-    if name and _OVERRIDDEN not in meta:
-        click.echo(f"{variable} overrides --context {name}; unset it to use the context", err=True)
-        meta[_OVERRIDDEN] = name
+    return Target(url, token() or context.credential(), context)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
-from mqcore.cli import application, log, options, output
+from mqcore.cli import application, log, options, output, target
 from mqcore.cli.exit_code import ExitCode
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def worker(
     """
     from mqcore.jobs import Worker
 
+    if target.named_context() is not None:
+        raise click.UsageError("mqcore worker does not use contexts; remove --context and pass --broker")
     log.set_up(log_format)
     if app is None and not allow_import:
         raise click.UsageError("no tasks to run; add MODULE:ATTR, such as shop:jobs, or --allow-import 'shop.tasks.*'")
@@ -138,7 +140,7 @@ def _load_jobs(app: str, broker: str | None) -> Jobs:
         return isinstance(found, Jobs)
 
     found = application.load(app, "", is_jobs, "an mqcore.jobs.Jobs")
-    token = options.token()
+    token = target.token()
     if broker is not None or token is not None:
         found.locate(broker or found.url, token=token)
     return found
