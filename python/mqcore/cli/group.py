@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from typing import Any
@@ -32,6 +31,8 @@ class CommandGroup(click.Group):
         """Return the command that `args[0]` names. Raises `click.UsageError` for an unknown name."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
+            import difflib
+
             close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
             meant = f"; did you mean '{ctx.command_path} {close[0]}'?" if close else ""
             raise click.UsageError(f"unknown command '{ctx.command_path} {name}'{meant}", ctx)
