@@ -308,6 +308,10 @@ spark-crash: $(EXTENSION) ## kill a Spark stream from queue to queue SPARK_ROUND
 pictures: $(EXTENSION) ## update the screenshots of reports in docs/images; takes a minute and needs Chromium
 	@PYTHONPATH=tests $(PY) -m spark.pictures
 
+.PHONY: screenshots
+screenshots: $(EXTENSION) $(DASHBOARD) ## update the screenshots of the dashboard in docs/images; takes two minutes and needs Chromium
+	@$(PY) tools/screenshots.py
+
 SEEDS ?= 2000
 
 .PHONY: promises

@@ -1,0 +1,273 @@
+"""Pictures of the dashboard for docs/operations.md: `make screenshots` runs a busy shop and opens each page.
+
+It needs the dashboard (`make dashboard`), the package playwright and Chromium. The pictures are in the light theme.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import mqcore
+from mqcore import QueueOptions, QueueStatus
+from mqcore._core import AuthorityStore
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+IMAGES: Final = ROOT / "docs" / "images"
+INDEX: Final = ROOT / "python" / "mqcore" / "_dashboard" / "index.html"
+PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
+
+SECONDS: Final = 60.0
+"""Time between the pictures of one queue and those of the other pages, whose curves then have a past."""
+QUEUE_SECONDS: Final = 15.0
+"""Time for which the page of a queue is open before its picture."""
+WIDTH: Final = 1200
+HEIGHTS: Final = {"overview": 830, "queues": 480, "queue": 1000, "connections": 610, "routing": 720, "purge": 560}
+"""Height of each picture in pixels."""
+BYTES_MAX: Final = 150 << 10
+"""Largest picture: every reader of the page fetches it."""
+WAIT_MS: Final = 20_000
+
+LISTENERS: Final = ("tmqp", "mqks", "mm2", "throttr")
+WORK: Final = QueueOptions(
+    status=QueueStatus.ROUND_ROBIN, delivery_handler="at-least-once", request_acknowledge=True, put_back_limit=0
+)
+WAITING: Final = QueueOptions(status=QueueStatus.PULL)
+CITIES: Final = ("Ankara", "Berlin", "Lyon", "Porto")
+
+
+class Shop:
+    """Clients of several protocols that produce and consume until they are cancelled."""
+
+    def __init__(self, urls: dict[str, str], token: str, stack: AsyncExitStack) -> None:
+        self._urls, self._token, self._stack = urls, token, stack
+        self._random = random.Random(1)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> None:
+        """Declare everything, connect the clients and start their work."""
+        admin = await self._connect("deploy", "tool")
+        for name in ("orders", "payments", "invoices"):
+            await admin.declare(name, 1, WORK)
+        await admin.declare("invoices", 2, WAITING)
+        await admin.declare("emails", 1, QueueOptions(status=QueueStatus.PUSH))
+        await admin.declare("reports", 7, WAITING)
+        await admin.declare("archive", 1, WAITING)
+        await admin.update_queue("archive/1", QueueOptions(status=QueueStatus.PAUSED))
+        await self._route(admin)
+        await admin.publish_many("emails/1", [b"Your order is on its way."] * 148)
+        self._start(self._write_reports(admin))
+        for name, count in (("orders", 3), ("payments", 2), ("invoices", 1)):
+            for number in range(count):
+                consumer = await self._connect(f"{name}-worker-{number + 1}", "worker")
+                self._start(self._work(consumer, f"{name}/1", 0.02 if name == "orders" else 0.0))
+        checkout = await self._connect("checkout", "web-shop")
+        self._start(self._produce(checkout, "orders/1", 0.01))
+        self._start(self._produce(checkout, "payments/1", 0.02))
+        self._start(self._sell(checkout))
+        await self._listen()
+
+    async def close(self) -> None:
+        """Stop the work. Raises the first error that ended some of it."""
+        failed = [error for task in self._tasks if task.done() and (error := task.exception()) is not None]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if failed:
+            raise failed[0]
+
+    async def _connect(self, name: str, kind: str, protocol: str = "tmqp") -> mqcore.Client:
+        client = mqcore.connect(self._urls[protocol], token=self._token, id=name, name=name, kind=kind)
+        return await self._stack.enter_async_context(client)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _route(self, admin: mqcore.Client) -> None:
+        await admin.create_router("sales")
+        for target, name in (("orders/1", "work"), ("archive/1", "archive"), ("invoices/1", "invoices")):
+            await admin.bind("sales", mqcore.Binding(target=target, name=name))
+        await admin.create_router("alarms", "only-first")
+        await admin.bind("alarms", mqcore.Binding(target="@type:operator", name="operator", priority=10))
+        await admin.bind("alarms", mqcore.Binding(target="emails/1", name="mail"))
+
+    async def _listen(self) -> None:
+        """Connect the clients of topics and of other protocols."""
+        screen = await self._connect("price-screen", "kiosk")
+        self._start(self._read(screen.topic("prices.*").subscribe()))
+        sensor = await self._connect("cold-store", "sensor", "mm2")
+        self._start(self._measure(sensor))
+        display = await self._connect("cold-store-display", "display", "mm2")
+        self._start(self._read(display.topic("temperature").subscribe()))
+        legacy = await self._connect("stock-keeper", "legacy", "mqks")
+        self._start(self._read(legacy.queue("stock").consume()))
+        self._start(self._stock(await self._connect("stock-counter", "legacy", "mqks")))
+
+    async def _produce(self, client: mqcore.Client, queue: str, pause: float) -> None:
+        while True:
+            await client.publish(queue, self._order())
+            await asyncio.sleep(pause * self._random.uniform(0.2, 1.8))
+
+    async def _write_reports(self, client: mqcore.Client) -> None:
+        for number in itertools.count():
+            body = json.dumps({"report": f"2026-{number:04}", "format": "pdf", "pages": 3 + number % 5}).encode()
+            await client.publish("reports/7", body, headers={"Schema": "report-v1"})
+            await asyncio.sleep(1.5)
+
+    async def _sell(self, client: mqcore.Client) -> None:
+        while True:
+            await client.send("@router:sales", self._order(), headers={"City": self._random.choice(CITIES)})
+            await self._publish_price(client)
+            await asyncio.sleep(0.2)
+
+    async def _publish_price(self, client: mqcore.Client) -> None:
+        price = str(self._random.randrange(100, 900)).encode()
+        # Without a confirmation, because the screen may not have subscribed yet.
+        await client.topic(f"prices.{self._random.choice(('eur', 'try'))}").publish(price, confirm=False)
+
+    async def _work(self, client: mqcore.Client, queue: str, failures: float) -> None:
+        channel, _, number = queue.partition("/")
+        async with client.queue(channel, int(number)).consume(prefetch=20) as messages:
+            async for message in messages:
+                await asyncio.sleep(0.03)
+                if self._random.random() < failures:
+                    await message.nack("card was refused")
+                else:
+                    await message.ack()
+
+    async def _measure(self, client: mqcore.Client) -> None:
+        while True:
+            await client.topic("temperature").publish(f"{self._random.gauss(4, 0.3):.1f}".encode())
+            await asyncio.sleep(0.5)
+
+    async def _stock(self, client: mqcore.Client) -> None:
+        while True:
+            await client.publish("stock", f"item-{self._random.randrange(100)}".encode())
+            await asyncio.sleep(0.3)
+
+    @staticmethod
+    async def _read(stream: Any) -> None:
+        async with stream as messages:
+            async for message in messages:
+                await message.ack()
+
+    def _order(self) -> bytes:
+        order = {"order": self._random.randrange(10**6), "items": self._random.randrange(1, 9), "total": 42.5}
+        return json.dumps(order).encode()
+
+
+@asynccontextmanager
+async def served(data_dir: str) -> AsyncIterator[tuple[dict[str, Any], str]]:
+    """Run `mqcore serve` while the block runs: its ready line, and a token of an administrator."""
+    _, token = AuthorityStore.of_data_dir(data_dir).add_token(json.dumps({"name": "operator", "allow": ["*"]}))
+    arguments = [part for name in LISTENERS for part in ("--listen", f"{name}://127.0.0.1:0")]
+    arguments += ["--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", data_dir]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "mqcore", "serve", *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        line = await process.stdout.readline()
+        if not line:
+            raise SystemExit("the broker did not start")
+        yield json.loads(line), token
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def log_in(page: Page, url: str, token: str) -> None:
+    """Open the dashboard."""
+    await page.goto(url)
+    await page.get_by_label("Token").fill(token)
+    await page.get_by_role("button", name="show the dashboard").click()
+    await page.get_by_role("heading", name="Needs attention").wait_for()
+
+
+async def save(page: Page, name: str) -> None:
+    """Save what the page shows, once its figures are there. Raises `SystemExit` if the picture is too large."""
+    await page.set_viewport_size({"width": WIDTH, "height": HEIGHTS[name]})
+    # Two of its updates, after which curves and tables have contents.
+    await page.wait_for_timeout(2_500)
+    target = IMAGES / f"dashboard-{name}.png"
+    await page.screenshot(path=target, animations="disabled")
+    size = target.stat().st_size
+    if size > BYTES_MAX:
+        raise SystemExit(f"{target} has {size:,} bytes, the limit is {BYTES_MAX:,}; lower its height")
+    print(f"{target.relative_to(ROOT)}: {size:,} bytes")
+
+
+async def save_all(page: Page, url: str, token: str, seconds: float) -> None:
+    """Save a picture of each page."""
+    await log_in(page, url, token)
+    await page.goto(f"{url}/#/queue?name=reports/7")
+    # The curves of one queue begin when its page is opened.
+    await page.wait_for_timeout(QUEUE_SECONDS * 1_000)
+    await page.get_by_role("button", name="show the next messages").click()
+    await page.locator("details summary").first.click()
+    await save(page, "queue")
+    await page.get_by_role("button", name="purge …").click()
+    await page.get_by_role("dialog", name="Purge reports/7").wait_for()
+    await save(page, "purge")
+    await page.keyboard.press("Escape")
+    await page.wait_for_timeout(seconds * 1_000)
+    for name, path in (("overview", ""), ("queues", "queues"), ("connections", "connections"), ("routing", "routing")):
+        await page.goto(f"{url}/#/{path}")
+        await save(page, name)
+
+
+async def run(seconds: float) -> None:
+    """Run the shop and the browser."""
+    from playwright.async_api import async_playwright
+
+    with tempfile.TemporaryDirectory(prefix="mqcore-screenshots-") as directory:
+        async with served(directory) as (ready, token), AsyncExitStack() as stack:
+            urls = {name: f"{name}://{ready['listeners'][name]}" for name in LISTENERS}
+            shop = Shop(urls, token, stack)
+            await shop.open()
+            playwright = await stack.enter_async_context(async_playwright())
+            chromium = await playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+            stack.push_async_callback(chromium.close)
+            page = await chromium.new_page(color_scheme="light", viewport={"width": WIDTH, "height": 800})
+            page.set_default_timeout(WAIT_MS)
+            try:
+                await save_all(page, f"http://{ready['admin']}", token, seconds)
+            finally:
+                await shop.close()
+
+
+def browser() -> str:
+    """Return the path of Chromium. Raises `SystemExit` if there is none."""
+    found = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
+    if found is None:
+        raise SystemExit("no Chromium is installed (Debian's package chromium)")
+    return found
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description="Update the pictures of the dashboard in docs/images.")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"time before the picture of the overview (default {SECONDS:g})"
+    )
+    arguments = parser.parse_args()
+    if not INDEX.exists():
+        raise SystemExit("the dashboard is not built; run make dashboard")
+    asyncio.run(run(arguments.seconds))
+
+
+if __name__ == "__main__":
+    main()
