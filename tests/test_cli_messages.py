@@ -209,6 +209,44 @@ def test_events_are_lines_with_the_fields_of_their_kind(served: ServedBroker) ->
             assert rest(watching)[0] == 0
 
 
+def test_filters_select_events_by_kind_queue_and_field(served: ServedBroker) -> None:
+    for queue in ("orders/1", "orders/11", "invoices/1"):
+        run("queue", "create", queue, "--status", "pull", url=served.url)
+    queues = [part for queue in ("orders/1", "orders/11", "invoices/1") for part in ("--queue", queue)]
+
+    def printed(*filters: str) -> list[dict[str, object]]:
+        """The only event of these filters, while four clients publish a message each."""
+        arguments = [*queues, *(part for text in filters for part in ("--filter", text)), "--count", "1", "--json"]
+        with running("tail", "--events", *arguments, url=served.url) as watching:
+            assert next_line(watching, "stderr") == "watching\n"
+            for queue in ("orders/1", "invoices/1", "orders/11", "orders/1"):
+                run("publish", queue, "x", "--id", f"of-{queue}", url=served.url)
+            code, stdout, _ = rest(watching)
+            assert code == 0
+            return [json.loads(line) for line in stdout.splitlines()]
+
+    for filters, expected in (
+        (("invoices/1",), ("MessageProduced", "invoices", 1)),
+        (("messageproduced", "orders/11"), ("MessageProduced", "orders", 11)),
+        (("message_id=of-orders/11",), ("MessageProduced", "orders", 11)),
+    ):
+        (event,) = printed(*filters)
+        assert (event["kind"], event["channel"], event["queue"]) == expected, filters
+
+
+def test_event_must_match_all_filters_and_only_printed_ones_count(served: ServedBroker) -> None:
+    filters = ("--filter", "ClientConnected", "--filter", "client_name=KIOSK-2", "--count", "2")
+    with running("tail", "--events", *filters, url=served.url) as watching:
+        assert next_line(watching, "stderr") == "watching\n"
+        for number in (1, 2, 3, 21):
+            with TmqpPeer(*served.address) as peer:
+                peer.hello(Client_Id=f"me-{number}", Client_Name=f"kiosk-{number}")
+        code, stdout, _ = rest(watching)
+    assert code == 0
+    names = [re.findall("client_name=([^\t]*)", line) for line in stdout.splitlines()]
+    assert names == [["kiosk-2"], ["kiosk-21"]]
+
+
 # --- administration -------------------------------------------------------------------------------------------
 
 
