@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ BEGIN = "<!-- bench-peers: written by `make bench-peers` -->"
 END = "<!-- end of bench-peers -->"
 
 Json = dict[str, Any]
+
+_COLUMNS = 100
+"""Columns of a line of the documentation."""
 
 
 def _summary(values: Sequence[float]) -> Json:
@@ -119,11 +123,15 @@ def _ratio(row: Json, ours: float, theirs: float) -> str:
 def table(found: Json) -> str:
     """Return the results as Markdown."""
     about, method = found["machine"], found["method"]
-    lines = [
+    conditions = (
         f"{found['date'][:10]}, {about['processor']}, {about['processors']} processors, Linux {about['kernel']}, "
-        f"Python {about['python']}. Medians of {method['runs']} runs of {method['seconds']:g} s, one of each in turn.",
+        f"Python {about['python']}. Medians of {method['runs']} runs of {method['seconds']:g} s, one of each in turn."
+    )
+    versions = "Versions: " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()) + "."
+    lines = [
+        *textwrap.wrap(conditions, _COLUMNS),
         "",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in found["versions"].items()) + ".",
+        *textwrap.wrap(versions, _COLUMNS),
         "",
         "| work | | median | smallest..largest | mqcore is better by | CPU s per million | MiB | disturbed |",
         "|---|---|---|---|---|---|---|---|",
