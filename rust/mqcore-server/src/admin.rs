@@ -22,6 +22,7 @@
 //! | `browser` | refuses requests of web pages of other origins |
 //! | `places` | how many connections and requests there may be |
 //! | `request` | common parts of all pages |
+//! | `parameters` | parameters of several requests |
 //! | `pieces` | long responses, sent piece by piece |
 
 mod access;
@@ -35,6 +36,7 @@ mod dashboard;
 mod history;
 mod openapi;
 mod overview;
+mod parameters;
 mod pieces;
 mod places;
 mod queue;
@@ -385,9 +387,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     get,
     path = "/metrics",
     tag = "health",
-    params(
-        ("queues" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: metrics of single queues too"),
-    ),
+    params(("queues" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: metrics of single queues too")),
     responses(
         (status = 200, description = "Metrics for Prometheus", content_type = "text/plain", body = String),
         (status = 400, description = "A wrong parameter", body = ErrorAnswer),

@@ -8,6 +8,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
 use crate::admin::answers::{AttentionAnswer, ErrorAnswer, FindingAnswer, HealthAnswer};
+use crate::admin::parameters::LimitParameter;
 use crate::admin::request::{Admin, error, list_limit};
 use crate::attention::finding::{FindingKind, Severity};
 use crate::attention::state::{Report, Reported};
@@ -20,9 +21,7 @@ const ROUND_MAX: Duration = Duration::from_secs(30);
     get,
     path = "/attention",
     tag = "health",
-    params(
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(LimitParameter),
     responses(
         (status = 200, description = "Findings, the most severe first", body = AttentionAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -25,9 +25,7 @@ const TOTAL_HEADER: &str = "mqcore-backup-bytes";
     get,
     path = "/backup",
     tag = "storage",
-    params(
-        ("Mqcore-Request" = Option<String>, Header, description = "backup"),
-    ),
+    params(("Mqcore-Request" = Option<String>, Header, description = "backup")),
     responses(
         (status = 200, description = "A backup, for mqcore restore", content_type = "application/octet-stream", body = Vec<u8>),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -36,6 +36,7 @@ use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
 use crate::admin::answers::{ClientDisconnected, DrainAnswer, ErrorAnswer, MoveAnswer, QueueChanged};
+use crate::admin::parameters::QueueParameters;
 use crate::admin::queue::QueuePath;
 use crate::admin::request::{Admin, PathText, bad_request, error};
 use crate::shard::inbox::Urgent;
@@ -135,10 +136,7 @@ pub(crate) struct DrainBody {
     post,
     path = "/queues/{channel}/{id}/purge",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     responses(
         (status = 200, description = "All waiting messages are removed", body = QueueChanged),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -160,10 +158,7 @@ pub(crate) async fn purge(
     post,
     path = "/queues/{channel}/{id}/move",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     request_body = Option<MoveBody>,
     responses(
         (status = 200, description = "Messages are moved", body = MoveAnswer),
@@ -193,10 +188,7 @@ pub(crate) async fn move_messages(
     post,
     path = "/queues/{channel}/{id}/discard",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     request_body = Option<DiscardBody>,
     responses(
         (status = 200, description = "Messages are removed", body = MoveAnswer),
@@ -253,10 +245,7 @@ fn changed(queue: &QueueAddress, result: &'static str) -> Response {
     post,
     path = "/queues/{channel}/{id}/status",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     request_body = StatusBody,
     responses(
         (status = 200, description = "The status is changed", body = QueueChanged),
@@ -286,10 +275,7 @@ pub(crate) async fn set_status(
     delete,
     path = "/queues/{channel}/{id}",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     responses(
         (status = 200, description = "The queue is removed with its messages", body = QueueChanged),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -309,9 +295,7 @@ pub(crate) async fn remove_queue(
     delete,
     path = "/connections/{client}",
     tag = "connections",
-    params(
-        ("client" = String, Path, description = "The id of the client"),
-    ),
+    params(("client" = String, Path, description = "The id of the client")),
     responses(
         (status = 200, description = "Its connections are closed", body = ClientDisconnected),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -7,17 +7,14 @@ use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::ClientInformation;
 
 use crate::admin::answers::{ConnectionAnswer, ConnectionsAnswer, ErrorAnswer};
+use crate::admin::parameters::PageParameters;
 use crate::admin::request::{Admin, filter, list_limit, look, number};
 
 #[utoipa::path(
     get,
     path = "/connections",
     tag = "connections",
-    params(
-        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
-        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(PageParameters),
     responses(
         (status = 200, description = "A page of clients", body = ConnectionsAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -54,9 +54,7 @@ enum HistoryQuery {
     get,
     path = "/history",
     tag = "storage",
-    params(
-        ("Mqcore-HistoryRequest" = Option<String>, Header, description = "The query as JSON"),
-    ),
+    params(("Mqcore-HistoryRequest" = Option<String>, Header, description = "The query as JSON")),
     responses(
         (status = 200, description = "JSON about the history, or rows as an Arrow stream", content_type = "application/vnd.apache.arrow.stream", body = Vec<u8>),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -10,6 +10,7 @@ use mqcore_journal::recovery::RecordLoss;
 use serde_json::{Value, json};
 
 use crate::admin::answers::{CountersAnswer, ErrorAnswer};
+use crate::admin::parameters::LimitParameter;
 use crate::admin::request::{Admin, list_limit, look};
 use crate::net::tls::ListenerCertificate;
 use crate::stats::counters::ArchiveLag;
@@ -22,9 +23,7 @@ use crate::storage::loss::Loss;
     get,
     path = "/errors",
     tag = "health",
-    params(
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(LimitParameter),
     responses(
         (status = 200, description = "Recent failed requests whose clients received only a number", content_type = "application/json", body = serde_json::Value),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -57,9 +56,7 @@ fn describe_failure(failure: RequestFailure) -> Value {
     get,
     path = "/overview",
     tag = "health",
-    params(
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(LimitParameter),
     responses(
         (status = 200, description = "Listeners, queues, topics, routers, clients and other brokers", content_type = "application/json", body = serde_json::Value),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

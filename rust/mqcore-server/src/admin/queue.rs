@@ -15,6 +15,7 @@ use mqcore_broker::model::stats::WaitingMessage;
 use crate::admin::answers::{
     ContentAnswer, ErrorAnswer, FindingAnswer, MessageAnswer, MessagesAnswer, QueueAnswer,
 };
+use crate::admin::parameters::QueueParameters;
 use crate::admin::request::{
     Admin, Caller, SHARD_TIMEOUT, bad_request, busy, error, may_read_everything, number,
 };
@@ -31,10 +32,7 @@ const BODIES_MAX: usize = 16 * 1024 * 1024;
     get,
     path = "/queues/{channel}/{id}",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-    ),
+    params(QueueParameters),
     responses(
         (status = 200, description = "The queue", body = QueueAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -114,13 +112,7 @@ fn missing(queue: &QueueAddress) -> Response {
     get,
     path = "/queues/{channel}/{id}/messages",
     tag = "queues",
-    params(
-        ("channel" = String, Path, description = "The channel of the queue; a slash is written %2F"),
-        ("id" = u16, Path, description = "The number of the queue"),
-        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum messages (20); at most 500"),
-        ("body_bytes" = Option<usize>, Query, minimum = 0, description = "Bytes of each body (4,096); at most 1 MiB"),
-    ),
+    params(QueueParameters, ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"), ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum messages (20); at most 500"), ("body_bytes" = Option<usize>, Query, minimum = 0, description = "Bytes of each body (4,096); at most 1 MiB")),
     responses(
         (status = 200, description = "The next messages, which stay", body = MessagesAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use mqcore_broker::model::stats::QueueSample;
 
 use crate::admin::answers::{ErrorAnswer, QueueRow, QueuesAnswer};
+use crate::admin::parameters::{OrderParameters, PageParameters};
 use crate::admin::request::{
     Admin, SHARD_TIMEOUT, bad_request, busy, error, filter, flag, list_limit, number, parameter,
 };
@@ -51,13 +52,7 @@ fn arrival(row: &Row) -> u64 {
     get,
     path = "/queues",
     tag = "queues",
-    params(
-        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
-        ("sort" = Option<String>, Query, description = "name, or the largest first: ready, delayed, in_flight, consumers, oldest, received, delivered, growth, dead_lettered"),
-        ("reverse" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: the other way around"),
-        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(PageParameters, OrderParameters),
     responses(
         (status = 200, description = "A page of queues", body = QueuesAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -8,6 +8,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 
 use crate::admin::answers::{ErrorAnswer, ScheduleAnswer, ScheduleEnded, SchedulesAnswer};
+use crate::admin::parameters::LimitParameter;
 use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, busy, error, list_limit};
 use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
 
@@ -18,9 +19,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
     get,
     path = "/schedules",
     tag = "jobs",
-    params(
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-    ),
+    params(LimitParameter),
     responses(
         (status = 200, description = "Schedules in the order in which they are due", body = SchedulesAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -63,9 +62,7 @@ fn describe(schedule: &ScheduleView) -> ScheduleAnswer {
     delete,
     path = "/schedules/{id}",
     tag = "jobs",
-    params(
-        ("id" = String, Path, description = "Its id, 40 hexadecimal digits"),
-    ),
+    params(("id" = String, Path, description = "Its id, 40 hexadecimal digits")),
     responses(
         (status = 200, description = "The schedule is ended", body = ScheduleEnded),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

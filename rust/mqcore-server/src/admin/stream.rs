@@ -18,6 +18,7 @@ use mqcore_broker::model::id::QueueAddress;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::admin::answers::{ErrorAnswer, TickAnswer, TotalsAnswer};
+use crate::admin::parameters::{OrderParameters, PageParameters};
 use crate::admin::pieces::Pieces;
 use crate::admin::request::{Admin, bad_request, error, parameter};
 use crate::admin::{attention, queue, queues};
@@ -69,9 +70,7 @@ impl Topic {
     get,
     path = "/totals",
     tag = "health",
-    params(
-        ("step" = Option<String>, Query, description = "1s (10 minutes), 10s (6 hours) or 5min (7 days)"),
-    ),
+    params(("step" = Option<String>, Query, description = "1s (10 minutes), 10s (6 hours) or 5min (7 days)")),
     responses(
         (status = 200, description = "Rates and contents", body = TotalsAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
@@ -90,17 +89,7 @@ pub(crate) async fn totals(State(admin): State<Admin>, uri: Uri) -> Response {
     get,
     path = "/stream",
     tag = "health",
-    params(
-        ("topic" = Option<String>, Query, description = "overview, queues or queue"),
-        ("channel" = Option<String>, Query, description = "With topic=queue"),
-        ("id" = Option<u16>, Query, description = "With topic=queue"),
-        ("filter" = Option<String>, Query, description = "Text that entries contain, in upper or lower case"),
-        ("sort" = Option<String>, Query, description = "name, or the largest first: ready, delayed, in_flight, consumers, oldest, received, delivered, growth, dead_lettered"),
-        ("reverse" = Option<u8>, Query, minimum = 0, maximum = 1, description = "1: the other way around"),
-        ("offset" = Option<usize>, Query, minimum = 0, description = "Entries to skip (0)"),
-        ("limit" = Option<usize>, Query, minimum = 0, description = "Maximum entries (100); at most 10,000"),
-        ("Last-Event-ID" = Option<u64>, Header, description = "The id of the last event, to get the totals since then"),
-    ),
+    params(PageParameters, OrderParameters, ("topic" = Option<String>, Query, description = "overview, queues or queue"), ("channel" = Option<String>, Query, description = "With topic=queue"), ("id" = Option<u16>, Query, description = "With topic=queue"), ("Last-Event-ID" = Option<u64>, Header, description = "The id of the last event, to get the totals since then")),
     responses(
         (status = 200, description = "Server-sent events, one a second; the data of each is a TickAnswer", content_type = "text/event-stream", body = TickAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),

@@ -36,9 +36,7 @@ type Key = (u32, u64);
     get,
     path = "/trace/{id}",
     tag = "queues",
-    params(
-        ("id" = String, Path, description = "The id of the message"),
-    ),
+    params(("id" = String, Path, description = "The id of the message")),
     responses(
         (status = 200, description = "Locations of the message, and its lifecycle events", content_type = "application/json", body = serde_json::Value),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
