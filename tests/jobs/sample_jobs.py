@@ -109,6 +109,13 @@ def sleep(path: str, seconds: float) -> str:
     return "slept"
 
 
+@jobs.task
+def work(path: str, name: str, seconds: float) -> None:
+    note(path, f"begin {name}")
+    time.sleep(seconds)
+    note(path, f"end {name}")
+
+
 @jobs.task(soft_timeout="200ms")
 def sleep_softly(path: str, seconds: float) -> str:
     try:
