@@ -211,6 +211,25 @@ def test_broker_records_the_history_with_its_option(tmp_path: Path) -> None:
 # --- schedules ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("interval", "milliseconds"), [("30d", 2_592_000_000), (1_000_001, 1_000_001_000), (123_456.789, 123_456_789)]
+)
+def test_a_long_interval_is_exact(tmp_path: Path, interval: str | float, milliseconds: int) -> None:
+    _, token = AuthorityStore.of_data_dir(tmp_path).add_token(json.dumps({"name": "all", "allow": ["*"]}))
+    listen = ("--listen", "emqp://127.0.0.1:0", "--admin", "http://127.0.0.1:0", "--data-dir", str(tmp_path))
+    with serving(*listen) as served, Jobs(broker_url(served), token=token) as jobs:
+
+        @jobs.task(name="shop.count")
+        def count() -> None:
+            """Count the stock."""
+
+        jobs.every(interval, count)
+        jobs.send_schedules()
+        wait_until(lambda: admin.schedules(served.admin_url, token=token).total == 1, what="the schedule")
+        (schedule,) = admin.schedules(served.admin_url, token=token).schedules
+        assert schedule.interval_ms == milliseconds
+
+
 def test_schedules_are_listed_by_their_next_run_and_removed(tmp_path: Path) -> None:
     _, token = AuthorityStore.of_data_dir(tmp_path).add_token(json.dumps({"name": "all", "allow": ["*"]}))
     listen = ("--listen", "emqp://127.0.0.1:0", "--admin", "http://127.0.0.1:0", "--data-dir", str(tmp_path))

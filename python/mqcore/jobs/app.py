@@ -87,7 +87,8 @@ class Schedule:
             create_queue=True,
             unless_ended=unless_ended,
         )
-        interval = "-1" if self.interval is None else f"{self.interval:g}"
+        # Without an exponent, which brokers do not read.
+        interval = "-1" if self.interval is None else f"{self.interval:.3f}".rstrip("0").rstrip(".")
         queue = self.call.options.queue.encode()
         return wire.message(command, queue, wishes.encode(), interval.encode(), self.call.encode(), self.cron.encode())
 
