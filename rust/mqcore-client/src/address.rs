@@ -274,7 +274,7 @@ impl BrokerAddress {
     ///
     /// [`ClientError::InvalidArgument`] for another scheme, a missing host, an invalid port or an unknown option.
     pub fn parse(text: &str) -> Result<Self, ClientError> {
-        let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
+        let wrong = |why: &str| ClientError::invalid("address", format!("{:?}: {why}", shown(text)));
         let (scheme, rest) = text.split_once("://").unwrap_or(("tmqp", text));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let unknown = || {
@@ -308,6 +308,11 @@ impl BrokerAddress {
             return Ok(Self { protocol, host, port: 0, path: "/".into(), carrier });
         }
         let (authority, path) = rest.find('/').map_or((rest, "/"), |slash| rest.split_at(slash));
+        if authority.contains('@') {
+            return Err(format!(
+                "the URL of a {protocol} broker has no credentials; remove what is before the @"
+            ));
+        }
         let (host, port) = match authority.rsplit_once(':') {
             // A colon inside brackets belongs to an IPv6 address.
             Some((host, port)) if !port.ends_with(']') => {
@@ -321,6 +326,15 @@ impl BrokerAddress {
         }
         Ok(Self { protocol, host: host.to_owned(), port, path: path.to_owned(), carrier })
     }
+}
+
+/// A URL for an error, without credentials.
+pub(crate) fn shown(text: &str) -> String {
+    let (scheme, rest) = text.split_once("://").map_or(("", text), |(scheme, rest)| (scheme, rest));
+    let place = rest.find(['/', '?']).map_or(rest, |end| &rest[..end]);
+    let Some(at) = place.rfind('@') else { return text.to_owned() };
+    let separator = if text.contains("://") { "://" } else { "" };
+    format!("{scheme}{separator}***{}", &rest[at..])
 }
 
 /// The settings of an address; `None` if it has none of its own.
@@ -450,6 +464,21 @@ mod tests {
         for wrong in ["", "a b", "--add", "a\tb", &"x".repeat(256)] {
             assert!(QueueAddress::plain(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn credentials_are_rejected_and_not_shown() {
+        for text in [
+            "tmqp://SECRET@h:7/p",
+            "mqks://user:SECRET@h",
+            "mm2s://SECRET@h?ca=c",
+            "SECRET@h:9",
+            "x://SECRET@h",
+        ] {
+            let error = BrokerAddress::parse(text).unwrap_err().to_string();
+            assert!(error.contains("***@h") && !error.contains("SECRET"), "{error}");
+        }
+        assert!(BrokerAddress::parse("tmqp://h/p@q").is_ok(), "behind the host it is no credential");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use mqcore_wire::throttr::{Dialect, Family, Width};
 
-use crate::address::{BrokerAddress, Protocol, SocketKind, tls_options};
+use crate::address::{BrokerAddress, Protocol, SocketKind, shown, tls_options};
 use crate::error::ClientError;
 
 /// The address of a listener.
@@ -23,7 +23,7 @@ impl ThrottrAddress {
     /// # Errors
     /// [`ClientError::InvalidArgument`] for another scheme, a missing host, or an unknown option or value.
     pub fn parse(text: &str) -> Result<Self, ClientError> {
-        let wrong = |why: &str| ClientError::invalid("address", format!("{text:?}: {why}"));
+        let wrong = |why: &str| ClientError::invalid("address", format!("{:?}: {why}", shown(text)));
         let (scheme, rest) = text.split_once("://").unwrap_or(("throttr", text));
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut dialect = Dialect::default();
@@ -91,5 +91,7 @@ mod tests {
         ] {
             assert!(ThrottrAddress::parse(wrong).is_err(), "{wrong:?}");
         }
+        let error = ThrottrAddress::parse("throttr://SECRET@h:1").unwrap_err().to_string();
+        assert!(error.contains("has no credentials") && !error.contains("SECRET"), "{error}");
     }
 }
