@@ -479,6 +479,41 @@ mod tests {
         assert_eq!(again.query(b"counter", after(300)).unwrap().quota, 20_000);
     }
 
+    #[test]
+    fn without_changes_only_every_sixteenth_round_saves() {
+        let scratch = TempDir::new().unwrap();
+        let limiter = store();
+        let (mut journal, _) = open(scratch.path(), &limiter, START);
+        let due: Vec<bool> = (0..2 * QUIET_ROUNDS).map(|_| journal.is_due(&limiter, false)).collect();
+        assert_eq!(due.iter().filter(|due| **due).count(), 2, "{due:?}");
+        limiter.insert(b"counter", 1, KEPT, seconds(60), START);
+        assert!(journal.is_due(&limiter, false), "there is something to save");
+        journal.save(&limiter, START, false).unwrap();
+        assert!(!journal.is_due(&limiter, false) && journal.is_due(&limiter, true));
+    }
+
+    /// Nothing else syncs the journal: what a save only writes is lost when the power fails.
+    #[test]
+    fn every_save_of_a_change_survives_a_power_failure() {
+        for seed in 0..20 {
+            let disk = MemoryStorage::new(seed);
+            let limiter = store();
+            let (mut journal, _) = open_on(&disk, &limiter, START);
+            for round in 1..=3 {
+                let key = [round as u8];
+                limiter.insert(&key, round, KEPT, seconds(600), after(round));
+                journal.save(&limiter, after(round), false).unwrap();
+            }
+            limiter.purge(&[2], after(4));
+            journal.save(&limiter, after(4), false).unwrap();
+            drop(journal);
+            disk.crash();
+            let again = store();
+            open_on(&disk, &again, after(5));
+            assert_eq!(quotas(&again, after(5)), [(vec![1], 1), (vec![3], 3)], "seed {seed}");
+        }
+    }
+
     /// Saves a counter of 5 that expires after a minute, ten seconds after its start.
     fn save_counter(directory: &Path) {
         let limiter = store();

@@ -24,4 +24,6 @@ pub mod publisher;
 pub mod queues;
 pub mod rounds;
 pub mod store;
+#[cfg(test)]
+mod tests;
 pub mod view;

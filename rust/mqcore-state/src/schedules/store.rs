@@ -324,6 +324,33 @@ mod tests {
         RunRecord { schedule: 1, id, due_ms, fence: due_ms, state: None, fallen_back: false, run }
     }
 
+    #[test]
+    fn a_journal_keeps_the_identity_that_it_was_created_with() {
+        let disk = MemoryStorage::new(3);
+        let (journal, _) = open(&disk, 4_711);
+        assert_eq!(journal.identity(), 4_711);
+        journal.close().unwrap();
+        assert_eq!(open(&disk, 9_000).0.identity(), 4_711);
+    }
+
+    /// The system clock may have been set back since the last epoch began.
+    #[test]
+    fn a_new_epoch_is_later_than_the_last_one_whatever_the_clock_shows() {
+        let disk = MemoryStorage::new(2);
+        let (mut journal, _) = open(&disk, 1_000);
+        journal.put_run(1, &run(1)).unwrap();
+        journal.write().unwrap();
+        journal.sync().unwrap();
+        journal.close().unwrap();
+        disk.inject(StorageCall::Read, 0, Fault::Error, true);
+        let (journal, kept) = open(&disk, 3_000);
+        disk.clear_faults();
+        let last = kept.epoch;
+        drop(journal);
+        let (_, kept) = open(&disk, 500);
+        assert_eq!(kept.epoch, last + 1, "records can be read again");
+    }
+
     /// Queues remember the largest number of an epoch that they have, and reject smaller ones as duplicates.
     #[test]
     fn runs_that_can_be_read_again_get_an_epoch_in_which_no_larger_number_was_used() {
