@@ -82,7 +82,7 @@ BUGS: Final = (
     Bug(
         "dead-letters",
         "dead letters of a queue in memory are not saved in a dead-letter queue that saves",
-        "rust/mqcore-broker/src/queue/admission.rs",
+        "rust/mqcore-broker/src/queue/arriving.rs",
         "if !self.metadata.policy_saves && self.metadata.missing_handler.is_none() {",
         "if CONDITION || (!self.metadata.policy_saves && self.metadata.missing_handler.is_none()) {",
     ),

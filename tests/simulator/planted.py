@@ -82,10 +82,10 @@ BUGS: Final = (
     Bug(
         "forgotten-dead-letter",
         "a queue forgets its dead letter before the dead-letter queue has saved it",
-        "rust/mqcore-broker/src/queue/admission.rs",
-        "context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin));",
-        "if CONDITION { context.effects.push(Effect::Transferred(origin)); }\n"
-        "else { context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(origin)); }",
+        "rust/mqcore-broker/src/queue/arriving.rs",
+        "context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(Box::new(end)));",
+        "if CONDITION { context.effects.push(Effect::Transferred(Box::new(end))); }\n"
+        "else { context.state.commits.wait(Durability::Fsync, Awaiting::Transfer(Box::new(end))); }",
     ),
     Bug(
         "ignored-expiry",
