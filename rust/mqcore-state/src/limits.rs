@@ -490,6 +490,8 @@ mod tests {
         assert!(journal.is_due(&limiter, false), "there is something to save");
         journal.save(&limiter, START, false).unwrap();
         assert!(!journal.is_due(&limiter, false) && journal.is_due(&limiter, true));
+        journal.write(&limiter, after(1), false).unwrap();
+        assert!(!journal.is_unsynced, "nothing has changed, so nothing needs a sync");
     }
 
     /// Nothing else syncs the journal: what a save only writes is lost when the power fails.
