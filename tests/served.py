@@ -74,7 +74,11 @@ class ServedBroker:
     def terminate(self, limit: float = 15.0) -> int:
         """Send SIGTERM and return the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(limit)
+        try:
+            return self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            threads = sorted(path.read_text().strip() for path in Path(f"/proc/{self.process.pid}/task").glob("*/comm"))
+            pytest.fail(f"not stopped after {limit} s; threads: {threads}; it printed:\n{''.join(self.stderr_lines)}")
 
 
 @contextlib.contextmanager

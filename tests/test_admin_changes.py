@@ -140,6 +140,8 @@ def test_messages_move_in_their_order_and_only_some_of_them(place: Place) -> Non
         assert (result.moved, result.left) == (3, 6)
         result = admin.move(place.url, "stay/1", "go/1", ids=["m7", "m4", "absent"], token=place.token)
         assert (result.moved, result.left) == (2, 4)
+        with pytest.raises(errors.ConfigError, match="ids of messages or a limit, not both"):
+            admin.move(place.url, "stay/1", "go/1", ids=["m8"], limit=1, token=place.token)
         result = admin.discard(place.url, "stay/1", ids=["m8"], token=place.token)
         assert (result.moved, result.left) == (1, 3)
         assert bodies_in(client, "go/1") == ["0", "1", "2", "4", "7"]
@@ -180,7 +182,7 @@ def test_a_client_is_disconnected(place: Place) -> None:
         admin.disconnect(place.url, "intruder", token=place.token)
         wait_until(lambda: client.state != "connected", what="it is disconnected")
     with pytest.raises(errors.NotFound):
-        admin.disconnect(place.url, "nobody-of-this-name", token=place.token)
+        admin.disconnect(place.url, "not-connected", token=place.token)
 
 
 @pytest.mark.parametrize(

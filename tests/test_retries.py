@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 
 import mqcore
 import programs
-from mqcore import ChannelOptions, Decision, DeliveryHandler, QueueOptions, SendAck, errors
+from mqcore import ChannelOptions, Decision, DeliveryHandler, QueueOptions, SendAck, errors, journal
 from mqcore.config import QueueStatus
 from served import ServedBroker, clean_environment, serving
 from slow_sync import slow_sync
@@ -162,6 +163,53 @@ async def test_consumer_may_name_the_delay_of_a_rejected_message() -> None:
 
 
 # --- dead letters ----------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_that_a_power_loss_left_in_two_queues_reach_consumers_of_the_new_one(
+    tmp_path: Path,
+) -> None:
+    """Their previous queues lose that they have settled them. Then nothing but the consumer uses the broker: no admin
+    side, and no other client."""
+    data, kept = tmp_path / "data", tmp_path / "kept"
+    arguments, four = ["--data-dir", str(data)], {"MQCORE_SHARDS": "4"}
+    sources = [f"source{number}" for number in range(8)]
+    bodies = {f"{source} {number}" for source in sources for number in range(3)}
+    with serving(*arguments, environment=four) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.declare("failed", 1, QueueOptions(**SAVING))
+            await mq.publish("failed/1", "here before")
+            for source in sources:
+                await mq.declare(source, 1, QueueOptions(**SAVING, put_back_limit=0, dead_letter="failed/1"))
+                await mq.publish_many(f"{source}/1", [body for body in bodies if body.startswith(f"{source} ")])
+        assert broker.terminate() == 0
+    shutil.copytree(data, kept)
+    with serving(*arguments, environment=four) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await asyncio.gather(*(reject_all(mq, f"{source}/1", 3) for source in sources))
+
+            async def dead() -> bool:
+                return (await mq.queue_information("failed/1")).messages == 1 + len(bodies)
+
+            await until(dead)
+        assert broker.terminate() == 0
+    with_failed = [path.parent.name for path in kept.glob("*/*.segment") if b"here before" in path.read_bytes()]
+    for shard in kept.glob("shard-*"):
+        if [shard.name] != with_failed:
+            shutil.rmtree(data / shard.name)
+            shutil.copytree(shard, data / shard.name)
+    saved = sum(len(journal.messages(data, f"{channel}/1")) for channel in [*sources, "failed"])
+    assert saved > 1 + len(bodies), "many are in both queues"
+    with serving(*arguments, environment=four) as broker:
+        async with mqcore.connect(broker.url) as mq, mq.queue("failed", 1).consume(str) as messages:
+            found = []
+            for _ in ["here before", *bodies]:
+                async with asyncio.timeout(LIMIT):
+                    message = await anext(messages)
+                found.append(message.body)
+                await message.ack()
+            assert sorted(found) == sorted(["here before", *bodies])
+            for source in sources:
+                assert (await mq.queue_information(f"{source}/1")).messages == 0
 
 
 async def test_message_without_attempts_left_is_a_dead_letter_of_its_channel_after_kill_9(tmp_path: Path) -> None:

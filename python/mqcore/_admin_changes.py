@@ -58,15 +58,16 @@ def move(
 
     `queue` and `to` are ``channel/id``. Without `to`, each message returns to the queue in its ``Dead-Letter-Queue``
     header, without the headers about that. `ids` are the ids of the messages to move, at most 1,000, among the first
-    1,000 of the queue; by default all messages are moved, in their order, but at most `limit`. `progress` is called
+    1,000 of the queue. Without them, all messages are moved, in their order, but at most `limit`. `progress` is called
     with the number of moved messages and the number to move.
 
     Moved messages begin anew: their attempts, delays and expiry are forgotten. They are saved in their new queues
     before they leave the old one, and consumers get them after that, so that a crash of the broker neither loses nor
     duplicates one. If it interrupts this call, call it again.
 
-    Raises `NotFound` if there is no such queue, `LimitExceeded` if a queue is full before anything was moved,
-    `Unauthorized` without a `token` that may administer the queue, and what `errors` raises.
+    Raises `ConfigError` for `ids` together with a `limit`, `NotFound` if there is no such queue, `LimitExceeded` if a
+    queue is full before anything was moved, `Unauthorized` without a `token` that may administer the queue, and what
+    `errors` raises.
 
     ::
 
@@ -161,7 +162,7 @@ class _Changes:
 
     def send(self, method: str, path: str, content: dict[str, Any] | None) -> dict[str, Any]:
         body = None if content is None else json.dumps(content).encode()
-        return self._client.ask(method, path, {"Mqcore-Request": "change"}, body=body, rejections=_REJECTIONS)
+        return self._client.ask(method, path, body=body, rejections=_REJECTIONS)
 
 
 def _in_batches(
@@ -175,6 +176,8 @@ def _in_batches(
     """Repeat a request until all messages are moved or none can be."""
     if limit is not None and limit < 1:
         raise _errors.ConfigError(f"limit is {limit}, but must be at least 1")
+    if limit is not None and wanted["ids"]:
+        raise _errors.ConfigError("give the ids of messages or a limit, not both")
     moved, total = 0, limit
     while True:
         most = _BATCH if limit is None else min(_BATCH, limit - moved)

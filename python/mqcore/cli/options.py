@@ -22,6 +22,7 @@ __all__ = [
     "connect",
     "connection",
     "split_header",
+    "text_of",
 ]
 
 _MM2 = ("mm2://", "mm2s://", "mm2+unix://")
@@ -77,6 +78,11 @@ DURATION = _Duration()
 
 QUEUE = _Queue()
 """Parameter type of a queue: `channel/id`, or a channel alone for its queue 0. Converts to channel and id."""
+
+
+def text_of(address: tuple[str, int]) -> str:
+    """Return what `QUEUE` converted as `channel/id`."""
+    return f"{address[0]}/{address[1]}"
 
 
 def as_json(command: _F) -> _F:
@@ -148,8 +154,7 @@ def address(queue: str, url: str | None) -> str:
         return name if chosen.startswith(_PLAIN) else queue
     if chosen.startswith(_PLAIN):
         return queue
-    channel, number = QUEUE.convert(queue, None, click.get_current_context())
-    return f"{channel}/{number}"
+    return text_of(QUEUE.convert(queue, None, click.get_current_context()))
 
 
 def connect(

@@ -34,7 +34,7 @@ def peek(
     """Show the next messages of QUEUE in the order of their delivery. They stay in the queue, unchanged."""
     from mqcore import admin
 
-    queue = f"{address[0]}/{address[1]}"
+    queue = options.text_of(address)
     found = admin.peek(url, queue, offset=offset, limit=count, body_bytes=body_bytes, token=token, timeout=timeout)
     if as_json:
         messages = [

@@ -72,7 +72,7 @@ _COMMANDS: Final = {
     "journal": ("journal", "Read a stopped broker's files: ls, verify, export, replay, compact, accept-loss."),
     "backup": ("backup", "Copy the saved state of a running broker."),
     "restore": ("backup", "Create a data directory from a backup."),
-    "drain": ("dead", "Stop a broker gracefully."),
+    "drain": ("drain", "Stop a broker gracefully."),
     "bench": ("bench", "Measure a broker, or compare two results."),
     "pipeline": ("pipeline", "Analyze the history with Spark: ls, run."),
     "completion": ("completion", "Print a shell's completion script."),

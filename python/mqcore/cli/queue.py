@@ -9,10 +9,11 @@ import click
 from mqcore._option_table import QUEUE_OPTIONS
 from mqcore.cli import options, output, target
 from mqcore.cli.confirmation import confirm_loss
-from mqcore.cli.dead import move
 from mqcore.cli.declared import STATUS, declared
 from mqcore.cli.figures import age
 from mqcore.cli.group import CommandGroup
+from mqcore.cli.moving import move
+from mqcore.cli.queue_states import every_queue
 
 if TYPE_CHECKING:
     from mqcore import sync
@@ -35,9 +36,6 @@ _COLUMNS = (
     "tag",
     "missing_handler",
 )
-
-_PAGE = 10_000
-"""Queues of one answer of the admin side."""
 
 
 @click.group(cls=CommandGroup)
@@ -74,19 +72,15 @@ def ls(channel: str | None, admin: str | None, url: str | None, timeout: float, 
 
 def _ages(side: target.Target, timeout: float) -> dict[str, float | None]:
     """The age of the oldest message of each queue; none, with a message, if the admin side does not answer."""
-    from mqcore import admin, errors
+    from mqcore import errors
 
-    ages: dict[str, float | None] = {}
-    offset, is_last = 0, False
     try:
-        while not is_last:
-            page = admin.queues(side.url, offset=offset, limit=_PAGE, token=side.token, timeout=timeout)
-            ages |= {state.queue: state.oldest_seconds for state in page.queues}
-            offset, is_last = offset + len(page.queues), len(page.queues) < _PAGE
+        found = every_queue(side.url, token=side.token, timeout=timeout)
+        return {state.queue: state.oldest_seconds for state in found}
     except errors.MqcoreError as error:
         # The list itself does not depend on the admin side.
         output.talk(f"no ages of messages: {error}")
-    return ages
+        return {}
 
 
 def _ready(row: dict[str, Any]) -> int:
@@ -113,7 +107,7 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 def show(address: tuple[str, int], url: str | None, timeout: float, as_json: bool) -> None:
     """Show the options, contents and counters of QUEUE."""
     with options.connect(url, timeout) as client:
-        information = _row(client.queue_information(_text(address)))
+        information = _row(client.queue_information(options.text_of(address)))
     output.record("mqcore.queue.show/1", information, as_json=as_json)
 
 
@@ -128,8 +122,8 @@ def create(address: tuple[str, int], url: str | None, timeout: float, as_json: b
 
     wanted = QueueOptions(**changes)
     with options.connect(url, timeout) as client:
-        client.create_queue(_text(address), wanted)
-    name = _text(address)
+        client.create_queue(options.text_of(address), wanted)
+    name = options.text_of(address)
     output.done("mqcore.queue.create/1", f"created {name}", {"queue": name}, as_json=as_json)
 
 
@@ -168,7 +162,7 @@ def status(address: tuple[str, int], status: str, yes: bool, url: str | None, ti
 @options.as_json
 def clear(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
     """Remove the stored messages of QUEUE. Messages in flight are not affected."""
-    name = _text(address)
+    name = options.text_of(address)
     with options.connect(url, timeout) as client:
         lost = _stored(_existing(client, name, "clear"))
         confirm_loss(f"clearing {name}", name, lost, yes=yes)
@@ -183,7 +177,7 @@ def clear(address: tuple[str, int], yes: bool, url: str | None, timeout: float, 
 @options.as_json
 def rm(address: tuple[str, int], yes: bool, url: str | None, timeout: float, as_json: bool) -> None:
     """Remove QUEUE and its messages."""
-    name = _text(address)
+    name = options.text_of(address)
     with options.connect(url, timeout) as client:
         lost = _stored(_existing(client, name, "remove"))
         confirm_loss(f"removing {name}", name, lost, yes=yes)
@@ -218,7 +212,7 @@ def _change(
 ) -> None:
     from mqcore.config import QueueOptions
 
-    name = _text(address)
+    name = options.text_of(address)
     wanted = QueueOptions(**changes)
     lost = 0
     with options.connect(url, timeout) as client:
@@ -230,10 +224,6 @@ def _change(
     output.done(
         schema, f"{name}: {message}", {"queue": name, "changed": changes, "messages_lost": lost}, as_json=as_json
     )
-
-
-def _text(address: tuple[str, int]) -> str:
-    return f"{address[0]}/{address[1]}"
 
 
 def _row(information: Any) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from mqcore.cli import options, output
 from mqcore.cli.exit_code import ExitCode
 from mqcore.cli.figures import SEVERITY_STYLES, age
 from mqcore.cli.group import CommandGroup
+from mqcore.cli.queue_states import dead_letter_rows, every_queue, row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mqcore.admin import Attention, Finding, QueueState
+    from mqcore.admin import Attention, Finding
 
 __all__ = ["report", "status"]
 
@@ -92,15 +91,14 @@ _STUCK_COLUMNS: Final = ("queue", "ready", "oldest", "in_flight", "consumers", "
 _SLOW_COLUMNS: Final = ("subject", "cause", "remedy")
 _DEAD_COLUMNS: Final = ("queue", "ready", "oldest", "consumers")
 
-_DEAD_LETTERS_ID: Final = "/65535"
-
 
 @report.command(short_help="List queues whose next message cannot be delivered.")
 @options.admin_side(timeout="15s")
 @options.as_json
 def stuck(url: str, timeout: float, token: str | None, as_json: bool) -> None:
     """List queues with messages that cannot be delivered now, and why, those that wait longest first."""
-    rows = _queues(url, timeout, token, lambda queue: queue.ready > 0 and queue.block is not None)
+    found = every_queue(url, token=token, timeout=timeout, sort="oldest")
+    rows = [row(queue) for queue in found if queue.ready > 0 and queue.block is not None]
     output.rows("mqcore.report.stuck/1", "queues", rows, _STUCK_COLUMNS, as_json=as_json)
 
 
@@ -109,7 +107,7 @@ def stuck(url: str, timeout: float, token: str | None, as_json: bool) -> None:
 @options.as_json
 def dead(url: str, timeout: float, token: str | None, as_json: bool) -> None:
     """List the dead-letter queues of channels (CHANNEL/65535) that have messages."""
-    rows = _queues(url, timeout, token, lambda queue: queue.ready > 0 and queue.queue.endswith(_DEAD_LETTERS_ID))
+    rows = dead_letter_rows(url, token=token, timeout=timeout)
     output.rows("mqcore.report.dead/1", "queues", rows, _DEAD_COLUMNS, as_json=as_json)
 
 
@@ -123,20 +121,3 @@ def slow_consumers(url: str, timeout: float, token: str | None, as_json: bool) -
     found = admin.attention(url, limit=_LISTED_MAX, token=token, timeout=timeout).findings
     rows = [output.plain(finding) for finding in found if finding.kind == "slow-consumer"]
     output.rows("mqcore.report.slow-consumers/1", "findings", rows, _SLOW_COLUMNS, as_json=as_json)
-
-
-def _queues(
-    url: str, timeout: float, token: str | None, is_wanted: Callable[[QueueState], bool]
-) -> list[dict[str, Any]]:
-    from mqcore import admin
-
-    rows: list[dict[str, Any]] = []
-    offset = 0
-    while True:
-        page = admin.queues(url, sort="oldest", offset=offset, limit=_LISTED_MAX, token=token, timeout=timeout)
-        rows += [
-            {**output.plain(queue), "oldest": age(queue.oldest_seconds)} for queue in page.queues if is_wanted(queue)
-        ]
-        offset += len(page.queues)
-        if not page.queues or offset >= page.matched:
-            return rows

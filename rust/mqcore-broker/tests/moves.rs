@@ -41,6 +41,8 @@ enum Input {
 struct Disk {
     records: Vec<(Sequence, Record)>,
     synced: usize,
+    /// The shard asked for a sync, with new records or without.
+    is_asked_to_sync: bool,
 }
 
 struct Machine {
@@ -118,12 +120,14 @@ impl Machine {
             let kept = disk.synced + random.index(disk.records.len() - disk.synced + 1);
             disk.records.truncate(kept);
             disk.synced = kept;
+            disk.is_asked_to_sync = false;
         }
         self.acknowledged.retain(|_, (shard, records)| *records <= self.disks[*shard].records.len());
         self.start();
     }
 
     fn take_effects(&mut self, shard: usize, mut effects: Vec<Effect>) {
+        let records = self.disks[shard].records.len();
         while !effects.is_empty() {
             let mut further = Vec::new();
             for effect in effects {
@@ -162,6 +166,9 @@ impl Machine {
             while self.brokers[shard].work(self.now, 64, &mut further) {}
             effects = further;
         }
+        let (broker, disk) = (&mut self.brokers[shard], &mut self.disks[shard]);
+        let is_asked = broker.take_sync_request() || disk.records.len() > records;
+        disk.is_asked_to_sync |= is_asked && broker.waits_for_sync();
     }
 
     fn body(&self, shard: usize, sequence: Sequence) -> Option<Message> {
@@ -221,6 +228,7 @@ impl Machine {
     fn sync(&mut self, shard: usize) {
         let disk = &mut self.disks[shard];
         disk.synced = disk.records.len();
+        disk.is_asked_to_sync = false;
         let Some((sequence, _)) = disk.records.last() else { return };
         let (sequence, mut effects) = (*sequence, Vec::new());
         self.brokers[shard].committed(Durability::Fsync, sequence, self.now, &mut effects);
@@ -263,18 +271,26 @@ impl Machine {
         }
     }
 
-    /// Steps until nothing is left to do.
+    /// Steps until nothing is left to do, with no more syncs than the shards ask for. Then everything is synced.
     fn rest(&mut self) {
         loop {
             let busy = self.inboxes.iter().any(|inbox| !inbox.is_empty());
-            let unsynced = self.disks.iter().any(|disk| disk.synced < disk.records.len());
-            if !busy && !unsynced {
-                return;
+            if !busy && !self.disks.iter().any(|disk| disk.is_asked_to_sync) {
+                break;
             }
             for shard in 0..self.brokers.len() {
                 self.handle(shard);
-                self.sync(shard);
+                if self.disks[shard].is_asked_to_sync {
+                    self.sync(shard);
+                }
             }
+        }
+        for shard in 0..self.brokers.len() {
+            assert!(
+                !self.brokers[shard].waits_for_sync(),
+                "nobody asked for the sync that shard {shard} waits for"
+            );
+            self.sync(shard);
         }
     }
 
@@ -331,7 +347,7 @@ fn durable_messages(machine: &Machine) -> Vec<(String, String)> {
     let kept: Vec<Disk> = machine
         .disks
         .iter()
-        .map(|disk| Disk { records: disk.records[..disk.synced].to_vec(), synced: disk.synced })
+        .map(|disk| Disk { records: disk.records[..disk.synced].to_vec(), ..Disk::default() })
         .collect();
     let mut states: Vec<RecoveredState> = kept.iter().map(recovered).collect();
     settle_transfers(&mut states.iter_mut().collect::<Vec<_>>());
@@ -529,4 +545,28 @@ fn a_queue_that_is_erased_ends_its_moves() {
         durable_messages(&machine).into_iter().map(|(address, _)| address).collect();
     assert_eq!(found, BTreeSet::from([work.clone()]), "those that were leaving arrive");
     assert_eq!(machine.stored(&work), 4);
+}
+
+#[test]
+fn message_of_a_removed_queue_is_released_although_no_record_follows() {
+    let (mut machine, work) = machine(2);
+    machine.publish("failed/1", "moves", "");
+    machine.create("failed/2", saving(Status::RoundRobin));
+    machine.publish("failed/2", "stays", "");
+    machine.rest();
+    let shard = |name: &str| queue(name).channel.shard(Placement::unkeyed(2));
+    machine.begin_move("failed/1", Some(&work), 1);
+    machine.handle(shard(&work));
+    machine.sync(shard(&work));
+    machine.request(&operator(1), "failed/1", Request::RemoveQueue { queue: queue("failed/1") });
+    machine.sync(shard("failed/1"));
+    // A record that nothing waits for.
+    let channel = queue("failed/2").channel;
+    machine.request(&operator(2), "failed/2", Request::Join { channel });
+    machine.acknowledge();
+    machine.rest();
+    assert_eq!(machine.stored(&work), 1);
+    let pulled = Request::Join { channel: queue(&work).channel };
+    machine.request(&operator(3), &work, pulled);
+    assert_eq!(machine.delivered.len(), 1, "a consumer of the new queue gets it");
 }

@@ -14,8 +14,7 @@ use crate::model::router::RouterDefinition;
 use crate::model::terms::MessageTerms;
 use crate::model::time::Timestamp;
 use crate::model::topic::TopicPattern;
-use crate::model::transfer::Origin;
-use crate::model::transfer::{TransferSource, TransferredPut};
+use crate::model::transfer::{Origin, TransferSource, TransferredPut};
 use crate::model::unique::key_in;
 
 /// A durable fact.

@@ -64,14 +64,15 @@ pub struct RecoveredMessage {
 pub fn settle_transfers(shards: &mut [&mut RecoveredState]) {
     for shard in 0..shards.len() {
         for (sequence, origin, from) in std::mem::take(&mut shards[shard].sources) {
-            let Some(queue) = shards[shard].queue_of(sequence).cloned() else { continue };
-            let arrival = ArrivedMessage { shard, queue: Arc::new(queue), sequence };
-            if shards
-                .get_mut(origin.shard)
-                .is_some_and(|previous| previous.give_up(origin.sequence, &from, arrival))
-            {
-                shards[shard].arriving.push(sequence);
+            // Nearly all messages were settled there long ago.
+            let previous = shards.get(origin.shard).and_then(|previous| previous.queue_of(origin.sequence));
+            if previous.is_none_or(|queue| queue.to_string() != *from) {
+                continue;
             }
+            let Some(queue) = shards[shard].queue_of(sequence).cloned().map(Arc::new) else { continue };
+            shards[shard].arriving.push(sequence);
+            let arrival = ArrivedMessage { shard, queue, sequence };
+            shards[origin.shard].transferred.push((origin.sequence, arrival));
         }
     }
     for state in shards {
@@ -87,15 +88,7 @@ impl RecoveredState {
         self.queues.get(self.messages[at].queue as usize)
     }
 
-    /// Marks a message as transferred, if it still is in this queue.
-    fn give_up(&mut self, sequence: Sequence, queue: &str, arrival: ArrivedMessage) -> bool {
-        let is_there = self.queue_of(sequence).is_some_and(|of| of.to_string() == queue);
-        if is_there {
-            self.transferred.push((sequence, arrival));
-        }
-        is_there
-    }
-
+    /// Removes the messages that are transferred.
     fn drop_transferred(&mut self) {
         if self.transferred.is_empty() {
             return;

@@ -40,7 +40,7 @@ impl Queue {
         context.record_event(&self.metadata.address, &entry, LifecycleEvent::Arrived);
         context.state.unsaved.enter(&mut entry);
         self.metadata.stats.received += 1;
-        if self.check_room(&entry.message).is_err() {
+        if departure.is_none() && self.check_room(&entry.message).is_err() {
             context.effects.push(Effect::Transferred(Box::new(end)));
             self.discard(entry, DropReason::Limit, context);
             return;
@@ -150,11 +150,12 @@ pub(crate) fn transfer_end(
     TransferEnd { origin: transfer.origin, departure: transfer.departure, result }
 }
 
-/// Notifies the previous queue of a moved message when its record is settled for good.
+/// Releases a message in its new queue when its record here is settled for good.
 pub(crate) fn release_once_settled(arrival: ArrivedMessage, context: &mut Context<'_>) {
     let commits = &mut context.state.commits;
     if commits.storage == Storage::Ready && commits.has_unsynced_records() {
-        commits.wait(Durability::Fsync, Awaiting::Release(Box::new(arrival)));
+        // The record may have been written earlier, without a sync.
+        commits.wait_for_records(Awaiting::Release(Box::new(arrival)));
     } else {
         context.effects.push(Effect::Release(Box::new(arrival)));
     }

@@ -1,9 +1,7 @@
 //! Messages that move from or to a queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-
-use foldhash::HashMap;
 
 use crate::model::entry::{Entry, PagedOut};
 use crate::model::id::{ConnectionId, QueueAddress, RequestId, Sequence};
@@ -14,12 +12,12 @@ use crate::model::transfer::{MoveMessages, MoveReport};
 pub(crate) struct Moves {
     /// Moves from this queue: the first one runs, the others wait.
     pub(crate) requests: VecDeque<Moving>,
-    /// Messages that are leaving, with their targets.
-    pub(crate) departing: HashMap<u64, (Entry, Arc<QueueAddress>)>,
+    /// Messages that are leaving, by number, with their targets.
+    pub(crate) departing: BTreeMap<u64, (Entry, Arc<QueueAddress>)>,
     /// The number of the last departure.
     pub(crate) departures: u64,
     /// Messages that have arrived and may be delivered once their previous queue has settled them.
-    pub(crate) arriving: HashMap<Sequence, Arriving>,
+    pub(crate) arriving: BTreeMap<Sequence, Arriving>,
 }
 
 /// A message that has arrived.

@@ -131,34 +131,25 @@ impl Queue {
         context.effects.push(Effect::Transfer(Box::new(transfer)));
     }
 
-    /// A message has left, or its target rejects it. Returns false if it did not wait for this.
-    pub(crate) fn departed(
-        &mut self,
-        number: u64,
-        result: Result<(), Rejection>,
-        context: &mut Context<'_>,
-    ) -> bool {
-        let moves = self.moves.as_mut();
-        let departed = moves.and_then(|moves| Some((moves.departing.remove(&number)?, moves)));
-        let Some(((entry, to), moves)) = departed else { return false };
-        let report = moves.requests.front_mut();
-        match (result, report) {
-            (Ok(()), moving) => {
-                if let Some(moving) = moving {
-                    moving.report.moved += 1;
-                }
+    /// A message has left, or its target rejects it. Its move is the first one: that lasts until all its messages
+    /// have left or are back.
+    pub(crate) fn departed(&mut self, number: u64, result: Result<(), Rejection>, context: &mut Context<'_>) {
+        let Some(Moves { requests, departing, .. }) = self.moves.as_deref_mut() else { return };
+        let Some(moving) = requests.front_mut() else { return };
+        let Some((entry, to)) = departing.remove(&number) else { return };
+        match result {
+            Ok(()) => {
+                moving.report.moved += 1;
                 self.metadata.stats.moved += 1;
                 context.record_event(&self.metadata.address, &entry, LifecycleEvent::Moved(&to));
                 self.remove(entry, context);
             }
-            (Err(rejection), Some(moving)) => {
+            Err(rejection) => {
                 moving.staying.push((number, entry));
                 moving.report.rejection.get_or_insert(rejection);
             }
-            (Err(_), None) => self.return_to_head(entry, context),
         }
         self.schedule(context);
-        true
     }
 
     /// Returns the messages that stay to their places, and answers.

@@ -96,6 +96,7 @@ impl Entities {
         let Channel { members, queues, .. } = &mut self.channels[key];
         if let Some(queue) = queues.get_mut(&arrival.queue.id) {
             queue.release(arrival.sequence, &consumers(members, queue), context);
+            self.destroy_if_abandoned(key, context);
         }
     }
 
@@ -106,6 +107,7 @@ impl Entities {
             && let Some(queue) = self.channels[key].queues.get_mut(&arrival.queue.id)
         {
             queue.give_up_arrival(arrival.sequence, context);
+            self.destroy_if_abandoned(key, context);
         }
         let reason = format!("the new queue cannot save the message: {why}");
         let result = Err(Rejection::new(RejectionKind::Busy, reason));

@@ -354,7 +354,8 @@ async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, Response> {
     let hub = &admin.hub;
     let shard = match request.destination(hub.placement) {
         Destination::Shard(shard) => shard,
-        _ => 0,
+        // Requests of this page go to one shard; 0 is the home shard.
+        Destination::Home | Destination::Every => 0,
     };
     let (reply, answer) = oneshot::channel();
     hub.shards[shard].send_urgent(Urgent::Request(Box::new(request), reply));

@@ -102,6 +102,8 @@ impl Engine {
         let now = self.hub.clock.now();
         self.journal.attach(journal);
         self.broker.restore(had, now, &mut self.effects);
+        // Another shard may wait until this one has settled what it gave up.
+        self.more = true;
         for (queue, handler) in self.broker.waiting_for_handlers() {
             tracing::warn!(
                 %queue,
