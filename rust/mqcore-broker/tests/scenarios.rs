@@ -461,6 +461,37 @@ fn acknowledged_message_is_removed_and_rejected_one_is_requeued_last() {
 }
 
 #[test]
+fn processing_time_is_that_of_positive_acknowledgements_whatever_the_clock_does() {
+    let mut w = World::new();
+    let (p, a) = (w.client("p"), w.client("a"));
+    let slow = QueueChanges {
+        acknowledge_timeout: Some(Duration::from_secs(40 * 86_400)),
+        ..acknowledged(Status::RoundRobin)
+    };
+    w.create(&p, "ch/1", slow);
+    w.join(&a, "ch").unwrap();
+    for id in ["1", "2", "3", "4"] {
+        w.publish(&p, "ch/1", id);
+    }
+    w.delivered();
+    let times = |w: &World| w.information("ch/1").processed_in.map(|times| (times.count(), times.micros()));
+    w.advance(Duration::from_millis(250));
+    w.nack(&a, "ch/1", "1", "broken");
+    assert_eq!(times(&w), None);
+    w.ack(&a, "ch/1", "2");
+    assert_eq!(times(&w), Some((1, 250_000)));
+    let now = w.now;
+    w.now = Timestamp(now.0 - 10_000);
+    w.ack(&a, "ch/1", "3");
+    assert_eq!(times(&w), Some((2, 250_000)), "the clock was set back");
+    w.now = now;
+    w.advance(Duration::from_secs(30 * 86_400));
+    w.ack(&a, "ch/1", "4");
+    assert_eq!(times(&w), Some((3, 250_000)), "too long for a place of 32 bits");
+    assert_eq!(w.broker.stats(w.now).processed_in.count(), 3);
+}
+
+#[test]
 fn an_unacknowledged_message_goes_to_another_consumer_after_the_timeout() {
     let mut w = World::new();
     let (p, a, b) = (w.client("p"), w.client("a"), w.client("b"));

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
 use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::durations::{Durations, SharedDurations};
 use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::QuestionId;
 use mqcore_broker::model::observation::Observation;
@@ -24,7 +25,7 @@ use crate::call::{Call, CallContext, Views};
 use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::inspector::Inspector;
 use crate::leaked_threads::LeakedThread;
-use crate::load::{Counts, Load};
+use crate::load::{CallTimes, Counts, Load};
 use crate::pending_answers::{Entry, PendingAnswers};
 use crate::view::QueueView;
 
@@ -40,6 +41,7 @@ pub(crate) struct Dispatcher {
     /// `None` ends the thread.
     inbox: Sender<Option<Work>>,
     load: Arc<Load>,
+    times: Arc<CallTimes>,
     stopping: Arc<AtomicBool>,
     /// Disconnects when the thread ends, which allows a wait with a timeout; no message is ever sent.
     ended: Receiver<()>,
@@ -68,13 +70,16 @@ impl Dispatcher {
     ) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::unbounded();
         let (ending, ended) = crossbeam_channel::bounded(0);
-        let load = Arc::new(Load::default());
+        let (load, times) = (Arc::new(Load::default()), Arc::new(CallTimes::default()));
         let stopping = Arc::new(AtomicBool::new(false));
         let thread = HandlerThread {
             key: key.into(),
             handler: Arc::new(handler),
             submit,
             load: load.clone(),
+            times: Arc::clone(&times),
+            step_times: None,
+            called: Instant::now(),
             stopping: stopping.clone(),
             views: Views::new(inspector),
             answers: Answers::default(),
@@ -87,7 +92,7 @@ impl Dispatcher {
             run(thread, &questions);
             drop(ending);
         })?;
-        Ok(Self { inbox, load, stopping, ended })
+        Ok(Self { inbox, load, times, stopping, ended })
     }
 
     /// Queues questions; returns at once.
@@ -123,6 +128,11 @@ impl Dispatcher {
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.finish();
+    }
+
+    /// How long its calls took.
+    pub(crate) fn times(&self) -> (Vec<(Step, Durations)>, Durations) {
+        self.times.get()
     }
 
     /// Its counters.
@@ -190,6 +200,11 @@ struct HandlerThread {
     handler: Arc<Handler>,
     submit: Py<PyAny>,
     load: Arc<Load>,
+    times: Arc<CallTimes>,
+    /// The step of the last call, and where its calls are counted.
+    step_times: Option<(Step, Arc<SharedDurations>)>,
+    /// When the last call returned, or later: the next call begins then.
+    called: Instant,
     stopping: Arc<AtomicBool>,
     views: Views,
     answers: Answers,
@@ -210,7 +225,10 @@ impl HandlerThread {
             Err(TryRecvError::Disconnected) => return None,
             Err(TryRecvError::Empty) => self.send(py),
         }
-        py.detach(|| inbox.recv()).ok().flatten()
+        let (work, arrived) = py.detach(|| (inbox.recv().ok().flatten(), Instant::now()));
+        self.called = Instant::now();
+        self.times.waited(self.called - arrived);
+        work
     }
 
     fn answer(&mut self, py: Python<'_>, asked: QuestionBatch) {
@@ -232,13 +250,33 @@ impl HandlerThread {
                 {
                     run.extend(questions.next());
                 }
+                let step = run[0].step;
                 self.answer_many(py, run, &sink);
+                self.count_call(step);
             } else {
+                let step = question.step;
                 self.answer_one(py, question, &sink);
+                self.count_call(step);
             }
             let ready = self.answered + self.waiting.len();
-            if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
+            if ready >= BATCH_MAX || self.called - self.began >= BATCH_TIME {
                 self.send(py);
+                self.called = Instant::now();
+            }
+        }
+    }
+
+    /// Counts the time of a call that has just returned.
+    fn count_call(&mut self, step: Step) {
+        let now = Instant::now();
+        let micros = (now - self.called).as_micros() as u64;
+        self.called = now;
+        match &self.step_times {
+            Some((last, times)) if *last == step => times.add(micros),
+            _ => {
+                let times = self.times.of(step);
+                times.add(micros);
+                self.step_times = Some((step, times));
             }
         }
     }
@@ -253,7 +291,7 @@ impl HandlerThread {
             }
             left -= 1;
             if self.answered + self.waiting.len() == 0 {
-                self.began = Instant::now();
+                self.began = self.called;
             }
             let step = observation.step;
             let outcome = match Call::observed(py, &observation, &mut self.views) {
@@ -271,16 +309,18 @@ impl HandlerThread {
                     self.answered += 1;
                 }
             }
+            self.count_call(step);
             let ready = self.answered + self.waiting.len();
-            if ready >= BATCH_MAX || self.began.elapsed() >= BATCH_TIME {
+            if ready >= BATCH_MAX || self.called - self.began >= BATCH_TIME {
                 self.send(py);
+                self.called = Instant::now();
             }
         }
     }
 
     fn answer_one(&mut self, py: Python<'_>, question: Question, sink: &Arc<dyn AnswerSink>) {
         if self.answered + self.waiting.len() == 0 {
-            self.began = Instant::now();
+            self.began = self.called;
         }
         let (id, step, wants_answer) = (question.id, question.step, question.wants_answer);
         let outcome = match Call::new(py, question, &mut self.views) {
@@ -307,7 +347,7 @@ impl HandlerThread {
     /// Asks once about messages of one queue that arrived together.
     fn answer_many(&mut self, py: Python<'_>, run: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
         if self.answered + self.waiting.len() == 0 {
-            self.began = Instant::now();
+            self.began = self.called;
         }
         let Some(first) = run.first() else { return };
         let (step, queue) = (first.step, self.views.queue(py, Arc::clone(&first.queue), first.status));

@@ -9,7 +9,7 @@ use mqcore_broker::model::observation::Observation;
 use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
-use mqcore_server::handler::{AnswerSink, HandlerLoad, HandlerPort};
+use mqcore_server::handler::{AnswerSink, HandlerLoad, HandlerPort, HandlerTimes};
 use mqcore_server::nodes::filter::{NodeFilterPort, NodeFilters};
 
 use crate::authority::AuthorityThread;
@@ -160,6 +160,15 @@ impl Dispatchers {
 }
 
 impl HandlerPort for Dispatchers {
+    fn times(&self) -> Vec<HandlerTimes> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let times = slots.iter().filter_map(|slot| {
+            let (steps, gil_waits) = slot.dispatcher.as_ref()?.times();
+            Some(HandlerTimes { key: slot.key.clone(), steps, gil_waits })
+        });
+        times.collect()
+    }
+
     fn loads(&self) -> Vec<HandlerLoad> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let loads = slots.iter().filter_map(|Slot { key, timeout, dispatcher }| {

@@ -1,8 +1,11 @@
 //! The load of one handler, and its limits.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
+
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::durations::{Durations, SharedDurations};
 
 /// Maximum waiting questions of one handler. Each holds a message, so this limits the memory of a stuck handler. For
 /// further questions the handler's fallback decides at once.
@@ -20,6 +23,36 @@ pub(crate) struct Load {
     waiting: AtomicUsize,
     awaited: Mutex<usize>,
     fewer_awaited: Condvar,
+}
+
+/// How long the calls of one handler took, by step. Its thread counts, others read.
+#[derive(Debug, Default)]
+pub(crate) struct CallTimes {
+    steps: Mutex<Vec<(Step, Arc<SharedDurations>)>>,
+    gil_waits: SharedDurations,
+}
+
+impl CallTimes {
+    /// The times of calls of this step.
+    pub(crate) fn of(&self, step: Step) -> Arc<SharedDurations> {
+        let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, times)) = steps.iter().find(|(known, _)| *known == step) {
+            return Arc::clone(times);
+        }
+        steps.push((step, Arc::default()));
+        Arc::clone(&steps[steps.len() - 1].1)
+    }
+
+    /// Counts a wait for the interpreter.
+    pub(crate) fn waited(&self, time: Duration) {
+        self.gil_waits.add(time.as_micros() as u64);
+    }
+
+    /// The times of all steps, and of all waits for the interpreter.
+    pub(crate) fn get(&self) -> (Vec<(Step, Durations)>, Durations) {
+        let steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
+        (steps.iter().map(|(step, times)| (*step, times.get())).collect(), self.gil_waits.get())
+    }
 }
 
 /// The counters of [`Load`].

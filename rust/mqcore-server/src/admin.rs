@@ -400,8 +400,8 @@ async fn metrics_page(State(admin): State<Admin>, uri: Uri) -> Response {
     };
     match look(&admin, if per_queue { metrics::QUEUES_MAX } else { 0 }).await {
         Ok(snapshot) => {
-            let page =
-                metrics::render(&admin.hub, &snapshot, admin.started.elapsed().as_secs_f64(), per_queue);
+            let (times, uptime) = (admin.handlers.times(), admin.started.elapsed().as_secs_f64());
+            let page = metrics::render(&admin.hub, snapshot, times, uptime, per_queue);
             ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
         }
         Err(response) => response,

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mqcore_broker::model::decision::Step;
+use mqcore_broker::model::durations::Durations;
 use mqcore_broker::model::effect::{Answer, Question};
 use mqcore_broker::model::observation::Observation;
 
@@ -23,6 +25,11 @@ pub trait HandlerPort: Send + Sync {
 
     /// The load of each handler. Must not wait for a handler.
     fn loads(&self) -> Vec<HandlerLoad> {
+        Vec::new()
+    }
+
+    /// The times of each handler. Must not wait for a handler.
+    fn times(&self) -> Vec<HandlerTimes> {
         Vec::new()
     }
 
@@ -54,6 +61,17 @@ pub struct HandlerLoad {
     pub waiting: u64,
     /// How long it may take to answer.
     pub timeout: Duration,
+}
+
+/// How long the calls of one handler took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandlerTimes {
+    /// Its key.
+    pub key: Box<str>,
+    /// Calls by step. A call about several messages counts once.
+    pub steps: Vec<(Step, Durations)>,
+    /// How long its thread waited for the interpreter after questions had arrived.
+    pub gil_waits: Durations,
 }
 
 /// Receives answers for the shard that asked.

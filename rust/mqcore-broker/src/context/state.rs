@@ -12,6 +12,7 @@ use crate::context::questions::{OpenQuestion, Questions};
 use crate::history::log::HistoryLog;
 use crate::model::config::{BrokerConfig, HandlerSpec};
 use crate::model::decision::Step;
+use crate::model::durations::Durations;
 use crate::model::id::{ConnectionId, HandlerId, QuestionId, QueueAddress, QueueRef};
 use crate::model::intake::Intake;
 use crate::model::memory::MemoryGauge;
@@ -59,6 +60,8 @@ pub(crate) struct ShardCounters {
     pub(crate) refused: u64,
     /// Acknowledgements of messages that are not in flight.
     pub(crate) unknown_acks: u64,
+    /// How long consumers had the messages that they acknowledged positively.
+    pub(crate) processed_in: Durations,
     /// Handler answers that arrived after their deadline.
     pub(crate) answers_late: u64,
     /// The sums of the counters of removed queues.

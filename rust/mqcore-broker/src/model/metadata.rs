@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::model::decision::Steps;
+use crate::model::durations::Durations;
 use crate::model::id::{HandlerId, QueueAddress, QueueRef};
 use crate::model::observation::Observers;
 use crate::model::options::QueueOptions;
@@ -28,4 +29,6 @@ pub(crate) struct QueueMetadata {
     /// Whether the handler's policy saves messages.
     pub(crate) policy_saves: bool,
     pub(crate) stats: QueueStats,
+    /// How long consumers had the messages that they acknowledged positively; `None`: there are none.
+    pub(crate) processed_in: Option<Box<Durations>>,
 }

@@ -8,6 +8,7 @@ pub mod conflicts;
 pub mod decision;
 pub mod declaration;
 pub mod definition;
+pub mod durations;
 pub mod effect;
 pub(crate) mod entry;
 pub mod filter;

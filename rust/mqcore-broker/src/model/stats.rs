@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::model::client::Client;
+use crate::model::durations::Durations;
 use crate::model::id::{ChannelName, ConnectionId, QueueAddress, RouterName, Sequence, TopicName};
 use crate::model::message::Message;
 use crate::model::node::NodeInformation;
@@ -286,6 +287,9 @@ pub struct QueueInformation {
     pub memory_bytes: u64,
     /// Its counters.
     pub stats: QueueStats,
+    /// How long consumers had the messages that they acknowledged positively, in milliseconds of resolution; `None`: there
+    /// are none.
+    pub processed_in: Option<Box<Durations>>,
 }
 
 /// A message that waits in a queue, with what the queue knows about it.
@@ -492,6 +496,8 @@ pub struct ShardStats {
     pub refused: u64,
     /// Acknowledgements of messages that are not in flight: late, or sent twice.
     pub unknown_acks: u64,
+    /// How long consumers had the messages that they acknowledged positively, of all queues, including removed ones.
+    pub processed_in: Durations,
     /// Open handler questions.
     pub questions_open: u64,
     /// Answers that arrived after their deadline, or to a question that is no longer open.

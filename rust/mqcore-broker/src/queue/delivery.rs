@@ -61,9 +61,25 @@ pub(crate) struct Released {
 /// A delivery to one consumer.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    pub(crate) outstanding: usize,
+    /// The key of its message. A queue has no 2^32 messages in flight: they would need more than a terabyte.
+    outstanding: u32,
+    /// The lower half of the time when it was made.
+    at_ms: u32,
     pub(crate) consumer: Arc<Consumer>,
     serial: u64,
+}
+
+impl Delivery {
+    /// The key of its message.
+    pub(crate) fn outstanding(&self) -> usize {
+        self.outstanding as usize
+    }
+
+    /// How long ago it was made, in milliseconds; 0 if the clock was set back, or after more than 24 days.
+    pub(crate) fn age_ms(&self, now: Timestamp) -> u64 {
+        let age = (now.0 as u32).wrapping_sub(self.at_ms) as i32;
+        age.try_into().unwrap_or_default()
+    }
 }
 
 /// All deliveries of a queue.
@@ -126,7 +142,7 @@ impl Deliveries {
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Entry, impl Fn() -> Vec<Arc<Client>>)> {
         self.outstanding.iter().map(move |(key, held)| {
             let consumers = move || {
-                let those = self.deliveries.iter().filter(|(_, delivery)| delivery.outstanding == key);
+                let those = self.deliveries.iter().filter(|(_, delivery)| delivery.outstanding() == key);
                 those.map(|(_, delivery)| delivery.consumer.client.clone()).collect()
             };
             (&held.entry, consumers)
@@ -173,11 +189,12 @@ impl Deliveries {
         Some(Released { held, not_before: postponed.unwrap_or_default() })
     }
 
-    /// Adds a delivery to `consumer`, to acknowledge by `deadline`.
+    /// Adds a delivery to `consumer` that is made now, to acknowledge by `deadline`.
     pub(crate) fn deliver(
         &mut self,
         outstanding: usize,
         consumer: &Arc<Consumer>,
+        now: Timestamp,
         deadline: Timestamp,
     ) -> usize {
         self.reserve(consumer);
@@ -186,10 +203,15 @@ impl Deliveries {
         let hash = self.hasher.hash_one(held.entry.message.id());
         self.serial += 1;
         let serial = self.serial;
-        let key = self.deliveries.insert(Delivery { outstanding, consumer: consumer.clone(), serial });
+        let key = self.deliveries.insert(Delivery {
+            outstanding: u32::try_from(outstanding).expect("fewer messages are in flight"),
+            at_ms: now.0 as u32,
+            consumer: consumer.clone(),
+            serial,
+        });
         let Self { by_message, outstanding: messages, deliveries, hasher, .. } = self;
         by_message.insert_unique(hash, key, |key| {
-            hasher.hash_one(messages[deliveries[*key].outstanding].entry.message.id())
+            hasher.hash_one(messages[deliveries[*key].outstanding()].entry.message.id())
         });
         if deadline < Timestamp::NEVER {
             self.schedule(deadline, key, serial);
@@ -306,7 +328,7 @@ impl Deliveries {
 
     /// Removes a delivery. The caller takes over its hold on the message.
     pub(crate) fn take(&mut self, key: usize) -> Delivery {
-        let id = self.outstanding[self.deliveries[key].outstanding].entry.message.id();
+        let id = self.outstanding[self.deliveries[key].outstanding()].entry.message.id();
         let hash = self.hasher.hash_one(id);
         self.by_message
             .find_entry(hash, |candidate| *candidate == key)
@@ -403,7 +425,7 @@ fn is_of(
 ) -> impl Fn(&usize) -> bool {
     move |key| {
         let delivery = &deliveries[*key];
-        delivery.consumer.key() == consumer && outstanding[delivery.outstanding].entry.message.id() == id
+        delivery.consumer.key() == consumer && outstanding[delivery.outstanding()].entry.message.id() == id
     }
 }
 

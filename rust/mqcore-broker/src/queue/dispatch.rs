@@ -353,7 +353,7 @@ impl Queue {
     /// Opens the delivery of the message `held` to `consumer`.
     pub(crate) fn open(&mut self, held: usize, consumer: &Arc<Consumer>, context: &mut Context<'_>) {
         let deadline = self.acknowledge_deadline(consumer, context.now);
-        let key = self.deliveries.deliver(held, consumer, deadline);
+        let key = self.deliveries.deliver(held, consumer, context.now, deadline);
         if consumer.terms.settling == Settling::AtOnce {
             self.auto_acknowledged(key, context);
         } else {

@@ -146,6 +146,7 @@ impl Queue {
                 message_observers: Observers::default(),
                 policy_saves: false,
                 stats: QueueStats::default(),
+                processed_in: None,
             },
             ready: Ready::new(state.paging.memory.clone()),
             delayed: Delayed::default(),
@@ -244,6 +245,7 @@ impl Queue {
             oldest_ms: self.ready.oldest().map_or(0, |at| at.0),
             memory_bytes: self.memory_bytes(),
             stats: self.metadata.stats,
+            processed_in: self.metadata.processed_in.clone(),
         }
     }
 

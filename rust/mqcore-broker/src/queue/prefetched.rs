@@ -49,7 +49,7 @@ impl Queue {
         if delivery.consumer.terms.window > 0 {
             self.schedule(context);
         }
-        let Some(released) = self.deliveries.release(delivery.outstanding) else { return };
+        let Some(released) = self.deliveries.release(delivery.outstanding()) else { return };
         let held = &released.held;
         let undecided = held.requeue == PutBack::No && held.disposition == Disposition::Done;
         if held.acked || !undecided {

@@ -78,7 +78,7 @@ impl Queue {
         let acknowledgement = Acknowledgement {
             tag: delivery.consumer.tag,
             queue: (*self.metadata.address).clone(),
-            message_id: self.deliveries.get(delivery.outstanding).entry.message.id().into(),
+            message_id: self.deliveries.get(delivery.outstanding()).entry.message.id().into(),
             refusal: Nack::of(negative),
             headers: Box::default(),
             hops: 0,
@@ -95,8 +95,14 @@ impl Queue {
         context: &mut Context<'_>,
     ) {
         self.deliveries.progressed(&delivery, context.now);
-        let stats = &mut self.metadata.stats;
-        *(if acknowledgement.refusal.is_none() { &mut stats.acks } else { &mut stats.negative_acks }) += 1;
+        if acknowledgement.refusal.is_none() {
+            self.metadata.stats.acks += 1;
+            let micros = delivery.age_ms(context.now) * 1_000;
+            self.metadata.processed_in.get_or_insert_default().add(micros);
+            context.state.counters.processed_in.add(micros);
+        } else {
+            self.metadata.stats.negative_acks += 1;
+        }
         self.settle(delivery, DeliveryOutcome::Acknowledged(acknowledgement), context);
     }
 
@@ -144,7 +150,7 @@ impl Queue {
 
     /// Settles a delivery that was removed from the table.
     fn settle(&mut self, delivery: Delivery, outcome: DeliveryOutcome<'_>, context: &mut Context<'_>) {
-        let held = delivery.outstanding;
+        let held = delivery.outstanding();
         let entry = &self.deliveries.get(held).entry;
         context.record_event(&self.metadata.address, entry, outcome.lifecycle_event(&delivery.consumer));
         if delivery.consumer.terms.window > 0 {

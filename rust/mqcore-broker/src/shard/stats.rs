@@ -270,6 +270,7 @@ impl Entities {
             nodes: self.directory.nodes(now),
             refused: state.counters.refused,
             unknown_acks: state.counters.unknown_acks,
+            processed_in: state.counters.processed_in,
             questions_open: state.questions.len() as u64,
             answers_late: state.counters.answers_late,
             retired,

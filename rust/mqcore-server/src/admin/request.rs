@@ -18,6 +18,7 @@ use crate::admin::answers::ErrorAnswer;
 use crate::admin::dashboard::DashboardFiles;
 use crate::config::Config;
 use crate::config::address::Listening;
+use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::stats::snapshot;
 use crate::storage::history::HistoryDir;
@@ -35,6 +36,7 @@ const STREAMS_MAX: usize = 64;
 #[derive(Clone)]
 pub(crate) struct Admin {
     pub(crate) hub: Arc<Hub>,
+    pub(crate) handlers: Arc<dyn HandlerPort>,
     /// `None`: there is no data directory.
     pub(crate) history: Option<Arc<HistoryDir>>,
     pub(crate) listeners: Arc<[Listening]>,
@@ -45,11 +47,17 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    pub(crate) fn new(hub: &Arc<Hub>, listeners: Vec<Listening>, config: &Config) -> Self {
+    pub(crate) fn new(
+        hub: &Arc<Hub>,
+        handlers: &Arc<dyn HandlerPort>,
+        listeners: Vec<Listening>,
+        config: &Config,
+    ) -> Self {
         // The broker has just opened this directory itself and reported any problem with it.
         let history = config.data_dir.as_deref().and_then(|path| HistoryDir::open(path).ok()).map(Arc::new);
         Self {
             hub: Arc::clone(hub),
+            handlers: Arc::clone(handlers),
             history,
             listeners: listeners.into(),
             started: Instant::now(),

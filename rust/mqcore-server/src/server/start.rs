@@ -155,7 +155,7 @@ impl Parts {
         for handler in handlers {
             handler_id(&mut keys, &handler.key);
         }
-        let inner = accept(&config, hub, bound, keys);
+        let inner = accept(&config, hub, bound, &port, keys);
         if inner.admin.is_some() {
             let (hub, alive) = (Arc::clone(&inner.hub), inner.hub.shutdown.enter());
             tokio::spawn(watch::watch(hub, Arc::clone(&port), config.data_dir.clone(), alive));
@@ -382,14 +382,20 @@ fn declare_all(
 }
 
 /// Accepts connections of clients and of the admin side.
-fn accept(config: &Config, hub: Arc<Hub>, bound: Bound, handlers: Vec<Box<str>>) -> Inner {
+fn accept(
+    config: &Config,
+    hub: Arc<Hub>,
+    bound: Bound,
+    port: &Arc<dyn HandlerPort>,
+    handlers: Vec<Box<str>>,
+) -> Inner {
     let mut listeners = Vec::new();
     for (socket, listening, terms) in bound.listeners {
         tokio::spawn(listener::accept(socket, terms, Arc::clone(&hub), hub.shutdown.enter()));
         listeners.push(listening);
     }
     let admin = bound.admin.map(|(door, address)| {
-        let admin = Admin::new(&hub, listeners.clone(), config);
+        let admin = Admin::new(&hub, port, listeners.clone(), config);
         tokio::spawn(admin::serve(door, admin, hub.shutdown.enter()));
         address
     });

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use mqcore_broker::model::durations::SharedDurations;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_journal::stats::Stats;
 use mqcore_session::any::Protocol;
@@ -131,9 +132,7 @@ impl HandlerCounters {
 #[derive(Debug, Default)]
 pub(crate) struct JournalCounters {
     /// Syncs that a confirmation waited for.
-    pub(crate) syncs: Counter,
-    /// Total time of these syncs, in microseconds.
-    pub(crate) sync_micros: Counter,
+    pub(crate) syncs: SharedDurations,
     /// Attempts to remove or rename a segment that failed and are repeated.
     pub(crate) failed_removals: Counter,
     /// Bytes of segment files, by shard.
@@ -150,8 +149,7 @@ pub(crate) struct JournalCounters {
 
 impl JournalCounters {
     pub(crate) fn synced(&self, took: Duration) {
-        self.syncs.add(1);
-        self.sync_micros.add(took.as_micros() as u64);
+        self.syncs.add(took.as_micros() as u64);
     }
 
     pub(crate) fn refusing(&self, shard: usize, refuses: bool) {

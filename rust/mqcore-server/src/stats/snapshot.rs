@@ -124,6 +124,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
         nodes,
         refused,
         unknown_acks,
+        processed_in,
         questions_open,
         answers_late,
         retired,
@@ -147,6 +148,7 @@ fn join(joined: &mut ShardStats, snapshot: ShardStats) {
     joined.nodes.extend(nodes);
     joined.refused += refused;
     joined.unknown_acks += unknown_acks;
+    joined.processed_in.merge(&processed_in);
     joined.questions_open += questions_open;
     joined.answers_late += answers_late;
     joined.retired.add(&retired);

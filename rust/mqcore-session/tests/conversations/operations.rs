@@ -359,6 +359,7 @@ fn queue_information_has_the_members_that_clients_know_and_then_its_own() {
         unsettled: 26,
         oldest_ms: 0,
         memory_bytes: 5,
+        processed_in: None,
         stats: QueueStats {
             received: 6,
             rejected: 0,

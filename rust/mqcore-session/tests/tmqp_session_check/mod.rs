@@ -475,6 +475,7 @@ fn reply(how: u8, now: Timestamp) -> Reply {
         oldest_ms: 0,
         memory_bytes: 0,
         stats: QueueStats::default(),
+        processed_in: None,
     };
     match how {
         0..=2 => Reply::Done,

@@ -125,7 +125,7 @@ pub(super) const TLS: &[Metric] = &[
 ];
 
 fn each_protocol(
-    source: &MetricSources<'_>,
+    source: &MetricSources,
     samples: &mut Samples<'_>,
     value: fn(&ProtocolCounters) -> &Counter,
 ) {

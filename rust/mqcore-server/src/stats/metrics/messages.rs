@@ -2,7 +2,11 @@
 
 use mqcore_broker::model::stats::{DropReason, RouterCounts};
 
-use super::{Metric, MetricSources, counter, gauge};
+use super::{Metric, MetricSources, Value, counter, gauge, histogram};
+use crate::handler::HandlerTimes;
+
+/// The first bound of processing times: shards measure them in milliseconds.
+pub(super) const FIRST_OF_PROCESSING: usize = 6;
 
 pub(super) const METRICS: &[Metric] = &[
     counter(
@@ -102,6 +106,13 @@ pub(super) const METRICS: &[Metric] = &[
         "Acknowledgements of messages that are not in flight: late, or sent twice.",
         |source, samples| samples.value(source.snapshot.unknown_acks),
     ),
+    histogram(
+        "mqcore_processing_seconds",
+        "Time from the delivery of a message to its positive acknowledgement.",
+        |source, samples| {
+            samples.value(Value::Durations(&source.snapshot.processed_in, FIRST_OF_PROCESSING));
+        },
+    ),
     gauge("mqcore_topics", "Topics with a subscriber, a binding or a recent publish.", |source, samples| {
         samples.value(source.snapshot.counts.topics)
     }),
@@ -167,10 +178,30 @@ pub(super) const METRICS: &[Metric] = &[
         "Questions to handlers that wait for an answer and are not late.",
         |source, samples| samples.value(source.hub.counters.handlers.open()),
     ),
+    histogram(
+        "mqcore_handler_seconds",
+        "Time of calls of handlers, by handler and step; for async def, the time until the first await.",
+        |source, samples| {
+            for HandlerTimes { key, steps, .. } in &source.handler_times {
+                for (step, times) in steps {
+                    samples.sample(&[("handler", key), ("step", &step.method())], Value::Durations(times, 0));
+                }
+            }
+        },
+    ),
+    histogram(
+        "mqcore_handler_gil_wait_seconds",
+        "Time that the thread of a handler waited for the GIL after questions had arrived.",
+        |source, samples| {
+            for HandlerTimes { key, gil_waits, .. } in &source.handler_times {
+                samples.labeled("handler", key, Value::Durations(gil_waits, 0));
+            }
+        },
+    ),
 ];
 
 /// The counts of all routers together.
-fn router_counts(source: &MetricSources<'_>) -> RouterCounts {
+fn router_counts(source: &MetricSources) -> RouterCounts {
     let mut sum = RouterCounts::default();
     for (_, counts) in &source.snapshot.router_counts {
         sum.add(counts);

@@ -72,16 +72,16 @@ fn is_connected(node: &mqcore_broker::model::node::NodeInformation, downstream: 
 }
 
 /// The forwarder; `None`: there is no upstream broker.
-pub(super) fn forwarder<'a>(source: &MetricSources<'a>) -> Option<&'a Forwarder> {
+pub(super) fn forwarder(source: &MetricSources) -> Option<&Forwarder> {
     source.hub.nodes.as_ref()?.forwarder.as_ref()
 }
 
-fn backlogs<'a>(source: &MetricSources<'a>) -> impl Iterator<Item = (&'a String, &'a Backlog)> {
+fn backlogs(source: &MetricSources) -> impl Iterator<Item = (&String, &Backlog)> {
     let addresses = source.hub.nodes.iter().flat_map(|nodes| &nodes.upstreams);
     addresses.zip(forwarder(source).into_iter().flat_map(|forwarder| &forwarder.shared.backlogs))
 }
 
-fn each_upstream(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&Backlog) -> &AtomicU64) {
+fn each_upstream(source: &MetricSources, samples: &mut Samples<'_>, value: fn(&Backlog) -> &AtomicU64) {
     for (upstream, backlog) in backlogs(source) {
         samples.labeled("upstream", upstream, value(backlog).load(Ordering::Relaxed));
     }

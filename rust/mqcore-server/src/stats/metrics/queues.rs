@@ -2,7 +2,8 @@
 
 use mqcore_broker::model::stats::QueueInformation;
 
-use super::{Metric, MetricSources, Samples, counter, gauge};
+use super::messages::FIRST_OF_PROCESSING;
+use super::{Metric, MetricSources, Samples, Value, counter, gauge, histogram};
 
 /// Maximum queues listed.
 pub(crate) const QUEUES_MAX: usize = 500;
@@ -54,6 +55,17 @@ pub(super) const METRICS: &[Metric] = &[
         "Messages that were not accepted, because of a limit, the status of the queue or its storage.",
         |source, samples| each_queue(source, samples, |queue| queue.stats.rejected),
     ),
+    histogram(
+        "mqcore_queue_processing_seconds",
+        "Time from the delivery of a message to its positive acknowledgement.",
+        |source, samples| {
+            for queue in first_queues(source) {
+                if let Some(times) = &queue.processed_in {
+                    samples.labeled("queue", &queue.queue, Value::Durations(times, FIRST_OF_PROCESSING));
+                }
+            }
+        },
+    ),
     gauge("mqcore_queue_consumers", "Consumers.", |source, samples| {
         each_queue(source, samples, |queue| queue.consumers.into());
     }),
@@ -71,7 +83,7 @@ pub(super) const METRICS: &[Metric] = &[
 ];
 
 /// The first queues by name, so that the selection is stable.
-fn first_queues<'a>(source: &MetricSources<'a>) -> Vec<&'a QueueInformation> {
+fn first_queues(source: &MetricSources) -> Vec<&QueueInformation> {
     let mut queues: Vec<&QueueInformation> = source.snapshot.queues.iter().collect();
     queues.sort_unstable_by(|left, right| left.queue.cmp(&right.queue));
     queues.truncate(QUEUES_MAX);
@@ -79,7 +91,7 @@ fn first_queues<'a>(source: &MetricSources<'a>) -> Vec<&'a QueueInformation> {
 }
 
 /// One sample for each of them.
-fn each_queue(source: &MetricSources<'_>, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
+fn each_queue(source: &MetricSources, samples: &mut Samples<'_>, value: fn(&QueueInformation) -> u64) {
     for queue in first_queues(source) {
         samples.labeled("queue", &queue.queue, value(queue));
     }

@@ -2,18 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Metric, counter, gauge};
+use super::{Metric, Value, counter, gauge, histogram};
 
 pub(super) const METRICS: &[Metric] = &[
-    counter(
-        "mqcore_journal_fsync_seconds_sum",
-        "Seconds spent in fsync calls that a confirmation waited for.",
-        |source, samples| samples.value(source.hub.counters.journal.sync_micros.get() as f64 / 1e6),
-    ),
-    counter(
-        "mqcore_journal_fsync_seconds_count",
-        "Fsync calls that a confirmation waited for.",
-        |source, samples| samples.value(source.hub.counters.journal.syncs.get()),
+    histogram(
+        "mqcore_journal_fsync_seconds",
+        "Duration of fsync calls that a confirmation waited for.",
+        |source, samples| samples.value(Value::Durations(&source.hub.counters.journal.syncs.get(), 0)),
     ),
     gauge("mqcore_journal_bytes", "Bytes of the segment files of all journals.", |source, samples| {
         samples.value(source.hub.counters.journal.sums()[0])
