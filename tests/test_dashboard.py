@@ -32,7 +32,11 @@ pytestmark = [
 ]
 
 WAIT_MS = 20_000
-PAGES = ("#/", "#/queues", "#/connections", "#/routing", "#/queue?name=orders/1")
+PAGES = (
+    *("#/", "#/queues", "#/connections", "#/routing", "#/trace", "#/schedules", "#/system"),
+    *("#/queue?name=orders/1", "#/trace?id=traced", "#/trace?id=unknown"),
+)
+MAIN = ROOT / "dashboard" / "src" / "main.tsx"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,7 @@ def broker() -> Iterator[ServedBroker]:
             mq.declare("orders", 1, QueueOptions(status=QueueStatus.PULL))
             for number in range(3):
                 mq.publish("orders/1", f'{{"number": {number}}}', headers={"Color": "red"})
+            mq.publish("orders/1", b"{}", id="traced")
             mq.declare("lonely", 1, QueueOptions(status=QueueStatus.PUSH))
             mq.publish("lonely/1", b"waits", confirm=False)
             mq.create_router("by-name")
@@ -83,9 +88,24 @@ def row(page: Page, queue: str) -> Any:
     return page.get_by_role("row").filter(has=page.get_by_role("link", name=queue, exact=True))
 
 
+def serious_findings(page: Page) -> list[str]:
+    """What axe finds on the page as it is."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed (make dashboard)")
+    # Not as a script of the page, which its policy forbids.
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run().then(result => result.violations)")
+    return [f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in {"serious", "critical"}]
+
+
+def navigation() -> list[tuple[str, str, str]]:
+    """Path, title and key of each page, in the order of the navigation."""
+    return re.findall(r'path: "([^"]+)", title: "([^"]+)", key: "(.)"', MAIN.read_text(encoding="utf-8"))
+
+
 def test_figures_change_without_a_reload(page: Page, broker: ServedBroker) -> None:
     page.goto(f"{broker.admin_url}/#/queues")
-    row(page, "orders/1").get_by_role("cell", name="3", exact=True).wait_for()
+    row(page, "orders/1").get_by_role("cell", name="4", exact=True).wait_for()
     page.evaluate("window.stayed = true")
     with sync.connect(broker.url) as mq:
         mq.declare("fresh", 7, QueueOptions(status=QueueStatus.PULL))
@@ -192,10 +212,28 @@ def test_the_keyboard_reaches_everything(page: Page, broker: ServedBroker) -> No
     page.get_by_role("heading", name=re.compile("lonely.1")).wait_for()
 
 
+def test_every_page_is_checked_for_accessibility_and_has_a_key_of_its_own(page: Page, broker: ServedBroker) -> None:
+    listed = navigation()
+    assert len(listed) >= 7, "the table of pages in main.tsx has another form"
+    assert {f"#{path}" for path, _, _ in listed} <= set(PAGES)
+    page.goto(broker.admin_url)
+    page.get_by_role("heading", name="Needs attention").wait_for()
+    assert page.get_by_role("navigation", name="pages").first.get_by_role("link").all_inner_texts() == [
+        title for _, title, _ in listed
+    ]
+    for path, title, key in reversed(listed):
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        page.wait_for_url(f"{broker.admin_url}/#{path}")
+        current = page.locator("[aria-current=page]")
+        playwright.expect(current).to_have_text(title)
+        playwright.expect(page).to_have_title(f"mqcore – {title}")
+
+
 def test_a_chart_is_also_a_table(page: Page, broker: ServedBroker) -> None:
     page.goto(broker.admin_url)
     figure = page.locator("figure").filter(has_text="Messages in queues")
-    figure.get_by_role("img", name=re.compile("ready 4")).wait_for()
+    figure.get_by_role("img", name=re.compile("ready [1-9]")).wait_for()
     figure.get_by_role("button", name="table").click()
     figure.get_by_role("columnheader", name="in flight").wait_for()
     assert figure.locator("tbody tr").count() >= 1
@@ -206,19 +244,11 @@ def test_a_chart_is_also_a_table(page: Page, broker: ServedBroker) -> None:
 def test_both_themes_have_no_serious_accessibility_findings(
     path: str, scheme: str, page: Page, broker: ServedBroker
 ) -> None:
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed (make dashboard)")
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     page.goto(f"{broker.admin_url}/{path}")
     page.get_by_role("heading", level=2).first.wait_for()
     page.wait_for_timeout(1_500)
-    # Not as a script of the page, which its policy forbids.
-    page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run().then(result => result.violations)")
-    serious = [
-        f"{each['id']}: {each['nodes'][0]['html']}" for each in found if each["impact"] in {"serious", "critical"}
-    ]
-    assert not serious
+    assert not serious_findings(page)
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
 

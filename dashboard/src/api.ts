@@ -160,17 +160,106 @@ export interface Node {
   lifetime_ms: number;
 }
 
+export interface Certificate {
+  listener: string;
+  subject: string;
+  names: string[];
+  fingerprint: string;
+  /** Negative if it has expired. */
+  expires_in_seconds: number;
+}
+
+export interface Archive {
+  state: "up-to-date" | "lagging" | "failing";
+  pending_notes: number;
+  waiting_seconds: number;
+}
+
 export interface Overview {
   version: string;
   pid: number;
   uptime_seconds: number;
   shards: number;
+  shards_rejecting_messages: number[];
+  losses: { journal: string; text: string }[];
+  queues_without_handler: { queue: string; missing_handler: string }[];
+  /** Null if the broker archives nothing. */
+  archive: Archive | null;
   listeners: { protocol: string; address: string; url: string }[];
-  certificates: { listener: string; subject: string; expires_in_seconds: number }[];
+  certificates: Certificate[];
   nodes: Node[];
   routers: Router[];
   topics: Topic[];
   totals: Record<string, number>;
+}
+
+export interface TracedClient {
+  id: string;
+  name: string | null;
+  type: string | null;
+  protocol: string;
+}
+
+/** An event of a message. A message that moves to another queue gets another number there. */
+export interface TraceStep {
+  shard: number;
+  number: number;
+  at_ms: number;
+  kind: string;
+  queue: string | null;
+  attempt: number | null;
+  reason: string | null;
+  target: string | null;
+  /** Whether the message left its queue with this event. */
+  last: boolean;
+  producer: TracedClient | null;
+  consumer: TracedClient | null;
+}
+
+/** Where a message is now. */
+export interface MessageLocation {
+  shard: number;
+  number: number;
+  queue: string;
+  state: "undecided" | "waiting" | "delayed" | "delivered";
+  until_ms: number | null;
+  consumers: TracedClient[];
+  attempts: number;
+  put_backs: number;
+  saved: boolean;
+  producer: TracedClient | null;
+}
+
+/** All messages with an id. */
+export interface Trace {
+  id: string;
+  /** Whether the broker has a history. */
+  history: boolean;
+  steps: TraceStep[];
+  truncated: boolean;
+  now: MessageLocation[];
+  not_all_looked_at: boolean;
+}
+
+export interface Schedule {
+  id: string;
+  queue: string;
+  headers: string;
+  /** The JSON of the job; a long one is cut. */
+  job: string;
+  interval_ms: number | null;
+  cron: string | null;
+  timezone: string | null;
+  catch_up: string;
+  due_ms: number;
+  runs: number;
+  left: number | null;
+}
+
+export interface ScheduleList {
+  total: number;
+  schedules: Schedule[];
+  limit: number;
 }
 
 /** One event of the stream. */
@@ -218,11 +307,20 @@ async function refusal(response: Response): Promise<ApiError> {
   }
 }
 
-/** Asks for a JSON answer. Throws `ApiError`, or `TypeError` if the broker does not answer. */
-export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
+async function get(path: string, signal?: AbortSignal): Promise<Response> {
   const response = await fetch(path, { headers: headers(), signal: signal ?? null, credentials: "omit" });
   if (!response.ok) throw await refusal(response);
-  return (await response.json()) as T;
+  return response;
+}
+
+/** Asks for a JSON answer. Throws `ApiError`, or `TypeError` if the broker does not answer. */
+export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await (await get(path, signal)).json()) as T;
+}
+
+/** Asks for an answer that is plain text. Throws as `ask` does. */
+export async function askText(path: string, signal?: AbortSignal): Promise<string> {
+  return (await get(path, signal)).text();
 }
 
 /** The answer to a move of messages. */

@@ -38,6 +38,26 @@ export function clock(ms: number): string {
   return new Date(ms).toLocaleTimeString("en-GB");
 }
 
+/** A date and a time with milliseconds, in the time zone of the browser. */
+export function moment(ms: number): string {
+  const at = new Date(ms);
+  return `${at.toLocaleDateString("sv-SE")} ${at.toLocaleTimeString("en-GB")}.${String(at.getMilliseconds()).padStart(3, "0")}`;
+}
+
+/** A time between two events. */
+export function gap(ms: number): string {
+  if (ms < 1_000) return `${ms} ms`;
+  return ms < 60_000 ? `${(ms / 1_000).toFixed(1)} s` : age(ms / 1_000);
+}
+
+/** A period in the largest unit in which it is a whole number. */
+export function period(ms: number): string {
+  for (const [size, unit] of [...UNITS, [1, "s"] as const]) {
+    if (ms % (size * 1_000) === 0) return `${count(ms / (size * 1_000))} ${unit}`;
+  }
+  return `${count(ms)} ms`;
+}
+
 /** The path of a queue's pages on the admin side. A slash in a channel's name is escaped. */
 export function queuePath(queue: string): string {
   const [channel, id] = splitQueue(queue);

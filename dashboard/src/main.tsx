@@ -13,6 +13,9 @@ import { OverviewPage } from "./pages/overview";
 import { QueuePage } from "./pages/queue";
 import { QueuesPage } from "./pages/queues";
 import { RoutingPage } from "./pages/routing";
+import { SchedulesPage } from "./pages/schedules";
+import { SystemPage } from "./pages/system";
+import { TracePage } from "./pages/trace";
 import { Badge } from "./parts";
 import { path } from "./route";
 import "./style.css";
@@ -30,6 +33,9 @@ const PAGES: Page[] = [
   { path: "/queues", title: "Queues", key: "q", page: QueuesPage },
   { path: "/connections", title: "Connections", key: "c", page: ConnectionsPage },
   { path: "/routing", title: "Routing", key: "r", page: RoutingPage },
+  { path: "/trace", title: "Trace", key: "t", page: TracePage },
+  { path: "/schedules", title: "Schedules", key: "s", page: SchedulesPage },
+  { path: "/system", title: "System", key: "y", page: SystemPage },
 ];
 
 function App() {

@@ -1,10 +1,12 @@
 /** Parts of several pages. */
 
 import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
 
 import type { Finding, Severity } from "./api";
 import { age } from "./format";
 import { change, parameters, queueLink } from "./route";
+import type { Answer } from "./use_answer";
 
 export function Badge({ severity, children }: { severity: Severity | "healthy" | "starting"; children: ComponentChildren }) {
   return <span class={`badge ${severity}`}>{children}</span>;
@@ -155,5 +157,42 @@ export function Pager({ offset, limit, matched, total, what }: PagerProps) {
         next
       </button>
     </nav>
+  );
+}
+
+export interface DialogProps {
+  title: string;
+  close: () => void;
+  children: ComponentChildren;
+}
+
+/** A dialog that blocks the page until it is closed. */
+export function Dialog({ title, close, children }: DialogProps) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => dialog.current?.showModal(), []);
+  return (
+    <dialog ref={dialog} aria-labelledby="dialog-title" onClose={close}>
+      <h2 id="dialog-title">{title}</h2>
+      {children}
+    </dialog>
+  );
+}
+
+interface TroubleProps {
+  answer: Answer<unknown>;
+  /** What could not be read, such as `schedules`. */
+  what: string;
+  /** The rule that a token needs to read it. */
+  rule: string;
+}
+
+/** Why an answer is missing. If rights are missing, says which ones. */
+export function Trouble({ answer: { error, status }, what, rule }: TroubleProps) {
+  if (error === "") return null;
+  if (status !== 401 && status !== 403) return <p class="empty">{error}</p>;
+  return (
+    <p class="empty" role="note">
+      You may not read {what}: {error}. This needs a token with the rule <code>{rule}</code>.
+    </p>
   );
 }

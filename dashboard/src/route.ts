@@ -29,6 +29,11 @@ export function change(values: Record<string, string>): void {
   location.hash = query ? `${path.value}?${query}` : path.value;
 }
 
+/** The link to the trace of a message. */
+export function traceLink(id: string): string {
+  return `#/trace?${new URLSearchParams({ id })}`;
+}
+
 /** The link to a queue's page. */
 export function queueLink(queue: string): string {
   return `#/queue?${new URLSearchParams({ name: queue })}`;

@@ -8,7 +8,7 @@ import { Chart } from "../chart";
 import { age, bytes, count, queuePath, rate, splitQueue } from "../format";
 import { follow, queueDetail } from "../live";
 import { Figure, Findings } from "../parts";
-import { parameters } from "../route";
+import { parameters, traceLink } from "../route";
 import { useAnswer } from "../use_answer";
 import { QueueChanges } from "./queue_changes";
 
@@ -143,6 +143,11 @@ function Peek({ queue }: { queue: string }) {
               <span>{message.attempts} deliveries</span>
               <span>{message.saved ? "saved" : "in memory"}</span>
             </summary>
+            {message.id && (
+              <p>
+                <a href={traceLink(message.id)}>trace this message</a>
+              </p>
+            )}
             <Pairs caption="headers" pairs={message.headers ?? []} />
             <pre>{readable(message)}</pre>
           </details>

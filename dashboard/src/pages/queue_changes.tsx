@@ -1,12 +1,13 @@
 /** What an administrator may do with a queue: pause, return dead letters, move, purge, remove. */
 
-import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { access } from "../access";
 import { send } from "../api";
 import type { MoveReport, QueueDetail } from "../api";
 import { count, queuePath } from "../format";
+import { Dialog } from "../parts";
+import type { DialogProps } from "../parts";
 
 /** The queue of a channel that gets messages that failed for good. */
 const DEAD_LETTERS = "/65535";
@@ -133,23 +134,6 @@ async function moveAll(queue: string, to: string | null, report: (text: string) 
     }
     report(`${summary} …`);
   }
-}
-
-interface DialogProps {
-  title: string;
-  close: () => void;
-  children: ComponentChildren;
-}
-
-function Dialog({ title, close, children }: DialogProps) {
-  const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => dialog.current?.showModal(), []);
-  return (
-    <dialog ref={dialog} aria-labelledby="dialog-title" onClose={close}>
-      <h2 id="dialog-title">{title}</h2>
-      {children}
-    </dialog>
-  );
 }
 
 interface ConfirmationProps extends DialogProps {

@@ -2,13 +2,14 @@
 
 import { useEffect } from "preact/hooks";
 
-import type { Binding, Node, Overview, Router, Topic } from "../api";
-import { age, bytes, count } from "../format";
+import type { Binding, Overview, Router, Topic } from "../api";
+import { bytes, count } from "../format";
 import { follow } from "../live";
 import { Table } from "../parts";
 import type { Column } from "../parts";
 import { queueLink } from "../route";
 import { useAnswer } from "../use_answer";
+import { Nodes } from "./nodes";
 
 const BINDINGS: Column<Binding>[] = [
   { name: "binding", cell: (row) => row.name },
@@ -26,17 +27,6 @@ const TOPICS: Column<Topic>[] = [
   { name: "published", isNumber: true, cell: (row) => count(row.messages.published) },
   { name: "bytes", isNumber: true, cell: (row) => bytes(row.messages.published_bytes) },
   { name: "delivered", isNumber: true, cell: (row) => count(row.messages.delivered) },
-];
-
-const NODES: Column<Node>[] = [
-  { name: "node", cell: (row) => row.name },
-  { name: "address", cell: (row) => <code>{row.host}</code> },
-  { name: "role", cell: (row) => row.role },
-  {
-    name: "state",
-    cell: (row) => <span class={`badge ${row.connected ? "healthy" : "warning"}`}>{row.connected ? "connected" : "down"}</span>,
-  },
-  { name: "connected for", isNumber: true, cell: (row) => (row.connected ? age(row.lifetime_ms / 1000) : "–") },
 ];
 
 function Target({ name }: { name: string }) {
@@ -67,11 +57,7 @@ export function RoutingPage() {
       </section>
       <section aria-labelledby="nodes">
         <h2 id="nodes">Other brokers</h2>
-        {data.nodes.length === 0 ? (
-          <p class="empty">There are no links to other brokers.</p>
-        ) : (
-          <Table caption="other brokers" columns={NODES} rows={data.nodes} keyOf={(row) => `${row.role} ${row.name}`} />
-        )}
+        <Nodes nodes={data.nodes} />
       </section>
     </>
   );
