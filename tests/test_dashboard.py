@@ -89,7 +89,7 @@ def row(page: Page, queue: str) -> Any:
 
 
 def serious_findings(page: Page) -> list[str]:
-    """What axe finds on the page as it is."""
+    """Serious findings of axe about the page in its present state."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed (make dashboard)")
     # Not as a script of the page, which its policy forbids.

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import mqcore
 from mqcore import QueueOptions, QueueStatus
 from mqcore._core import AuthorityStore
+from mqcore.jobs import Jobs
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -35,17 +36,32 @@ SECONDS: Final = 60.0
 QUEUE_SECONDS: Final = 15.0
 """Time for which the page of a queue is open before its picture."""
 WIDTH: Final = 1200
-HEIGHTS: Final = {"overview": 830, "queues": 480, "queue": 1000, "connections": 610, "routing": 720, "purge": 560}
+HEIGHTS: Final = {
+    "overview": 830,
+    "queues": 520,
+    "queue": 1000,
+    "connections": 640,
+    "routing": 720,
+    "purge": 560,
+    "trace": 700,
+    "schedules": 390,
+    "system": 980,
+}
 """Height of each picture in pixels."""
 BYTES_MAX: Final = 150 << 10
 """Largest picture: every reader of the page fetches it."""
 WAIT_MS: Final = 20_000
 
-LISTENERS: Final = ("tmqp", "mqks", "mm2", "throttr")
+LISTENERS: Final = ("tmqp", "mqks", "mm2", "throttr", "emqp")
 WORK: Final = QueueOptions(
     status=QueueStatus.ROUND_ROBIN, delivery_handler="at-least-once", request_acknowledge=True, put_back_limit=0
 )
 WAITING: Final = QueueOptions(status=QueueStatus.PULL)
+RETRIED: Final = QueueOptions(
+    status=QueueStatus.PUSH, delivery_handler="at-least-once", request_acknowledge=True, put_back_limit=3
+)
+TRACED: Final = "shipment-2041"
+"""ID of the message whose life is shown."""
 CITIES: Final = ("Ankara", "Berlin", "Lyon", "Porto")
 
 
@@ -67,6 +83,7 @@ class Shop:
         await admin.declare("reports", 7, WAITING)
         await admin.declare("archive", 1, WAITING)
         await admin.update_queue("archive/1", QueueOptions(status=QueueStatus.PAUSED))
+        await admin.declare("shipments", 1, RETRIED)
         await self._route(admin)
         await admin.publish_many("emails/1", [b"Your order is on its way."] * 148)
         self._start(self._write_reports(admin))
@@ -79,6 +96,8 @@ class Shop:
         self._start(self._produce(checkout, "payments/1", 0.02))
         self._start(self._sell(checkout))
         await self._listen()
+        self._start(self._ship(await self._connect("carrier", "worker")))
+        await checkout.publish("shipments/1", self._order(), id=TRACED)
 
     async def close(self) -> None:
         """Stop the work. Raises the first error that ended some of it."""
@@ -148,6 +167,16 @@ class Shop:
                 else:
                     await message.ack()
 
+    async def _ship(self, client: mqcore.Client) -> None:
+        """Reject a message twice before its acknowledgement."""
+        async with client.queue("shipments", 1).consume(prefetch=1) as messages:
+            async for message in messages:
+                await asyncio.sleep(0.4)
+                if message.attempt < 3:
+                    await message.nack("carrier does not answer")
+                else:
+                    await message.ack()
+
     async def _measure(self, client: mqcore.Client) -> None:
         while True:
             await client.topic("temperature").publish(f"{self._random.gauss(4, 0.3):.1f}".encode())
@@ -169,12 +198,28 @@ class Shop:
         return json.dumps(order).encode()
 
 
+def send_schedules(listeners: dict[str, str], token: str) -> None:
+    """Declare the schedules of the shop."""
+    ports = {role: listeners[f"emqp-{role}"].rpartition(":")[2] for role in ("frontend", "admin")}
+    url = f"emqp://{listeners['emqp']}?frontend={ports['frontend']}&admin={ports['admin']}"
+    with Jobs(url, token=token) as jobs:
+
+        def call(queue: str, name: str) -> Any:
+            return jobs.task(name=f"shop.{name}", queue=queue)(lambda: None)
+
+        jobs.every("15m", call("mail", "send_reminders"), nohaste=True)
+        jobs.every("90s", call("stock", "count_stock"), nohaste=True)
+        jobs.cron("0 3 * * *", call("mail", "write_reports"), timezone="Europe/Berlin", catch_up="all")
+        jobs.cron("0 8 * * MON", call("mail", "send_newsletter"), timezone="Europe/Istanbul", runs=12)
+        jobs.send_schedules()
+
+
 @asynccontextmanager
 async def served(data_dir: str) -> AsyncIterator[tuple[dict[str, Any], str]]:
     """Run `mqcore serve` while the block runs: its ready line, and a token of an administrator."""
     _, token = AuthorityStore.of_data_dir(data_dir).add_token(json.dumps({"name": "operator", "allow": ["*"]}))
     arguments = [part for name in LISTENERS for part in ("--listen", f"{name}://127.0.0.1:0")]
-    arguments += ["--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", data_dir]
+    arguments += ["--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", data_dir, "--history"]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "mqcore", "serve", *arguments, stdout=asyncio.subprocess.PIPE
     )
@@ -224,9 +269,12 @@ async def save_all(page: Page, url: str, token: str, seconds: float) -> None:
     await save(page, "purge")
     await page.keyboard.press("Escape")
     await page.wait_for_timeout(seconds * 1_000)
-    for name, path in (("overview", ""), ("queues", "queues"), ("connections", "connections"), ("routing", "routing")):
-        await page.goto(f"{url}/#/{path}")
+    for name in ("overview", "queues", "connections", "routing", "schedules", "system"):
+        await page.goto(f"{url}/#/{'' if name == 'overview' else name}")
         await save(page, name)
+    await page.goto(f"{url}/#/trace?id={TRACED}")
+    await page.get_by_text("is done").wait_for()
+    await save(page, "trace")
 
 
 async def run(seconds: float) -> None:
@@ -238,6 +286,7 @@ async def run(seconds: float) -> None:
             urls = {name: f"{name}://{ready['listeners'][name]}" for name in LISTENERS}
             shop = Shop(urls, token, stack)
             await shop.open()
+            await asyncio.to_thread(send_schedules, ready["listeners"], token)
             playwright = await stack.enter_async_context(async_playwright())
             chromium = await playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
             stack.push_async_callback(chromium.close)

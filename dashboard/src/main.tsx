@@ -154,7 +154,7 @@ function Login() {
 
 const KEYS: [string, string][] = [
   ...PAGES.map((page): [string, string] => [`g ${page.key}`, `open ${page.title}`]),
-  ["/", "filter the list"],
+  ["/", "filter the list, or enter an id"],
   ["space", "freeze the screen"],
   ["?", "show these keys"],
 ];

@@ -13,6 +13,8 @@ export interface TracedMessage {
 interface Stay {
   first: TraceStep;
   last: TraceStep;
+  /** The position of its last event among all events. */
+  lastAt: number;
   follows: Stay | null;
   isFollowed: boolean;
 }
@@ -24,21 +26,21 @@ function keyOf({ shard, number }: { shard: number; number: number }): string {
 }
 
 /**
- * The messages that share an id. In each queue, a message has another number. An arrival therefore continues the oldest
- * message that left for this queue and has not arrived yet: transfers between two queues keep their order.
+ * The messages that share an id. In each queue, a message has another number. An arrival therefore continues the message
+ * that left for this queue first and has not arrived yet: transfers between two queues keep their order.
  */
 export function messagesOf(trace: Trace): TracedMessage[] {
   const stays = new Map<string, Stay>();
-  for (const step of trace.steps) {
+  for (const [lastAt, step] of trace.steps.entries()) {
     const stay = stays.get(keyOf(step));
-    if (stay) stay.last = step;
-    else stays.set(keyOf(step), { first: step, last: step, follows: null, isFollowed: false });
+    if (stay) Object.assign(stay, { last: step, lastAt });
+    else stays.set(keyOf(step), { first: step, last: step, lastAt, follows: null, isFollowed: false });
   }
   const earlier: Stay[] = [];
   for (const stay of stays.values()) {
-    const previous =
-      stay.first.kind === "arrived" ? earlier.find((each) => !each.isFollowed && goesTo(each, stay.first.queue)) : undefined;
-    if (previous) {
+    const candidates = earlier.filter((each) => !each.isFollowed && goesTo(each, stay.first.queue));
+    const previous = candidates.sort((one, other) => one.lastAt - other.lastAt)[0];
+    if (previous && stay.first.kind === "arrived") {
       previous.isFollowed = true;
       stay.follows = previous;
     }

@@ -179,7 +179,7 @@ function History({ metrics, overview }: { metrics: Metrics; overview: Overview |
         <p>
           <Badge severity={ARCHIVE_SEVERITY[archive.state]}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
           {count(archive.pending_notes)} blocks of history wait for the archive
-          {archive.waiting_seconds > 0 && `, the oldest for ${age(archive.waiting_seconds)}`}.
+          {archive.waiting_seconds >= 1 && `, the oldest for ${age(archive.waiting_seconds)}`}.
         </p>
       )}
       {dropping > 0 && (

@@ -157,16 +157,16 @@ function Message({ message, title }: { message: TracedMessage; title: string }) 
   const last = message.steps.at(-1);
   return (
     <article class="chart" aria-label={title}>
-      <h3 class="heading">
-        <span>
+      <div class="heading">
+        <h3>
           {title} <small>{outcomeOf(message)}</small>
-        </span>
+        </h3>
         {rows.length > 0 && (
           <button type="button" class="quiet" aria-pressed={asTable} onClick={() => setAsTable(!asTable)}>
             {asTable ? "timeline" : "table"}
           </button>
         )}
-      </h3>
+      </div>
       {asTable ? (
         <Table caption={`events of ${title.toLowerCase()}`} columns={COLUMNS} rows={rows} keyOf={(row) => rows.indexOf(row)} />
       ) : (
