@@ -387,7 +387,7 @@ def test_system_shows_what_the_broker_measures(page: Page, place: Place) -> None
 
     shows("Journals", "size of the files", "mqcore_journal_bytes", lambda size: f"{size / (1 << 20):.1f} MiB")
     shows("Journals", "saved messages", "mqcore_journal_live_records", "{:,}".format)
-    assert re.fullmatch(r"\d+\.\d ms", figure(journal, "time of a sync, on average"))
+    assert re.fullmatch(r"[\d.]+ (µs|ms)", figure(journal, "time of a sync, on average"))
     shows("History and archive", "recorded events", "mqcore_history_events_total", "{:,}".format)
     assert metric(place.url, "mqcore_history_events_total", place.token) > 0
     section(page, "History and archive").get_by_text("up to date").wait_for()
@@ -407,6 +407,42 @@ def test_system_of_a_broker_without_data_directory_reports_it(page: Page, plain:
     section(page, "History and archive").get_by_text("This broker archives no history.").wait_for()
     assert section(page, "History and archive").get_by_text("files of the archive").count() == 0
     assert figure(section(page, "Journals"), "size of the files") == "0 B"
+
+
+TIMED = """
+import time
+from mqcore import Decision, DeliveryHandler, SendAck
+
+class Slow(DeliveryHandler):
+    def received_from_producer(self, queue, message, producer):
+        time.sleep(0.06)
+        return Decision(acknowledge=SendAck.ALWAYS)
+
+class Unused(DeliveryHandler):
+    def received_from_producer(self, queue, message, producer):
+        return Decision()
+
+handlers = {"slow": Slow(), "unused": Unused()}
+"""
+
+
+def test_system_shows_the_time_in_handlers(page: Page, tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "timed.py").write_text(TIMED)
+    arguments = ("--admin", "http://127.0.0.1:0", "--listen", "tmqp://127.0.0.1:0")
+    with serving("--app", "timed:handlers", *arguments, cwd=tmp_path) as broker, sync.connect(broker.url) as mq:
+        mq.declare("slow", 1, QueueOptions(status=QueueStatus.PULL, delivery_handler="slow"))
+        for number in range(3):
+            mq.publish("slow/1", str(number))
+        page.goto(f"{broker.admin_url}/#/system")
+        times = section(page, "time in handlers").locator("tbody tr")
+        playwright.expect(times).to_have_count(2)
+        assert "unused" not in " ".join(times.all_inner_texts())
+        handler, step, calls, average, most = times.nth(0).locator("td, th").all_inner_texts()
+        assert (handler, step, calls) == ("slow", "received_from_producer", "3")
+        assert re.fullmatch(r"(6\d|[7-9]\d|1\d\d)(\.\d)? ms", average), average
+        assert most in ("100 ms", "250 ms")
+        wait = times.nth(1).locator("td, th").all_inner_texts()
+        assert wait[:2] == ["slow", "wait for the GIL"]
 
 
 def test_system_shows_certificates_links_and_missing_handlers(page: Page, tmp_path: Path) -> None:  # noqa: F811

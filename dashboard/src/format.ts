@@ -50,6 +50,14 @@ export function gap(ms: number): string {
   return ms < 60_000 ? `${(ms / 1_000).toFixed(1)} s` : age(ms / 1_000);
 }
 
+/** A duration in seconds with three digits, in the unit that fits. */
+export function shortTime(seconds: number): string {
+  if (!Number.isFinite(seconds)) return "over 5 min";
+  if (seconds >= 60) return age(seconds);
+  const [value, unit] = seconds >= 1 ? [seconds, "s"] : seconds >= 1e-3 ? [seconds * 1e3, "ms"] : [seconds * 1e6, "µs"];
+  return `${Number(value.toPrecision(3))} ${unit}`;
+}
+
 /** A period in the largest unit in which it is a whole number. */
 export function period(ms: number): string {
   for (const [size, unit] of [...UNITS, [1, "s"] as const]) {

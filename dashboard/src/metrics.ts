@@ -12,6 +12,16 @@ export interface Metrics {
   samples: (name: string) => Sample[];
   /** The sum of the samples that have these labels. */
   value: (name: string, labels?: Record<string, string>) => number;
+  /** Durations of a histogram with these labels. */
+  durations: (name: string, labels?: Record<string, string>) => Durations;
+}
+
+export interface Durations {
+  count: number;
+  /** In seconds; 0 if there are none. */
+  mean: number;
+  /** At least 99 of 100 take no longer than this, in seconds; infinite if the histogram has no bound for it. */
+  most: number;
 }
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
@@ -33,11 +43,18 @@ function parseMetrics(text: string): Metrics {
     else all.set(name, [sample]);
   }
   const samples = (name: string): Sample[] => all.get(name) ?? [];
+  const having = (name: string, labels: Record<string, string>): Sample[] =>
+    samples(name).filter((sample) => Object.entries(labels).every(([label, wanted]) => sample.labels[label] === wanted));
   const value = (name: string, labels: Record<string, string> = {}): number =>
-    samples(name)
-      .filter((sample) => Object.entries(labels).every(([label, wanted]) => sample.labels[label] === wanted))
-      .reduce((sum, sample) => sum + sample.value, 0);
-  return { samples, value };
+    having(name, labels).reduce((sum, sample) => sum + sample.value, 0);
+  const durations = (name: string, labels: Record<string, string> = {}): Durations => {
+    const number = value(`${name}_count`, labels);
+    const bounds = having(`${name}_bucket`, labels)
+      .filter((sample) => sample.value >= 0.99 * number)
+      .map((sample) => (sample.labels.le === "+Inf" ? Infinity : Number(sample.labels.le)));
+    return { count: number, mean: number === 0 ? 0 : value(`${name}_sum`, labels) / number, most: Math.min(...bounds) };
+  };
+  return { samples, value, durations };
 }
 
 function parseLabels(text: string): Record<string, string> {

@@ -4,10 +4,10 @@ import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 
 import type { Archive, Certificate, Overview } from "../api";
-import { age, bytes, count } from "../format";
+import { age, bytes, count, shortTime } from "../format";
 import { attention, follow } from "../live";
 import { readMetrics } from "../metrics";
-import type { Metrics } from "../metrics";
+import type { Durations, Metrics } from "../metrics";
 import { Badge, Figure, Table, Trouble } from "../parts";
 import type { Column } from "../parts";
 import { queueLink } from "../route";
@@ -116,10 +116,9 @@ function Memory({ metrics }: { metrics: Metrics }) {
   );
 }
 
-/** Seconds as milliseconds, because a sync takes a few of them. */
 function syncTime(metrics: Metrics): string {
-  const syncs = metrics.value("mqcore_journal_fsync_seconds_count");
-  return syncs === 0 ? "–" : `${((metrics.value("mqcore_journal_fsync_seconds_sum") / syncs) * 1_000).toFixed(1)} ms`;
+  const syncs = metrics.durations("mqcore_journal_fsync_seconds");
+  return syncs.count === 0 ? "–" : shortTime(syncs.mean);
 }
 
 function Journal({ metrics, overview }: { metrics: Metrics; overview: Overview | null }) {
@@ -337,8 +336,39 @@ const MISSING: Column<{ queue: string; missing_handler: string }>[] = [
   { name: "handler that is not registered", cell: (row) => row.missing_handler },
 ];
 
+/** What the thread of a handler did: a step of it, or a wait for the GIL. */
+interface HandlerTime {
+  handler: string;
+  what: string;
+  times: Durations;
+}
+
+const HANDLER_TIMES: Column<HandlerTime>[] = [
+  { name: "handler", cell: ({ handler }) => handler },
+  { name: "step", cell: ({ what }) => what },
+  { name: "calls", isNumber: true, cell: ({ times }) => count(times.count) },
+  { name: "average", isNumber: true, cell: ({ times }) => shortTime(times.mean) },
+  { name: "99 of 100 within", isNumber: true, cell: ({ times }) => shortTime(times.most) },
+];
+
+function handlerTimes(metrics: Metrics): HandlerTime[] {
+  const steps = metrics.samples("mqcore_handler_seconds_count").map(({ labels }) => ({
+    handler: labels.handler ?? "",
+    what: labels.step ?? "",
+    times: metrics.durations("mqcore_handler_seconds", labels),
+  }));
+  const waits = metrics.samples("mqcore_handler_gil_wait_seconds_count").map(({ labels }) => ({
+    handler: labels.handler ?? "",
+    what: "wait for the GIL",
+    times: metrics.durations("mqcore_handler_gil_wait_seconds", labels),
+  }));
+  const seen = [...steps, ...waits].filter(({ times }) => times.count > 0);
+  return seen.sort((one, other) => one.handler.localeCompare(other.handler));
+}
+
 function Handlers({ metrics, overview }: { metrics: Metrics; overview: Overview | null }) {
   const missing = overview?.queues_without_handler ?? [];
+  const times = handlerTimes(metrics);
   const questions = (outcome: string) => count(metrics.value("mqcore_handler_questions_total", { outcome }));
   return (
     <Section id="handlers" title="Handlers">
@@ -350,6 +380,14 @@ function Handlers({ metrics, overview }: { metrics: Metrics; overview: Overview 
           ["open now", count(metrics.value("mqcore_handler_questions_open"))],
         ]}
       />
+      {times.length > 0 && (
+        <Table
+          caption="time in handlers"
+          columns={HANDLER_TIMES}
+          rows={times}
+          keyOf={({ handler, what }) => `${handler} ${what}`}
+        />
+      )}
       {missing.length > 0 && (
         <Table caption="queues without their handler" columns={MISSING} rows={missing} keyOf={(row) => row.queue} />
       )}
