@@ -64,9 +64,14 @@ class Place:
                 return refused.code, json.load(refused)["error"]
 
     def contents(self, queue: str) -> admin.QueueState:
-        """A queue as the admin side shows it."""
-        page = admin.queues(self.url, matching=queue, token=self.token)
-        return next(found for found in page.queues if found.queue == queue)
+        """A queue as the admin side shows it, once it exists: the broker creates dead-letter queues on first use."""
+
+        def found() -> list[admin.QueueState]:
+            page = admin.queues(self.url, matching=queue, token=self.token)
+            return [found for found in page.queues if found.queue == queue]
+
+        wait_until(lambda: bool(found()), what=f"the listing of {queue}")
+        return found()[0]
 
 
 RULES = {

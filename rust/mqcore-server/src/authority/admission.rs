@@ -174,6 +174,22 @@ pub(crate) enum Denial {
     Forbidden,
 }
 
+/// Pages that the permission to inspect is enough for, besides those of single queues.
+const INSPECTIONS: [&str; 12] = [
+    "/access",
+    "/attention",
+    "/connections",
+    "/errors",
+    "/healthz",
+    "/metrics",
+    "/openapi.json",
+    "/overview",
+    "/queues",
+    "/schedules",
+    "/stream",
+    "/totals",
+];
+
 /// A request to the admin side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageRequest<'a> {
@@ -186,12 +202,11 @@ pub(crate) struct PageRequest<'a> {
 }
 
 impl PageRequest<'_> {
-    /// Whether the permission to inspect is enough: it reads, but no messages of users.
+    /// Whether the permission to inspect is enough: it reads, but no messages of users. A page that is not listed here,
+    /// such as a new one, needs the permission to administer.
     fn is_inspection(&self) -> bool {
-        let shows_messages = matches!(self.page, "/backup" | "/history")
-            || self.page.starts_with("/trace/")
-            || (self.page.starts_with("/queues/") && self.page.ends_with("/messages"));
-        !self.changes && !shows_messages
+        let is_queue = self.page.strip_prefix("/queues/").is_some_and(|queue| queue.split('/').count() == 2);
+        !self.changes && (is_queue || INSPECTIONS.contains(&self.page))
     }
 }
 
