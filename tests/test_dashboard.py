@@ -209,7 +209,7 @@ def test_the_keyboard_reaches_everything(page: Page, broker: ServedBroker) -> No
         if page.evaluate("document.activeElement.textContent") == "lonely/1":
             break
     page.keyboard.press("Enter")
-    page.get_by_role("heading", name=re.compile("lonely.1")).wait_for()
+    page.get_by_role("heading", name=re.compile("lonely.1"), level=2).wait_for()
 
 
 def test_every_page_is_checked_for_accessibility_and_has_a_key_of_its_own(page: Page, broker: ServedBroker) -> None:
