@@ -20,8 +20,8 @@ export interface Durations {
   count: number;
   /** In seconds; 0 if there are none. */
   mean: number;
-  /** At least 99 of 100 take no longer than this, in seconds; infinite if the histogram has no bound for it. */
-  most: number;
+  /** An upper bound of the 99th percentile, in seconds; infinite if the histogram has none. */
+  p99: number;
 }
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
@@ -52,7 +52,7 @@ function parseMetrics(text: string): Metrics {
     const bounds = having(`${name}_bucket`, labels)
       .filter((sample) => sample.value >= 0.99 * number)
       .map((sample) => (sample.labels.le === "+Inf" ? Infinity : Number(sample.labels.le)));
-    return { count: number, mean: number === 0 ? 0 : value(`${name}_sum`, labels) / number, most: Math.min(...bounds) };
+    return { count: number, mean: number === 0 ? 0 : value(`${name}_sum`, labels) / number, p99: Math.min(...bounds) };
   };
   return { samples, value, durations };
 }

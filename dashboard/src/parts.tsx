@@ -178,7 +178,7 @@ export function Dialog({ title, close, children }: DialogProps) {
   );
 }
 
-interface TroubleProps {
+interface AnswerErrorProps {
   answer: Answer<unknown>;
   /** What could not be read, such as `schedules`. */
   what: string;
@@ -187,7 +187,7 @@ interface TroubleProps {
 }
 
 /** Why an answer is missing. If rights are missing, says which ones. */
-export function Trouble({ answer: { error, status }, what, rule }: TroubleProps) {
+export function AnswerError({ answer: { error, status }, what, rule }: AnswerErrorProps) {
   if (error === "") return null;
   if (status !== 401 && status !== 403) return <p class="empty">{error}</p>;
   return (

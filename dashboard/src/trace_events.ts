@@ -38,12 +38,7 @@ export function messagesOf(trace: Trace): TracedMessage[] {
   }
   const earlier: Stay[] = [];
   for (const stay of stays.values()) {
-    const candidates = earlier.filter((each) => !each.isFollowed && goesTo(each, stay.first.queue));
-    const previous = candidates.sort((one, other) => one.lastAt - other.lastAt)[0];
-    if (previous && stay.first.kind === "arrived") {
-      previous.isFollowed = true;
-      stay.follows = previous;
-    }
+    if (stay.first.kind === "arrived") follow(stay, earlier);
     earlier.push(stay);
   }
   const messages = new Map<string, TracedMessage>();
@@ -58,6 +53,14 @@ export function messagesOf(trace: Trace): TracedMessage[] {
   for (const step of trace.steps) messageOf(keyOf(step)).steps.push(step);
   for (const location of trace.now) messageOf(keyOf(location)).now.push(location);
   return [...messages.values()];
+}
+
+function follow(stay: Stay, earlier: Stay[]): void {
+  const candidates = earlier.filter((each) => !each.isFollowed && goesTo(each, stay.first.queue));
+  const previous = candidates.sort((one, other) => one.lastAt - other.lastAt)[0];
+  if (previous === undefined) return;
+  previous.isFollowed = true;
+  stay.follows = previous;
 }
 
 function goesTo({ last }: Stay, queue: string | null): boolean {
@@ -110,7 +113,7 @@ export function eventSeverity(kind: string): "healthy" | "warning" | "info" {
 const DROP_REASONS: Record<string, string> = {
   "no-consumer": "there was no consumer",
   slow: "the consumer was too slow",
-  limit: "it failed as often as its queue allows",
+  limit: "a limit of its queue was reached",
   expired: "it waited too long",
   refused: "a handler or a consumer rejected it",
   erased: "its queue was stopped, cleared or removed, or a newer message replaced it",
@@ -122,6 +125,7 @@ const DROP_REASONS: Record<string, string> = {
 export function reasonOf({ kind, reason }: TraceStep): string {
   if (!reason) return "";
   if (kind === "put-back") return `at the ${reason} of the queue`;
+  if (kind === "dead-lettered" && reason === "limit") return "it failed as often as its queue allows";
   return kind === "dropped" || kind === "dead-lettered" ? (DROP_REASONS[reason] ?? reason) : reason;
 }
 

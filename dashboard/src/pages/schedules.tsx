@@ -9,7 +9,7 @@ import { age, count, moment, period } from "../format";
 import { follow } from "../live";
 import { readMetrics } from "../metrics";
 import type { Metrics } from "../metrics";
-import { Dialog, Figure, Table, Trouble } from "../parts";
+import { Dialog, Figure, Table, AnswerError } from "../parts";
 import type { Column } from "../parts";
 import { change, parameters, queueLink } from "../route";
 import { useAnswer } from "../use_answer";
@@ -27,7 +27,7 @@ export function SchedulesPage() {
   return (
     <section aria-labelledby="title">
       <h2 id="title">Schedules</h2>
-      <Trouble answer={answer} what="schedules" rule="inspect:/schedules" />
+      <AnswerError answer={answer} what="schedules" rule="inspect:/schedules" />
       {metrics.data && <Totals metrics={metrics.data} />}
       {data && (data.total === 0 ? <Empty /> : <List list={data} refresh={refresh} />)}
       {data && data.schedules.length < data.total && (

@@ -8,7 +8,7 @@ import { age, bytes, count, shortTime } from "../format";
 import { attention, follow } from "../live";
 import { readMetrics } from "../metrics";
 import type { Durations, Metrics } from "../metrics";
-import { Badge, Figure, Table, Trouble } from "../parts";
+import { Badge, Figure, Table, AnswerError } from "../parts";
 import type { Column } from "../parts";
 import { queueLink } from "../route";
 import { useAnswer } from "../use_answer";
@@ -27,8 +27,8 @@ export function SystemPage() {
     <>
       <Section id="process" title="System">
         <Health isReady={ready.data !== null && ready.error === ""} reason={ready.error} />
-        <Trouble answer={overview} what="the overview" rule="inspect:/overview" />
-        <Trouble answer={metrics} what="metrics" rule="inspect:/metrics" />
+        <AnswerError answer={overview} what="the overview" rule="inspect:/overview" />
+        <AnswerError answer={metrics} what="metrics" rule="inspect:/metrics" />
         {overview.data && <Process overview={overview.data} />}
       </Section>
       {metrics.data && <Memory metrics={metrics.data} />}
@@ -348,7 +348,7 @@ const HANDLER_TIMES: Column<HandlerTime>[] = [
   { name: "step", cell: ({ what }) => what },
   { name: "calls", isNumber: true, cell: ({ times }) => count(times.count) },
   { name: "average", isNumber: true, cell: ({ times }) => shortTime(times.mean) },
-  { name: "99 of 100 within", isNumber: true, cell: ({ times }) => shortTime(times.most) },
+  { name: "p99, at most", isNumber: true, cell: ({ times }) => shortTime(times.p99) },
 ];
 
 function handlerTimes(metrics: Metrics): HandlerTime[] {

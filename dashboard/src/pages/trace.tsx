@@ -6,7 +6,7 @@ import { access } from "../access";
 import type { MessageLocation, Trace, TraceStep } from "../api";
 import { clock, count, gap, moment } from "../format";
 import { follow } from "../live";
-import { Table, Trouble } from "../parts";
+import { Table, AnswerError } from "../parts";
 import type { Column } from "../parts";
 import { change, parameters, queueLink } from "../route";
 import { clientName, clientOf, eventName, eventSeverity, messagesOf, outcomeOf, reasonOf, stateName } from "../trace_events";
@@ -75,7 +75,7 @@ function Found({ id }: { id: string }) {
       </p>
     );
   }
-  if (error) return <Trouble answer={answer} what="traces" rule="administer:/trace/*" />;
+  if (error) return <AnswerError answer={answer} what="traces" rule="administer:/trace/*" />;
   if (!data) {
     return (
       <p class="empty" role="status">

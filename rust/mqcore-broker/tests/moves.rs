@@ -288,7 +288,7 @@ impl Machine {
         for shard in 0..self.brokers.len() {
             assert!(
                 !self.brokers[shard].waits_for_sync(),
-                "nobody asked for the sync that shard {shard} waits for"
+                "shard {shard} waits for a sync that it has not requested"
             );
             self.sync(shard);
         }

@@ -78,7 +78,7 @@ impl Dispatcher {
             submit,
             load: load.clone(),
             times: Arc::clone(&times),
-            step_times: None,
+            step_times: Vec::new(),
             called: Instant::now(),
             stopping: stopping.clone(),
             views: Views::new(inspector),
@@ -201,8 +201,8 @@ struct HandlerThread {
     submit: Py<PyAny>,
     load: Arc<Load>,
     times: Arc<CallTimes>,
-    /// The step of the last call, and where its calls are counted.
-    step_times: Option<(Step, Arc<SharedDurations>)>,
+    /// The times of the steps that this thread has run: a copy of the list in `times`, which needs no lock.
+    step_times: Vec<(Step, Arc<SharedDurations>)>,
     /// When the last call returned, or later: the next call begins then.
     called: Instant,
     stopping: Arc<AtomicBool>,
@@ -271,14 +271,12 @@ impl HandlerThread {
         let now = Instant::now();
         let micros = (now - self.called).as_micros() as u64;
         self.called = now;
-        match &self.step_times {
-            Some((last, times)) if *last == step => times.add(micros),
-            _ => {
-                let times = self.times.of(step);
-                times.add(micros);
-                self.step_times = Some((step, times));
-            }
+        if let Some((_, times)) = self.step_times.iter().find(|(known, _)| *known == step) {
+            return times.add(micros);
         }
+        let times = self.times.add_step(step);
+        times.add(micros);
+        self.step_times.push((step, times));
     }
 
     fn observe(&mut self, py: Python<'_>, observations: Vec<Observation>) {

@@ -30,7 +30,7 @@ pub const BOUNDS: [u64; 22] = [
 
 const CLASSES: usize = BOUNDS.len() + 1;
 
-/// How often something took how long.
+/// Counts of durations by class, and their sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Durations {
     counts: [u64; CLASSES],

@@ -102,7 +102,7 @@ impl Engine {
         let now = self.hub.clock.now();
         self.journal.attach(journal);
         self.broker.restore(had, now, &mut self.effects);
-        // Another shard may wait until this one has settled what it gave up.
+        // Another shard may hold moved messages until this one has settled them.
         self.more = true;
         for (queue, handler) in self.broker.waiting_for_handlers() {
             tracing::warn!(

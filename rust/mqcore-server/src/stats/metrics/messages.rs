@@ -1,5 +1,6 @@
 //! Messages, topics, routers, and questions to handlers.
 
+use mqcore_broker::model::durations::BOUNDS;
 use mqcore_broker::model::stats::{DropReason, RouterCounts};
 
 use super::{Metric, MetricSources, Value, counter, gauge, histogram};
@@ -7,6 +8,7 @@ use crate::handler::HandlerTimes;
 
 /// The first bound of processing times: shards measure them in milliseconds.
 pub(super) const FIRST_OF_PROCESSING: usize = 6;
+const _: () = assert!(BOUNDS[FIRST_OF_PROCESSING] == 1_000);
 
 pub(super) const METRICS: &[Metric] = &[
     counter(
