@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import sys
 import threading
 import time
 import urllib.request
@@ -17,6 +19,7 @@ import pyarrow.parquet
 import pytest
 
 import mqcore
+import programs
 from awaited import until
 from damaged_files import use_old_placement
 from mqcore import QueueOptions, QueueStatus
@@ -28,7 +31,7 @@ FENCES = ("fence", "other fence")
 LIMIT = 15.0
 """Seconds that anything here may take."""
 ARCHIVE_SECONDS = 45.0
-"""Longest wait for the archive: its process has the lowest priority and is slow while others use all processors."""
+"""Longest wait for the archive: its thread has a low priority and is slow while others use all processors."""
 
 
 class Account:
@@ -377,3 +380,35 @@ async def test_a_full_disk_stops_only_the_archive_until_there_is_space_again(tmp
         assert broker.terminate() == 0
     assert sorted(row["body"].decode() for row in rows(archive, "messages")) == sorted(account.published)
     assert not any((archive / "_tmp").glob("*"))
+
+
+@contextlib.contextmanager
+def busy_processor(threads: int) -> Iterator[int]:
+    """Occupies one processor with so many processes until the block ends: its number."""
+    processor = min(os.sched_getaffinity(0))
+    run = f"import os; os.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    processes = [programs.Popen([sys.executable, "-c", run]) for _ in range(threads)]
+    try:
+        yield processor
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has processor affinity and priorities of threads")
+async def test_a_stop_on_a_busy_machine_does_not_wait_for_the_archive(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    queues = 40
+    with serving(environment=HISTORY | {"MQCORE_DATA_DIR": str(data)}) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            for queue in range(queues):
+                await mq.declare("work", queue + 1, QueueOptions(status=QueueStatus.PULL))
+            with busy_processor(4) as processor:
+                for task in os.listdir(f"/proc/{broker.process.pid}/task"):
+                    os.sched_setaffinity(int(task), [processor])
+                for number in range(50 * queues):
+                    await mq.publish(f"work/{number % queues + 1}", str(number), confirm=number % 50 == 0)
+                files = data / "archive" / "messages"
+                await until(lambda: any(files.rglob("*.parquet")), "the beginning of a round", limit=ARCHIVE_SECONDS)
+                assert broker.terminate() == 0

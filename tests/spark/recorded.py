@@ -25,7 +25,7 @@ QUEUES = ("orders/1", "orders/7", "logs/2", "Mixed-Case/0")
 SAVING = QueueOptions(status=QueueStatus.PULL, request_acknowledge=True, delivery_handler="at-least-once")
 
 ARCHIVE_SECONDS = 200.0
-"""Longest wait for the archive: its process has the lowest priority and is slow while others use all processors."""
+"""Longest wait for the archive: its thread has a low priority and is slow while others use all processors."""
 
 # Spark and its processes leave resources open, and they start slowly on a busy machine.
 # Tests that need a longer timeout leave out the first mark.

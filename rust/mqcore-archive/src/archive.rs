@@ -77,6 +77,9 @@ pub enum ArchiveError {
     /// Rows cannot be encoded.
     #[error(transparent)]
     Export(#[from] ExportError),
+    /// The caller asked to stop. Nothing was published; the next opening removes what was written.
+    #[error("interrupted because the broker stops")]
+    Interrupted,
 }
 
 /// The archive in the state of its newest manifest.
@@ -171,6 +174,22 @@ impl<S: Storage> Archive<S> {
         inventory: &NoteInventory,
         now_ms: u64,
     ) -> Result<RunSummary, ArchiveError> {
+        self.round_until(shard, journal, inventory, now_ms, &|| false)
+    }
+
+    /// Like [`Archive::round`], but gives up as soon as `stop` returns true, which it is asked for every note and file.
+    ///
+    /// # Errors
+    /// As [`Archive::round`], and [`ArchiveError::Interrupted`].
+    pub fn round_until<J: Storage>(
+        &mut self,
+        shard: u32,
+        journal: &J,
+        inventory: &NoteInventory,
+        now_ms: u64,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<RunSummary, ArchiveError> {
+        let go_on = || if stop() { Err(ArchiveError::Interrupted) } else { Ok(()) };
         let from = self.archived(shard, inventory.journal);
         let plan = Plan::new(inventory, from);
         let mut round = RunSummary { archived: from, ..RunSummary::default() };
@@ -179,16 +198,18 @@ impl<S: Storage> Archive<S> {
         }
         let mut read = Vec::new();
         for sealed in &plan.segments {
+            go_on()?;
             let name = format!("segment {} of shard {shard}", sealed.segment);
             read.push((*sealed, notes::read(journal, sealed).map_err(failed("reading", &name))?));
         }
-        let taken = take(shard, inventory.journal, &read, from, plan.below)?;
+        let taken = take(shard, inventory.journal, &read, from, plan.below, &go_on)?;
         round.missing = (taken.below - from).saturating_sub(taken.notes);
         round.archived = taken.below;
         round.more = taken.below < plan.below || plan.more;
         let number = self.manifest.number + 1;
         let mut next = Manifest { number, written_ms: now_ms, ..self.manifest.clone() };
         for (index, (key, file)) in taken.files.into_iter().enumerate() {
+            go_on()?;
             let entry = self.write_file(number, index, shard, key, file)?;
             round.files += 1;
             round.rows += entry.rows;
@@ -201,6 +222,7 @@ impl<S: Storage> Archive<S> {
         }
         reach.notes = taken.below;
         reach.missing += round.missing;
+        go_on()?;
         self.publish(next)?;
         Ok(round)
     }
@@ -447,6 +469,7 @@ fn take(
     read: &[(SealedNotes, Vec<u8>)],
     from: u64,
     below: u64,
+    go_on: &dyn Fn() -> Result<(), ArchiveError>,
 ) -> Result<CollectedNotes, ArchiveError> {
     let mut found: Vec<(u64, &[u8])> = Vec::new();
     for (sealed, bytes) in read {
@@ -463,6 +486,7 @@ fn take(
     let (mut steps, mut bytes, mut notes, mut reached) = (0, 0, 0, below);
     let mut memory = Vec::new();
     for (number, payload) in found {
+        go_on()?;
         if steps >= ROUND_STEPS || bytes >= ROUND_UNPACKED_BYTES {
             reached = number;
             break;

@@ -5,6 +5,7 @@
 
 use crate::reader;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -330,4 +331,29 @@ fn a_crash_at_each_single_call_of_a_round_leaves_it_done_or_undone() {
         }
     }
     assert!(undone > 25 && done >= seeds, "both ends were seen: {undone}, {done}");
+}
+
+#[test]
+fn a_round_that_is_interrupted_leaves_nothing_and_is_repeated_in_full() {
+    let expected: BTreeMap<u64, u64> = (0..9).map(|note| (note, note + 1)).collect();
+    for checks in 0.. {
+        let (journal, files) = sealed(checks);
+        let disk = MemoryStorage::new(checks);
+        let mut archive = Archive::open(disk.clone()).expect("a healthy disk");
+        let asked = Cell::new(0);
+        let stop = || asked.replace(asked.get() + 1) >= checks;
+        let outcome = archive.round_until(0, &files, &journal.sealed_notes(), 5, &stop);
+        if outcome.is_ok() {
+            assert!(checks > 9 + 3, "asked for each note, each file and before the end: {checks}");
+            assert_eq!(gaps(&archive), expected);
+            break;
+        }
+        assert!(matches!(outcome, Err(ArchiveError::Interrupted)), "{outcome:?}");
+        drop(archive);
+        let mut archive = Archive::open(disk.clone()).expect("a healthy disk");
+        let left: Vec<_> = disk.files().into_keys().collect();
+        assert!(left.is_empty(), "orphans stay: {left:?}");
+        archive.round(0, &files, &journal.sealed_notes(), 5).expect("a healthy disk");
+        assert_eq!(gaps(&archive), expected);
+    }
 }

@@ -60,6 +60,11 @@ impl Shutdown {
         *self.phase.borrow() == Phase::Running
     }
 
+    /// Whether all tasks must end.
+    pub(crate) fn has_ended(&self) -> bool {
+        *self.phase.borrow() == Phase::Ended
+    }
+
     /// Returns when a stop was requested.
     pub(crate) async fn begun(&self) {
         self.reached(|phase| *phase != Phase::Running).await;

@@ -1,8 +1,8 @@
 //! The thread that copies history from the journals to Parquet files.
 //!
-//! The journal writers announce sealed segments. This thread reads them at the lowest priority, and reports how far
-//! it got. No other thread waits for it. It retries what fails, and raises an alarm until it succeeds; no failure
-//! here stops the broker.
+//! The journal writers announce sealed segments. This thread reads them at a low priority, and reports how far it got.
+//! No other thread waits for it, except that a stop waits until it has given up its round. It retries what fails, and
+//! raises an alarm until it succeeds; no failure here stops the broker.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,6 +23,10 @@ use crate::storage::data_dir::DataDir;
 
 /// Time before a retry.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Priority of the thread: about a tenth of the processor time of a thread that competes with it. With the lowest
+/// priority, 19, a busy machine would leave it so little that it takes minutes to notice a stop.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 10;
 /// Interval between checks for files that are too old.
 const RETENTION: Duration = Duration::from_secs(60);
 
@@ -81,7 +85,7 @@ impl Archiver {
 /// Lowers the priority of this thread. Only Linux has priorities of single threads.
 fn yield_to_others() {
     #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::nice(19) {
+    if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!(%error, "cannot lower the priority of the archive thread");
     }
 }
@@ -122,7 +126,7 @@ impl ArchiveThread {
             }
             match self.work(offers) {
                 Ok(true) => self.succeeded(),
-                Ok(false) => return,
+                Ok(false) | Err(ArchiveError::Interrupted) => return,
                 Err(error) => self.gave_up(&error),
             }
         }
@@ -173,9 +177,11 @@ impl ArchiveThread {
         let counters = &hub.counters.archive;
         let journal = open(&self.directory.shard_path(shard))?;
         let inventory = &offer.inventory;
+        let stop = || hub.shutdown.has_ended();
         loop {
             let archive = self.open()?;
-            let round = match archive.round(shard as u32, &journal, inventory, hub.clock.now().0) {
+            let now_ms = hub.clock.now().0;
+            let round = match archive.round_until(shard as u32, &journal, inventory, now_ms, &stop) {
                 Err(ArchiveError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                     // Housekeeping has removed the segment. The inventory without it has arrived, or will.
                     self.archive = None;
