@@ -96,6 +96,7 @@ CASES: Final = {
     "client show": Case("shown-{n}", beside="receive --id shown-{n}"),
     "client disconnect": Case("gone-{n}", beside="receive --id gone-{n}"),
     "errors": Case(),
+    "stack": Case("idle"),
     "trace": Case("traced"),
     "user add": Case("bob-{n} --store {store}", stdin="a long secret\n"),
     "user ls": Case("--store {store}"),

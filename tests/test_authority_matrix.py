@@ -564,6 +564,8 @@ class Http:
             "GET /queues/a/1/messages/absent": (("administer", "/queues/a/1/messages/absent"),),
             "GET /queues/a/1/messages": (("administer", "/queues/a/1/messages"),),
             "GET /trace/absent": (("administer", "/trace/absent"),),
+            "GET /users": (("administer", "/users"),),
+            "GET /handlers/absent/stack": (("administer", "/handlers/absent/stack"),),
             "POST /queues/a/1/purge": (("administer", "/queues/a/1/purge"),),
             "POST /queues/a/1/move": (("administer", "/queues/a/1/move"),),
             "DELETE /queues/a/1": (("administer", "/queues/a/1"),),

@@ -137,8 +137,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     store = AuthorityStore(str(files / "store"))
     words = {f"token_id_{n}": store.add_token(f'{{"name": "t{n}", "allow": ["*"]}}')[0] for n in (1, 2)}
     stopped(files / "stopped")
-    arguments = (*LISTENERS, "--auto-create", "--history", "--data-dir", str(files / "data"))
-    with serving(*arguments) as broker, serving("--listen", "throttr://127.0.0.1:0") as limits:
+    (files / "handlers.py").write_text("import mqcore\napp = {'idle': mqcore.DeliveryHandler()}\n")
+    app = ("--app", "handlers:app")
+    arguments = (*LISTENERS, *app, "--auto-create", "--history", "--data-dir", str(files / "data"))
+    with (
+        serving(*arguments, environment={"PYTHONPATH": str(files)}) as broker,
+        serving("--listen", "throttr://127.0.0.1:0") as limits,
+    ):
         filled(broker.url, token)
         found = schedules(broker_url(broker), broker.admin_url, token)
         words |= {f"schedule_id_{n}": each for n, each in enumerate(found, 1)}

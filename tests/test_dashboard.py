@@ -33,7 +33,7 @@ pytestmark = [
 
 WAIT_MS = 20_000
 PAGES = (
-    *("#/", "#/queues", "#/connections", "#/routing", "#/trace", "#/schedules", "#/system"),
+    *("#/", "#/queues", "#/connections", "#/routing", "#/trace", "#/schedules", "#/users", "#/system"),
     *("#/queue?name=orders/1", "#/trace?id=traced", "#/trace?id=unknown"),
 )
 MAIN = ROOT / "dashboard" / "src" / "main.tsx"

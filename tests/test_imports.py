@@ -28,7 +28,7 @@ PROTOCOLS = set(
 # The layers inside a crate, lowest first; a file may import from its own layer and from those before it. An entry is a
 # path below `src`, without its suffix: a file, or a folder with everything in it.
 LAYERS: dict[str, list[set[str]]] = {
-    "mqcore-broker": [{"model"}, {"history"}, {"context"}, {"queue", "routing"}, {"shard"}],
+    "mqcore-broker": [{"model"}, {"history"}, {"spans"}, {"context"}, {"queue", "routing"}, {"shard"}],
     "mqcore-journal": [
         {"error", "options", "stats"},
         {"format", "record", "storage"},
@@ -69,7 +69,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "mqcore-server": [
         # Modules without imports, and configuration.
-        {"runtime", "shard/count", "stats/counter", "stats/failures", "stats/totals"}
+        {"runtime", "spans", "shard/count", "stats/counter", "stats/failures", "stats/totals"}
         | {"attention/finding", "attention/text"}
         | {"config/error", "config/address", "config/history"},
         {

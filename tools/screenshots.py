@@ -9,10 +9,12 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -45,6 +47,7 @@ HEIGHTS: Final = {
     "purge": 560,
     "trace": 700,
     "schedules": 390,
+    "users": 420,
     "system": 980,
 }
 """Height of each picture in pixels."""
@@ -217,11 +220,19 @@ def send_schedules(listeners: dict[str, str], token: str) -> None:
 @asynccontextmanager
 async def served(data_dir: str) -> AsyncIterator[tuple[dict[str, Any], str]]:
     """Run `mqcore serve` while the block runs: its ready line, and a token of an administrator."""
-    _, token = AuthorityStore.of_data_dir(data_dir).add_token(json.dumps({"name": "operator", "allow": ["*"]}))
+    store = AuthorityStore.of_data_dir(data_dir)
+    _, token = store.add_token(json.dumps({"name": "operator", "allow": ["*"]}))
+    soon = int(time.time() * 1000) + 30 * 24 * 3600 * 1000
+    store.add_token(json.dumps({"name": "shipping", "allow": ["push,pull:shipments/*"], "expires_ms": soon}))
+    restrict = {"addresses": ["10.0.0.0/8"]}
+    store.add_user(json.dumps({"name": "ann", "allow": ["inspect"], "restrict": restrict}), "correct horse battery")
+    store.add_user(json.dumps({"name": "billing", "allow": ["push:invoices/*"], "certificate": "cn:billing"}), None)
     arguments = [part for name in LISTENERS for part in ("--listen", f"{name}://127.0.0.1:0")]
     arguments += ["--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", data_dir, "--history"]
+    # A broker rejects variables that only the Makefile reads.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "mqcore", "serve", *arguments, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "mqcore", "serve", *arguments, stdout=asyncio.subprocess.PIPE, env=environment
     )
     try:
         assert process.stdout is not None
@@ -269,7 +280,7 @@ async def save_all(page: Page, url: str, token: str, seconds: float) -> None:
     await save(page, "purge")
     await page.keyboard.press("Escape")
     await page.wait_for_timeout(seconds * 1_000)
-    for name in ("overview", "queues", "connections", "routing", "schedules", "system"):
+    for name in ("overview", "queues", "connections", "routing", "schedules", "users", "system"):
         await page.goto(f"{url}/#/{'' if name == 'overview' else name}")
         await save(page, name)
     await page.goto(f"{url}/#/trace?id={TRACED}")

@@ -262,6 +262,51 @@ export interface ScheduleList {
   limit: number;
 }
 
+/** What a handler executes. */
+export interface HandlerStack {
+  handler: string;
+  state: "idle" | "running" | "gil-held";
+  threads: { thread: string; frames: { file: string; line: number; function: string; code: string }[] }[];
+}
+
+/** Conditions on the use of credentials. */
+export interface Restrictions {
+  client_ids: string[];
+  client_names: string[];
+  client_types: string[];
+  addresses: string[];
+}
+
+interface Credentials {
+  name: string;
+  allow: string[];
+  restrict: Restrictions;
+  /** Whether they are in the configuration, and not in the store. */
+  configured: boolean;
+  connections: number;
+}
+
+export interface User extends Credentials {
+  has_password: boolean;
+  certificate: string | null;
+}
+
+export interface Token extends Credentials {
+  id: string;
+  expires_ms: number | null;
+}
+
+/** Users and tokens. */
+export interface Users {
+  open: boolean;
+  users: User[];
+  tokens: Token[];
+  anonymous: string[];
+  logins: number;
+  logins_refused: number;
+  actions_denied: number;
+}
+
 /** One event of the stream. */
 export interface Tick {
   attention: Attention;

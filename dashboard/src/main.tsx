@@ -16,6 +16,7 @@ import { RoutingPage } from "./pages/routing";
 import { SchedulesPage } from "./pages/schedules";
 import { SystemPage } from "./pages/system";
 import { TracePage } from "./pages/trace";
+import { UsersPage } from "./pages/users";
 import { Badge } from "./parts";
 import { path } from "./route";
 import "./style.css";
@@ -35,6 +36,7 @@ const PAGES: Page[] = [
   { path: "/routing", title: "Routing", key: "r", page: RoutingPage },
   { path: "/trace", title: "Trace", key: "t", page: TracePage },
   { path: "/schedules", title: "Schedules", key: "s", page: SchedulesPage },
+  { path: "/users", title: "Users", key: "u", page: UsersPage },
   { path: "/system", title: "System", key: "y", page: SystemPage },
 ];
 

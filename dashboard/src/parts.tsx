@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 
 import type { Finding, Severity } from "./api";
 import { age } from "./format";
+import { StackButton } from "./handler_stack";
 import { change, parameters, queueLink } from "./route";
 import type { Answer } from "./use_answer";
 
@@ -38,6 +39,7 @@ export function Findings({ findings }: { findings: Finding[] }) {
           </h3>
           <p>{finding.cause}.</p>
           <p class="remedy">{finding.remedy}.</p>
+          {finding.kind === "blocked-handler" && <StackButton handler={finding.subject.slice("handler ".length)} />}
         </li>
       ))}
     </ul>

@@ -33,7 +33,7 @@ from mqcore.tls import TLSConfig
 if TYPE_CHECKING:
     import urllib3
 
-__all__ = ["DEFAULT_PORT", "AdminClient", "Body", "Rejections"]
+__all__ = ["DEFAULT_PORT", "AdminClient", "Body", "Rejections", "reading"]
 
 DEFAULT_PORT: Final = 2627
 """The port of an admin side whose URL names none."""
@@ -298,3 +298,12 @@ def _reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     _, separator, reason = text.partition(">: ")
     return reason if separator else text
+
+
+@contextmanager
+def reading(what: str, url: str) -> Iterator[None]:
+    """Raise `BadAnswer` if the block finds that the answer has another form than this version's."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.BadAnswer(f"{url} returns {what} in another form: {error}") from error

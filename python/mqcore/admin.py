@@ -11,15 +11,14 @@ from __future__ import annotations
 import base64
 import re
 import urllib.parse
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mqcore import errors as _errors
 from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
-from mqcore._http import AdminClient
+from mqcore._admin_stacks import HandlerStack, StackFrame, ThreadStack, handler_stack
+from mqcore._http import AdminClient, reading
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ __all__ = [
     "Attention",
     "FailedRequest",
     "Finding",
+    "HandlerStack",
     "MessageLocation",
     "MoveResult",
     "PeekedMessage",
@@ -38,6 +38,8 @@ __all__ = [
     "QueueState",
     "ScheduleInfo",
     "ScheduleList",
+    "StackFrame",
+    "ThreadStack",
     "Trace",
     "TraceStep",
     "TracedClient",
@@ -47,6 +49,7 @@ __all__ = [
     "disconnect",
     "drain",
     "errors",
+    "handler_stack",
     "move",
     "peek",
     "queues",
@@ -131,15 +134,6 @@ class ScheduleList:
     """Up to `limit` of them, those due next first."""
 
 
-@contextmanager
-def _reading(what: str, url: str) -> Iterator[None]:
-    """Raise `BadAnswer` if the block finds that the answer has another form than this version's."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError) as error:
-        raise _errors.BadAnswer(f"{url} returns {what} in another form: {error}") from error
-
-
 def schedules(
     url: str = DEFAULT_URL,
     *,
@@ -153,7 +147,7 @@ def schedules(
     `limit` is at most 10,000. The other arguments and the exceptions are those of `errors`.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/schedules?limit={limit:d}")
-    with _reading("its schedules", url):
+    with reading("its schedules", url):
         found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
         return ScheduleList(int(content["total"]), found)
 
@@ -200,7 +194,7 @@ def errors(
     overloaded, `ConnectionLost` while it stops, and `BadAnswer` if the answer is not that of a broker of this version.
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/errors?limit={limit:d}")
-    with _reading("its errors", url):
+    with reading("its errors", url):
         return tuple(FailedRequest(**failed) for failed in content["errors"])
 
 
@@ -369,7 +363,7 @@ def peek(
     rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
     content = client.ask("GET", f"{path}?{query}", bytes_max=64 << 20, rejections=rejections)
-    with _reading("messages", url):
+    with reading("messages", url):
         return tuple(_peeked(message) for message in content["messages"])
 
 
@@ -411,7 +405,7 @@ def attention(
             print(finding.severity, finding.subject, finding.cause, finding.remedy, sep="\n")
     """
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/attention?limit={limit:d}")
-    with _reading("its findings", url):
+    with reading("its findings", url):
         return Attention(
             status=content["status"],
             summary=content["summary"],
@@ -446,7 +440,7 @@ def queues(
     rejections = {"bad-request": lambda message: _errors.BadRequest(message, 400)}
     client = AdminClient(url, token=token, timeout=timeout, tls=tls)
     content = client.ask("GET", path, bytes_max=64 << 20, rejections=rejections)
-    with _reading("its queues", url):
+    with reading("its queues", url):
         found = tuple(QueueState(**{**state, "rates": QueueRates(**state["rates"])}) for state in content["queues"])
         return QueuePage(total=int(content["total"]), matched=int(content["matched"]), queues=found)
 
@@ -575,7 +569,7 @@ def trace(
     content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask(
         "GET", f"/trace/{urllib.parse.quote(message_id, safe='')}"
     )
-    with _reading("traces", url):
+    with reading("traces", url):
         return Trace(
             **{
                 **content,

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from mqcore.backup import BackedUp, Copied
     from mqcore.client import Client, ConnectOptions
     from mqcore.client.options import Headers
+    from mqcore.otel.broker import Export
 
 
 __all__ = [
@@ -110,6 +111,7 @@ class BrokerOptions(TypedDict, total=False):
     archive_interval: Duration
     archive_max_age: Duration
     archive_max_bytes: int
+    otel: bool
     allow_remote: bool
     shards: int
     channel: ChannelOptions
@@ -238,6 +240,7 @@ class Broker(BrokerCalls):
         for key, authenticator in (authenticators or {}).items():
             self._authenticators[key] = authenticator
         self._waiters: set[asyncio.Future[None]] = set()
+        self._export: Export | None = None
 
     def _new_core(self, config: BrokerConfig) -> _core.Broker:
         return _core.Broker(config)
@@ -399,8 +402,23 @@ class Broker(BrokerCalls):
         """
         self._check_handlers()
         self._check_data_dir()
-        self._core.start()
+        # Before the start: without OpenTelemetry nothing may be running.
+        export = self._new_export() if self._config.otel else None
+        try:
+            self._core.start()
+        except BaseException:
+            if export is not None:
+                export.stop()
+            raise
+        self._export = export
         _RUNNING.add(self)
+
+    def _new_export(self) -> Export:
+        from mqcore.otel import _installed
+
+        with _installed():
+            from mqcore.otel.broker import Export
+        return Export(self._core, _core.__version__)
 
     def _check_data_dir(self) -> None:
         """Raise `DataDirError` if the data directory is a file, before users and tokens are read from inside it."""
@@ -437,6 +455,9 @@ class Broker(BrokerCalls):
         self._close_own_clients(patience)
         stuck = self._core.stop(patience)
         _RUNNING.discard(self)
+        export, self._export = self._export, None
+        if export is not None:
+            export.stop()
         if not self._handler_loop.stop(patience + 1.0):
             _LOG.warning("an async delivery handler blocks its event loop; the thread of the loop is left behind")
         for key in stuck:

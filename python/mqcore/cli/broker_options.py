@@ -53,6 +53,7 @@ FLAG_NAMES: Final[Mapping[tuple[str | int, ...], str]] = {
     ("tls", "client_cert"): "--tls-client-cert",
     ("data_dir",): "--data-dir",
     ("history",): "--history",
+    ("otel",): "--otel",
     ("memory_watermark",): "--memory-watermark",
     ("unsaved_memory_max",): "--unsaved-memory-max",
     ("topic_patterns_max",): "--topic-patterns-max",
@@ -92,6 +93,7 @@ _OPTIONS: Final = (
     click.option(
         "--history", is_flag=True, help="Record every lifecycle event of every message in the data directory."
     ),
+    click.option("--otel", is_flag=True, help="Export spans, metrics and logs with OpenTelemetry, as OTEL_* say."),
     click.option(
         "--memory-watermark",
         type=click.IntRange(min=0),
@@ -178,6 +180,7 @@ def settings_of(given: Mapping[str, Any]) -> dict[str, Any]:
         "unsaved_memory_max": given["unsaved_memory_max"],
         "topic_patterns_max": given["topic_patterns_max"],
         "history": given["history"] or None,
+        "otel": given["otel"] or None,
         "auto_create_channels": given["auto_create"] or None,
         "auto_create_queues": given["auto_create"] or None,
         "node": _given(node) or None,

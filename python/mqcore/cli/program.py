@@ -62,6 +62,7 @@ _COMMANDS: Final = {
     "definitions": ("definitions", "Export, compare and import channels, queues and routers: export, diff, import."),
     "client": ("client", "Manage connected clients: ls, show, disconnect."),
     "errors": ("errors", "Show recent request errors."),
+    "stack": ("stack", "Show what a delivery handler executes."),
     "trace": ("trace", "Show a message's current location and its history."),
     "user": ("authority", "Manage users: add, ls, passwd, rm, hash."),
     "token": ("authority", "Manage access tokens: create, ls, revoke."),

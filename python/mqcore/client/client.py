@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from mqcore import bodies, errors
+from mqcore.client import tracing
 from mqcore.client.arguments import (
     address,
     new_id,
@@ -158,17 +159,18 @@ class Client(PublishingBase):
         message to a topic, ``@topic:NAME``, is always confirmed: it raises `Nacked` if there is neither a subscriber
         nor a queue.
         """
-        await self._connected().send(
-            target,
-            bodies.encode(body),
-            content_type=content_type,
-            message_id=new_id(id, self._options),
-            headers=pairs(headers),
-            high_priority=high_priority,
-            only_first=one,
-            confirm=confirm,
-            timeout=optional_seconds(timeout),
-        )
+        with tracing.sending("send", target, headers, 1) as headers:
+            await self._connected().send(
+                target,
+                bodies.encode(body),
+                content_type=content_type,
+                message_id=new_id(id, self._options),
+                headers=pairs(headers),
+                high_priority=high_priority,
+                only_first=one,
+                confirm=confirm,
+                timeout=optional_seconds(timeout),
+            )
 
     @overload
     async def request(
@@ -211,14 +213,15 @@ class Client(PublishingBase):
         >>> await mq.request("@name:clock", b"What time is it?", reply=str)
         'noon'
         """
-        core = await self._connected().request(
-            target,
-            bodies.encode(body),
-            content_type=content_type,
-            headers=pairs(headers),
-            only_first=one,
-            timeout=optional_seconds(timeout),
-        )
+        with tracing.sending("request", target, headers, 1) as headers:
+            core = await self._connected().request(
+                target,
+                bodies.encode(body),
+                content_type=content_type,
+                headers=pairs(headers),
+                only_first=one,
+                timeout=optional_seconds(timeout),
+            )
         return Incoming(core, bytes) if reply is None else Incoming(core, reply).body
 
     @overload

@@ -8,6 +8,7 @@ from mqcore import bodies
 
 if TYPE_CHECKING:
     from mqcore import _core
+    from mqcore.client.tracing import Spanned
 
 __all__ = ["Incoming"]
 
@@ -24,12 +25,13 @@ _UNDECODED: Final = _Undecoded()
 class Incoming(Generic[_T_co]):
     """A received message. Its body is decoded at the first access."""
 
-    __slots__ = ("_body", "_core", "_wanted")
+    __slots__ = ("_body", "_core", "_span", "_wanted")
 
     def __init__(self, core: _core.Received, wanted: type[_T_co]) -> None:
         self._core = core
         self._wanted = wanted
         self._body: _T_co | _Undecoded = _UNDECODED
+        self._span: Spanned | None = None
 
     @property
     def id(self) -> str:

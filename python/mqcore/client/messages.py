@@ -13,6 +13,7 @@ from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore import _core
+    from mqcore.client.tracing import Spanned
 
 __all__ = ["Batch", "Delivered", "PulledBatch", "Request"]
 
@@ -57,7 +58,10 @@ class Delivered(Incoming[_T_co]):
         broker delivers it again, because its connection is lost or its acknowledge timeout has passed. An
         acknowledgement that the client sends at the end of the timeout can still be in time for the broker.
         """
-        return self._core.ack() == "sent"
+        outcome = self._core.ack()
+        if self._span is not None:
+            self._span.end("acked")
+        return outcome == "sent"
 
     @property
     def attempt(self) -> int | None:
@@ -71,7 +75,10 @@ class Delivered(Incoming[_T_co]):
         A requeued message is redelivered after the queue's ``retry_delay``, or after `delay` instead. Raises
         `NotSupported` for a `delay` over MQKS and MicroMessage2.
         """
-        return self._core.nack(reason, None if delay is None else seconds(delay)) == "sent"
+        outcome = self._core.nack(reason, None if delay is None else seconds(delay))
+        if self._span is not None:
+            self._span.end("nacked", reason)
+        return outcome == "sent"
 
     async def working(self) -> bool:
         """Ask for more time: the queue's acknowledge timeout starts again. Return whether that was sent in time.
@@ -93,8 +100,12 @@ class Delivered(Incoming[_T_co]):
             yield self
         except BaseException as error:
             self._core.nack(type(error).__name__)
+            if self._span is not None:
+                self._span.end("nacked", error)
             raise
         self._core.ack()
+        if self._span is not None:
+            self._span.end("acked")
 
 
 class Request(Incoming[_T_co]):
@@ -136,6 +147,7 @@ class Batch(Sequence[Delivered[_T]]):
         self._core = core
         self._wanted = wanted
         self._messages: list[Delivered[_T]] | None = None
+        self._span: Spanned | None = None
 
     @property
     def bodies(self) -> list[_T]:
@@ -147,11 +159,17 @@ class Batch(Sequence[Delivered[_T]]):
         """Acknowledge those that are not settled. Return how many acknowledgements were sent in time; see
         `Delivered.ack`.
         """
-        return self._core.ack()
+        count = self._core.ack()
+        if self._span is not None:
+            self._span.end("acked")
+        return count
 
     async def nack(self, reason: str = "none", *, delay: Duration | None = None) -> int:
         """Reject those that are not settled; see `Delivered.nack`. Return how many rejections were sent in time."""
-        return self._core.nack(reason, None if delay is None else seconds(delay))
+        count = self._core.nack(reason, None if delay is None else seconds(delay))
+        if self._span is not None:
+            self._span.end("nacked", reason)
+        return count
 
     @asynccontextmanager
     async def process(self) -> AsyncIterator[Self]:
@@ -162,8 +180,12 @@ class Batch(Sequence[Delivered[_T]]):
             yield self
         except BaseException as error:
             self._core.nack(type(error).__name__)
+            if self._span is not None:
+                self._span.end("nacked", error)
             raise
         self._core.ack()
+        if self._span is not None:
+            self._span.end("acked")
 
     def _all(self) -> list[Delivered[_T]]:
         if self._messages is None:

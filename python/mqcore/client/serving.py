@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from mqcore import bodies, errors
 from mqcore._raised import call_in_thread, ends_task, reason_of, text_of
+from mqcore.client import tracing
 from mqcore.client.messages import Request
 
 __all__ = ["HANDLER_FAILED_STATUS", "answer", "failure"]
@@ -28,6 +29,7 @@ def failure(error: BaseException) -> str:
 
 async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], request: Request[Any]) -> None:
     """Call the handler and send its result, or status 1 if it raises."""
+    span = None if tracing.active is None else tracing.active.serving(request)
     task = asyncio.current_task()
     try:
         if inspect.iscoroutinefunction(handler):
@@ -41,12 +43,16 @@ async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], 
     except BaseException as error:
         if ends_task(task, error):
             raise
+        if span is not None:
+            span.end("failed", error)
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
             await _unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
         elif request.wants_acknowledge:
             await _unless_lost(request.nack(reason_of(error)))
         return
+    if span is not None:
+        span.end("answered")
     if request.wants_response:
         try:
             await _unless_lost(request.respond(body))

@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from mqcore import errors
+from mqcore.client import tracing
 from mqcore.client.arguments import total
 from mqcore.client.base import ClientBase, ConsumerBase
 from mqcore.client.incoming import Incoming
 from mqcore.client.messages import Batch, Delivered, Request
+from mqcore.client.tracing import SpanHolder
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 _Raw = TypeVar("_Raw")
 
 
-class Consumer(ConsumerBase[Delivered[_T]]):
+class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
     """Messages of a queue as they come: ``async for`` takes them, and opens and closes the consumer.
 
     To keep it open for several loops, enter it with ``async with``. `batches` takes many messages at once.
@@ -74,6 +76,7 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         if core is not None:
             core.close()
         self._taken.clear()
+        self._leave_span()
 
     async def __anext__(self) -> Delivered[_T]:
         """Wait for a message; end with the consumer, the client, or after the idle timeout."""
@@ -85,8 +88,12 @@ class Consumer(ConsumerBase[Delivered[_T]]):
                 if self._taken or closed or not await core.wait_async(self._idle_timeout):
                     break
         if not self._taken:
+            self._leave_span()
             raise StopAsyncIteration
-        return Delivered(self._taken.popleft(), self._wanted)
+        message = Delivered(self._taken.popleft(), self._wanted)
+        if tracing.active is not None:
+            message._span = self._begin_span(self._address, (message,), message.wants_acknowledge)
+        return message
 
     def batches(self, max: int = _TAKE_MAX, *, wait: Duration = 0) -> AsyncIterator[Batch[_T]]:  # noqa: A002
         """Return batches of 1 to `max` messages for ``async for``, which opens the consumer if it is not open.
@@ -124,7 +131,10 @@ class Consumer(ConsumerBase[Delivered[_T]]):
                 if taken is None and (closed or not came):
                     return
             if taken is not None:
-                yield Batch(taken, self._wanted)
+                batch = Batch(taken, self._wanted)
+                if tracing.active is not None:
+                    batch._span = self._begin_span(self._address, batch, False)
+                yield batch
 
     def _opened_core(self) -> _core.Consumer | None:
         if not self._was_opened:
@@ -132,7 +142,7 @@ class Consumer(ConsumerBase[Delivered[_T]]):
         return self._core
 
 
-class PullStream(ConsumerBase[Delivered[_T]]):
+class PullStream(SpanHolder, ConsumerBase[Delivered[_T]]):
     """The messages of one pull as they come: ``async for`` takes them, and opens and closes the stream.
 
     Taking messages raises what `Queue.pull` raises.
@@ -160,6 +170,7 @@ class PullStream(ConsumerBase[Delivered[_T]]):
         core, self._core = self._core, None
         if core is not None:
             core.close()
+        self._leave_span()
 
     async def __anext__(self) -> Delivered[_T]:
         """Wait for a message; end with the pull."""
@@ -167,7 +178,10 @@ class PullStream(ConsumerBase[Delivered[_T]]):
             closed = core.is_closed
             # One by one: the others wait in the core, which returns them if the loop ends.
             if taken := core.take(1):
-                return Delivered(taken[0], self._wanted)
+                message = Delivered(taken[0], self._wanted)
+                if tracing.active is not None:
+                    message._span = self._begin_span(self._address, (message,), message.wants_acknowledge)
+                return message
             if closed:
                 remaining, self.complete = core.end()
                 self.remaining = total(remaining)

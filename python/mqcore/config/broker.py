@@ -64,6 +64,9 @@ class BrokerConfig:
     """How long the archive keeps a file, counted from its latest row; 0: forever. Default 0."""
     archive_max_bytes: int = 0
     """Maximum bytes of the archive; the oldest files are removed first; 0: no limit. Default 0."""
+    otel: bool = False
+    """Whether the broker exports spans, metrics and log records with OpenTelemetry. Needs ``pip install mqcore[otel]``.
+    The variables ``OTEL_*`` say where to. Default no."""
     allow_remote: bool = False
     """Whether the broker may listen on addresses other than loopback without a login. Default no. It has no effect
     once there is a user, a token or an authenticator."""

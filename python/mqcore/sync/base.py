@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from mqcore import _core, bodies, errors
 from mqcore._raised import reason_of, refuse_awaitable
+from mqcore.client import tracing
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
 from mqcore.client.serving import HANDLER_FAILED_STATUS, failure
@@ -110,17 +111,22 @@ class ConsumerBase(Iterator[_T_co]):
 
 
 def _answer(handler: Callable[[Request[Any]], object], request: Request[Any]) -> None:
+    span = None if tracing.active is None else tracing.active.serving(request)
     try:
         result = refuse_awaitable(handler, handler(request))
         body = bodies.encode(b"" if result is None else result)
     except BaseException as error:
         # This thread only runs handlers: sys.exit() in a handler fails the request and must not end the program.
+        if span is not None:
+            span.end("failed", error)
         _LOG.exception("%s failed for %r", getattr(handler, "__qualname__", handler), request)
         if request.wants_response:
             _unless_lost(partial(request.respond, failure(error), status=HANDLER_FAILED_STATUS))
         elif request.wants_acknowledge:
             _unless_lost(partial(request.nack, reason_of(error)))
         return
+    if span is not None:
+        span.end("answered")
     if request.wants_response:
         try:
             _unless_lost(partial(request.respond, body))

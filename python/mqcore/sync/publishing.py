@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Literal, overload
 
 from mqcore import bodies, errors
+from mqcore.client import tracing
 from mqcore.client.arguments import (
     UNCONFIRMED,
     Outcome,
@@ -78,6 +79,22 @@ class PublishingBase(ControlBase):
         'server'
         """
         core = self._connected()
+        if tracing.active is not None and type(headers) is not tracing.Propagated:
+            with tracing.sending("publish", queue, headers, 1, carries=core.protocol != "mqks") as headers:
+                return self.publish(
+                    queue,
+                    body,
+                    id=id,
+                    headers=headers,
+                    high_priority=high_priority,
+                    confirm=confirm,
+                    cc=cc,
+                    timeout=timeout,
+                    retry=retry,
+                    delay=delay,
+                    expires_in=expires_in,
+                    priority=priority,
+                )
         waiting = core.publish(
             queue,
             body if type(body) is bytes else bodies.encode(body),
@@ -147,12 +164,15 @@ class PublishingBase(ControlBase):
         If some fail, the others are still published, and the first failure is raised with a note that counts the
         failures. With `return_exceptions`, the list holds an exception in place of each missing receipt.
         """
-        options = publish_options(headers, high_priority, confirm, cc, timeout, terms(priority, delay, expires_in))
         outcomes: list[Outcome] = []
-        for chunk in chunks(bodies):
-            if self._options.id_generator is None or cc:
-                outcomes += self._connected().publish_many(queue, chunk, **options)
-                continue
-            waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout", "terms")}
-            outcomes += self._connected().publish_each(queue, numbered(chunk, self._options, headers), **waiting)
-        return receipts(outcomes, return_exceptions)
+        core = self._connected()
+        count = len(bodies) if isinstance(bodies, Sized) else None
+        with tracing.sending("publish", queue, headers, count, carries=core.protocol != "mqks") as headers:
+            options = publish_options(headers, high_priority, confirm, cc, timeout, terms(priority, delay, expires_in))
+            for chunk in chunks(bodies):
+                if self._options.id_generator is None or cc:
+                    outcomes += core.publish_many(queue, chunk, **options)
+                    continue
+                waiting = {name: options[name] for name in ("high_priority", "confirm", "timeout", "terms")}
+                outcomes += core.publish_each(queue, numbered(chunk, self._options, headers), **waiting)
+            return receipts(outcomes, return_exceptions)

@@ -11,6 +11,7 @@
 //! | [`shard`] | the broker of one shard: channels, clients, requests, the steps of routes |
 //! | `queue`, `routing` | one queue and its deliveries; routers, topics and bindings |
 //! | `context` | what every step needs: the time, the state of the shard, the effects |
+//! | [`spans`] | the spans of traced messages |
 //! | [`history`] | the lifecycle of each message, encoded |
 //! | [`model`] | plain values: commands, effects, messages, names, options, records |
 
@@ -20,3 +21,4 @@ pub mod model;
 mod queue;
 mod routing;
 pub mod shard;
+pub mod spans;

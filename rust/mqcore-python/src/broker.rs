@@ -19,8 +19,9 @@ use mqcore_broker::model::stats::WaitingMessage;
 use mqcore_client::config::LocalFactory;
 use mqcore_server::config::address::Listening;
 use mqcore_server::config::{Config, Protocol};
+use mqcore_server::handler::HandlerPort as _;
 use mqcore_server::schedules::EntryId;
-use mqcore_server::server::{ListenerCertificate, Server};
+use mqcore_server::server::Server;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -117,7 +118,7 @@ impl Broker {
     }
 
     fn launch(&self, py: Python<'_>) -> PyResult<Running> {
-        let dispatchers = Arc::new(Dispatchers::default());
+        let dispatchers = Arc::new(Dispatchers::new(self.config.spans.clone()));
         let launched = self.launch_with(py, &dispatchers);
         if launched.is_err() {
             py.detach(|| dispatchers.stop(Instant::now() + HANDLER_GRACE));
@@ -417,8 +418,7 @@ impl Broker {
     fn declare(&self, py: Python<'_>, kind: &str, name: &str, options: &Bound<'_, PyAny>) -> PyResult<bool> {
         let running = self.running("declare anything")?;
         let declaration = config::declaration(kind, name, options)?;
-        let declared = py.detach(|| running.handle.block_on(running.server.declare(declaration)));
-        match declared {
+        match py.detach(|| running.handle.block_on(running.server.declare(declaration))) {
             Some(result) => result.map_err(|rejection| error::rejection(&rejection, name)),
             None => Err(error::not_running("declare anything")),
         }
@@ -427,23 +427,25 @@ impl Broker {
     /// The certificates of the encrypted listeners, as plain dicts.
     fn certificates<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let shown = self.running("show its certificates")?.server.certificates();
-        let describe = |certificate: ListenerCertificate| {
-            let dict = PyDict::new(py);
-            dict.set_item("listener", certificate.url)?;
-            dict.set_item("subject", certificate.subject)?;
-            dict.set_item("names", certificate.names)?;
-            dict.set_item("fingerprint", certificate.fingerprint)?;
-            dict.set_item("not_after", certificate.not_after)?;
-            dict.set_item("expires_in", certificate.expires_in)?;
-            Ok(dict)
-        };
-        shown.into_iter().map(describe).collect()
+        shown.into_iter().map(|shown| snapshot::certificate_dict(py, shown)).collect()
     }
 
     /// Reloads certificates and keys.
     fn reload_tls(&self, py: Python<'_>) -> PyResult<()> {
         let running = self.running("reload certificates")?;
         py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
+    }
+
+    /// Takes the finished spans of traced messages. Also returns how many were dropped because nothing took them.
+    fn take_spans<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Bound<'py, PyDict>>, u64)> {
+        let Some(spans) = &self.config.spans else { return Ok((Vec::new(), 0)) };
+        Ok((snapshot::span_dicts(py, &spans.take())?, spans.dropped()))
+    }
+
+    /// The metrics as text; `None`: the broker does not run or does not answer.
+    fn metrics(&self, py: Python<'_>) -> Option<String> {
+        let running = self.running("return its metrics").ok()?;
+        py.detach(|| running.handle.block_on(running.server.metrics(running.dispatchers.times())))
     }
 
     /// The last failed requests, the latest first, as plain dicts.
@@ -499,8 +501,7 @@ impl Broker {
     /// Closes the connections of clients; returns their number.
     fn disconnect(&self, py: Python<'_>, to: &str) -> PyResult<usize> {
         let running = self.running("disconnect clients")?;
-        let to = ClientPattern::parse(to);
-        Ok(py.detach(|| running.handle.block_on(running.server.disconnect(to))))
+        Ok(py.detach(|| running.handle.block_on(running.server.disconnect(ClientPattern::parse(to)))))
     }
 
     /// Waiting messages of a queue, each with its attempts, its requeues and whether it is saved.

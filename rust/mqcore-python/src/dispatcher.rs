@@ -6,7 +6,7 @@
 //! a sleeping handler delays only the queues with its key.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError};
@@ -16,17 +16,20 @@ use mqcore_broker::model::effect::{Answer, HandlerFailure, Question};
 use mqcore_broker::model::id::QuestionId;
 use mqcore_broker::model::observation::Observation;
 use mqcore_server::handler::AnswerSink;
+use mqcore_server::spans::SpanBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::answers::Answers;
 use crate::call::{Call, CallContext, Views};
+use crate::decision_spans::DecisionSpans;
 use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::inspector::Inspector;
 use crate::leaked_threads::LeakedThread;
 use crate::load::{CallTimes, Counts, Load};
 use crate::pending_answers::{Entry, PendingAnswers};
+use crate::stacks::thread_number;
 use crate::view::QueueView;
 
 /// Maximum answers in a batch.
@@ -43,6 +46,8 @@ pub(crate) struct Dispatcher {
     load: Arc<Load>,
     times: Arc<CallTimes>,
     stopping: Arc<AtomicBool>,
+    /// The identifier of the thread in Python; 0: it has not begun.
+    python_thread: Arc<AtomicU64>,
     /// Disconnects when the thread ends, which allows a wait with a timeout; no message is ever sent.
     ended: Receiver<()>,
 }
@@ -67,11 +72,14 @@ impl Dispatcher {
         handler: Handler,
         submit: Py<PyAny>,
         inspector: Inspector,
+        spans: Option<Arc<SpanBuffer>>,
     ) -> std::io::Result<Self> {
         let (inbox, questions) = crossbeam_channel::unbounded();
         let (ending, ended) = crossbeam_channel::bounded(0);
         let (load, times) = (Arc::new(Load::default()), Arc::new(CallTimes::default()));
         let stopping = Arc::new(AtomicBool::new(false));
+        let python_thread = Arc::new(AtomicU64::new(0));
+        let thread_number = Arc::clone(&python_thread);
         let thread = HandlerThread {
             key: key.into(),
             handler: Arc::new(handler),
@@ -82,6 +90,7 @@ impl Dispatcher {
             called: Instant::now(),
             stopping: stopping.clone(),
             views: Views::new(inspector),
+            spans: DecisionSpans::new(key, spans),
             answers: Answers::default(),
             waiting: Vec::new(),
             failures: None,
@@ -89,10 +98,10 @@ impl Dispatcher {
             began: Instant::now(),
         };
         std::thread::Builder::new().name("mqcore-handler".into()).spawn(move || {
-            run(thread, &questions);
+            run(thread, &questions, &thread_number);
             drop(ending);
         })?;
-        Ok(Self { inbox, load, times, stopping, ended })
+        Ok(Self { inbox, load, times, stopping, python_thread, ended })
     }
 
     /// Queues questions; returns at once.
@@ -135,6 +144,16 @@ impl Dispatcher {
         self.times.get()
     }
 
+    /// The identifier of its thread in Python; 0: the thread has not begun.
+    pub(crate) fn python_thread(&self) -> u64 {
+        self.python_thread.load(Ordering::Acquire)
+    }
+
+    /// The identifier in Python of the thread whose event loop awaits coroutines of it now; 0: there are none.
+    pub(crate) fn loop_thread(&self) -> u64 {
+        self.load.loop_thread()
+    }
+
     /// Its counters.
     pub(crate) fn counts(&self) -> Counts {
         self.load.counts()
@@ -168,9 +187,10 @@ fn refuse(questions: Vec<Question>, sink: &Arc<dyn AnswerSink>) {
 }
 
 /// Runs the thread.
-fn run(mut thread: HandlerThread, inbox: &Receiver<Option<Work>>) {
+fn run(mut thread: HandlerThread, inbox: &Receiver<Option<Work>>, python_thread: &AtomicU64) {
     // `None`: the interpreter is ending and must not be used.
     let ran = Python::try_attach(|py| {
+        python_thread.store(thread_number(py), Ordering::Release);
         while let Some(work) = thread.next(py, inbox) {
             match work {
                 Work::Questions(asked) => thread.answer(py, asked),
@@ -207,6 +227,7 @@ struct HandlerThread {
     called: Instant,
     stopping: Arc<AtomicBool>,
     views: Views,
+    spans: DecisionSpans,
     answers: Answers,
     waiting: Vec<Entry>,
     /// The first exception of the batch, its step, and the number of exceptions.
@@ -299,7 +320,7 @@ impl HandlerThread {
             match outcome {
                 CallOutcome::Waiting(step, awaitable, about) => {
                     let notification = (QuestionId(0), false);
-                    self.waiting.push(Entry::new(awaitable, step, about, notification, sink.clone()));
+                    self.waiting.push(Entry::new(awaitable, step, about, notification, sink.clone(), None));
                 }
                 CallOutcome::Decided(_) => self.answered += 1,
                 CallOutcome::Failed(exception) => {
@@ -321,6 +342,7 @@ impl HandlerThread {
             self.began = self.called;
         }
         let (id, step, wants_answer) = (question.id, question.step, question.wants_answer);
+        let span = self.spans.begin(&question);
         let outcome = match Call::new(py, question, &mut self.views) {
             Ok(call) => self.handler.answer(py, call),
             Err(broken) => CallOutcome::Failed(broken),
@@ -332,10 +354,14 @@ impl HandlerThread {
                 Err(HandlerFailure::Raised)
             }
             CallOutcome::Waiting(step, awaitable, about) => {
-                self.waiting.push(Entry::new(awaitable, step, about, (id, wants_answer), sink.clone()));
+                let question = (id, wants_answer);
+                self.waiting.push(Entry::new(awaitable, step, about, question, sink.clone(), span));
                 return;
             }
         };
+        if let Some(span) = span {
+            span.end(result.as_ref().err().copied());
+        }
         self.answered += 1;
         if wants_answer {
             self.answers.push(sink, answer(id, result));
@@ -350,6 +376,7 @@ impl HandlerThread {
         let Some(first) = run.first() else { return };
         let (step, queue) = (first.step, self.views.queue(py, Arc::clone(&first.queue), first.status));
         let asked: Vec<_> = run.iter().map(|question| (question.id, question.wants_answer)).collect();
+        let spans: Vec<_> = run.iter().filter_map(|question| self.spans.begin(question)).collect();
         let messages = run.into_iter().filter_map(|question| question.message).collect();
         let verdicts = queue.and_then(|queue| {
             let decided = self.handler.answer_many(py, &queue, messages);
@@ -362,6 +389,8 @@ impl HandlerThread {
                 asked.iter().map(|_| Err(HandlerFailure::Raised)).collect()
             }
         };
+        let failed = results.iter().find_map(|result| result.as_ref().err().copied());
+        spans.into_iter().for_each(|span| span.end(failed));
         self.answered += asked.len();
         for ((id, wants_answer), result) in asked.into_iter().zip(results) {
             if wants_answer {

@@ -9,8 +9,9 @@ use mqcore_broker::model::observation::Observation;
 use mqcore_broker::model::policy;
 use mqcore_server::authority::port::AuthorityPort;
 use mqcore_server::extension::ExtensionPort;
-use mqcore_server::handler::{AnswerSink, HandlerLoad, HandlerPort, HandlerTimes};
+use mqcore_server::handler::{AnswerSink, HandlerLoad, HandlerPort, HandlerTimes, StackRequest};
 use mqcore_server::nodes::filter::{NodeFilterPort, NodeFilters};
+use mqcore_server::spans::SpanBuffer;
 
 use crate::authority::AuthorityThread;
 use crate::dispatcher::Dispatcher;
@@ -18,6 +19,7 @@ use crate::extension::ExtensionThread;
 use crate::leaked_threads::{self, LeakedThread};
 use crate::load::Counts;
 use crate::node_filter::FilterThread;
+use crate::stacks::Stacks;
 
 /// The dispatchers by [`HandlerId`].
 ///
@@ -31,6 +33,9 @@ pub(crate) struct Dispatchers {
     /// The program's extensions of MicroMessage2, if it has any.
     extensions: RwLock<Option<Arc<ExtensionThread>>>,
     filters: RwLock<Filters>,
+    /// The destination of the spans of decisions; `None`: there are none.
+    spans: Option<Arc<SpanBuffer>>,
+    stacks: Stacks,
 }
 
 /// The program's filters for links between nodes.
@@ -46,8 +51,9 @@ struct Slot {
     dispatcher: Option<Arc<Dispatcher>>,
 }
 
-impl Default for Dispatchers {
-    fn default() -> Self {
+impl Dispatchers {
+    /// Without handlers. `spans`: the destination of the spans of decisions.
+    pub(crate) fn new(spans: Option<Arc<SpanBuffer>>) -> Self {
         let slots = policy::ALL.iter().map(|policy| Slot {
             key: policy.key.into(),
             timeout: Duration::ZERO,
@@ -58,11 +64,16 @@ impl Default for Dispatchers {
             authority: RwLock::new(None),
             extensions: RwLock::new(None),
             filters: RwLock::default(),
+            spans,
+            stacks: Stacks::default(),
         }
     }
-}
 
-impl Dispatchers {
+    /// The destination of the spans of decisions.
+    pub(crate) fn spans(&self) -> Option<Arc<SpanBuffer>> {
+        self.spans.clone()
+    }
+
     /// Sets a dispatcher; returns the replaced one.
     pub(crate) fn set(
         &self,
@@ -176,6 +187,13 @@ impl HandlerPort for Dispatchers {
             Some(HandlerLoad { key: key.clone(), asked, waiting: waiting as u64, timeout: *timeout })
         });
         loads.collect()
+    }
+
+    fn stack(&self, key: &str) -> StackRequest {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let found = slots.iter().find(|slot| *slot.key == *key).and_then(|slot| slot.dispatcher.clone());
+        drop(slots);
+        found.map_or(StackRequest::Unknown, |dispatcher| self.stacks.look(dispatcher))
     }
 
     fn authority(&self) -> Option<Arc<dyn AuthorityPort>> {

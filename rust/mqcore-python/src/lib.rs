@@ -9,6 +9,7 @@ mod client;
 mod compaction;
 mod config;
 mod decision;
+mod decision_spans;
 mod dispatcher;
 mod dispatchers;
 mod error;
@@ -33,6 +34,7 @@ mod schedule;
 mod selection;
 mod signal;
 mod snapshot;
+mod stacks;
 mod view;
 mod zmtp;
 

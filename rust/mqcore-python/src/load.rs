@@ -22,6 +22,7 @@ pub(crate) struct Load {
     refused: AtomicU64,
     waiting: AtomicUsize,
     awaited: Mutex<usize>,
+    loop_thread: AtomicU64,
     fewer_awaited: Condvar,
 }
 
@@ -102,6 +103,21 @@ impl Load {
         *awaited -= count;
         if was_full && *awaited < AWAITED_MAX {
             self.fewer_awaited.notify_all();
+        }
+    }
+
+    /// The identifier in Python of the thread whose event loop awaits questions now; 0: it awaits none.
+    pub(crate) fn loop_thread(&self) -> u64 {
+        match *self.awaited.lock().unwrap_or_else(PoisonError::into_inner) {
+            0 => 0,
+            _ => self.loop_thread.load(Ordering::Acquire),
+        }
+    }
+
+    /// Learns from the event loop on which thread it runs. A handler has one loop.
+    pub(crate) fn on_loop(&self, thread: impl FnOnce() -> u64) {
+        if self.loop_thread.load(Ordering::Relaxed) == 0 {
+            self.loop_thread.store(thread(), Ordering::Release);
         }
     }
 

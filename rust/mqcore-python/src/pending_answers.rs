@@ -11,9 +11,11 @@ use pyo3::prelude::*;
 
 use crate::answers::Answers;
 use crate::call::CallContext;
+use crate::decision_spans::DecisionSpan;
 use crate::dispatcher::answer;
 use crate::handler::{CallOutcome, Handler, Verdict};
 use crate::load::Load;
+use crate::stacks::thread_number;
 
 /// A batch of awaitables for the event loop, with the replies for their answers.
 ///
@@ -40,6 +42,8 @@ pub(crate) struct Entry {
     sink: Arc<dyn AnswerSink>,
     /// `false`: a notification without an answer.
     wants_answer: bool,
+    /// The span of the decision, if its message is traced.
+    span: Mutex<Option<DecisionSpan>>,
     /// Whether awaiting has started.
     taken: AtomicBool,
     /// Whether it was answered.
@@ -54,9 +58,10 @@ impl Entry {
         about: CallContext,
         (id, wants_answer): (QuestionId, bool),
         sink: Arc<dyn AnswerSink>,
+        span: Option<DecisionSpan>,
     ) -> Self {
         let (taken, settled) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { awaitable, step, about, id, sink, wants_answer, taken, settled }
+        Self { awaitable, step, about, id, sink, wants_answer, span: Mutex::new(span), taken, settled }
     }
 
     /// Closes a coroutine that will not be awaited, so that Python does not warn about it.
@@ -88,6 +93,9 @@ impl PendingAnswers {
             return false;
         }
         self.load.settled(1);
+        if let Some(span) = entry.span.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            span.end(result.as_ref().err().copied());
+        }
         if !entry.wants_answer {
             return false;
         }
@@ -112,7 +120,8 @@ impl PendingAnswers {
     }
 
     /// Takes the awaitable of entry `index`, which the caller then awaits.
-    fn awaitable(&self, index: usize) -> &Py<PyAny> {
+    fn awaitable(&self, py: Python<'_>, index: usize) -> &Py<PyAny> {
+        self.load.on_loop(|| thread_number(py));
         self.entries[index].taken.store(true, Ordering::Release);
         &self.entries[index].awaitable
     }

@@ -8,7 +8,9 @@ use mqcore_broker::model::stats::{
     ChannelInformation, ClientInformation, DropReason, QueueInformation, QueueStats, RouterCounts,
     ShardStats, TopicInformation,
 };
+use mqcore_broker::spans::Span;
 use mqcore_server::schedules::ScheduleView;
+use mqcore_server::server::ListenerCertificate;
 use mqcore_server::stats::failures::RequestFailure;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -177,6 +179,40 @@ pub(crate) fn failure_dict<'py>(py: Python<'py>, failure: &RequestFailure) -> Py
     dict.set_item("client", &failure.client)?;
     dict.set_item("connection", failure.connection.0)?;
     dict.set_item("protocol", failure.protocol)?;
+    Ok(dict)
+}
+
+pub(crate) fn certificate_dict<'py>(
+    py: Python<'py>,
+    certificate: ListenerCertificate,
+) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("listener", certificate.url)?;
+    dict.set_item("subject", certificate.subject)?;
+    dict.set_item("names", certificate.names)?;
+    dict.set_item("fingerprint", certificate.fingerprint)?;
+    dict.set_item("not_after", certificate.not_after)?;
+    dict.set_item("expires_in", certificate.expires_in)?;
+    Ok(dict)
+}
+
+pub(crate) fn span_dicts<'py>(py: Python<'py>, spans: &[Span]) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    spans.iter().map(|span| span_dict(py, span)).collect()
+}
+
+fn span_dict<'py>(py: Python<'py>, span: &Span) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    dict.set_item("trace_id", u128::from_be_bytes(span.context.trace))?;
+    dict.set_item("parent_id", u64::from_be_bytes(span.context.span))?;
+    dict.set_item("kind", span.kind.as_str())?;
+    dict.set_item("queue", span.queue.to_string())?;
+    dict.set_item("message_id", String::from_utf8_lossy(&span.message_id))?;
+    dict.set_item("attempt", span.attempt)?;
+    dict.set_item("start_micros", span.start_micros)?;
+    dict.set_item("end_micros", span.end_micros)?;
+    dict.set_item("subject", &*span.subject)?;
+    dict.set_item("outcome", span.outcome)?;
+    dict.set_item("failure", span.failure.as_deref())?;
     Ok(dict)
 }
 

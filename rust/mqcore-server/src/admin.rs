@@ -15,6 +15,8 @@
 //! | `backup` | `/backup` |
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
+//! | `handlers` | `/handlers/KEY/stack` |
+//! | `users` | `/users` |
 //! | `trace` | `/trace/ID` |
 //! | `answers` | the bodies of answers, and their documentation |
 //! | `access` | `/access`: what the caller may do |
@@ -33,6 +35,7 @@ mod browser;
 mod changes;
 mod connections;
 mod dashboard;
+mod handlers;
 mod history;
 mod openapi;
 mod overview;
@@ -45,6 +48,7 @@ mod request;
 mod schedules;
 mod stream;
 mod trace;
+mod users;
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -193,6 +197,8 @@ fn router(admin: Admin) -> Router {
         .route("/errors", get(overview::errors_page))
         .route("/schedules", get(schedules::list))
         .route("/schedules/{id}", delete(schedules::end))
+        .route("/handlers/{key}/stack", get(handlers::stack))
+        .route("/users", get(users::answer))
         .route("/backup", get(backup::download))
         .route("/history", get(history::answer))
         .route("/trace/{id}", get(trace::answer))
@@ -308,7 +314,7 @@ async fn reload_authority(State(admin): State<Admin>) -> Response {
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /users, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)

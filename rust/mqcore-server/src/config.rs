@@ -7,6 +7,7 @@ mod listener;
 mod memory;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mqcore_broker::model::declaration::Declaration;
@@ -30,6 +31,7 @@ use crate::authority::config::AuthorityConfig;
 use crate::config::history::HistoryConfig;
 use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
+use crate::spans::SpanBuffer;
 use crate::storage::data_dir::FRAME_BYTES_MAX;
 
 /// All settings. `Config::default()` has no listeners and is still a complete broker, reached by
@@ -148,6 +150,8 @@ pub struct Config {
     pub node: Option<NodeConfig>,
     /// Whether and how the broker records what happens to each message. Needs a data directory. Default no.
     pub history: Option<HistoryConfig>,
+    /// The destination of spans of traced messages. Default none: the broker makes no spans.
+    pub spans: Option<Arc<SpanBuffer>>,
 }
 
 impl Default for Config {
@@ -198,6 +202,7 @@ impl Default for Config {
             authority: AuthorityConfig::default(),
             node: None,
             history: None,
+            spans: None,
         }
     }
 }

@@ -7,6 +7,7 @@ use mqcore_broker::model::decision::Step;
 use mqcore_broker::model::durations::Durations;
 use mqcore_broker::model::effect::{Answer, Question};
 use mqcore_broker::model::observation::Observation;
+use tokio::sync::oneshot;
 
 use crate::authority::port::AuthorityPort;
 use crate::extension::ExtensionPort;
@@ -31,6 +32,11 @@ pub trait HandlerPort: Send + Sync {
     /// The times of each handler. Must not wait for a handler.
     fn times(&self) -> Vec<HandlerTimes> {
         Vec::new()
+    }
+
+    /// Finds out what a handler executes at this moment, for operators. Must never block.
+    fn stack(&self, _key: &str) -> StackRequest {
+        StackRequest::Unknown
     }
 
     /// Decides about logins and actions in addition to the users and tokens of the server. Called once, at the start.
@@ -61,6 +67,39 @@ pub struct HandlerLoad {
     pub waiting: u64,
     /// How long it may take to answer.
     pub timeout: Duration,
+}
+
+/// The answer to [`HandlerPort::stack`].
+#[derive(Debug)]
+pub enum StackRequest {
+    /// No such handler.
+    Unknown,
+    /// An earlier request has no answer yet.
+    Busy,
+    /// The answer comes, unless the interpreter is blocked.
+    Pending(oneshot::Receiver<Vec<ThreadStack>>),
+}
+
+/// The stack of a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ThreadStack {
+    /// The purpose of the thread.
+    pub thread: String,
+    /// The innermost is the last. Empty: no code of the handler.
+    pub frames: Vec<StackFrame>,
+}
+
+/// One frame of a stack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackFrame {
+    /// Source file.
+    pub file: String,
+    /// Line in the file, from 1.
+    pub line: u32,
+    /// Function.
+    pub function: String,
+    /// The source line; empty if it cannot be read.
+    pub code: String,
 }
 
 /// How long the calls of one handler took.

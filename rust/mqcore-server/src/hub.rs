@@ -30,6 +30,7 @@ use crate::runtime::shutdown::Shutdown;
 use crate::runtime::spares::{SpareBytes, SpareCommands};
 use crate::schedules::port::SchedulePort;
 use crate::shard::inbox::ShardHandle;
+use crate::spans::SpanBuffer;
 use crate::stats::counters::Counters;
 use crate::stats::failures::Failures;
 use crate::stats::totals::TotalsHistory;
@@ -76,6 +77,8 @@ pub(crate) struct Hub {
     pub(crate) guard: Guard,
     /// Handles the frames of vendor extensions.
     pub(crate) extensions: Option<Arc<dyn ExtensionPort>>,
+    /// The destination of spans of traced messages; `None`: the broker makes none.
+    pub(crate) spans: Option<Arc<SpanBuffer>>,
 }
 
 /// Settings of every session.

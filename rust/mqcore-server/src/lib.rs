@@ -11,6 +11,7 @@
 //! | [`server`] | start, inspect, settle, stop |
 //! | [`handler`] | the interface to delivery handlers |
 //! | [`extension`] | the interface to a program that handles frames of vendor extensions |
+//! | [`spans`] | spans of traced messages that wait for their export |
 //! | [`authority`] | logins, permissions of each connection, the audit log |
 //! | [`nodes`] | links to other brokers, and forwarding |
 //! | [`schedules`] | recurring messages and jobs |
@@ -35,6 +36,7 @@ pub mod net;
 pub mod nodes;
 pub mod schedules;
 pub mod server;
+pub mod spans;
 pub mod stats;
 pub mod storage;
 

@@ -11,7 +11,7 @@ mod unsaved;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mqcore_broker::model::command::ClientPattern;
 use mqcore_broker::model::config::HandlerSpec;
@@ -33,13 +33,13 @@ use crate::authority::reload;
 use crate::authority::store::StoreError;
 use crate::config::address::{AdminAddress, Listening};
 use crate::config::{Config, Protocol};
-use crate::handler::HandlerPort;
+use crate::handler::{HandlerPort, HandlerTimes};
 use crate::hub::Hub;
 use crate::net::connection::Connection;
 use crate::schedules::{EndScheduleError, EntryId, ScheduleList};
 use crate::shard::inbox::Urgent;
 use crate::stats::failures::RequestFailure;
-use crate::stats::snapshot;
+use crate::stats::{metrics, snapshot};
 use crate::storage::backup::{Backup, BackupError};
 
 pub use self::error::StartError;
@@ -47,6 +47,9 @@ pub use crate::net::tls::{ListenerCertificate, ReloadError};
 
 /// Bytes that a local connection buffers in each direction before its writer waits.
 const LOCAL_BUFFER_BYTES: usize = 64 * 1024;
+
+/// Time for the shards to answer a request for metrics.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A running broker. Clones are handles to the same broker; it stops at once when the last handle is dropped.
 #[derive(Clone)]
@@ -60,6 +63,7 @@ struct Inner {
     admin: Option<AdminAddress>,
     /// Keys in the order of their [`HandlerId`]s. Locked while shards are notified, so that all see the same order.
     handlers: Mutex<Vec<Box<str>>>,
+    started: Instant,
 }
 
 impl Server {
@@ -238,6 +242,14 @@ impl Server {
     /// ```
     pub async fn snapshot(&self) -> ShardStats {
         snapshot::take(&self.inner.hub, usize::MAX).await
+    }
+
+    /// The metrics in the Prometheus text format, without those of single queues. `handler_times`: how long calls of
+    /// handlers took. `None`: a shard did not answer within a second.
+    pub async fn metrics(&self, handler_times: Vec<HandlerTimes>) -> Option<String> {
+        let hub = &self.inner.hub;
+        let snapshot = tokio::time::timeout(METRICS_TIMEOUT, snapshot::take(hub, 0)).await.ok()?;
+        Some(metrics::render(hub, snapshot, handler_times, self.inner.started.elapsed().as_secs_f64(), false))
     }
 
     /// The next schedules by due time, at most `max`, and the number of all. Empty after the server has stopped.

@@ -177,15 +177,34 @@ impl Context<'_> {
         }
     }
 
-    /// Records a lifecycle event of a message, if there is a history.
+    /// Whether lifecycle events are recorded, in the history or as spans.
+    pub(crate) fn records_events(&self) -> bool {
+        self.state.history.is_some() || self.state.spans.is_some()
+    }
+
+    /// Records a lifecycle event of a message, if there is a history or if its trace is recorded.
     pub(crate) fn record_event(
         &mut self,
         queue: &Arc<QueueAddress>,
         entry: &Entry,
         what: LifecycleEvent<'_>,
     ) {
+        self.record_event_since(queue, entry, what, self.now);
+    }
+
+    /// Records an event that ends a delivery, which began at `since`.
+    pub(crate) fn record_event_since(
+        &mut self,
+        queue: &Arc<QueueAddress>,
+        entry: &Entry,
+        what: LifecycleEvent<'_>,
+        since: Timestamp,
+    ) {
         if let Some(history) = &mut self.state.history {
             history.write(self.now, queue, entry, what);
+        }
+        if let Some(spans) = &mut self.state.spans {
+            spans.write(self.now, queue, entry, what, since);
         }
     }
 
@@ -216,7 +235,7 @@ impl Context<'_> {
         came: LifecycleEvent<'_>,
         reason: DropReason,
     ) {
-        if self.state.history.is_some() {
+        if self.records_events() {
             let (number, queue) = (self.number(), Arc::new(queue.clone()));
             let entry = Entry { number, ..Entry::new(message, Timestamp::NEVER) };
             self.record_event(&queue, &entry, came);

@@ -22,6 +22,7 @@ use crate::model::policy;
 use crate::model::stats::{BodyStats, QueueStats};
 use crate::model::time::Timestamp;
 use crate::model::unsaved::UnsavedShare;
+use crate::spans::SpanLog;
 
 /// Consumers whose output buffers are full.
 #[derive(Debug, Default)]
@@ -91,6 +92,8 @@ pub(crate) struct ShardState {
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// The lifecycle of messages; `None` if this broker records no history.
     pub(crate) history: Option<Box<HistoryLog>>,
+    /// Spans of traced messages; `None` if this broker records none.
+    pub(crate) spans: Option<Box<SpanLog>>,
     pub(crate) counters: ShardCounters,
     /// Queues that were removed since the last step of a collection of statistics, with their counters; `None`: statistics
     /// are not being collected.
@@ -110,6 +113,7 @@ impl ShardState {
         Self {
             random: Rng::with_seed(config.seed),
             history: config.history.map(|options| Box::new(HistoryLog::new(options))),
+            spans: config.spans.then(Box::default),
             unsaved: UnsavedShare::new(&config.unsaved),
             config,
             questions: Questions::new(handlers.len()),

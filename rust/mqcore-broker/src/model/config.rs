@@ -54,6 +54,9 @@ pub struct BrokerConfig {
     /// Whether and how the lifecycle of messages is recorded, for
     /// [`Broker::take_history`](crate::shard::Broker::take_history). Default: not recorded.
     pub history: Option<HistoryOptions>,
+    /// Whether messages with a sampled trace context cause spans, for
+    /// [`Broker::take_spans`](crate::shard::Broker::take_spans). Default: false.
+    pub spans: bool,
     /// Makes generated ids unguessable and unique. Use a random value, different for each start and
     /// shard.
     pub seed: u64,
@@ -88,6 +91,7 @@ impl Default for BrokerConfig {
             topic_limits: TopicLimits::default(),
             unsaved: Arc::default(),
             history: None,
+            spans: false,
             seed: 0,
         }
     }

@@ -38,6 +38,7 @@ pub mod terms;
 pub mod time;
 pub mod topic;
 pub mod topic_header;
+pub mod trace_context;
 pub mod transfer;
 pub mod unique;
 pub mod unsaved;

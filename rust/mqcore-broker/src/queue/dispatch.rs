@@ -245,11 +245,7 @@ impl Queue {
     fn send_to_all(&mut self, mut entry: Entry, members: &Members, context: &mut Context<'_>) {
         let options = &self.metadata.options;
         let is_repeated = entry.attempts > 0;
-        if options.request_acknowledge
-            || members.has_tagged()
-            || context.state.history.is_some()
-            || is_repeated
-        {
+        if options.request_acknowledge || members.has_tagged() || context.records_events() || is_repeated {
             let consumers: Vec<_> = members.list().iter().map(|member| member.consumer.clone()).collect();
             return self.send_to(entry, members.untagged(), &consumers, context);
         }

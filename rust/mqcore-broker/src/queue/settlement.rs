@@ -152,7 +152,9 @@ impl Queue {
     fn settle(&mut self, delivery: Delivery, outcome: DeliveryOutcome<'_>, context: &mut Context<'_>) {
         let held = delivery.outstanding();
         let entry = &self.deliveries.get(held).entry;
-        context.record_event(&self.metadata.address, entry, outcome.lifecycle_event(&delivery.consumer));
+        let delivered = Timestamp(context.now.0.saturating_sub(delivery.age_ms(context.now)));
+        let event = outcome.lifecycle_event(&delivery.consumer);
+        context.record_event_since(&self.metadata.address, entry, event, delivered);
         if delivery.consumer.terms.window > 0 {
             // Its window has room again, even if other consumers still hold the message.
             self.schedule(context);

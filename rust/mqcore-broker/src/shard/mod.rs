@@ -43,6 +43,7 @@ use crate::model::transfer::{ArrivedMessage, Transfer, TransferEnd};
 use crate::shard::entities::Entities;
 use crate::shard::sampling::QueueSampling;
 use crate::shard::stats::StatsCollection;
+use crate::spans::Span;
 
 /// One shard: a state machine that takes commands and appends [`Effect`]s.
 ///
@@ -330,6 +331,13 @@ impl Broker {
     pub fn take_history(&mut self, into: &mut Vec<Block>) {
         if let Some(history) = &mut self.state.history {
             history.take(into);
+        }
+    }
+
+    /// Moves the spans since the last call to `into`.
+    pub fn take_spans(&mut self, into: &mut Vec<Span>) {
+        if let Some(spans) = &mut self.state.spans {
+            spans.take(into);
         }
     }
 

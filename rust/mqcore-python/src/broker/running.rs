@@ -49,7 +49,8 @@ impl HandlerDefinition {
             self.methods.iter().map(|(step, method)| (step.clone(), method.clone_ref(py))).collect();
         let handler = Handler::new(&self.name, methods)?;
         let HandlerSpec { key, timeout, .. } = &self.spec;
-        let dispatcher = Dispatcher::start(key, handler, self.submit.clone_ref(py), inspector)?;
+        let submit = self.submit.clone_ref(py);
+        let dispatcher = Dispatcher::start(key, handler, submit, inspector, dispatchers.spans())?;
         Ok(dispatchers.set(key, *timeout, dispatcher))
     }
 }

@@ -466,6 +466,93 @@ pub(crate) struct DrainAnswer {
     pub(crate) seconds: f64,
 }
 
+/// The stacks of a handler.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StackAnswer {
+    pub(crate) handler: String,
+    /// `idle`: its threads run no Python code. `running`: they do. `gil-held`: for a second another thread has held the
+    /// interpreter, so nothing can be seen.
+    pub(crate) state: &'static str,
+    pub(crate) threads: Vec<ThreadStackAnswer>,
+}
+
+/// The stack of one thread.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ThreadStackAnswer {
+    /// `handler`, or `event loop` for the thread that awaits coroutines of handlers.
+    pub(crate) thread: String,
+    /// The innermost is the last. Empty: no Python code.
+    pub(crate) frames: Vec<StackFrameAnswer>,
+}
+
+/// One frame of a stack.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StackFrameAnswer {
+    pub(crate) file: String,
+    pub(crate) line: u32,
+    pub(crate) function: String,
+    /// The source line, if it can be read.
+    pub(crate) code: String,
+}
+
+/// Users and tokens.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UsersAnswer {
+    /// Whether everyone may do everything, because there are neither users nor tokens nor an authenticator.
+    pub(crate) open: bool,
+    pub(crate) users: Vec<UserAnswer>,
+    pub(crate) tokens: Vec<TokenAnswer>,
+    /// Permissions of peers without credentials.
+    pub(crate) anonymous: Vec<String>,
+    /// Successful logins since the start.
+    pub(crate) logins: u64,
+    /// Refused logins since the start.
+    pub(crate) logins_refused: u64,
+    /// Denied actions since the start.
+    pub(crate) actions_denied: u64,
+}
+
+/// A user.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UserAnswer {
+    pub(crate) name: String,
+    pub(crate) has_password: bool,
+    /// Name in a client certificate that replaces the password.
+    pub(crate) certificate: Option<String>,
+    /// Permissions, such as `push,pull:orders/*`.
+    pub(crate) allow: Vec<String>,
+    pub(crate) restrict: RestrictionsAnswer,
+    /// Whether it is in the configuration, and not in the store.
+    pub(crate) configured: bool,
+    /// Open connections.
+    pub(crate) connections: u64,
+}
+
+/// A token, without its secret.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TokenAnswer {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// Permissions, such as `push,pull:orders/*`.
+    pub(crate) allow: Vec<String>,
+    pub(crate) restrict: RestrictionsAnswer,
+    /// Time of expiry in Unix milliseconds; `null`: never.
+    pub(crate) expires_ms: Option<u64>,
+    /// Whether it is in the configuration, and not in the store.
+    pub(crate) configured: bool,
+    /// Open connections.
+    pub(crate) connections: u64,
+}
+
+/// Conditions on the use of credentials. An empty list restricts nothing.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RestrictionsAnswer {
+    pub(crate) client_ids: Vec<String>,
+    pub(crate) client_names: Vec<String>,
+    pub(crate) client_types: Vec<String>,
+    pub(crate) addresses: Vec<String>,
+}
+
 /// Schedules.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct SchedulesAnswer {

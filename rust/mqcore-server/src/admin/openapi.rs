@@ -10,8 +10,8 @@ use utoipa::openapi::{PathItem, Ref, RefOr};
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::{
-    access, attention, backup, changes, connections, history, overview, queue, queues, schedules, stream,
-    trace,
+    access, attention, backup, changes, connections, handlers, history, overview, queue, queues, schedules,
+    stream, trace, users,
 };
 
 #[derive(OpenApi)]
@@ -37,6 +37,7 @@ use crate::admin::{
         changes::remove_queue,
         changes::set_status,
         connections::answer,
+        handlers::stack,
         history::answer,
         overview::errors_page,
         overview::overview,
@@ -48,6 +49,7 @@ use crate::admin::{
         stream::stream,
         stream::totals,
         trace::answer,
+        users::answer,
     ),
     components(schemas(ErrorAnswer))
 )]

@@ -149,8 +149,8 @@ fn blocked_handlers(seen: &Observation, previous: &mut Previous) -> Vec<Finding>
                 subject: format!("handler {}", handler.key),
                 cause: format!("it has answered nothing for {time} while {waiting} wait: {reason}"),
                 remedy: format!(
-                    "see where it hangs: py-spy dump --pid {} (thread mqcore-handler); move slow work into a consumer, or make the method async",
-                    std::process::id()
+                    "see where it hangs: mqcore stack {}; move slow work into a consumer, or make the method async",
+                    handler.key
                 ),
             });
         }

@@ -42,7 +42,7 @@ pub(crate) struct AuthorityCounters {
 /// Decides who may connect to one server, and what each client may do.
 pub(crate) struct Authority {
     /// Records of the configuration; those of the store are added.
-    pub(super) configured: Records,
+    pub(crate) configured: Records,
     pub(super) store: Option<UserStore>,
     pub(super) records: RwLock<Arc<Records>>,
     pub(super) stamp: Mutex<Stamp>,
@@ -66,6 +66,15 @@ impl fmt::Debug for Authority {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Authority").field("open", &self.open).finish_non_exhaustive()
     }
+}
+
+/// Open connections by the credentials with which they logged in.
+#[derive(Debug, Default)]
+pub(crate) struct LoggedIn {
+    /// By the name of the user.
+    pub(crate) users: HashMap<String, u64>,
+    /// By the id of the token.
+    pub(crate) tokens: HashMap<String, u64>,
 }
 
 /// The origin of a request, for audit lines.
@@ -154,7 +163,7 @@ impl Authority {
         self.port.as_ref().filter(|port| port.authorizes())
     }
 
-    pub(super) fn records(&self) -> Arc<Records> {
+    pub(crate) fn records(&self) -> Arc<Records> {
         Arc::clone(&self.records.read().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -166,6 +175,19 @@ impl Authority {
         &self,
     ) -> MutexGuard<'_, HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>> {
         self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Open connections of each user and of each token, by their name and their id.
+    pub(crate) fn logged_in(&self) -> LoggedIn {
+        let mut counts = LoggedIn::default();
+        for identity in self.present().values() {
+            match &identity.holder {
+                IdentitySource::User(user) => *counts.users.entry(user.name.clone()).or_default() += 1,
+                IdentitySource::Token(token) => *counts.tokens.entry(token.id.clone()).or_default() += 1,
+                _ => {}
+            }
+        }
+        counts
     }
 
     /// Records the identity of a connection until [`Authority::leave`]. False if the identity is no longer valid.

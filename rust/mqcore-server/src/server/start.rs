@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use mqcore_broker::model::config::{BrokerConfig, HandlerSpec};
 use mqcore_broker::model::declaration::{Declaration, Declared};
@@ -247,6 +248,7 @@ fn make_hub(config: &Config, port: &Arc<dyn HandlerPort>, shared: Shared) -> Arc
         schedules: shared.schedules,
         scheduling: publisher::client(),
         guard: Guard::new(config.publish_limit, config.connect_limit),
+        spans: config.spans.clone(),
     })
 }
 
@@ -399,7 +401,7 @@ fn accept(
         tokio::spawn(admin::serve(door, admin, hub.shutdown.enter()));
         address
     });
-    Inner { listeners, admin, handlers: Mutex::new(handlers), hub }
+    Inner { listeners, admin, handlers: Mutex::new(handlers), started: Instant::now(), hub }
 }
 
 fn start_schedules(
@@ -489,6 +491,7 @@ fn broker_config(
         creation_limits: config.creation_limits,
         unsaved: Arc::clone(unsaved),
         history: config.history.as_ref().map(|history| history.options),
+        spans: config.spans.is_some(),
         seed: seed.finish(),
     }
 }

@@ -16,6 +16,7 @@ use mqcore_broker::model::rejection::{Rejection, RejectionKind};
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::time::Timestamp;
 use mqcore_broker::shard::Broker;
+use mqcore_broker::spans::Span;
 use tokio::sync::mpsc;
 
 use crate::handler::HandlerPort;
@@ -55,6 +56,8 @@ pub(crate) struct Engine {
     congested: Vec<ConnectionId>,
     peers: PeerShards,
     journal: ShardJournal,
+    /// Spans on their way to the hub.
+    spans: Vec<Span>,
     program: ProgramRequests,
     statistics: Statistics,
     /// Why the shard takes no durable messages although its journal works.
@@ -83,6 +86,7 @@ impl Engine {
             effects: Vec::new(),
             congested: Vec::new(),
             journal: ShardJournal::default(),
+            spans: Vec::new(),
             program: ProgramRequests::default(),
             statistics: Statistics::default(),
             refusal: None,
@@ -374,6 +378,10 @@ impl Engine {
         }
         // Storing a message may cause no effect, but still produces history.
         self.journal.write(&mut self.broker, &self.hub);
+        if let Some(spans) = &self.hub.spans {
+            self.broker.take_spans(&mut self.spans);
+            spans.add(&mut self.spans);
+        }
         // Checked last, because a transfer creates work too.
         self.more = self.broker.has_work() | self.statistics.advance(&mut self.broker, now);
     }

@@ -492,6 +492,7 @@ mod tests {
             shared,
             job_queues: QueueChanges::default(),
             extensions: None,
+            spans: None,
             schedules,
             scheduling: mqcore_state::schedules::publisher::client(),
         };

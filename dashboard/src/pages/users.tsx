@@ -1,0 +1,119 @@
+/** Users and tokens: who may do what, and who is connected. */
+
+import { useEffect } from "preact/hooks";
+
+import type { Restrictions, Token, User, Users } from "../api";
+import { age, count } from "../format";
+import { follow } from "../live";
+import { AnswerError, Figure, Table } from "../parts";
+import type { Column } from "../parts";
+import { useAnswer } from "../use_answer";
+
+export function UsersPage() {
+  useEffect(() => follow("topic=overview"), []);
+  const answer = useAnswer<Users>("/users", 2_000);
+  const { data } = answer;
+  return (
+    <section aria-labelledby="title">
+      <h2 id="title">Users</h2>
+      <AnswerError answer={answer} what="users and tokens" rule="administer:/users" />
+      {data && <Totals users={data} />}
+      {data && (data.open ? <Open /> : <Lists users={data} />)}
+    </section>
+  );
+}
+
+function Totals({ users }: { users: Users }) {
+  return (
+    <dl class="figures">
+      <Figure name="users" value={count(users.users.length)} />
+      <Figure name="tokens" value={count(users.tokens.length)} />
+      <Figure name="logins since the start" value={count(users.logins)} />
+      <Figure name="refused logins" value={count(users.logins_refused)} />
+      <Figure name="denied actions" value={count(users.actions_denied)} />
+    </dl>
+  );
+}
+
+function Open() {
+  return (
+    <div class="empty">
+      <p>
+        There are neither users nor tokens: everyone who reaches a listener may do everything. Create one to change this:
+      </p>
+      <pre tabIndex={0}>mqcore token create NAME --allow administer --data-dir DIR</pre>
+    </div>
+  );
+}
+
+const SHARED: Column<User | Token>[] = [
+  { name: "may", cell: ({ allow }) => <Rules rules={allow} /> },
+  { name: "only for", cell: ({ restrict }) => conditions(restrict) || "–" },
+  { name: "connections", isNumber: true, cell: ({ connections }) => count(connections) },
+  { name: "from", cell: ({ configured }) => (configured ? "configuration" : "store") },
+];
+
+const USERS: Column<User>[] = [
+  { name: "name", cell: ({ name }) => name },
+  {
+    name: "logs in with",
+    cell: (user) => [user.has_password && "password", user.certificate && `certificate ${user.certificate}`].filter(Boolean).join(" or ") || "nothing",
+  },
+  ...SHARED,
+];
+
+const TOKENS: Column<Token>[] = [
+  { name: "name", cell: ({ name }) => name },
+  { name: "id", cell: ({ id }) => <code class="id">{id}</code> },
+  { name: "expires", cell: ({ expires_ms: expires }) => expiry(expires) },
+  ...SHARED,
+];
+
+function Rules({ rules }: { rules: string[] }) {
+  if (rules.length === 0) return <>nothing</>;
+  return (
+    <>
+      {rules.map((rule) => (
+        <code key={rule}>{rule} </code>
+      ))}
+    </>
+  );
+}
+
+function conditions({ client_ids, client_names, client_types, addresses }: Restrictions): string {
+  const kinds: [string, string[]][] = [
+    ["id", client_ids],
+    ["name", client_names],
+    ["type", client_types],
+    ["address", addresses],
+  ];
+  const used = kinds.filter(([, patterns]) => patterns.length > 0);
+  return used.map(([kind, patterns]) => `${kind} ${patterns.join(" or ")}`).join("; ");
+}
+
+function expiry(expiresMs: number | null): string {
+  if (expiresMs === null) return "never";
+  const seconds = (expiresMs - Date.now()) / 1_000;
+  return seconds < 0 ? `expired for ${age(-seconds)}` : `in ${age(seconds)}`;
+}
+
+function Lists({ users }: { users: Users }) {
+  return (
+    <>
+      {users.users.length > 0 && (
+        <Table caption="users" columns={USERS} rows={users.users} keyOf={(user) => user.name} />
+      )}
+      {users.tokens.length > 0 && (
+        <Table caption="tokens" columns={TOKENS} rows={users.tokens} keyOf={(token) => token.id} />
+      )}
+      {users.anonymous.length > 0 && (
+        <p>
+          Peers without credentials may: <Rules rules={users.anonymous} />
+        </p>
+      )}
+      <p class="empty">
+        Change them with <code>mqcore user</code> and <code>mqcore token</code>. The broker reads the store again by itself.
+      </p>
+    </>
+  );
+}

@@ -1,0 +1,167 @@
+"""Spans of the clients, named and described as OpenTelemetry's conventions for messaging demand:
+https://opentelemetry.io/docs/specs/semconv/messaging/messaging-spans/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import context as contexts
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from mqcore.client.arguments import pairs
+from mqcore.client.messages import Delivered
+from mqcore.client.tracing import Propagated
+
+if TYPE_CHECKING:
+    from mqcore.client.incoming import Incoming
+    from mqcore.client.options import Headers
+
+__all__ = ["ClientTracing", "attributes"]
+
+_LINKS_MAX: Final = 128
+"""Links of one span, as many as the SDK keeps by default."""
+_NAMES: Final = ("traceparent", "tracestate")
+_INSIDE: Final = re.compile(r"(?:^|[,;])traceparent:T?([0-9a-f]{2}(?:-[0-9a-f]+){3})(?:[,;]|$)")
+_CONTEXT: Final = TraceContextTextMapPropagator()
+
+
+def attributes(operation: str, kind: str, target: str) -> dict[str, Any]:
+    """Return what each span about a message says."""
+    return {
+        "messaging.system": "mqcore",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": target,
+    }
+
+
+class ClientTracing:
+    """Makes the spans of all clients of this program."""
+
+    def __init__(self, provider: TracerProvider | None, parent: bool) -> None:
+        self._tracer = trace.get_tracer("mqcore", tracer_provider=provider)
+        self._parent = parent
+
+    @contextmanager
+    def sending(
+        self, operation: str, target: str, headers: Headers, count: int | None, carries: bool
+    ) -> Iterator[Propagated]:
+        """The span of `count` messages. It is the current one in the block, and fails if the block raises."""
+        about = attributes(operation, "send", target)
+        if count is not None and count != 1:
+            about["messaging.batch.message_count"] = count
+        kind = SpanKind.CLIENT if operation == "request" else SpanKind.PRODUCER
+        with self._tracer.start_as_current_span(f"{operation} {target}", kind=kind, attributes=about) as span:
+            sent = Propagated(pairs(headers))
+            if carries and span.get_span_context().is_valid:
+                own = {name.lower() for name, _ in sent}
+                carrier: dict[str, str] = {}
+                _CONTEXT.inject(carrier)
+                # A program that passes a context on by itself knows better.
+                if "traceparent" not in own:
+                    sent.extend(carrier.items())
+            yield sent
+
+    def processing(self, target: str, messages: Sequence[Incoming[Any]], settles: bool) -> Processing:
+        """The span of messages that the program gets now."""
+        about = attributes("process", "process", target)
+        if len(messages) == 1:
+            message = messages[0]
+            about |= {"messaging.message.id": message.id, "messaging.message.body.size": len(message)}
+            if isinstance(message, Delivered) and message.attempt is not None:
+                about["mqcore.attempt"] = message.attempt
+        else:
+            about["messaging.batch.message_count"] = len(messages)
+        parent = Context()
+        if self._parent and len(messages) == 1:
+            parent = _context_of(messages[0])
+        links = [] if self._parent and len(messages) == 1 else _links_to(messages)
+        return self._begin(f"process {target}", SpanKind.CONSUMER, parent, links, about, settles)
+
+    def serving(self, request: Incoming[Any]) -> Processing:
+        """The span of a handler of direct messages: it continues the trace of the request."""
+        about = attributes("serve", "process", request.target) | {"messaging.message.body.size": len(request)}
+        name = f"serve {request.target}"
+        return self._begin(name, SpanKind.SERVER, _context_of(request), [], about, True)
+
+    def _begin(
+        self, name: str, kind: SpanKind, parent: Context, links: list[Link], about: dict[str, Any], settles: bool
+    ) -> Processing:
+        span = self._tracer.start_span(name, context=parent, kind=kind, attributes=about, links=links)
+        return Processing(span, settles)
+
+
+class Processing:
+    """The span of a message's processing: the current one from now until it ends."""
+
+    def __init__(self, span: Span, settles: bool) -> None:
+        self._span = span
+        self._settles = settles
+        self._before = contexts.get_current()
+        self._is_open = True
+        contexts.attach(trace.set_span_in_context(span, self._before))
+
+    def end(self, outcome: str, error: BaseException | str | None = None) -> None:
+        """End it, unless it has ended."""
+        self._restore()
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._span.set_attribute("mqcore.outcome", outcome)
+        if isinstance(error, BaseException):
+            self._span.record_exception(error)
+            self._span.set_attribute("error.type", type(error).__qualname__)
+            self._span.set_status(Status(StatusCode.ERROR, str(error)))
+        elif error is not None:
+            self._span.set_attribute("error.type", outcome)
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end()
+
+    def leave(self) -> None:
+        """Another span may be the current one. A message that is to be settled may still be, by another task."""
+        if self._settles:
+            self._restore()
+        else:
+            self.end("processed")
+
+    def _restore(self) -> None:
+        # Not with the token of `attach`: it is invalid in other tasks, which have copies of this context.
+        if trace.get_current_span() is self._span:
+            contexts.attach(self._before)
+
+    def __del__(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._span.set_attribute("mqcore.outcome", "abandoned")
+            self._span.end()
+
+
+def _context_of(message: Incoming[Any]) -> Context:
+    """The context in the headers of a message."""
+    headers = message.headers
+    carrier = {name: value for name in _NAMES if (value := headers.get(name)) is not None}
+    if not carrier:
+        # Headers of jobs and properties of MicroMessage2 are inside one header for clients of other protocols.
+        texts = (headers.get("EventMQ-Headers", ""), headers.get("Mm2-Properties", ""))
+        found = next((match for text in texts if (match := _INSIDE.search(text))), None)
+        carrier = {} if found is None else {"traceparent": found[1]}
+    return _CONTEXT.extract(carrier, Context())
+
+
+def _links_to(messages: Sequence[Incoming[Any]]) -> list[Link]:
+    """Links to the spans that published messages."""
+    links: list[Link] = []
+    for message in messages:
+        found = trace.get_current_span(_context_of(message)).get_span_context()
+        if found.is_valid:
+            links.append(Link(found))
+            if len(links) == _LINKS_MAX:
+                break
+    return links

@@ -1,0 +1,64 @@
+//! `GET /handlers/KEY/stack`: what a delivery handler executes at this moment.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+use crate::admin::answers::{ErrorAnswer, StackAnswer, StackFrameAnswer, ThreadStackAnswer};
+use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, busy, error};
+use crate::handler::{StackRequest, ThreadStack};
+
+/// Number of keys that an error lists.
+const KEYS_MAX: usize = 20;
+/// State of a handler whose threads run no Python code.
+const IDLE: &str = "idle";
+const RUNNING: &str = "running";
+/// Another thread holds the interpreter, so nothing can be seen.
+const GIL_HELD: &str = "gil-held";
+
+#[utoipa::path(
+    get,
+    path = "/handlers/{key}/stack",
+    tag = "health",
+    params(("key" = String, Path, description = "The key of the handler")),
+    responses(
+        (status = 200, description = "The stacks of its threads", body = StackAnswer),
+        (status = 404, description = "No such handler", body = ErrorAnswer),
+        (status = 503, description = "Another request looks at the same time", body = ErrorAnswer),
+    )
+)]
+pub(crate) async fn stack(State(admin): State<Admin>, PathText(key): PathText) -> Response {
+    let answer = match admin.handlers.stack(&key) {
+        StackRequest::Unknown => {
+            let known: Vec<_> =
+                admin.handlers.loads().into_iter().map(|load| load.key).take(KEYS_MAX).collect();
+            let message = match known.as_slice() {
+                [] => format!("no handler has the key {key:?}: this broker has no handlers"),
+                known => format!("no handler has the key {key:?}; there are {}", known.join(", ")),
+            };
+            return error(StatusCode::NOT_FOUND, "not-found", &message);
+        }
+        StackRequest::Busy => return busy(),
+        StackRequest::Pending(answer) => answer,
+    };
+    // An answer that does not come is an answer, too: no thread can run Python code in the meantime.
+    let threads = tokio::time::timeout(SHARD_TIMEOUT, answer).await.ok().and_then(Result::ok);
+    let state = match &threads {
+        None => GIL_HELD,
+        Some(threads) if threads.iter().all(|thread| thread.frames.is_empty()) => IDLE,
+        Some(_) => RUNNING,
+    };
+    let threads = threads.unwrap_or_default().into_iter().map(describe).collect();
+    Json(StackAnswer { handler: key, state, threads }).into_response()
+}
+
+fn describe(thread: ThreadStack) -> ThreadStackAnswer {
+    let frames = thread.frames.into_iter().map(|frame| StackFrameAnswer {
+        file: frame.file,
+        line: frame.line,
+        function: frame.function,
+        code: frame.code,
+    });
+    ThreadStackAnswer { thread: thread.thread, frames: frames.collect() }
+}
