@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,11 @@ import mqcore
 import mqcore.otel
 from awaited import until
 from eventmq_peer import EventmqPeer
+from job_processes import broker_url
 from mqcore import QueueOptions, QueueStatus, errors, sync
+from mqcore.jobs import Jobs, Task, Worker
 from otlp_receiver import Received, SeenSpan, plain, receiving
-from served import ServedBroker, serving
+from served import ServedBroker, serving, wait_until
 
 LIMIT = 20.0
 APP = """
@@ -275,6 +278,48 @@ async def test_contexts_cross_protocols(receiver: Received, provider: TracerProv
     jobs = lambda: [span for span in receiver.spans if span.parent_id == "b7ad6b7169203331"]  # noqa: E731
     await until(lambda: any(span.name.startswith("deliver ") for span in jobs()), "the span of the job", limit=LIMIT)
     assert {span.trace_id for span in jobs()} == {"0af7651916cd43dd8448eb211c80319c"}
+
+
+def test_jobs_are_traced_from_the_sender_to_the_worker(
+    receiver: Received, provider: TracerProvider, broker: ServedBroker
+) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    with Jobs(broker_url(broker)) as jobs:
+
+        @jobs.task(name="shop.divide", retries=1)
+        def divide(by: int) -> float:
+            """Divide."""
+            return 1 / by
+
+        worker = Worker(jobs, pool="thread", concurrency=1, drain_timeout=1)
+        running = threading.Thread(target=worker.run)
+        running.start()
+        try:
+            assert divide.enqueue(2).result(timeout=LIMIT) == 0.5
+            mqcore.otel.instrument(tracer_provider=provider, parent=True)
+            assert asyncio.run(enqueue_and_wait(divide)) == 0.25
+            with pytest.raises(errors.JobFailed):
+                divide.enqueue(0).result(timeout=LIMIT)
+        finally:
+            worker.stop()
+            running.join()
+    linked, child, failed = receiver.named("enqueue default")
+    worked = receiver.named("work default")
+    assert [span.attributes["mqcore.outcome"] for span in worked] == ["succeeded", "succeeded", "retried", "failed"]
+    assert (worked[0].links, worked[0].parent_id) == ([linked.span_id], "")
+    assert (worked[1].links, worked[1].parent_id) == ([], child.span_id)
+    assert {span.parent_id for span in worked[2:]} == {failed.span_id}
+    assert [span.attributes["mqcore.attempt"] for span in worked[2:]] == [1, 2]
+    assert {span.attributes["mqcore.task"] for span in worked} == {"shop.divide"}
+    wait_until(lambda: len(of_broker(receiver, "deliver default/0")) == 4, what="the spans of the broker")
+    assert {span.parent_id for span in of_broker(receiver, "deliver default/0")} == {
+        span.span_id for span in (linked, child, failed)
+    }
+
+
+async def enqueue_and_wait(task: Task[[int], float, float]) -> float:
+    job = await task.aenqueue(4)
+    return await job
 
 
 async def test_what_is_not_sampled_has_no_spans_in_the_broker(receiver: Received, broker: ServedBroker) -> None:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
+from mqcore import _tracing as tracing
 from mqcore import bodies, errors
-from mqcore.client import tracing
 from mqcore.client.arguments import (
     address,
     new_id,

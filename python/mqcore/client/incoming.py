@@ -8,7 +8,7 @@ from mqcore import bodies
 
 if TYPE_CHECKING:
     from mqcore import _core
-    from mqcore.client.tracing import Spanned
+    from mqcore._tracing import Spanned
 
 __all__ = ["Incoming"]
 

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
+from mqcore import _tracing as tracing
 from mqcore import bodies, errors
 from mqcore._raised import call_in_thread, ends_task, reason_of, text_of
-from mqcore.client import tracing
 from mqcore.client.messages import Request
 
 __all__ = ["HANDLER_FAILED_STATUS", "answer", "failure"]

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
+from mqcore import _tracing as tracing
 from mqcore import errors
-from mqcore.client import tracing
+from mqcore._tracing import SpanHolder
 from mqcore.client.arguments import total
 from mqcore.client.base import ClientBase, ConsumerBase
 from mqcore.client.incoming import Incoming
 from mqcore.client.messages import Batch, Delivered, Request
-from mqcore.client.tracing import SpanHolder
 from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:

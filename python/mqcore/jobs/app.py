@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, ParamSpec, Self, TypeVar, overload
 
+from mqcore import _tracing as tracing
 from mqcore import credentials
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, ConnectionLost, InvalidArgument
@@ -247,7 +248,9 @@ class Jobs:
         arguments = encode_arguments(tuple(args), kwargs or {})
         call = wire.encode_call(name, *arguments, chosen.terms())
         job: Job[Any] = Job(wire.new_id(), name, _any, chosen.raises, chosen.result)
-        self.client.send(wire.request(job.id, chosen.queue, chosen.headers(name, *arguments), call), job)
+        headers = chosen.headers(name, *arguments)
+        with tracing.enqueuing(chosen.queue) as trace:
+            self.client.send(wire.request(job.id, chosen.queue, headers, call, trace), job)
         return job
 
     def every(

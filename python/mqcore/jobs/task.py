@@ -6,12 +6,13 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 from urllib.parse import quote
 
+from mqcore import _tracing as tracing
 from mqcore.config import Duration, seconds
 from mqcore.errors import ConfigError
 from mqcore.jobs import wire
@@ -175,8 +176,9 @@ class Task(Generic[P, R, C]):
         accepts no job within the timeout of the `Jobs`. The protocol has no confirmations: a job in transit is lost
         if the connection is lost.
         """
-        job, frames = self._make(args, kwargs)
-        self._jobs.client.send(frames, job)
+        with tracing.enqueuing(self.options.queue) as trace:
+            job, frames = self._make(args, kwargs, trace)
+            self._jobs.client.send(frames, job)
         return job
 
     delay = enqueue
@@ -184,8 +186,9 @@ class Task(Generic[P, R, C]):
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Like `enqueue`, without blocking the event loop."""
-        job, frames = self._make(args, kwargs)
-        await self._jobs.client.asend(frames, job)
+        with tracing.enqueuing(self.options.queue) as trace:
+            job, frames = self._make(args, kwargs, trace)
+            await self._jobs.client.asend(frames, job)
         return job
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> BoundCall:
@@ -193,7 +196,9 @@ class Task(Generic[P, R, C]):
         self.signature.check(args, kwargs)
         return BoundCall(self.name, self.options, *encode_arguments(args, kwargs))
 
-    def _make(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Job[R], list[bytes]]:
+    def _make(
+        self, args: tuple[object, ...], kwargs: dict[str, object], trace: Iterable[tuple[str, str]]
+    ) -> tuple[Job[R], list[bytes]]:
         from mqcore.jobs.job import Job
 
         options = self.options
@@ -204,7 +209,8 @@ class Task(Generic[P, R, C]):
         arguments = encode_arguments(args, kwargs)
         call = wire.encode_call(self.name, *arguments, options.terms())
         job: Job[R] = Job(wire.new_id(), self.name, self.signature.decode_result, options.raises, options.result)
-        return job, wire.request(job.id, options.queue, options.headers(self.name, *arguments), call)
+        headers = options.headers(self.name, *arguments)
+        return job, wire.request(job.id, options.queue, headers, call, trace)
 
 
 @dataclass(frozen=True, slots=True)

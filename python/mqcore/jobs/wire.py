@@ -176,6 +176,9 @@ def _number(value: bytes | None) -> int:
     return min(int(value.strip()[:12]), _ATTEMPTS_MAX)
 
 
+TRACE_HEADER: Final = "traceparent"
+"""The header with the context of a trace, as W3C Trace Context defines it."""
+
 PROGRESS_TOPIC: Final = "mqcore.jobs.progress/"
 """Prefix of the topics to which workers publish the progress of jobs; the job's id follows."""
 
@@ -271,9 +274,22 @@ def encode_call(name: str, args: bytes, kwargs: bytes, terms: Terms) -> bytes:
     return msgspec.json.encode(("run", content))
 
 
-def request(job_id: str, queue: str, headers: Headers, job: bytes) -> list[bytes]:
-    """Return the frames of a REQUEST."""
-    return [b"", VERSION, b"REQUEST", job_id.encode(), queue.encode(), headers.encode(), job]
+def request(
+    job_id: str, queue: str, headers: Headers, job: bytes, trace: Iterable[tuple[str, str]] = ()
+) -> list[bytes]:
+    """Return the frames of a REQUEST. `trace`: headers with the context of a trace."""
+    encoded = headers.encode()
+    for name, value in trace:
+        # A trace state may contain commas, which separate the headers of a job.
+        if name == TRACE_HEADER:
+            encoded += (b"," if encoded else b"") + f"{name}:{value}".encode()
+    return [b"", VERSION, b"REQUEST", job_id.encode(), queue.encode(), encoded, job]
+
+
+def trace_of(headers: bytes) -> str | None:
+    """Return the context of the trace in the headers of a job."""
+    words = (word.strip().partition(b":") for word in headers.split(b","))
+    return next((value.decode("ascii", "replace") for name, _, value in words if name == TRACE_HEADER.encode()), None)
 
 
 def encode_queues(queues: Iterable[tuple[str, int]]) -> bytes:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mqcore import _tracing as tracing
 from mqcore.config import Duration, seconds
 from mqcore.errors import BodyError, ConfigError, JobLost, JobRefused, JobTimeout, MqcoreError
 from mqcore.jobs import wire
@@ -88,6 +89,9 @@ class _Work:
     attempt: int = 1
     run: int = 0
     shown: Running | None = None
+    trace: str | None = None
+    """The context of its trace."""
+    span: tracing.Spanned | None = None
 
     @property
     def broker_counts(self) -> bool:
@@ -321,6 +325,8 @@ class Worker:
             self._reply(job_id, headers, fault_of(error, final=True), b"null")
             return
         work = self._work(job_id, message.body[0].decode("utf-8", "backslashreplace"), headers, message.body[2], call)
+        if tracing.active is not None:
+            work.trace = wire.trace_of(message.body[1])
         self._by_id[job_id] = work
         self._park(work, work.not_before)
 
@@ -357,6 +363,8 @@ class Worker:
         now = time.monotonic()
         work.shown = Running(work.id, work.name, work.queue, work.attempt, now)
         self._running[work.run] = work
+        if tracing.active is not None:
+            work.span = tracing.active.working(work.queue, work.id, work.name, work.attempt, work.trace)
         if work.hard > 0:
             heapq.heappush(self._deadlines, (now + work.hard, work.run))
         pool.submit(Assignment(work.run, work.id, work.queue, work.attempt, work.job, work.soft))
@@ -379,6 +387,8 @@ class Worker:
             self._died(work, event.how)
         elif event.fault is None:
             self.counts.succeeded += 1
+            if work.span is not None:
+                work.span.end("succeeded")
             self._reply(work.id, work.headers, None, event.value)
             del self._by_id[work.id]
         else:
@@ -412,6 +422,8 @@ class Worker:
         fault = fault_of(JobLost(f"the process of {work.name} {how}"))
         if work.attempt == 1 and work.headers.guarantee:
             _LOG.warning("job %s (%s): its process %s; running it again", work.id, work.name, how)
+            if work.span is not None:
+                work.span.end("retried", how)
             self._again(work, fault, 0.0)
         else:
             self._failed(work, fault)
@@ -419,6 +431,8 @@ class Worker:
     def _failed(self, work: _Work, fault: wire.Fault) -> None:
         tries_left = work.attempt <= work.headers.retry_count and not fault.final
         reason = f"{fault.type}: {fault.message}"
+        if work.span is not None:
+            work.span.end("retried" if tries_left else "failed", reason)
         if not tries_left:
             self.counts.failed += 1
             _LOG.warning("job %s (%s) failed: %s", work.id, work.name, reason)

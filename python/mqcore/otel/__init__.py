@@ -4,8 +4,8 @@ Two parts work independently of each other.
 
 The clients of a program make spans once the program has called `instrument`, or was started with
 ``opentelemetry-instrument``. A publish is a span of its own, and its W3C context travels in the header ``traceparent``
-of the message: in TMQP, in MicroMessage2, and in jobs. Processing a message is a span too. It links to the span that
-published the message, or continues that trace with ``instrument(parent=True)``.
+of the message: in TMQP, in MicroMessage2, and in jobs. Processing a message or a job is a span too. It links to the
+span that published the message, or continues that trace with ``instrument(parent=True)``.
 
 ::
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mqcore.client import tracing
+from mqcore import _tracing as tracing
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider

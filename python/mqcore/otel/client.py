@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import context as contexts
-from opentelemetry import trace
+from opentelemetry import trace as trace_api
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from mqcore._tracing import Propagated
 from mqcore.client.arguments import pairs
 from mqcore.client.messages import Delivered
-from mqcore.client.tracing import Propagated
 
 if TYPE_CHECKING:
     from mqcore.client.incoming import Incoming
@@ -46,7 +46,7 @@ class ClientTracing:
     """Makes the spans of all clients of this program."""
 
     def __init__(self, provider: TracerProvider | None, parent: bool) -> None:
-        self._tracer = trace.get_tracer("mqcore", tracer_provider=provider)
+        self._tracer = trace_api.get_tracer("mqcore", tracer_provider=provider)
         self._parent = parent
 
     @contextmanager
@@ -85,6 +85,19 @@ class ClientTracing:
         links = [] if self._parent and len(messages) == 1 else _links_to(messages)
         return self._begin(f"process {target}", SpanKind.CONSUMER, parent, links, about, settles)
 
+    def working(self, queue: str, job_id: str, task: str, attempt: int, trace: str | None) -> Processing:
+        """The span of a job. It is not the current one, because the job runs in another process or thread."""
+        about = attributes("work", "process", queue) | {
+            "messaging.message.id": job_id,
+            "mqcore.task": task,
+            "mqcore.attempt": attempt,
+        }
+        sender = Context() if trace is None else _CONTEXT.extract({"traceparent": trace}, Context())
+        found = trace_api.get_current_span(sender).get_span_context()
+        links = [Link(found)] if found.is_valid and not self._parent else []
+        parent = sender if self._parent else Context()
+        return self._begin(f"work {queue}", SpanKind.CONSUMER, parent, links, about, True, is_current=False)
+
     def serving(self, request: Incoming[Any]) -> Processing:
         """The span of a handler of direct messages: it continues the trace of the request."""
         about = attributes("serve", "process", request.target) | {"messaging.message.body.size": len(request)}
@@ -92,21 +105,29 @@ class ClientTracing:
         return self._begin(name, SpanKind.SERVER, _context_of(request), [], about, True)
 
     def _begin(
-        self, name: str, kind: SpanKind, parent: Context, links: list[Link], about: dict[str, Any], settles: bool
+        self,
+        name: str,
+        kind: SpanKind,
+        parent: Context,
+        links: list[Link],
+        about: dict[str, Any],
+        settles: bool,
+        is_current: bool = True,
     ) -> Processing:
         span = self._tracer.start_span(name, context=parent, kind=kind, attributes=about, links=links)
-        return Processing(span, settles)
+        return Processing(span, settles, is_current)
 
 
 class Processing:
-    """The span of a message's processing: the current one from now until it ends."""
+    """The span of a message's processing. If `is_current`, it is the current one from now until it ends."""
 
-    def __init__(self, span: Span, settles: bool) -> None:
+    def __init__(self, span: Span, settles: bool, is_current: bool) -> None:
         self._span = span
         self._settles = settles
         self._before = contexts.get_current()
         self._is_open = True
-        contexts.attach(trace.set_span_in_context(span, self._before))
+        if is_current:
+            contexts.attach(trace_api.set_span_in_context(span, self._before))
 
     def end(self, outcome: str, error: BaseException | str | None = None) -> None:
         """End it, unless it has ended."""
@@ -133,7 +154,7 @@ class Processing:
 
     def _restore(self) -> None:
         # Not with the token of `attach`: it is invalid in other tasks, which have copies of this context.
-        if trace.get_current_span() is self._span:
+        if trace_api.get_current_span() is self._span:
             contexts.attach(self._before)
 
     def __del__(self) -> None:
@@ -159,7 +180,7 @@ def _links_to(messages: Sequence[Incoming[Any]]) -> list[Link]:
     """Links to the spans that published messages."""
     links: list[Link] = []
     for message in messages:
-        found = trace.get_current_span(_context_of(message)).get_span_context()
+        found = trace_api.get_current_span(_context_of(message)).get_span_context()
         if found.is_valid:
             links.append(Link(found))
             if len(links) == _LINKS_MAX:

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, overload
 
 from mqcore import _core, bodies, errors
+from mqcore import _tracing as tracing
 from mqcore._raised import reason_of, refuse_awaitable
-from mqcore.client import tracing
 from mqcore.client.lifetime import OPEN, warn_if_open
 from mqcore.client.options import ClientOptions
 from mqcore.client.serving import HANDLER_FAILED_STATUS, failure

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeVar, Unpack, overload
 
+from mqcore import _tracing as tracing
 from mqcore import bodies, errors
-from mqcore.client import tracing
 from mqcore.client.arguments import (
     address,
     new_id,

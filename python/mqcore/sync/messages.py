@@ -14,7 +14,7 @@ from mqcore.config import Duration, seconds
 
 if TYPE_CHECKING:
     from mqcore import _core
-    from mqcore.client.tracing import Spanned
+    from mqcore._tracing import Spanned
 
 __all__ = ["Batch", "Delivered", "PulledBatch", "Request"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import Literal, overload
 
+from mqcore import _tracing as tracing
 from mqcore import bodies, errors
-from mqcore.client import tracing
 from mqcore.client.arguments import (
     UNCONFIRMED,
     Outcome,

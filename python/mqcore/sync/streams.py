@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
+from mqcore import _tracing as tracing
 from mqcore import errors
-from mqcore.client import tracing
+from mqcore._tracing import SpanHolder
 from mqcore.client.arguments import total
 from mqcore.client.incoming import Incoming
-from mqcore.client.tracing import SpanHolder
 from mqcore.config import Duration, seconds
 from mqcore.sync.base import ClientBase, ConsumerBase
 from mqcore.sync.messages import Batch, Delivered, Request

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mqcore.client.incoming import Incoming
     from mqcore.client.options import Headers
 
-__all__ = ["Propagated", "SpanHolder", "Spanned", "Tracing", "active", "sending"]
+__all__ = ["Propagated", "SpanHolder", "Spanned", "Tracing", "active", "enqueuing", "sending"]
 
 
 class Propagated(list[tuple[str, str]]):
@@ -40,6 +40,9 @@ class Tracing(Protocol):
     def processing(self, target: str, messages: Sequence[Incoming[Any]], settles: bool) -> Spanned:
         """The span of messages that the program gets now. `settles`: whether settling them ends it."""
 
+    def working(self, queue: str, job_id: str, task: str, attempt: int, trace: str | None) -> Spanned:
+        """The span of a job that a worker begins to run. `trace`: the context that the job carries."""
+
     def serving(self, request: Incoming[Any]) -> Spanned:
         """The span of a handler of direct messages."""
 
@@ -56,6 +59,11 @@ def sending(
     `count`: the number of messages, if it is known. `carries`: whether the protocol has headers.
     """
     return nullcontext(headers) if active is None else active.sending(operation, target, headers, count, carries)
+
+
+def enqueuing(queue: str) -> AbstractContextManager[Sequence[tuple[str, str]]]:
+    """Begin the span of a job that the block sends with the returned headers, if spans are made."""
+    return nullcontext(()) if active is None else active.sending("enqueue", queue, (), 1, True)
 
 
 class SpanHolder:
