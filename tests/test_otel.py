@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import logging
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -25,6 +29,7 @@ from awaited import until
 from eventmq_peer import EventmqPeer
 from job_processes import broker_url
 from mqcore import QueueOptions, QueueStatus, errors, sync
+from mqcore.client import Request
 from mqcore.jobs import Jobs, Task, Worker
 from otlp_receiver import Received, SeenSpan, plain, receiving
 from served import ServedBroker, serving, wait_until
@@ -198,7 +203,7 @@ async def test_requests_and_batches_and_streams_have_spans(receiver: Received, p
         async def serve() -> None:
             async with mqcore.connect(broker, name="clock") as clock:
 
-                async def answer(request: mqcore.Request[str]) -> str:
+                async def answer(request: Request[str]) -> str:
                     if request.body == "boom":
                         raise RuntimeError("no")
                     await clock.publish("log/1", "asked")
@@ -250,6 +255,123 @@ def test_the_blocking_client_is_traced_as_well(receiver: Received, provider: Tra
     assert [span.attributes["mqcore.outcome"] for span in receiver.named("process work/1")] == ["acked"]
     loose = receiver.named("process loose/1")
     assert [span.attributes["mqcore.outcome"] for span in loose] == ["processed"] * 2, "nothing settles these"
+
+
+async def test_a_span_ends_when_the_program_asks_for_the_next_message(
+    receiver: Received, provider: TracerProvider
+) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    async with mqcore.Broker() as broker, mqcore.connect(broker) as mq:
+        await mq.declare("loose", 1, QueueOptions(status=QueueStatus.PUSH))
+        async with mq.queue("loose/1").consume(str) as messages:
+            await mq.publish("loose/1", "b", confirm=False)
+            await anext(messages)
+            waiting = asyncio.ensure_future(anext(messages))
+            await until(lambda: len(receiver.named("process loose/1")) == 1, "the end of the span")
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+async def test_after_a_break_spans_continue_the_trace_before_the_loop(receiver: Received, provider: TracerProvider) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    tracer = provider.get_tracer("shop")
+    async with mqcore.Broker() as broker, mqcore.connect(broker) as mq:
+        await mq.declare("loose", 1, QueueOptions(status=QueueStatus.PUSH))
+
+        async def first() -> None:
+            async for _ in mq.queue("loose/1").consume(str):
+                break
+
+        with tracer.start_as_current_span("outer") as outer:
+            task = asyncio.ensure_future(first())
+            await until(lambda: bool(broker.stats().queue("loose/1").consumers), "the consumer")
+            await mq.publish("loose/1", "b")
+            await task
+            async for _ in mq.queue("loose/1").consume(str, idle_timeout=0.2):
+                pass
+            await mq.publish("loose/1", "c", confirm=False)
+    publish = receiver.named("publish loose/1")
+    assert {span.parent_id for span in publish} == {f"{outer.get_span_context().span_id:016x}"}
+
+
+class Prefixing(mqcore.Client):
+    """A client of a program that changes what it publishes."""
+
+    async def publish(self, queue: str, body: object, **options: Any) -> Any:
+        return await super().publish(queue, f"<{body}>", **options)
+
+
+async def test_a_publish_that_a_program_overrides_runs_once(receiver: Received, provider: TracerProvider) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    async with mqcore.Broker() as broker, mqcore.connect(broker) as mq:
+        await mq.declare("work", 1, QueueOptions(status=QueueStatus.PULL))
+        own = Prefixing(broker._core, mq._options)
+        async with own:
+            await own.publish("work/1", "a")
+        (message,) = await mq.queue("work/1").pull(1, str)
+        assert message.body == "<a>"
+        assert len(receiver.named("publish work/1")) == 1
+
+
+def test_handlers_of_joined_queues_continue_the_trace(receiver: Received, provider: TracerProvider) -> None:
+    mqcore.otel.instrument(tracer_provider=provider)
+    done = threading.Event()
+    with mqcore.Broker() as broker, sync.connect(broker) as mq:
+        mq.declare("work", 1, options())
+        mq.declare("log", 1, QueueOptions(status=QueueStatus.PULL))
+
+        def handle(message: sync.Delivered[bytes]) -> None:
+            mq.publish("log/1", "handled")
+            done.set()
+
+        with mq.join("work", {1: handle}):
+            mq.publish("work/1", "a")
+            assert done.wait(LIMIT)
+            wait_until(lambda: bool(receiver.named("process work/1")), what="the span of the handler")
+    (process,) = receiver.named("process work/1")
+    (log,) = receiver.named("publish log/1")
+    assert (log.trace_id, log.parent_id) == (process.trace_id, process.span_id)
+    assert process.attributes["mqcore.attempt"] == 1
+
+
+def test_a_broker_that_runs_for_a_moment_exports_its_metrics(receiver: Received) -> None:
+    with serving("--otel", environment={"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}) as broker:
+        with sync.connect(broker.url) as mq:
+            mq.declare("work", 1, options())
+            mq.publish("work/1", "a")
+        assert broker.terminate() == 0
+    assert 1 in [point.as_int for point in receiver.metrics["mqcore_messages_total"].sum.data_points]
+
+
+def test_a_broker_that_is_forgotten_stops_although_it_exports(
+    receiver: Received, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+    broker = mqcore.Broker(listen="tmqp://127.0.0.1:0", otel=True)
+    broker.start()
+    export = broker._export
+    assert export is not None
+    # A recorded warning would refer to the broker.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del broker
+        gc.collect()
+    wait_until(lambda: not export._thread.is_alive(), what="the end of the export")
+    assert export._handler is not None
+    logging.getLogger("mqcore").removeHandler(export._handler)
+
+
+async def test_without_traces_there_are_no_spans(receiver: Received, tmp_path: Path) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_TRACES_EXPORTER": "none"}
+    parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with serving("--otel", environment=environment) as broker:
+        async with mqcore.connect(broker.url) as mq:
+            await mq.declare("work", 1, options())
+            await mq.publish("work/1", "a", headers=parent)
+        assert broker.terminate() == 0
+    assert receiver.spans == []
+    assert receiver.metrics
 
 
 async def test_contexts_cross_protocols(receiver: Received, provider: TracerProvider, broker: ServedBroker) -> None:

@@ -77,7 +77,6 @@ class SpanHolder:
             span.leave()
 
     def _begin_span(self, target: str, messages: Sequence[Incoming[Any]], settles: bool) -> Spanned | None:
-        self._leave_span()
         if active is not None:
             self._span = active.processing(target, messages, settles)
         return self._span

@@ -418,7 +418,7 @@ class Broker(BrokerCalls):
 
         with _installed():
             from mqcore.otel.broker import Export
-        return Export(self._core, _core.__version__)
+        return Export(self, _core.__version__)
 
     def _check_data_dir(self) -> None:
         """Raise `DataDirError` if the data directory is a file, before users and tokens are read from inside it."""
@@ -453,6 +453,8 @@ class Broker(BrokerCalls):
         """
         patience = seconds(grace)
         self._close_own_clients(patience)
+        if self._export is not None:
+            self._export.prepare_stop()
         stuck = self._core.stop(patience)
         _RUNNING.discard(self)
         export, self._export = self._export, None

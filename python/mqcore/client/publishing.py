@@ -80,7 +80,9 @@ class PublishingBase(ControlBase):
         core = self._connected()
         if tracing.active is not None and type(headers) is not tracing.Propagated:
             with tracing.sending("publish", queue, headers, 1, carries=core.protocol != "mqks") as headers:
-                return await self.publish(
+                # Not the method of a subclass, which has made its changes already.
+                return await PublishingBase.publish(
+                    self,
                     queue,
                     body,
                     id=id,

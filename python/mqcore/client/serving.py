@@ -51,16 +51,18 @@ async def answer(handler: Callable[[Request[Any]], object | Awaitable[object]], 
         elif request.wants_acknowledge:
             await _unless_lost(request.nack(reason_of(error)))
         return
-    if span is not None:
-        span.end("answered")
     if request.wants_response:
         try:
             await _unless_lost(request.respond(body))
         except errors.TooLarge as error:
+            if span is not None:
+                span.end("failed", error)
             _LOG.error("%s returned a response that is too large: %s", getattr(handler, "__qualname__", handler), error)
             await _unless_lost(request.respond(failure(error), status=HANDLER_FAILED_STATUS))
     elif request.wants_acknowledge:
         await _unless_lost(request.ack())
+    if span is not None:
+        span.end("answered")
 
 
 async def _unless_lost(answer: Awaitable[None]) -> None:

@@ -169,6 +169,12 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         check(self)
 
+    def _traces(self) -> bool:
+        """Return whether the core is to make spans."""
+        from mqcore.otel.environment import wants
+
+        return self.otel and wants("TRACES")
+
     def _authority(self) -> str:
         """Return what the core wants to know about users and tokens, as JSON."""
         return json.dumps(

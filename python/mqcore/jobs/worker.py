@@ -508,6 +508,9 @@ class Worker:
         return is_empty and (not self._link.is_joined or now - self._last_request > _DRAIN_IDLE_SECONDS)
 
     def _leave_rest(self) -> int:
+        for running in self._running.values():
+            if running.span is not None:
+                running.span.end("abandoned", "the worker ended")
         for work in self._by_id.values():
             if not work.broker_counts:
                 _LOG.error("job %s (%s) did not finish in time and is lost", work.id, work.name)

@@ -17,7 +17,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from mqcore._tracing import Propagated
 from mqcore.client.arguments import pairs
-from mqcore.client.messages import Delivered
 
 if TYPE_CHECKING:
     from mqcore.client.incoming import Incoming
@@ -29,6 +28,7 @@ _LINKS_MAX: Final = 128
 """Links of one span, as many as the SDK keeps by default."""
 _NAMES: Final = ("traceparent", "tracestate")
 _INSIDE: Final = re.compile(r"(?:^|[,;])traceparent:T?([0-9a-f]{2}(?:-[0-9a-f]+){3})(?:[,;]|$)")
+_ACTIVATION: Final = "_mqcore_activation"
 _CONTEXT: Final = TraceContextTextMapPropagator()
 
 
@@ -58,7 +58,8 @@ class ClientTracing:
         if count is not None and count != 1:
             about["messaging.batch.message_count"] = count
         kind = SpanKind.CLIENT if operation == "request" else SpanKind.PRODUCER
-        with self._tracer.start_as_current_span(f"{operation} {target}", kind=kind, attributes=about) as span:
+        name = f"{operation} {target}"
+        with self._tracer.start_as_current_span(name, context=_live(), kind=kind, attributes=about) as span:
             sent = Propagated(pairs(headers))
             if carries and span.get_span_context().is_valid:
                 own = {name.lower() for name, _ in sent}
@@ -75,8 +76,9 @@ class ClientTracing:
         if len(messages) == 1:
             message = messages[0]
             about |= {"messaging.message.id": message.id, "messaging.message.body.size": len(message)}
-            if isinstance(message, Delivered) and message.attempt is not None:
-                about["mqcore.attempt"] = message.attempt
+            attempt = getattr(message, "attempt", None)
+            if attempt is not None:
+                about["mqcore.attempt"] = attempt
         else:
             about["messaging.batch.message_count"] = len(messages)
         parent = Context()
@@ -118,23 +120,47 @@ class ClientTracing:
         return Processing(span, settles, is_current)
 
 
+class _Activation:
+    """Whether a span of processing is open, and the context before it."""
+
+    __slots__ = ("before", "is_open")
+
+    def __init__(self, before: Context) -> None:
+        self.before = before
+        self.is_open = True
+
+
+def _live() -> Context:
+    """The current context without spans of processing that have ended.
+
+    A loop that is left with ``break`` is closed by another task, which cannot change the context of the first.
+    """
+    context = contexts.get_current()
+    while True:
+        activation = getattr(trace_api.get_current_span(context), _ACTIVATION, None)
+        if not isinstance(activation, _Activation) or activation.is_open:
+            return context
+        context = activation.before
+
+
 class Processing:
     """The span of a message's processing. If `is_current`, it is the current one from now until it ends."""
 
     def __init__(self, span: Span, settles: bool, is_current: bool) -> None:
         self._span = span
         self._settles = settles
-        self._before = contexts.get_current()
-        self._is_open = True
+        self._activation = _Activation(_live())
+        # Without an attribute of its own, a later publish could not see that this span has ended.
+        setattr(span, _ACTIVATION, self._activation)
         if is_current:
-            contexts.attach(trace_api.set_span_in_context(span, self._before))
+            contexts.attach(trace_api.set_span_in_context(span, self._activation.before))
 
     def end(self, outcome: str, error: BaseException | str | None = None) -> None:
         """End it, unless it has ended."""
         self._restore()
-        if not self._is_open:
+        if not self._activation.is_open:
             return
-        self._is_open = False
+        self._activation.is_open = False
         self._span.set_attribute("mqcore.outcome", outcome)
         if isinstance(error, BaseException):
             self._span.record_exception(error)
@@ -155,11 +181,11 @@ class Processing:
     def _restore(self) -> None:
         # Not with the token of `attach`: it is invalid in other tasks, which have copies of this context.
         if trace_api.get_current_span() is self._span:
-            contexts.attach(self._before)
+            contexts.attach(self._activation.before)
 
     def __del__(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self._activation.is_open:
+            self._activation.is_open = False
             self._span.set_attribute("mqcore.outcome", "abandoned")
             self._span.end()
 

@@ -125,16 +125,18 @@ def _answer(handler: Callable[[Request[Any]], object], request: Request[Any]) ->
         elif request.wants_acknowledge:
             _unless_lost(partial(request.nack, reason_of(error)))
         return
-    if span is not None:
-        span.end("answered")
     if request.wants_response:
         try:
             _unless_lost(partial(request.respond, body))
         except errors.TooLarge as error:
+            if span is not None:
+                span.end("failed", error)
             _LOG.error("%s returned a response that is too large: %s", getattr(handler, "__qualname__", handler), error)
             _unless_lost(partial(request.respond, failure(error), status=HANDLER_FAILED_STATUS))
     elif request.wants_acknowledge:
         _unless_lost(request.ack)
+    if span is not None:
+        span.end("answered")
 
 
 def _unless_lost(answer: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -84,7 +85,8 @@ class Joined(Generic[_T]):
                 message = next(consumer, None)
                 if message is None:
                     return
-                pool.submit(settle, message)
+                # The handler continues the trace of its message.
+                pool.submit(contextvars.copy_context().run, settle, message)
 
 
 def _settle(handler: Callable[[Delivered[Any]], object], message: Delivered[Any]) -> None:

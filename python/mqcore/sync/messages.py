@@ -61,7 +61,7 @@ class Delivered(Incoming[_T_co]):
         """
         outcome = self._core.ack()
         if self._span is not None:
-            self._span.end("acked")
+            self._span.end("acked" if outcome == "sent" else outcome)
         return outcome == "sent"
 
     @property
@@ -78,7 +78,7 @@ class Delivered(Incoming[_T_co]):
         """
         outcome = self._core.nack(reason, None if delay is None else seconds(delay))
         if self._span is not None:
-            self._span.end("nacked", reason)
+            self._span.end("nacked" if outcome == "sent" else outcome, reason)
         return outcome == "sent"
 
     def working(self) -> bool:
@@ -104,9 +104,9 @@ class Delivered(Incoming[_T_co]):
             if self._span is not None:
                 self._span.end("nacked", error)
             raise
-        self._core.ack()
+        outcome = self._core.ack()
         if self._span is not None:
-            self._span.end("acked")
+            self._span.end("acked" if outcome == "sent" else outcome)
 
 
 class Request(Incoming[_T_co]):

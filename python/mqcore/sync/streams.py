@@ -80,6 +80,8 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
 
     def __next__(self) -> Delivered[_T]:
         """Wait for a message; end with the consumer, the client, or after the idle timeout."""
+        if self._span is not None:
+            self._leave_span()
         if not self._taken:
             # Those to acknowledge come one by one: the others wait in the core, which extends their timeouts.
             while (core := self._opened_core()) is not None:
@@ -88,7 +90,6 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
                 if self._taken or closed or not core.wait_blocking(self._idle_timeout):
                     break
         if not self._taken:
-            self._leave_span()
             raise StopIteration
         message = Delivered(self._taken.popleft(), self._wanted)
         if tracing.active is not None:
@@ -118,6 +119,8 @@ class Consumer(SpanHolder, ConsumerBase[Delivered[_T]]):
                 yield from self._batches(max, wait)
             return
         while (core := self._core) is not None:
+            if self._span is not None:
+                self._leave_span()
             closed = core.is_closed
             # Messages that are here need no wait, which costs a switch to another thread.
             taken = core.take_batch(max) if core.waiting >= (max if wait else 1) else None
@@ -170,6 +173,8 @@ class PullStream(SpanHolder, ConsumerBase[Delivered[_T]]):
 
     def __next__(self) -> Delivered[_T]:
         """Wait for a message; end with the pull."""
+        if self._span is not None:
+            self._leave_span()
         while (core := self._core) is not None:
             closed = core.is_closed
             # One by one: the others wait in the core, which returns them if the loop ends.

@@ -436,10 +436,10 @@ impl Broker {
         py.detach(|| running.server.reload_certificates()).map_err(|failed| error::reload(&failed))
     }
 
-    /// Takes the finished spans of traced messages. Also returns how many were dropped because nothing took them.
-    fn take_spans<'py>(&self, py: Python<'py>) -> PyResult<(Vec<Bound<'py, PyDict>>, u64)> {
+    /// Takes up to `limit` finished spans of traced messages. Also returns how many were dropped because nothing took them.
+    fn take_spans<'py>(&self, py: Python<'py>, limit: usize) -> PyResult<(Vec<Bound<'py, PyDict>>, u64)> {
         let Some(spans) = &self.config.spans else { return Ok((Vec::new(), 0)) };
-        Ok((snapshot::span_dicts(py, &spans.take())?, spans.dropped()))
+        Ok((snapshot::span_dicts(py, &spans.take(limit))?, spans.dropped()))
     }
 
     /// The metrics as text; `None`: the broker does not run or does not answer.

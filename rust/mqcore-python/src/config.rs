@@ -94,7 +94,7 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         declarations: declarations(config)?,
         node: node(config)?,
         history: history(config)?,
-        spans: field::<bool>(config, "otel")?.then(Arc::default),
+        spans: config.call_method0("_traces")?.extract::<bool>()?.then(Arc::default),
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,
         tls_expiry_warning: duration(config, "tls_expiry_warning")?,

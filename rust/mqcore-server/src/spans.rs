@@ -1,5 +1,6 @@
 //! Spans of traced messages until the program exports them.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ pub const SPANS_MAX: usize = 1 << 16;
 /// Finished spans of all shards and handlers. No thread that handles messages ever waits for the export.
 #[derive(Debug, Default)]
 pub struct SpanBuffer {
-    finished: Mutex<Vec<Span>>,
+    finished: Mutex<VecDeque<Span>>,
     dropped: AtomicU64,
 }
 
@@ -30,10 +31,12 @@ impl SpanBuffer {
         spans.clear();
     }
 
-    /// Takes all spans.
+    /// Takes up to `limit` spans, the oldest first.
     #[must_use]
-    pub fn take(&self) -> Vec<Span> {
-        std::mem::take(&mut *self.finished.lock().unwrap_or_else(PoisonError::into_inner))
+    pub fn take(&self, limit: usize) -> Vec<Span> {
+        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = finished.len().min(limit);
+        finished.drain(..taken).collect()
     }
 
     /// Number of spans dropped so far.
@@ -77,9 +80,10 @@ mod tests {
         buffer.add(&mut spans);
         assert!(spans.is_empty());
         assert_eq!(buffer.dropped(), 2);
-        let taken = buffer.take();
-        assert_eq!((taken.len(), taken.last().map(|span| span.attempt)), (SPANS_MAX, Some(2)));
+        let (first, taken) = (buffer.take(1), buffer.take(usize::MAX));
+        assert_eq!(first, [span(1)]);
+        assert_eq!((taken.len(), taken.last().map(|span| span.attempt)), (SPANS_MAX - 1, Some(2)));
         buffer.add(&mut vec![span(5)]);
-        assert_eq!(buffer.take(), [span(5)]);
+        assert_eq!(buffer.take(usize::MAX), [span(5)]);
     }
 }

@@ -13,6 +13,8 @@
 use memchr::memchr_iter;
 
 const KEY: &[u8] = b"traceparent";
+/// The header with the headers of a job.
+const JOB_HEADERS: &[u8] = b"EventMQ-Headers:";
 /// The header with the properties of a message of MicroMessage2.
 const PROPERTIES: &[u8] = b"Mm2-Properties:";
 /// Bytes of a value of version 00.
@@ -39,13 +41,13 @@ impl TraceContext {
                 return None;
             }
             let value = headers[colon + 1..].trim_ascii_start();
-            match before.last() {
-                None | Some(b'\n' | b',') => Self::parse(value),
-                Some(b';') => Self::parse(value.strip_prefix(b"T")?),
-                Some(b':' | b' ') if before.trim_ascii_end().ends_with(PROPERTIES) => {
-                    Self::parse(value.strip_prefix(b"T")?)
-                }
-                Some(_) => None,
+            let line = before.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+            if line.is_empty() || is_in(line, JOB_HEADERS, b',') {
+                Self::parse(value)
+            } else if is_in(line, PROPERTIES, b';') {
+                Self::parse(value.strip_prefix(b"T")?)
+            } else {
+                None
             }
         })
     }
@@ -65,6 +67,12 @@ impl TraceContext {
         let context = Self { trace: hex(fields[1])?, span: hex(fields[2])? };
         (context.trace != [0; 16] && context.span != [0; 8]).then_some(context)
     }
+}
+
+/// Whether the beginning of a line ends where a header inside `outer` begins.
+fn is_in(line: &[u8], outer: &[u8], separator: u8) -> bool {
+    let inner = line.strip_prefix(outer).map(<[u8]>::trim_ascii_end);
+    inner.is_some_and(|inner| inner.last().is_none_or(|last| *last == separator))
 }
 
 /// Bytes from lower-case hexadecimal digits.
@@ -105,6 +113,8 @@ mod tests {
             format!("traceparent:{}-later fields\r\n", VALUE.replacen("00-", "01-", 1)),
             format!("traceparent:{}\r\n", VALUE.replace("-01", "-03")),
             format!("traceparent:{VALUE}"),
+            format!("EventMQ-Headers:traceparent:{VALUE},retry-count:2\r\n"),
+            format!("EventMQ-Headers:retry-count:1, traceparent:{VALUE}\r\n"),
             format!("Mm2-Properties:traceparent:T{VALUE};\r\n"),
             format!("Mm2-Properties:color:Tred;traceparent:T{VALUE};size:I3;\r\n"),
         ] {
@@ -119,6 +129,8 @@ mod tests {
             format!("x-traceparent:{VALUE}\r\n"),
             format!("note:traceparent:{VALUE}\r\n"),
             format!("note:traceparent:T{VALUE};\r\n"),
+            format!("note:a;traceparent:T{VALUE};\r\n"),
+            format!("note:a,traceparent:{VALUE}\r\n"),
             format!("Mm2-Properties:color:Tred;traceparent:B{VALUE};\r\n"),
             format!("traceparent:{}\r\n", VALUE.replace("-01", "-00")),
             format!("traceparent:{}\r\n", VALUE.replacen("00-", "ff-", 1)),

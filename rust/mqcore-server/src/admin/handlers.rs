@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
 use crate::admin::answers::{ErrorAnswer, StackAnswer, StackFrameAnswer, ThreadStackAnswer};
-use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, busy, error};
+use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, error};
 use crate::handler::{StackRequest, ThreadStack};
 
 /// Number of keys that an error lists.
@@ -25,7 +25,6 @@ const GIL_HELD: &str = "gil-held";
     responses(
         (status = 200, description = "The stacks of its threads", body = StackAnswer),
         (status = 404, description = "No such handler", body = ErrorAnswer),
-        (status = 503, description = "Another request looks at the same time", body = ErrorAnswer),
     )
 )]
 pub(crate) async fn stack(State(admin): State<Admin>, PathText(key): PathText) -> Response {
@@ -39,11 +38,15 @@ pub(crate) async fn stack(State(admin): State<Admin>, PathText(key): PathText) -
             };
             return error(StatusCode::NOT_FOUND, "not-found", &message);
         }
-        StackRequest::Busy => return busy(),
-        StackRequest::Pending(answer) => answer,
+        // An earlier request still waits for the interpreter.
+        StackRequest::Busy => None,
+        StackRequest::Pending(answer) => Some(answer),
     };
     // An answer that does not come is an answer, too: no thread can run Python code in the meantime.
-    let threads = tokio::time::timeout(SHARD_TIMEOUT, answer).await.ok().and_then(Result::ok);
+    let threads = match answer {
+        Some(answer) => tokio::time::timeout(SHARD_TIMEOUT, answer).await.ok().and_then(Result::ok),
+        None => None,
+    };
     let state = match &threads {
         None => GIL_HELD,
         Some(threads) if threads.iter().all(|thread| thread.frames.is_empty()) => IDLE,
