@@ -272,7 +272,9 @@ async def test_a_span_ends_when_the_program_asks_for_the_next_message(
             await asyncio.wait([waiting])
 
 
-async def test_after_a_break_spans_continue_the_trace_before_the_loop(receiver: Received, provider: TracerProvider) -> None:
+async def test_after_a_break_spans_continue_the_trace_before_the_loop(
+    receiver: Received, provider: TracerProvider
+) -> None:
     mqcore.otel.instrument(tracer_provider=provider)
     tracer = provider.get_tracer("shop")
     async with mqcore.Broker() as broker, mqcore.connect(broker) as mq:
