@@ -15,6 +15,11 @@ export function age(seconds: number | null): string {
   return seconds < 1 ? `${seconds.toFixed(1)} s` : `${Math.round(seconds)} s`;
 }
 
+/** When something expires; negative seconds are past. */
+export function expiry(seconds: number): string {
+  return seconds < 0 ? `expired for ${age(-seconds)}` : `in ${age(seconds)}`;
+}
+
 export function count(value: number): string {
   return value.toLocaleString("en-US");
 }

@@ -4,7 +4,7 @@ import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 
 import type { Archive, Certificate, Overview } from "../api";
-import { age, bytes, count, shortTime } from "../format";
+import { age, bytes, count, expiry, shortTime } from "../format";
 import { attention, follow } from "../live";
 import { readMetrics } from "../metrics";
 import type { Durations, Metrics } from "../metrics";
@@ -314,7 +314,7 @@ const CERTIFICATES: Column<Certificate>[] = [
   { name: "names", cell: (row) => row.names.join(", ") || "–" },
   {
     name: "expires",
-    cell: ({ expires_in_seconds: seconds }) => (seconds < 0 ? `expired for ${age(-seconds)}` : `in ${age(seconds)}`),
+    cell: ({ expires_in_seconds: seconds }) => expiry(seconds),
   },
   { name: "fingerprint", cell: (row) => <code class="id">{row.fingerprint}</code> },
 ];

@@ -3,7 +3,7 @@
 import { useEffect } from "preact/hooks";
 
 import type { Restrictions, Token, User, Users } from "../api";
-import { age, count } from "../format";
+import { count, expiry } from "../format";
 import { follow } from "../live";
 import { AnswerError, Figure, Table } from "../parts";
 import type { Column } from "../parts";
@@ -57,7 +57,10 @@ const USERS: Column<User>[] = [
   { name: "name", cell: ({ name }) => name },
   {
     name: "logs in with",
-    cell: (user) => [user.has_password && "password", user.certificate && `certificate ${user.certificate}`].filter(Boolean).join(" or ") || "nothing",
+    cell: (user) => {
+      const ways = [user.has_password && "password", user.certificate && `certificate ${user.certificate}`];
+      return ways.filter(Boolean).join(" or ") || "nothing";
+    },
   },
   ...SHARED,
 ];
@@ -65,7 +68,7 @@ const USERS: Column<User>[] = [
 const TOKENS: Column<Token>[] = [
   { name: "name", cell: ({ name }) => name },
   { name: "id", cell: ({ id }) => <code class="id">{id}</code> },
-  { name: "expires", cell: ({ expires_ms: expires }) => expiry(expires) },
+  { name: "expires", cell: ({ expires_ms: at }) => (at === null ? "never" : expiry((at - Date.now()) / 1_000)) },
   ...SHARED,
 ];
 
@@ -89,12 +92,6 @@ function conditions({ client_ids, client_names, client_types, addresses }: Restr
   ];
   const used = kinds.filter(([, patterns]) => patterns.length > 0);
   return used.map(([kind, patterns]) => `${kind} ${patterns.join(" or ")}`).join("; ");
-}
-
-function expiry(expiresMs: number | null): string {
-  if (expiresMs === null) return "never";
-  const seconds = (expiresMs - Date.now()) / 1_000;
-  return seconds < 0 ? `expired for ${age(-seconds)}` : `in ${age(seconds)}`;
 }
 
 function Lists({ users }: { users: Users }) {

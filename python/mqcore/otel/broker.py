@@ -25,7 +25,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status,
 from mqcore.errors import ConfigError
 from mqcore.otel import environment
 from mqcore.otel.client import attributes
-from mqcore.otel.figures import metrics_data
+from mqcore.otel.metrics import metrics_data
 
 __all__ = ["Export"]
 

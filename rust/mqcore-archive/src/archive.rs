@@ -177,7 +177,7 @@ impl<S: Storage> Archive<S> {
         self.round_until(shard, journal, inventory, now_ms, &|| false)
     }
 
-    /// Like [`Archive::round`], but gives up as soon as `stop` returns true, which it is asked for every note and file.
+    /// Like [`Archive::round`], but gives up once `stop` returns true. It calls `stop` before each segment, note and file.
     ///
     /// # Errors
     /// As [`Archive::round`], and [`ArchiveError::Interrupted`].
