@@ -55,7 +55,7 @@ ENVIRONMENT := $(VENV)/.environment
 EXTENSION := $(VENV)/.extension
 STUB_CHECKED := $(VENV)/.stub-checked
 DASHBOARD := python/mqcore/_dashboard/index.html
-DASHBOARD_FILES := $(shell find dashboard -path dashboard/node_modules -prune -o -type f -print 2>/dev/null)
+DASHBOARD_FILES := docs/openapi.json $(shell find dashboard -name node_modules -prune -o -type f ! -name openapi.ts -print 2>/dev/null)
 
 PEERS_SCRATCH := $(abspath target/bench-peers)
 

@@ -36,6 +36,8 @@ _CONTEXT: Final = "context add other-{n} --url tmqp://broker.example --force"
 _ROUTER: Final = ("router create r-{n}", "router bind r-{n} shop/1 --name b-{n}")
 _USER: Final = "user add ann-{n} --no-password --certificate cn:ann-{n} --store {store}"
 _LIMIT: Final = "limit set key-{n} 5 --ttl 60s"
+_POLICY: Final = "policy set p-{n} none-{n}/* --message-limit 5"
+_JOB: Final = "jobs enqueue shop.send_email 1 --queue line-{n}"
 _BENCH: Final = "--scenario confirmed --seconds 0.05"
 
 CASES: Final = {
@@ -111,9 +113,15 @@ CASES: Final = {
     "limit set": Case("key-{n} 5 --ttl 60s"),
     "limit reset": Case("key-{n}", before=(_LIMIT,)),
     "limit watch": Case("--count 1", before=(_LIMIT,)),
+    "policy ls": Case(before=(_POLICY,)),
+    "policy show": Case("p-{n}", before=(_POLICY,)),
+    "policy set": Case("new-{n} none-{n}/* --message-limit 5"),
+    "policy rm": Case("p-{n}", before=(_POLICY,)),
     "jobs enqueue": Case("shop.send_email 1"),
     "jobs status": Case(),
     "jobs workers": Case(),
+    "jobs failed": Case("line-{n}", before=(_JOB,)),
+    "jobs retry": Case("line-{n}", before=(_JOB,)),
     "jobs schedules": Case(),
     "jobs unschedule": Case("{schedule_id_{n}}"),
     "node ls": Case(),

@@ -80,7 +80,9 @@ RULES = {
     "metrics": ("inspect:/metrics",),
     "orders": ("administer:/queues/orders/*", "push:orders/*"),
     "client": ("push", "pull", "join"),
+    "planner": ("inspect:/access", "administer:/schedules/*"),
 }
+PARTS = ["audit", "connections", "drain", "handlers", "limits", "policies", "queues", "routers", "schedules", "users"]
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +258,10 @@ def test_moving_to_a_queue_needs_the_permission_to_publish_there(place: Place) -
 def test_a_viewer_sees_everything_but_messages(place: Place) -> None:
     with place.connect() as client:
         client.declare("seen", 1, SAVING)
-    for path in ("/queues", "/queues/seen/1", "/connections", "/overview", "/attention", "/schedules", "/totals"):
+    for path in (
+        *("/queues", "/queues/seen/1", "/connections", "/overview", "/attention", "/schedules", "/totals"),
+        "/jobs",
+    ):
         assert place.ask("GET", path, who="viewer")[0] == 200, path
     for path in ("/queues/seen/1/messages", "/backup", "/history", "/trace/x"):
         assert place.ask("GET", path, who="viewer")[0] == 403, path
@@ -266,8 +271,9 @@ def test_a_viewer_sees_everything_but_messages(place: Place) -> None:
 @pytest.mark.parametrize(
     ("who", "expected"),
     [
-        ("all", {"user": "all", "open": False, "changes": True, "messages": True}),
-        ("viewer", {"user": "viewer", "open": False, "changes": False, "messages": False}),
+        ("all", {"user": "all", "open": False, "administers": PARTS, "messages": True}),
+        ("viewer", {"user": "viewer", "open": False, "administers": [], "messages": False}),
+        ("planner", {"user": "planner", "open": False, "administers": ["schedules"], "messages": False}),
     ],
 )
 def test_a_page_learns_what_its_user_may_do(place: Place, who: str, expected: dict[str, Any]) -> None:
@@ -286,6 +292,9 @@ def test_changes_are_in_the_audit_log(tmp_path: Path) -> None:
         def written() -> list[tuple[str, str]]:
             log = data / "audit.jsonl"
             lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            shown = place.ask("GET", "/audit?limit=1000")[1]["lines"]
+            newest_first = [{name: value for name, value in line.items() if value is not None} for line in shown]
+            assert newest_first[::-1][: len(lines)] == lines
             return [(line["who"], line["verdict"]) for line in lines if line.get("resource") == "/queues/a/1/purge"]
 
         wait_until(lambda: written() == [("viewer", "denied"), ("all", "allowed")], what="both lines")

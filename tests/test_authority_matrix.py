@@ -556,6 +556,7 @@ class Http:
                 for page in (
                     *("/access", "/attention", "/connections", "/healthz", "/metrics", "/overview", "/queues"),
                     *("/queues/a/1", "/stream", "/totals", "/errors", "/openapi.json", "/schedules"),
+                    *("/jobs", "/limits", "/policies"),
                 )
             },
             "GET /backup": (("administer", "/backup"),),
@@ -565,11 +566,15 @@ class Http:
             "GET /queues/a/1/messages": (("administer", "/queues/a/1/messages"),),
             "GET /trace/absent": (("administer", "/trace/absent"),),
             "GET /users": (("administer", "/users"),),
+            "GET /audit": (("administer", "/audit"),),
             "GET /handlers/absent/stack": (("administer", "/handlers/absent/stack"),),
             "POST /queues/a/1/purge": (("administer", "/queues/a/1/purge"),),
             "POST /queues/a/1/move": (("administer", "/queues/a/1/move"),),
             "DELETE /queues/a/1": (("administer", "/queues/a/1"),),
             "DELETE /connections/absent": (("administer", "/connections/absent"),),
+            "POST /routers/absent/test": (("administer", "/routers/absent/test"),),
+            "DELETE /policies/absent": (("administer", "/policies/absent"),),
+            "DELETE /limits/absent": (("administer", "/limits/absent"),),
             "POST /authority/reload": (("administer", "/authority/reload"),),
             "DELETE /overview": (("administer", "/overview"),),
             f"DELETE /schedules/{0:040}": (("administer", f"/schedules/{0:040}"),),

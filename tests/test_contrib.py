@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -163,3 +164,44 @@ def test_the_service_manager_learns_when_the_broker_is_ready_and_when_it_stops(t
             assert broker.ready["listeners"]["tmqp"] in ready["STATUS"]
             assert broker.terminate() == 0
             assert manager.recv(4096).decode().splitlines()[0] == "STOPPING=1"
+
+
+# --- Kubernetes -----------------------------------------------------------------------------------------------
+
+MANIFEST = CONTRIB / "kubernetes" / "mqcore.yaml"
+
+
+def validated(manifest: str) -> subprocess.CompletedProcess[str]:
+    """Compare a manifest with the schemas of Kubernetes, without unknown fields."""
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-"]
+    return subprocess.run(command, input=manifest, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_kubernetes_manifest_fits_the_schemas_of_kubernetes() -> None:
+    checked = validated(MANIFEST.read_text(encoding="utf-8"))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stderr.count("passed") + checked.stdout.count("passed") == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("terminationGracePeriodSeconds: 45", "terminationGracePeriod: 45"),
+        ("replicas: 1", "replicas: one"),
+        ("- { name: tmqp, port: 2622, targetPort: tmqp }", "- { name: tmqp, targetPort: tmqp }"),
+    ],
+)
+def test_the_schemas_reject_a_manifest_with_a_mistake(line: str, wrong: str) -> None:
+    manifest = MANIFEST.read_text(encoding="utf-8")
+    assert line in manifest
+    assert validated(manifest.replace(line, wrong)).returncode != 0
+
+
+def test_a_pod_has_longer_to_stop_than_the_broker_takes() -> None:
+    manifest = MANIFEST.read_text(encoding="utf-8")
+    grace = re.search(r"terminationGracePeriodSeconds: (\d+)", manifest)
+    assert grace is not None
+    for probe, page in (("livenessProbe:", "/livez"), ("readinessProbe:", "/readyz")):
+        assert page in manifest.split(probe)[1].splitlines()[1]
+    # The drain timeout of `mqcore serve` is 10 s.
+    assert int(grace[1]) >= 3 * 10

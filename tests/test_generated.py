@@ -83,8 +83,8 @@ def test_options_are_declared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(options.stale()) == everywhere
     monkeypatch.setattr(options, "QUEUE_OPTIONS", QUEUE_OPTIONS)
     monkeypatch.setattr(options, "CHANNEL_OPTIONS", CHANNEL_OPTIONS[:-1])
-    # Information about channels and snapshots of queues have no generated part for channels.
-    informing = {"models.rs", "models.py", "information.rs", "snapshot.rs"}
+    # Information about channels, snapshots of queues and policies have no generated part for channels.
+    informing = {"models.rs", "models.py", "information.rs", "snapshot.rs", "policies.rs"}
     assert {path.name for path in everywhere} - {path.name for path in options.stale()} <= informing
 
 

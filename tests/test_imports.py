@@ -46,7 +46,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "mqcore-session": [
         # Interfaces between sessions, the broker and the server.
-        {"extension", "listener", "message_id", "node", "permission", "request_error", "session"},
+        {"extension", "job_figures", "listener", "message_id", "node", "permission", "request_error", "session"},
         # One folder for each protocol, and the interface that each implements.
         PROTOCOLS | {"protocol", "forwards", "schedules", "uplink"},
         {"registry", "any"},

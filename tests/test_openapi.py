@@ -83,13 +83,16 @@ def test_every_route_is_documented(place: Place) -> None:
 
 def test_every_operation_and_member_is_described(place: Place) -> None:
     paths = document(place)["paths"]
+    names: list[str] = []
     for path, item in paths.items():
         for method, operation in item.items():
             what = f"{method} {path}"
             assert operation["tags"], what
+            names.append(operation["operationId"])
             assert all(answer["description"] for answer in operation["responses"].values()), what
             assert all(parameter["description"] for parameter in operation.get("parameters", [])), what
             assert {"401", "403", "503"} <= operation["responses"].keys(), what
+    assert len(set(names)) == len(names), "generated clients need a name for each"
 
 
 def generated(place: Place, who: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

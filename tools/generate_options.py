@@ -251,6 +251,65 @@ def journal_lines() -> str:
     return text
 
 
+def change_lines() -> str:
+    """Lines of policies in the journal, to and from text. An option without a value has empty text."""
+    values = {"status": "value.as_str()", "durability": "value.as_str()", "duration": "value.as_millis()"}
+    values |= dict.fromkeys(TEXTS, "one_line(value)")
+    values |= {"delay": "value.map(|delay| delay.as_millis().to_string()).unwrap_or_default()"}
+    values |= dict.fromkeys(("dead letter", "rate"), "value.as_ref().map(ToString::to_string).unwrap_or_default()")
+    text = "fn write_queue_changes(changes: &QueueChanges, text: &mut String) {\n"
+    for option in QUEUE_OPTIONS:
+        key = f"{option.name}_ms" if option.kind in MILLISECONDS else option.name
+        text += f"    if let Some(value) = &changes.{option.name} {{\n"
+        text += f'        line(text, "{key}", {values.get(option.kind, "value")});\n    }}\n'
+    text += "}\n\nfn read_queue_change(changes: &mut QueueChanges, name: &str, value: &str) {\n"
+    text += "    // Both have the same text.\n    let mut options = QueueOptions::default();\n"
+    text += "    read_queue_option(&mut options, name, value);\n    match name {\n"
+    for option in QUEUE_OPTIONS:
+        key = f"{option.name}_ms" if option.kind in MILLISECONDS else option.name
+        value = f"options.{option.name}"
+        value = value if option.kind in TEXTS else f"Some({value})"
+        text += f'        "{key}" => changes.{option.name} = {value},\n'
+    return text + "        _ => {}\n    }\n}\n"
+
+
+def admin_options() -> str:
+    """The options of queues in requests to the admin side, and their conversion from and to changes."""
+    types = {"flag": "bool", "duration": "f64", "delay": "f64"}
+    text = "/// Options of queues. Times are seconds.\n"
+    text += "#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]\n"
+    text += "#[serde(default, deny_unknown_fields)]\npub(crate) struct QueueOptionsBody {\n"
+    for option in QUEUE_OPTIONS:
+        kind = count(option) if option.kind == "count" else types.get(option.kind, "String")
+        text += wrapped(f"{option.meaning[0].upper()}{option.meaning[1:]}.", "    /// ", 100)
+        text += '    #[serde(skip_serializing_if = "Option::is_none")]\n'
+        text += f"    {option.name}: Option<{kind}>,\n"
+    text += "}\n\nimpl QueueOptionsBody {\n    fn changes(self) -> Result<QueueChanges, String> {\n"
+    text += "        Ok(QueueChanges {\n"
+    reading = {"status": "status", "duration": "duration", "delay": "delay", "dead letter": "dead_letter"}
+    reading |= {"durability": "durability", "rate": "rate", "key": "text", "text": "text"}
+    for option in QUEUE_OPTIONS:
+        value = f"self.{option.name}"
+        if option.kind in reading:
+            value = f'{reading[option.kind]}("{option.name}", {value})?'
+        text += f"            {option.name}: {value},\n"
+    text += "        })\n    }\n}\n\nimpl From<&QueueChanges> for QueueOptionsBody {\n"
+    text += "    fn from(changes: &QueueChanges) -> Self {\n        Self {\n"
+    texts = {"status": "as_str().to_owned()", "durability": "as_str().to_owned()", "duration": "as_secs_f64()"}
+    for option in QUEUE_OPTIONS:
+        value = f"changes.{option.name}"
+        if option.kind in texts:
+            value += f".map(|value| value.{texts[option.kind]})"
+        elif option.kind in TEXTS:
+            value += ".as_deref().map(Into::into)"
+        elif option.kind == "delay":
+            value += ".flatten().map(|value| value.as_secs_f64())"
+        elif option.kind in {"dead letter", "rate"}:
+            value += ".as_ref().map(|value| value.as_ref().map_or_else(String::new, ToString::to_string))"
+        text += f"            {option.name}: {value},\n"
+    return text + "        }\n    }\n}\n"
+
+
 def session_json() -> str:
     """The JSON that the session reads."""
     types = {"status": "StatusText", "flag": "bool", "duration": "u64", "delay": "u64", "queue ids": "Vec<u16>"}
@@ -423,7 +482,8 @@ TARGETS: dict[str, tuple[Render, ...]] = {
     ),
     "python/mqcore/client/models.py": (python_information, python_information),
     "rust/mqcore-broker/src/model/options.rs": (broker_options,),
-    "rust/mqcore-broker/src/model/definition.rs": (journal_lines,),
+    "rust/mqcore-broker/src/model/definition.rs": (journal_lines, change_lines),
+    "rust/mqcore-server/src/admin/policies.rs": (admin_options,),
     "rust/mqcore-session/src/tmqp/options.rs": (session_json,),
     "rust/mqcore-session/src/tmqp/information.rs": (session_information,),
     "rust/mqcore-client/src/models.rs": (client_information, client_information, client_options),

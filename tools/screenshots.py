@@ -24,6 +24,7 @@ import mqcore
 from mqcore import QueueOptions, QueueStatus
 from mqcore._core import AuthorityStore
 from mqcore.jobs import Jobs
+from mqcore.throttr import SyncClient
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -43,11 +44,13 @@ HEIGHTS: Final = {
     "queues": 520,
     "queue": 1000,
     "connections": 640,
-    "routing": 720,
+    "routing": 770,
     "purge": 560,
     "trace": 700,
+    "jobs": 760,
     "schedules": 390,
-    "users": 420,
+    "limits": 480,
+    "users": 760,
     "system": 980,
 }
 """Height of each picture in pixels."""
@@ -201,11 +204,75 @@ class Shop:
         return json.dumps(order).encode()
 
 
+JOBS: Final = """
+from mqcore.jobs import Jobs
+
+jobs = Jobs()
+
+
+@jobs.task(name="shop.send_mail", queue="mail")
+def send_mail(customer: str) -> None:
+    if not customer.isascii():
+        raise ValueError(f"the address of {customer} is not complete")
+
+
+@jobs.task(name="shop.resize", queue="pictures")
+def resize(picture: str) -> None: ...
+"""
+CUSTOMERS: Final = ("Ann", "Béla", "Carl", "Dorothea", "Émile", "Frank")
+
+
+def jobs_url(listeners: dict[str, str]) -> str:
+    """The URL of the broker for jobs, whose sockets have any ports."""
+    ports = {role: listeners[f"emqp-{role}"].rpartition(":")[2] for role in ("frontend", "admin", "subscribe")}
+    return f"emqp://{listeners['emqp']}?" + "&".join(f"{role}={port}" for role, port in ports.items())
+
+
+@asynccontextmanager
+async def working(directory: str, listeners: dict[str, str], token: str) -> AsyncIterator[None]:
+    """Run workers while the block runs, and send them jobs of which some fail."""
+    (Path(directory) / "shop_jobs.py").write_text(JOBS)
+    url = jobs_url(listeners)
+    environment = {**os.environ, "PYTHONPATH": directory, "MQCORE_TOKEN": token}
+    workers = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "mqcore", "worker", "shop_jobs:jobs", "--broker", url, "--queues", queues),
+            *("--pool", "thread", "--concurrency", "4"),
+            env=environment,
+        )
+        for queues in ("mail:40,pictures:10", "mail:10,pictures:40")
+    ]
+    try:
+        await asyncio.to_thread(send_jobs, url, token)
+        yield
+    finally:
+        for worker in workers:
+            worker.terminate()
+        await asyncio.gather(*(worker.wait() for worker in workers))
+
+
+def send_jobs(url: str, token: str) -> None:
+    """Send the jobs of a day."""
+    with Jobs(url, token=token) as jobs:
+        for customer in CUSTOMERS * 3:
+            jobs.send("shop.send_mail", [customer], queue="mail", result=False)
+        for number in range(40):
+            jobs.send("shop.resize", [f"picture-{number}.png"], queue="pictures", result=False)
+        jobs.send("shop.write_report", [], queue="reports-later", run_after="1h", result=False)
+
+
+def count_requests(url: str) -> None:
+    """Make counters of a limiter."""
+    with SyncClient(url) as client:
+        for number, customer in enumerate(("ann", "carl", "dorothea", "frank")):
+            client.insert(f"login:{customer}", 5 - number, 40 * (number + 3))
+            client.insert(f"search:{customer}", 100 - 17 * number, 60)
+        client.set("session:ann", b"x" * 300, 1_800)
+
+
 def send_schedules(listeners: dict[str, str], token: str) -> None:
     """Declare the schedules of the shop."""
-    ports = {role: listeners[f"emqp-{role}"].rpartition(":")[2] for role in ("frontend", "admin")}
-    url = f"emqp://{listeners['emqp']}?frontend={ports['frontend']}&admin={ports['admin']}"
-    with Jobs(url, token=token) as jobs:
+    with Jobs(jobs_url(listeners), token=token) as jobs:
 
         def call(queue: str, name: str) -> Any:
             return jobs.task(name=f"shop.{name}", queue=queue)(lambda: None)
@@ -229,6 +296,10 @@ async def served(data_dir: str) -> AsyncIterator[tuple[dict[str, Any], str]]:
     store.add_user(json.dumps({"name": "billing", "allow": ["push:invoices/*"], "certificate": "cn:billing"}), None)
     arguments = [part for name in LISTENERS for part in ("--listen", f"{name}://127.0.0.1:0")]
     arguments += ["--admin", "http://127.0.0.1:0", "--auto-create", "--data-dir", data_dir, "--history"]
+    config = Path(data_dir) / "shop.toml"
+    # Throttr has no credentials.
+    config.write_text('[authority]\nanonymous = ["limit"]\n')
+    arguments += ["--config", str(config)]
     # A broker rejects variables that only the Makefile reads.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQCORE_")}
     process = await asyncio.create_subprocess_exec(
@@ -280,9 +351,12 @@ async def save_all(page: Page, url: str, token: str, seconds: float) -> None:
     await save(page, "purge")
     await page.keyboard.press("Escape")
     await page.wait_for_timeout(seconds * 1_000)
-    for name in ("overview", "queues", "connections", "routing", "schedules", "users", "system"):
+    for name in ("overview", "queues", "connections", "routing", "schedules", "limits", "users", "system"):
         await page.goto(f"{url}/#/{'' if name == 'overview' else name}")
         await save(page, name)
+    await page.goto(f"{url}/#/jobs?failed=mail/65535")
+    await page.get_by_text("is not complete").first.wait_for()
+    await save(page, "jobs")
     await page.goto(f"{url}/#/trace?id={TRACED}")
     await page.get_by_text("is done").wait_for()
     await save(page, "trace")
@@ -298,6 +372,8 @@ async def run(seconds: float) -> None:
             shop = Shop(urls, token, stack)
             await shop.open()
             await asyncio.to_thread(send_schedules, ready["listeners"], token)
+            await asyncio.to_thread(count_requests, urls["throttr"])
+            await stack.enter_async_context(working(directory, ready["listeners"], token))
             playwright = await stack.enter_async_context(async_playwright())
             chromium = await playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
             stack.push_async_callback(chromium.close)

@@ -3,14 +3,7 @@
 import { signal } from "@preact/signals";
 
 import { ask, token } from "./api";
-
-export interface Access {
-  user: string | null;
-  /** Whether there are no users yet, so that all may read and none may change. */
-  open: boolean;
-  changes: boolean;
-  messages: boolean;
-}
+import type { Access } from "./api";
 
 export const access = signal<Access | null>(null);
 
@@ -21,6 +14,16 @@ export async function learnAccess(): Promise<void> {
   } catch {
     access.value = null;
   }
+}
+
+/** Whether the user may administer a part of the admin side, such as `queues`. */
+export function mayAdminister(part: string): boolean {
+  return access.value?.administers.includes(part) === true;
+}
+
+/** Whether it is known that the user may not administer a part. */
+export function mayNotAdminister(part: string): boolean {
+  return access.value?.administers.includes(part) === false;
 }
 
 /** Forgets the token, so that the page asks for another one. */

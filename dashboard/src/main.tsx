@@ -9,6 +9,8 @@ import { token } from "./api";
 import { clock } from "./format";
 import { attention, connection, follow, heardAt, isFrozen, trouble } from "./live";
 import { ConnectionsPage } from "./pages/connections";
+import { JobsPage } from "./pages/jobs";
+import { LimitsPage } from "./pages/limits";
 import { OverviewPage } from "./pages/overview";
 import { QueuePage } from "./pages/queue";
 import { QueuesPage } from "./pages/queues";
@@ -35,7 +37,9 @@ const PAGES: Page[] = [
   { path: "/connections", title: "Connections", key: "c", page: ConnectionsPage },
   { path: "/routing", title: "Routing", key: "r", page: RoutingPage },
   { path: "/trace", title: "Trace", key: "t", page: TracePage },
+  { path: "/jobs", title: "Jobs", key: "j", page: JobsPage },
   { path: "/schedules", title: "Schedules", key: "s", page: SchedulesPage },
+  { path: "/limits", title: "Limits", key: "l", page: LimitsPage },
   { path: "/users", title: "Users", key: "u", page: UsersPage },
   { path: "/system", title: "System", key: "y", page: SystemPage },
 ];
@@ -90,7 +94,7 @@ function User() {
     <div class="user">
       <span>
         {user}
-        {access.value?.changes ? "" : " (may only look)"}
+        {access.value?.administers.length ? "" : " (may only look)"}
       </span>
       <button type="button" class="quiet" onClick={logOut}>
         log out

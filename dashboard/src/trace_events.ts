@@ -91,7 +91,7 @@ export function eventName(kind: string): string {
   return EVENTS[kind] ?? kind;
 }
 
-const STATES: Record<MessageLocation["state"], string> = {
+const STATES: Record<string, string> = {
   undecided: "waits for the decision of the handler",
   waiting: "waits for a consumer",
   delayed: "is delayed",
@@ -100,7 +100,7 @@ const STATES: Record<MessageLocation["state"], string> = {
 
 /** The present state of a message. */
 export function stateName(state: MessageLocation["state"]): string {
-  return STATES[state];
+  return STATES[state] ?? state;
 }
 
 /** Whether an event is a success, a failure, or neither. */

@@ -33,10 +33,12 @@ from mqcore.tls import TLSConfig
 if TYPE_CHECKING:
     import urllib3
 
-__all__ = ["DEFAULT_PORT", "AdminClient", "Body", "Rejections", "reading"]
+__all__ = ["DEFAULT_PORT", "DEFAULT_URL", "AdminClient", "Body", "Rejections", "reading"]
 
 DEFAULT_PORT: Final = 2627
 """The port of an admin side whose URL names none."""
+DEFAULT_URL: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
+"""The default URL of an admin side."""
 
 _ERROR_BYTES_MAX: Final = 1 << 20
 _TLS_OPTIONS: Final = ("ca", "cert", "key", "server_name")

@@ -9,16 +9,32 @@
 from __future__ import annotations
 
 import base64
-import re
 import urllib.parse
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mqcore import errors as _errors
 from mqcore._admin_changes import MoveResult, clear, discard, disconnect, drain, move, remove_queue, set_status
+from mqcore._admin_pages import (
+    JobQueueState,
+    JobsState,
+    LimitPage,
+    LimitState,
+    ScheduleInfo,
+    ScheduleList,
+    WorkerState,
+    jobs,
+    limits,
+    remove_limit,
+    route,
+    schedules,
+    set_limit,
+    unschedule,
+)
+from mqcore._admin_policies import Policy, PolicyResult, policies, remove_policy, set_policy
 from mqcore._admin_stacks import HandlerStack, StackFrame, ThreadStack, handler_stack
-from mqcore._http import AdminClient, reading
+from mqcore._http import DEFAULT_URL, AdminClient, reading
 from mqcore.config import Duration
 
 if TYPE_CHECKING:
@@ -30,9 +46,15 @@ __all__ = [
     "FailedRequest",
     "Finding",
     "HandlerStack",
+    "JobQueueState",
+    "JobsState",
+    "LimitPage",
+    "LimitState",
     "MessageLocation",
     "MoveResult",
     "PeekedMessage",
+    "Policy",
+    "PolicyResult",
     "QueuePage",
     "QueueRates",
     "QueueState",
@@ -43,6 +65,7 @@ __all__ = [
     "Trace",
     "TraceStep",
     "TracedClient",
+    "WorkerState",
     "attention",
     "clear",
     "discard",
@@ -50,20 +73,23 @@ __all__ = [
     "drain",
     "errors",
     "handler_stack",
+    "jobs",
+    "limits",
     "move",
     "peek",
+    "policies",
     "queues",
+    "remove_limit",
+    "remove_policy",
     "remove_queue",
+    "route",
     "schedules",
+    "set_limit",
+    "set_policy",
     "set_status",
     "trace",
     "unschedule",
 ]
-
-DEFAULT_URL: Final = "http://127.0.0.1:2627"
-"""The default URL of an admin side."""
-
-_SCHEDULE_ID: Final = re.compile(r"[0-9a-fA-F]{40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,91 +115,6 @@ class FailedRequest:
     def at(self) -> datetime:
         """The time in UTC."""
         return datetime.fromtimestamp(self.at_ms / 1000, UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleInfo:
-    """A schedule of a broker, and its progress."""
-
-    id: str
-    """A hash of its call, unique among schedules."""
-    queue: str
-    """The queue of its runs."""
-    headers: str
-    """The headers of each run, as the protocol writes them."""
-    job: str
-    """The JSON of the job; a long one is cut."""
-    interval_ms: int | None
-    """Milliseconds between two runs; ``None`` if it has a cron expression."""
-    cron: str | None
-    """Its cron expression."""
-    timezone: str | None
-    """The time zone of `cron`."""
-    catch_up: str
-    """The missed runs that are made later: ``none``, ``latest`` or ``all``."""
-    due_ms: int
-    """Time of the next run in Unix milliseconds."""
-    runs: int
-    """Runs so far."""
-    left: int | None
-    """Remaining runs; ``None``: unlimited."""
-
-    @property
-    def due(self) -> datetime:
-        """Time of the next run in UTC."""
-        return datetime.fromtimestamp(self.due_ms / 1000, UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleList:
-    """Schedules of a broker."""
-
-    total: int
-    """Number of all schedules."""
-    schedules: tuple[ScheduleInfo, ...]
-    """Up to `limit` of them, those due next first."""
-
-
-def schedules(
-    url: str = DEFAULT_URL,
-    *,
-    limit: int = 100,
-    token: str | None = None,
-    timeout: Duration = 15.0,
-    tls: TLSConfig | None = None,
-) -> ScheduleList:
-    """Return the schedules of the broker with this admin side, those due next first.
-
-    `limit` is at most 10,000. The other arguments and the exceptions are those of `errors`.
-    """
-    content = AdminClient(url, token=token, timeout=timeout, tls=tls).ask("GET", f"/schedules?limit={limit:d}")
-    with reading("its schedules", url):
-        found = tuple(ScheduleInfo(**schedule) for schedule in content["schedules"])
-        return ScheduleList(int(content["total"]), found)
-
-
-def unschedule(
-    url: str,
-    schedule_id: str,
-    *,
-    token: str | None = None,
-    timeout: Duration = 15.0,
-    tls: TLSConfig | None = None,
-) -> None:
-    """Remove the schedule with this id, as `schedules` returns it, from the broker with this admin side.
-
-    When the call returns, the removal is on disk. Runs that are already due are still made. Workers whose program
-    declares the schedule do not start it again, but `mqcore.jobs.Jobs.send_schedules` does. Like every change through
-    the admin side it needs a `token` with the rule ``administer:/schedules/*``.
-
-    Raises `NotFound` if there is no such schedule, `InvalidArgument` for a malformed id, `Unauthorized`, `Busy` while
-    the broker cannot save schedules, `Nacked` if its disk failed during the call, `ConfigError` for another URL,
-    `ConnectFailed` if the broker does not answer, `ConnectionLost` while it stops, and `BadAnswer` if the answer is not
-    that of a broker of this version.
-    """
-    if not _SCHEDULE_ID.fullmatch(schedule_id):
-        raise _errors.InvalidArgument(f"{schedule_id!r}: the id of a schedule has 40 hexadecimal digits")
-    AdminClient(url, token=token, timeout=timeout, tls=tls).ask("DELETE", f"/schedules/{schedule_id}")
 
 
 def errors(

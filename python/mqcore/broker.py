@@ -112,6 +112,8 @@ class BrokerOptions(TypedDict, total=False):
     archive_max_age: Duration
     archive_max_bytes: int
     otel: bool
+    mask_fields: Sequence[str]
+    mask_bodies: Sequence[str]
     allow_remote: bool
     shards: int
     channel: ChannelOptions

@@ -108,6 +108,7 @@ def test_a_failed_try_is_remembered_and_the_next_has_its_time_also_after_a_resta
         ((job, headers),) = asyncio.run(letters(place.broker, "dead"))
         assert job == "j"
         assert (headers["Dead-Letter-Reason"], headers["Dead-Letter-Queue"]) == ("limit", "mail/0")
+        assert headers["Dead-Letter-Error"] == "boom"
 
 
 def test_a_guaranteed_job_that_fails_is_a_dead_letter_and_its_client_has_the_result(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_a_job_is_traced_through_its_tries_to_its_end(tmp_path: Path) -> None:
             ("delivered", "second"),
             ("acked", "second"),
         ]
-        assert [step.reason for step in traced.steps if step.kind == "nacked"] == ["failed"]
+        assert [step.reason for step in traced.steps if step.kind == "nacked"] == ["boom"]
         assert traced.steps[0].producer is not None
         assert traced.steps[0].producer.name == "client"
         assert [step.last for step in traced.steps] == [False] * 9 + [True]

@@ -142,6 +142,7 @@ function Peek({ queue }: { queue: string }) {
               <span>{bytes(message.body_bytes ?? 0)}</span>
               <span>{message.attempts} deliveries</span>
               <span>{message.saved ? "saved" : "in memory"}</span>
+              {message.masked === true && <span>masked</span>}
             </summary>
             {message.id && (
               <p>
@@ -159,10 +160,11 @@ function Peek({ queue }: { queue: string }) {
 
 /** A body as people read it: JSON is indented. */
 function readable(message: PeekedMessage): string {
-  if (message.body === undefined) return message.body_base64 ?? "The body is not in memory.";
+  const { body } = message;
+  if (body === undefined || body === null) return message.body_base64 ?? "The body is not in memory.";
   try {
-    return JSON.stringify(JSON.parse(message.body), null, 2);
+    return JSON.stringify(JSON.parse(body), null, 2);
   } catch {
-    return message.body;
+    return body;
   }
 }

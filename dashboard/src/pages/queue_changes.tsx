@@ -2,7 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import { access } from "../access";
+import { mayAdminister } from "../access";
 import { send } from "../api";
 import type { MoveReport, QueueDetail } from "../api";
 import { count, queuePath } from "../format";
@@ -17,7 +17,7 @@ const BATCH = 1_000;
 export function QueueChanges({ detail }: { detail: QueueDetail }) {
   const [report, setReport] = useState("");
   const [question, setQuestion] = useState<"" | "purge" | "remove" | "move">("");
-  if (!access.value?.changes) return null;
+  if (!mayAdminister("queues")) return null;
   const { queue, status } = detail;
   const run = async (what: string, change: () => Promise<string>) => {
     setQuestion("");

@@ -10,6 +10,7 @@ import type { Column } from "../parts";
 import { queueLink } from "../route";
 import { useAnswer } from "../use_answer";
 import { Nodes } from "./nodes";
+import { RouterTestButton } from "./router_test";
 
 const BINDINGS: Column<Binding>[] = [
   { name: "binding", cell: (row) => row.name },
@@ -73,6 +74,9 @@ function RouterTable({ router }: { router: Router }) {
       <p>
         {count(received)} received, {count(routed)} routed, {count(received - routed)} taken by no binding
       </p>
+      <div class="actions">
+        <RouterTestButton router={router.router} />
+      </div>
       <Table caption={`bindings of ${router.router}`} columns={BINDINGS} rows={router.bindings} keyOf={(row) => row.name} />
     </>
   );

@@ -2,10 +2,11 @@
 
 import { useEffect, useState } from "preact/hooks";
 
-import { access } from "../access";
+import { mayAdminister, mayNotAdminister } from "../access";
 import { send } from "../api";
 import type { Schedule, ScheduleList } from "../api";
 import { age, count, moment, period } from "../format";
+import { callOf } from "../job";
 import { follow } from "../live";
 import { readMetrics } from "../metrics";
 import type { Metrics } from "../metrics";
@@ -116,20 +117,10 @@ function When({ schedule: { interval_ms: interval, cron, timezone } }: { schedul
   );
 }
 
-/** The function that a job calls; the text of the job if it has another form. */
-function callOf(job: string): string {
-  try {
-    const [, call] = JSON.parse(job) as [string, { path: string; callable: string }];
-    return `${call.path}.${call.callable}`;
-  } catch {
-    return job.slice(0, 60);
-  }
-}
-
 function List({ list, refresh }: { list: ScheduleList; refresh: () => void }) {
   const [chosen, setChosen] = useState<Schedule | null>(null);
   const [report, setReport] = useState("");
-  const mayChange = access.value?.changes === true;
+  const mayChange = mayAdminister("schedules");
   const end = async (schedule: Schedule) => {
     setChosen(null);
     setReport("ending the schedule …");
@@ -160,7 +151,7 @@ function List({ list, refresh }: { list: ScheduleList; refresh: () => void }) {
       <p role="status" class="report">
         {report}
       </p>
-      {access.value?.changes === false && (
+      {mayNotAdminister("schedules") && (
         <p class="empty" role="note">
           You may not end schedules. This needs a token with the right to administer.
         </p>

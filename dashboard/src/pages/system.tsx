@@ -176,7 +176,7 @@ function History({ metrics, overview }: { metrics: Metrics; overview: Overview |
       )}
       {archive && (
         <p>
-          <Badge severity={ARCHIVE_SEVERITY[archive.state]}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
+          <Badge severity={ARCHIVE_SEVERITY[archive.state] ?? "warning"}>{archive.state.replaceAll("-", " ")}</Badge>{" "}
           {count(archive.pending_notes)} blocks of history wait for the archive
           {archive.waiting_seconds >= 1 && `, the oldest for ${age(archive.waiting_seconds)}`}.
         </p>

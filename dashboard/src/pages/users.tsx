@@ -2,10 +2,11 @@
 
 import { useEffect } from "preact/hooks";
 
-import type { Restrictions, Token, User, Users } from "../api";
-import { count, expiry } from "../format";
+import { mayAdminister } from "../access";
+import type { Audit, AuditLine, Restrictions, Token, User, Users } from "../api";
+import { count, expiry, moment } from "../format";
 import { follow } from "../live";
-import { AnswerError, Figure, Table } from "../parts";
+import { AnswerError, Badge, Figure, Table } from "../parts";
 import type { Column } from "../parts";
 import { useAnswer } from "../use_answer";
 
@@ -19,7 +20,42 @@ export function UsersPage() {
       <AnswerError answer={answer} what="users and tokens" rule="administer:/users" />
       {data && <Totals users={data} />}
       {data && (data.open ? <Open /> : <Lists users={data} />)}
+      {data && !data.open && mayAdminister("audit") && <AuditLog />}
     </section>
+  );
+}
+
+const AUDIT: Column<AuditLine>[] = [
+  { name: "time", cell: (line) => moment(line.time_ms) },
+  { name: "event", cell: (line) => line.event },
+  {
+    name: "verdict",
+    cell: (line) => <Badge severity={line.verdict === "denied" ? "warning" : "healthy"}>{line.verdict}</Badge>,
+  },
+  { name: "who", cell: (line) => line.who ?? "–" },
+  { name: "from", cell: (line) => line.address ?? line.client ?? "–" },
+  { name: "action", cell: (line) => [line.action, line.resource].filter(Boolean).join(" ") || "–" },
+  { name: "why", cell: (line) => line.why ?? "–" },
+];
+
+/** The latest lines of the audit log. */
+function AuditLog() {
+  const { data } = useAnswer<Audit>("/audit?limit=50", 2_000);
+  if (!data) return null;
+  return (
+    <>
+      <h3>Audit log</h3>
+      {data.lines.length === 0 ? (
+        <p class="empty">There are no lines since the start.</p>
+      ) : (
+        <Table
+          caption="audit log"
+          columns={AUDIT}
+          rows={data.lines}
+          keyOf={(line) => `${line.time_ms} ${line.address} ${line.event} ${line.resource}`}
+        />
+      )}
+    </>
   );
 }
 

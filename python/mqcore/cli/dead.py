@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["dead"]
 
 _COLUMNS: Final = ("queue", "ready", "oldest", "consumers")
-_LETTER_COLUMNS: Final = ("id", "origin", "reason", "attempts", "waiting", "bytes")
+_LETTER_COLUMNS: Final = ("id", "origin", "reason", "error", "attempts", "waiting", "bytes")
 
 
 @click.group(cls=CommandGroup)
@@ -66,6 +66,7 @@ def _letter(message: PeekedMessage, now: float) -> dict[str, Any]:
         "id": message.id,
         "origin": headers.get("Dead-Letter-Queue"),
         "reason": headers.get("Dead-Letter-Reason"),
+        "error": headers.get("Dead-Letter-Error"),
         "attempts": headers.get("Dead-Letter-Attempts"),
         "waiting": age(now - message.received_ms / 1000) if message.received_ms else None,
         "bytes": message.body_bytes,

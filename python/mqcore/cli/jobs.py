@@ -1,4 +1,4 @@
-"""`mqcore jobs`: sends jobs, waits for results, and shows queues, workers, progress and schedules."""
+"""`mqcore jobs`: sends jobs, waits for results, retries failed jobs, and shows queues, workers and schedules."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mqcore.cli import options, output, target
+from mqcore.cli.exit_code import ExitCode
+from mqcore.cli.figures import age
 from mqcore.cli.group import CommandGroup
+from mqcore.cli.moving import chosen_messages, move_messages
 
 if TYPE_CHECKING:
+    from mqcore.admin import PeekedMessage
     from mqcore.jobs import Jobs
 
 __all__ = ["jobs"]
@@ -208,6 +212,85 @@ def unschedule(schedule_ids: tuple[str, ...], url: str, timeout: float, token: s
         except errors.InvalidArgument as error:
             raise click.BadParameter(str(error), param_hint="ID") from None
         output.done("mqcore.jobs.unschedule/1", f"removed {schedule_id}", {"id": schedule_id}, as_json=as_json)
+
+
+_FAILED_COLUMNS = ("id", "job", "error", "attempts", "failed", "queue")
+
+
+@jobs.command(short_help="List jobs that failed for good.")
+@click.argument("name", metavar="QUEUE")
+@options.admin_side(timeout="15s")
+@click.option("--count", type=click.IntRange(1, 500), default=20, show_default=True, help="Maximum jobs.")
+@options.as_json
+def failed(name: str, url: str, count: int, timeout: float, token: str | None, as_json: bool) -> None:
+    """List the jobs of QUEUE that failed for good, with the error of the last attempt. They wait as dead letters."""
+    import time
+
+    from mqcore import admin
+
+    letters, now = _failed_queue(url, name, timeout, token), time.time()
+    found = () if letters is None else admin.peek(url, letters, limit=count, token=token, timeout=timeout)
+    rows = [_failed_job(message, now) for message in found]
+    output.rows("mqcore.jobs.failed/1", "jobs", rows, _FAILED_COLUMNS, as_json=as_json)
+
+
+def _failed_job(message: PeekedMessage, now: float) -> dict[str, Any]:
+    # A job that failed twice has two of each; the last ones are about the last time.
+    headers = dict(message.headers)
+    return {
+        "id": message.id,
+        "job": _called(message.body),
+        "error": headers.get("Dead-Letter-Error"),
+        "attempts": headers.get("Dead-Letter-Attempts"),
+        "failed": age(now - message.received_ms / 1000) if message.received_ms else None,
+        "queue": headers.get("Dead-Letter-Queue"),
+    }
+
+
+def _called(body: bytes | None) -> str | None:
+    """The function that a job calls; the beginning of the job if it has another form."""
+    if body is None:
+        return None
+    try:
+        _, call = json.loads(body)
+        return f"{call['path']}.{call['callable']}"
+    except (ValueError, TypeError, KeyError):
+        return body[:60].decode(errors="replace")
+
+
+@jobs.command(short_help="Run jobs that failed for good again.")
+@click.argument("name", metavar="QUEUE")
+@chosen_messages
+def retry(name: str, **given: Any) -> int:
+    """Return the jobs of QUEUE that failed for good to it, so that workers run them again with all their attempts.
+
+    Needs a token. Exit code 1 if jobs stay that should return.
+    """
+    letters = _failed_queue(given["url"], name, given["timeout"], given["token"])
+    if letters is None:
+        content = {"queue": None, "to": None, "moved": 0, "without_origin": 0, "left": 0, "rejection": None}
+        output.done("mqcore.jobs.retry/1", f"no job of {name} has failed", content, as_json=given["as_json"])
+        return ExitCode.DONE
+    return move_messages("mqcore.jobs.retry/1", letters, None, **given)
+
+
+def _failed_queue(url: str, name: str, timeout: float, token: str | None) -> str | None:
+    """The queue with the failed jobs of a queue; ``None`` if there are none."""
+    from mqcore import admin, errors
+
+    known = admin.jobs(url, matching=name, limit=10_000, token=token, timeout=timeout).queues
+    found = next((queue for queue in known if name in {queue.name, queue.queue}), None)
+    if found is None:
+        raise errors.NotFound(
+            f"no worker or client has used a queue of jobs {name} since the broker's start; list dead letters of all "
+            "queues with 'mqcore dead ls'",
+            404,
+            name,
+        )
+    if found.failed_queue is None:
+        raise errors.NotFound(f"queue {name} drops failed jobs: its option dead_letter is drop", 404, name)
+    # The broker creates the dead-letter queue for the first one.
+    return found.failed_queue if found.failed else None
 
 
 def _value(text: str) -> Any:

@@ -67,6 +67,11 @@ class BrokerConfig:
     otel: bool = False
     """Whether the broker exports spans, metrics and log records with OpenTelemetry. Needs ``pip install mqcore[otel]``.
     The variables ``OTEL_*`` say where to. Default no."""
+    mask_fields: tuple[str, ...] = ()
+    """Names of headers and of members of JSON bodies whose values the admin side hides, such as ``*password*``. Upper
+    and lower case are the same, and ``*`` stands for any text. Default none."""
+    mask_bodies: tuple[str, ...] = ()
+    """Queues whose bodies the admin side hides, such as ``payments/*``. Default none."""
     allow_remote: bool = False
     """Whether the broker may listen on addresses other than loopback without a login. Default no. It has no effect
     once there is a user, a token or an authenticator."""

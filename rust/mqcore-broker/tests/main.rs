@@ -1,6 +1,7 @@
 //! All integration tests of this crate in one program: one link instead of one for each file.
 
 mod collections;
+mod definitions;
 mod duplicates;
 mod durability;
 mod handlers;
@@ -9,6 +10,7 @@ mod lists;
 mod losses;
 mod model;
 mod moves;
+mod policies;
 mod prefetch;
 mod retries;
 mod routers;

@@ -571,7 +571,10 @@ fn message_requeued_too_often_is_dead_lettered_with_its_history() {
     let transfer = transfer.expect("the message goes to the dead-letter queue");
     assert_eq!(transfer.to, queue("dead/1"));
     let headers = String::from_utf8_lossy(transfer.message.headers()).into_owned();
-    assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\n");
+    assert_eq!(
+        headers,
+        "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:3\r\nDead-Letter-Error:no\r\n"
+    );
     w.broker.transfer(*transfer, w.now, &mut w.effects);
     assert_eq!(w.stored("dead/1"), 1);
     assert_eq!(w.information("ch/1").stats.dead_lettered, 1);
@@ -615,7 +618,10 @@ fn permanently_rejected_message_is_dead_lettered_at_once() {
     });
     let headers = transfer.expect("it goes to the dead-letter queue").message;
     let headers = String::from_utf8_lossy(headers.headers()).into_owned();
-    assert_eq!(headers, "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\n");
+    assert_eq!(
+        headers,
+        "Dead-Letter-Reason:limit\r\nDead-Letter-Queue:ch/1\r\nDead-Letter-Attempts:1\r\nDead-Letter-Error:later\r\n"
+    );
     w.transfer();
     assert_eq!(w.stored("ch/65535"), 1, "the channel has a queue for it");
     assert_eq!((w.stored("ch/1"), w.stored("ch/2")), (0, 0));

@@ -15,6 +15,7 @@ use mqcore_broker::model::options::{
 use mqcore_broker::model::router::RouterDefinition;
 use mqcore_broker::model::topic::TopicLimits;
 use mqcore_server::config::history::{ArchiveConfig, HistoryConfig};
+use mqcore_server::config::mask::MaskConfig;
 use mqcore_server::config::{
     ClientCertificates, ClockConfig, Config, Encryption, ListenerConfig, ListenerTls,
 };
@@ -94,6 +95,11 @@ pub(crate) fn server(config: &Bound<'_, PyAny>, manual_clock: bool) -> PyResult<
         declarations: declarations(config)?,
         node: node(config)?,
         history: history(config)?,
+        mask: MaskConfig::new(
+            &field::<Vec<String>>(config, "mask_fields")?,
+            &field::<Vec<String>>(config, "mask_bodies")?,
+        )
+        .map_err(|broken| error::config(&broken))?,
         spans: config.call_method0("_traces")?.extract::<bool>()?.then(Arc::default),
         tls: field::<Option<Bound<'_, PyAny>>>(config, "tls")?.as_ref().map(listener_tls).transpose()?,
         tls_handshakes_max: field(config, "tls_handshakes_max")?,

@@ -16,9 +16,14 @@
 //! | `history` | `/history` |
 //! | `schedules` | `/schedules` |
 //! | `handlers` | `/handlers/KEY/stack` |
+//! | `jobs` | `/jobs` |
+//! | `limits` | `/limits`, `/limits/KEY` |
+//! | `policies` | `/policies`, `/policies/NAME` |
+//! | `routers` | `/routers/NAME/test` |
 //! | `users` | `/users` |
+//! | `audit` | `/audit` |
 //! | `trace` | `/trace/ID` |
-//! | `answers` | the bodies of answers, and their documentation |
+//! | `answers` | the bodies of answers of several pages, and their documentation |
 //! | `access` | `/access`: what the caller may do |
 //! | `changes` | requests that change queues, connections and the broker |
 //! | `browser` | refuses requests of web pages of other origins |
@@ -30,6 +35,7 @@
 mod access;
 mod answers;
 mod attention;
+mod audit;
 mod backup;
 mod browser;
 mod changes;
@@ -37,14 +43,18 @@ mod connections;
 mod dashboard;
 mod handlers;
 mod history;
+mod jobs;
+mod limits;
 mod openapi;
 mod overview;
 mod parameters;
 mod pieces;
 mod places;
+mod policies;
 mod queue;
 mod queues;
 mod request;
+mod routers;
 mod schedules;
 mod stream;
 mod trace;
@@ -66,11 +76,11 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use mqcore_broker::model::client::{Peer, PeerCertificate};
-use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 
-use self::answers::{ErrorAnswer, LiveAnswer};
+use self::answers::{ErrorAnswer, LiveAnswer, ReloadAnswer};
+use self::overview::ReadyAnswer;
 use self::places::{ConnectionPlace, HeldBody, Places};
 pub(crate) use self::request::Admin;
 use self::request::{Caller, SHARD_TIMEOUT, busy, error, flag, look};
@@ -198,7 +208,14 @@ fn router(admin: Admin) -> Router {
         .route("/schedules", get(schedules::list))
         .route("/schedules/{id}", delete(schedules::end))
         .route("/handlers/{key}/stack", get(handlers::stack))
+        .route("/jobs", get(jobs::answer))
+        .route("/limits", get(limits::list))
+        .route("/limits/{key}", post(limits::set).delete(limits::remove))
+        .route("/policies", get(policies::list))
+        .route("/policies/{name}", post(policies::set).delete(policies::remove))
+        .route("/routers/{name}/test", post(routers::test))
         .route("/users", get(users::answer))
+        .route("/audit", get(audit::answer))
         .route("/backup", get(backup::download))
         .route("/history", get(history::answer))
         .route("/trace/{id}", get(trace::answer))
@@ -301,20 +318,20 @@ fn how_to_get_a_token(hub: &Hub) -> String {
     path = "/authority/reload",
     tag = "security",
     responses(
-        (status = 200, description = "Users and tokens are read again", content_type = "application/json", body = serde_json::Value),
+        (status = 200, description = "Users and tokens are read again", body = ReloadAnswer),
         (status = 409, description = "They cannot be read", body = ErrorAnswer),
     )
 )]
 async fn reload_authority(State(admin): State<Admin>) -> Response {
     match reload::reload(&admin.hub, true).await {
-        Ok(()) => Json(json!({"status": "reloaded"})).into_response(),
+        Ok(()) => Json(ReloadAnswer { status: "reloaded" }).into_response(),
         Err(broken) => error(StatusCode::CONFLICT, "unreadable", &broken.to_string()),
     }
 }
 
 async fn unknown_path(uri: Uri) -> Response {
     let message = format!(
-        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /users, /backup, /history, /trace/ID and /authority/reload",
+        "path {} does not exist; use /livez, /readyz, /healthz, /metrics, /attention, /queues, /queues/CHANNEL/ID, /connections, /access, /openapi.json, /drain, /totals, /stream, /overview, /errors, /schedules, /schedules/ID, /handlers/KEY/stack, /jobs, /limits, /limits/KEY, /policies, /policies/NAME, /routers/NAME/test, /users, /audit, /backup, /history, /trace/ID and /authority/reload",
         uri.path()
     );
     error(StatusCode::NOT_FOUND, "not-found", &message)
@@ -341,7 +358,7 @@ async fn livez() -> Json<LiveAnswer> {
     path = "/readyz",
     tag = "health",
     responses(
-        (status = 200, description = "The broker accepts work", content_type = "application/json", body = serde_json::Value),
+        (status = 200, description = "The broker accepts work", body = ReadyAnswer),
     )
 )]
 async fn readyz(State(admin): State<Admin>) -> Response {
@@ -367,22 +384,16 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     }
     match tokio::time::timeout(SHARD_TIMEOUT, snapshot::waiting_for_handlers(&admin.hub)).await {
         Ok(Some(waiting)) => {
-            let mut page = json!({"status": "ready"});
             // Ready all the same: the other queues work, and clients of this one get an error that names the handler.
-            if !waiting.is_empty() {
-                let queues: Vec<_> = waiting
-                    .into_iter()
-                    .take(WAITING_SHOWN_MAX)
-                    .map(|(queue, handler)| json!({"queue": queue.to_string(), "missing_handler": handler}))
-                    .collect();
-                page["queues_without_handler"] = queues.into();
-            }
+            let queues = waiting.iter().take(WAITING_SHOWN_MAX).map(overview::describe_without_handler);
             // So is a broker whose history stays in its journals.
-            let lag = admin.hub.counters.archive.lag(admin.hub.clock.now());
-            if let Some(lag) = lag.filter(|lag| lag.is_lagging) {
-                page["archive"] = overview::describe_archive(&lag);
-            }
-            Json(page).into_response()
+            let lag = admin.hub.counters.archive.lag(admin.hub.clock.now()).filter(|lag| lag.is_lagging);
+            let answer = ReadyAnswer {
+                status: "ready",
+                queues_without_handler: queues.collect(),
+                archive: lag.as_ref().map(overview::describe_archive),
+            };
+            Json(answer).into_response()
         }
         Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped"),
         Err(_) => busy(),

@@ -4,6 +4,7 @@ pub mod address;
 pub(crate) mod error;
 pub mod history;
 mod listener;
+pub mod mask;
 mod memory;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ pub use crate::shard::count::SHARDS_MAX;
 
 use crate::authority::config::AuthorityConfig;
 use crate::config::history::HistoryConfig;
+use crate::config::mask::MaskConfig;
 use crate::net::guard::Limit;
 use crate::nodes::config::NodeConfig;
 use crate::spans::SpanBuffer;
@@ -150,6 +152,8 @@ pub struct Config {
     pub node: Option<NodeConfig>,
     /// Whether and how the broker records what happens to each message. Needs a data directory. Default no.
     pub history: Option<HistoryConfig>,
+    /// Rules that hide parts of messages from the admin side. Default none.
+    pub mask: MaskConfig,
     /// The destination of spans of traced messages. Default none: the broker makes no spans.
     pub spans: Option<Arc<SpanBuffer>>,
 }
@@ -202,6 +206,7 @@ impl Default for Config {
             authority: AuthorityConfig::default(),
             node: None,
             history: None,
+            mask: MaskConfig::default(),
             spans: None,
         }
     }

@@ -10,6 +10,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::time::Nanos;
 
 use crate::extension::{ExtensionFailure, VendorFrame};
+use crate::job_figures::JobFigures;
 use crate::listener::{BadOption, Companion, ListenerOptions};
 use crate::permission::Permissions;
 use crate::protocol::{
@@ -113,6 +114,14 @@ macro_rules! define_types {
                         AnySession::$name(crate::$module::$factory::open(terms, &self.$module, config, now))
                     })+
                 }
+            }
+
+            /// The job queues and workers of all protocols.
+            #[must_use]
+            pub fn jobs(&self) -> JobFigures {
+                let mut jobs = JobFigures::default();
+                $(crate::$module::$factory::add_jobs(&self.$module, &mut jobs);)+
+                jobs
             }
 
             /// The metrics of all protocols.

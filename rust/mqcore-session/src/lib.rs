@@ -15,11 +15,13 @@
 //! | [`extension`] | frames of vendor extensions, for the program |
 //! | [`node`], [`forwards`] | this broker as a node, and frames for other brokers |
 //! | [`schedules`] | requests to keep schedules |
+//! | [`job_figures`] | job queues and workers, for people |
 
 pub mod any;
 pub mod eventmq;
 pub mod extension;
 pub mod forwards;
+pub mod job_figures;
 pub mod listener;
 mod message_id;
 pub mod micromessage;

@@ -9,6 +9,7 @@ use mqcore_broker::model::time::Timestamp;
 use mqcore_limiter::limiter::Limiter;
 use mqcore_limiter::time::Nanos;
 
+use crate::job_figures::JobFigures;
 use crate::listener::{BadOption, Companion, ListenerOptions};
 use crate::schedules::Schedules;
 use crate::session::SessionConfig;
@@ -78,6 +79,9 @@ pub trait ProtocolFactory {
     fn metrics(_shared: &Self::Shared, _now: Nanos) -> Vec<MetricFamily> {
         Vec::new()
     }
+
+    /// Adds the protocol's job queues and workers. Default: the protocol has none.
+    fn add_jobs(_shared: &Self::Shared, _jobs: &mut JobFigures) {}
 }
 
 /// How the server bounds the output that waits for a peer that does not read.

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | A client receives only messages that were published to its queue or became dead letters of it, with their bodies. | `phantom` |
 //! | A rejected message is not delivered, unless a faulty disk was the reason. | `rejected` |
+//! | A message that an operator moves is in one of both queues, whatever crashes. | `lost`, `doubled` |
 //! | A confirmed message is delivered until a consumer settles it, whatever crashed. | `lost` |
 //! | A message that was settled before a calm, or seconds before a crash, is not delivered again. | `settled-returns` |
 //! | A message is delivered again only after a rejection, a timeout, the end of a connection or a crash. | `doubled` |
@@ -99,6 +100,8 @@ struct SeenMessage {
     may_wait: bool,
     /// It was published again.
     is_repeated: bool,
+    /// It may have moved to another queue, where it has another place.
+    was_moved: bool,
     /// An operator cleared its queue, which still knows its id.
     was_cleared: bool,
     /// A downstream broker sends it until it is confirmed, whatever crashes.
@@ -165,6 +168,8 @@ struct QueueRules {
     may_reject: bool,
     /// The index of its dead-letter queue.
     dead_letter: Option<usize>,
+    /// Queues to which messages of it move since the last calm.
+    moved_to: Vec<usize>,
 }
 
 /// The model, and everything that clients have seen so far.
@@ -199,6 +204,7 @@ impl Oracle {
             keeps_expired: queue.handler.is_some_and(|handler| handler.keeps_expired()),
             may_reject: queue.handler.is_some_and(|handler| handler.refuses + handler.fails > 0),
             dead_letter: queue.dead_letter.as_ref().and_then(|(_, address)| index_of(address)),
+            moved_to: Vec::new(),
         });
         Self {
             queues: rules.collect(),
@@ -277,6 +283,9 @@ impl Oracle {
     /// An operator changes a queue.
     pub(crate) fn redefined(&mut self, queue: usize, change: QueueChange) {
         self.queues[queue].may_reject |= matches!(change, QueueChange::Limit(_) | QueueChange::Remove);
+        if let QueueChange::Move(to) = change {
+            return self.moves(queue, to);
+        }
         let removes = matches!(change, QueueChange::Remove | QueueChange::Clear);
         self.queues[queue].was_removed |= change == QueueChange::Remove;
         if !removes && !self.queues[queue].was_removed {
@@ -296,6 +305,21 @@ impl Oracle {
         }
         for (defined, route) in self.defined.iter_mut().zip(&self.routes) {
             *defined &= !route.queues.contains(&queue);
+        }
+    }
+
+    /// An operator moves messages of a queue to another one. Until the next calm, either queue may have each of them; none is
+    /// lost, and none is in both.
+    fn moves(&mut self, queue: usize, to: usize) {
+        self.queues[queue].moved_to.push(to);
+        for message in 0..self.messages.len() {
+            let may_move = {
+                let mut ways = self.messages[message].queues.iter().flat_map(|first| self.way(*first));
+                ways.any(|step| step == queue)
+            };
+            if may_move {
+                self.messages[message].may_be_in(to);
+            }
         }
     }
 
@@ -437,7 +461,8 @@ impl Oracle {
 
     fn check_order(&mut self, copy: usize, address: &str, link: ConnectionId, repeated: bool) {
         let message = &self.messages[copy];
-        let is_first = !repeated && message.deliveries.is_empty() && !message.is_repeated;
+        let is_first =
+            !repeated && message.deliveries.is_empty() && !message.is_repeated && !message.was_moved;
         // A router that chooses one queue passes a message on to the next one if the first one is missing or full, or its disk
         // refuses the message. Later messages overtake it meanwhile.
         let may_reject = message.queues.iter().any(|queue| self.queues[*queue].may_reject);
@@ -517,7 +542,10 @@ impl Oracle {
             self.messages[copy].is_over |= !is_recent;
         }
         self.check_fanout();
-        self.queues.iter_mut().for_each(|queue| queue.was_removed = false);
+        for queue in &mut self.queues {
+            queue.was_removed = false;
+            queue.moved_to.clear();
+        }
     }
 }
 
@@ -529,6 +557,15 @@ impl QueueRules {
 }
 
 impl SeenMessage {
+    /// It may move to this queue, where its times and attempts begin anew.
+    fn may_be_in(&mut self, queue: usize) {
+        if !self.queues.contains(&queue) {
+            self.queues.push(queue);
+        }
+        self.is_timeless = true;
+        self.was_moved = true;
+    }
+
     fn has_dead_letters(&self, queues: &[QueueRules]) -> bool {
         self.queues.iter().any(|queue| queues[*queue].dead_letter.is_some())
     }

@@ -414,10 +414,17 @@ impl Process {
     }
 
     /// An operator changes a queue, or restores what the configuration declares.
-    pub(crate) fn redefine(&mut self, queue: &SimulatedQueue, change: QueueChange, scene: &mut Scene) {
+    pub(crate) fn redefine(
+        &mut self,
+        index: usize,
+        queues: &[SimulatedQueue],
+        change: QueueChange,
+        scene: &mut Scene,
+    ) {
+        let queue = &queues[index];
         let address = QueueAddress::parse(&queue.address).expect("a valid address");
         let shard = address.channel.shard(self.terms.placement);
-        let urgent = match change.request(queue) {
+        let urgent = match change.request(index, queues) {
             Some(request) => Urgent::Operate(Box::new(request)),
             None => {
                 // Its handler is what it was before; it may not be registered yet.

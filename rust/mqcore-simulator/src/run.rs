@@ -265,7 +265,7 @@ impl<'a> Simulation<'a> {
 
     fn redefine(&mut self, queue: usize, change: QueueChange) {
         let Some(process) = &mut self.process else { return };
-        process.redefine(&self.scenario.queues[queue], change, &mut self.scene);
+        process.redefine(queue, &self.scenario.queues, change, &mut self.scene);
         self.redefined.insert(queue);
         self.scene.oracle.redefined(queue, change);
     }

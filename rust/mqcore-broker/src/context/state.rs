@@ -19,6 +19,7 @@ use crate::model::memory::MemoryGauge;
 use crate::model::observation::Observers;
 use crate::model::options::ChannelOptions;
 use crate::model::policy;
+use crate::model::queue_policy::QueuePolicies;
 use crate::model::stats::{BodyStats, QueueStats};
 use crate::model::time::Timestamp;
 use crate::model::unsaved::UnsavedShare;
@@ -88,6 +89,8 @@ pub(crate) struct ShardState {
     pub(crate) unsaved: UnsavedShare,
     /// Messages that downstream brokers passed on.
     pub(crate) intake: Intake,
+    /// Options for queues that match a pattern.
+    pub(crate) policies: QueuePolicies,
     /// The connection of each downstream broker, by its id.
     pub(crate) links: HashMap<Arc<str>, ConnectionId>,
     /// The lifecycle of messages; `None` if this broker records no history.
@@ -124,6 +127,7 @@ impl ShardState {
             confirmations: Confirmations::default(),
             paging: Paging::default(),
             intake: Intake::new(),
+            policies: QueuePolicies::default(),
             links: HashMap::default(),
             without_handler: BTreeMap::new(),
             counters: ShardCounters::default(),

@@ -14,6 +14,7 @@ use crate::model::message::Message;
 use crate::model::options::{ChannelChanges, QueueChanges};
 use crate::model::page::Page;
 use crate::model::placement::Placement;
+use crate::model::queue_policy::QueuePolicy;
 use crate::model::router::{Binding, RouterMethod};
 use crate::model::subscription::{QueueJoin, QueueSubscription, Remote};
 use crate::model::time::Timestamp;
@@ -465,6 +466,12 @@ pub enum Request {
     /// Show where a message would go, and why. Nothing is delivered, but handlers are asked. For
     /// administrators.
     TestRoute { router: RouterName, message: Message },
+    /// Set a policy for queues, and apply it to those that exist. Sent to every shard. For administrators.
+    SetPolicy(Box<QueuePolicy>),
+    /// Remove a policy. Queues keep their options. Sent to every shard. For administrators.
+    RemovePolicy { name: Box<str> },
+    /// List policies, those that apply last at the end. Every shard has the same ones. For administrators.
+    ListPolicies,
 }
 
 /// The shard or shards that a command is sent to.
@@ -546,7 +553,9 @@ impl Request {
             | Self::RemoveRouter { .. }
             | Self::EnableRouter { .. }
             | Self::AddBinding { .. }
-            | Self::RemoveBinding { .. } => RequiredState::Definitions,
+            | Self::RemoveBinding { .. }
+            | Self::SetPolicy(_)
+            | Self::RemovePolicy { .. } => RequiredState::Definitions,
             Self::ClearQueue { .. } => RequiredState::Removals,
             _ => RequiredState::Nothing,
         }
@@ -597,7 +606,10 @@ impl Request {
             | Self::RebindQueue { queue, .. }
             | Self::MayPublish { queue }
             | Self::DropQueue { queue } => of(&queue.channel),
-            Self::ToSubscriptions { .. } | Self::ObjectCounts => Destination::Every,
+            Self::ToSubscriptions { .. }
+            | Self::ObjectCounts
+            | Self::SetPolicy(_)
+            | Self::RemovePolicy { .. } => Destination::Every,
             Self::SubscribeQueue(subscription) => of(&subscription.queue.channel),
             Self::MoveMessages(wanted) => of(&wanted.queue.channel),
             Self::JoinQueues(join) => of(&join.channel),
@@ -607,6 +619,7 @@ impl Request {
             | Self::Disconnect { .. }
             | Self::MayDirect { .. }
             | Self::MayRunSchedules
+            | Self::ListPolicies
             | Self::MayAdminister => Destination::Home,
             Self::Subscribe(subscription) => match (&subscription.channel, subscription.kind) {
                 (Some(channel), kind) if kind.scope() != EventScope::Server => of(channel),

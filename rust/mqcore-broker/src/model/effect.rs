@@ -15,6 +15,7 @@ use crate::model::message::Message;
 use crate::model::node::NodeInformation;
 use crate::model::observation::Observation;
 use crate::model::page::ListPage;
+use crate::model::queue_policy::{PolicyReport, QueuePolicy};
 use crate::model::record::Record;
 use crate::model::rejection::Rejection;
 use crate::model::route::{Route, RouteTest};
@@ -406,6 +407,8 @@ pub enum Reply {
     ObjectCounts(Box<ObjectCounts>),
     Declared(Declared),
     Moved(Box<MoveReport>),
+    Policy(Box<PolicyReport>),
+    Policies(Vec<QueuePolicy>),
 }
 
 /// An event for its subscribers.

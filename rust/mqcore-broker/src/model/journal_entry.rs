@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::model::definition::{
-    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers, encode_queue,
-    encode_router, encode_topic_binding, intake_key, message_id_key, queue_key, router_key,
-    topic_binding_key,
+    NUMBERS_KEY, channel_key, encode_channel, encode_intake, encode_message_id, encode_numbers,
+    encode_policy, encode_queue, encode_router, encode_topic_binding, intake_key, message_id_key, policy_key,
+    queue_key, router_key, topic_binding_key,
 };
 use crate::model::id::{MessageNumber, QueueAddress, Sequence};
 use crate::model::message::Message;
@@ -87,6 +87,8 @@ impl<'a> From<&'a Record> for JournalEntry<'a> {
             Record::RemoveChannel(name) => Self::Undefine(channel_key(name)),
             Record::RemoveQueue(queue) => Self::Undefine(queue_key(queue)),
             Record::DefineRouter(router) => Self::Define(router_key(&router.name), encode_router(router)),
+            Record::DefinePolicy(policy) => Self::Define(policy_key(&policy.name), encode_policy(policy)),
+            Record::RemovePolicy(name) => Self::Undefine(policy_key(name)),
             Record::BindTopic(pattern, queue) => {
                 Self::Define(topic_binding_key(pattern, queue), encode_topic_binding(pattern, queue))
             }

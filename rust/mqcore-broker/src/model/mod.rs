@@ -26,6 +26,7 @@ pub mod options;
 pub mod page;
 pub mod placement;
 pub mod policy;
+pub mod queue_policy;
 pub mod rate;
 pub mod record;
 pub mod recovery;

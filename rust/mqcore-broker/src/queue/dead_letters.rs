@@ -14,7 +14,10 @@ use crate::model::stats::DropReason;
 use crate::model::terms::LEVEL_NORMAL;
 use crate::model::transfer::{Origin, Transfer};
 use crate::queue::Queue;
-use crate::queue::transferred::{ATTEMPTS, ORIGIN, REASON, transferred_message};
+use crate::queue::transferred::{ATTEMPTS, ERROR, ORIGIN, REASON, transferred_message};
+
+/// Maximum characters of the error in the headers of a dead letter.
+const ERROR_CHARS_MAX: usize = 500;
 
 /// The destination of a message that failed for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,17 +44,23 @@ impl Queue {
         }
     }
 
-    /// Moves a message that failed for good to the dead-letter queue, or drops it.
-    pub(crate) fn dead_letter(&mut self, mut entry: Entry, reason: DropReason, context: &mut Context<'_>) {
+    /// Moves a message that failed for good to the dead-letter queue, or drops it. `error`: why its last delivery failed.
+    pub(crate) fn dead_letter(
+        &mut self,
+        mut entry: Entry,
+        reason: DropReason,
+        error: Option<&str>,
+        context: &mut Context<'_>,
+    ) {
         let to = match self.destination(reason) {
             Destination::Queue(to) => to,
             Destination::Nowhere => return self.discard(entry, reason, context),
             Destination::Here => {
                 let not_before = context.now.after(self.retry_delay(&entry));
-                return self.requeue(entry, PutBack::End, not_before, context);
+                return self.requeue(entry, PutBack::End, not_before, None, context);
             }
         };
-        let message = dead_letter_message(&entry, &self.metadata.address, &to, reason);
+        let message = dead_letter_message(&entry, &self.metadata.address, &to, reason, error);
         self.metadata.stats.dead_lettered += 1;
         context.record_event(
             &self.metadata.address,
@@ -76,13 +85,28 @@ impl Queue {
 }
 
 /// The message for the dead-letter queue: its own headers, plus origin and reason.
-fn dead_letter_message(entry: &Entry, from: &QueueAddress, to: &QueueAddress, reason: DropReason) -> Message {
+fn dead_letter_message(
+    entry: &Entry,
+    from: &QueueAddress,
+    to: &QueueAddress,
+    reason: DropReason,
+    error: Option<&str>,
+) -> Message {
     let message = &entry.message;
     let mut headers = message.headers().to_vec();
     let added = format!("{REASON}{}\r\n{ORIGIN}{from}\r\n{ATTEMPTS}{}\r\n", reason.as_str(), entry.attempts);
+    let error = error.map(|error| format!("{ERROR}{}\r\n", header_value(error)));
     // A header block cannot exceed 65,535 bytes; a full one keeps only the producer's headers.
-    if headers.len() + added.len() <= usize::from(u16::MAX) {
-        headers.extend_from_slice(added.as_bytes());
+    for added in [Some(added), error].into_iter().flatten() {
+        if headers.len() + added.len() <= usize::from(u16::MAX) {
+            headers.extend_from_slice(added.as_bytes());
+        }
     }
     transferred_message(message, &headers, to, LEVEL_NORMAL)
+}
+
+/// A text as the value of a header: cut, and without line breaks, which would begin another header.
+fn header_value(text: &str) -> String {
+    let cut = text.chars().take(ERROR_CHARS_MAX);
+    cut.map(|character| if character.is_control() { ' ' } else { character }).collect()
 }

@@ -56,6 +56,8 @@ pub(crate) struct Released {
     pub(crate) held: Outstanding,
     /// If it is requeued, it is not delivered before this time.
     pub(crate) not_before: Timestamp,
+    /// Why the last delivery that failed did so.
+    pub(crate) error: Option<Box<str>>,
 }
 
 /// A delivery to one consumer.
@@ -94,6 +96,8 @@ pub(crate) struct Deliveries {
     deadlines: VecDeque<(Timestamp, usize, u64)>,
     /// Messages of `outstanding` that a consumer wants redelivered only after a time; usually few.
     postponed: HashMap<usize, Timestamp>,
+    /// Messages of `outstanding` of which a delivery failed, with the reason; usually few.
+    errors: HashMap<usize, Box<str>>,
     /// Later deadlines of deliveries whose consumers asked for more time, by serial. Their entries in `deadlines`
     /// are replaced when they come due.
     extended: HashMap<u64, Timestamp>,
@@ -115,6 +119,7 @@ impl Deliveries {
             by_message: HashTable::new(),
             deadlines: VecDeque::new(),
             postponed: HashMap::default(),
+            errors: HashMap::default(),
             extended: HashMap::default(),
             serial: 0,
             hasher: FixedState::with_seed(seed),
@@ -176,6 +181,11 @@ impl Deliveries {
         *latest = until.max(*latest);
     }
 
+    /// A delivery of the message failed for this reason.
+    pub(crate) fn failed(&mut self, outstanding: usize, reason: &str) {
+        self.errors.insert(outstanding, reason.into());
+    }
+
     /// Releases one hold; the last one returns the message.
     #[inline]
     pub(crate) fn release(&mut self, outstanding: usize) -> Option<Released> {
@@ -186,7 +196,8 @@ impl Deliveries {
         }
         let held = self.outstanding.remove(outstanding);
         let postponed = if self.postponed.is_empty() { None } else { self.postponed.remove(&outstanding) };
-        Some(Released { held, not_before: postponed.unwrap_or_default() })
+        let error = if self.errors.is_empty() { None } else { self.errors.remove(&outstanding) };
+        Some(Released { held, not_before: postponed.unwrap_or_default(), error })
     }
 
     /// Adds a delivery to `consumer` that is made now, to acknowledge by `deadline`.
@@ -384,6 +395,7 @@ impl Deliveries {
         self.windows.clear();
         self.progress.clear();
         self.postponed.clear();
+        self.errors.clear();
         self.extended.clear();
         self.by_message.clear();
         self.deadlines.clear();

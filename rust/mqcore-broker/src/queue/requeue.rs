@@ -82,18 +82,20 @@ impl Queue {
         self.schedule(context);
     }
 
-    /// Requeues a message, unless it was requeued too often. It is not delivered before `not_before`.
+    /// Requeues a message, unless it was requeued too often. It is not delivered before `not_before`. `error`: why its last
+    /// delivery failed.
     pub(crate) fn requeue(
         &mut self,
         mut entry: Entry,
         position: PutBack,
         not_before: Timestamp,
+        error: Option<&str>,
         context: &mut Context<'_>,
     ) {
         entry.requeues = entry.requeues.saturating_add(1);
         let too_often = entry.requeues > self.metadata.options.put_back_limit;
         if too_often && self.destination(DropReason::Limit) != Destination::Here {
-            self.dead_letter(entry, DropReason::Limit, context);
+            self.dead_letter(entry, DropReason::Limit, error, context);
             return;
         }
         self.put_back(entry, position, not_before, context);
@@ -236,16 +238,21 @@ impl Queue {
     }
 
     /// Finishes a message whose last holder has released it.
-    pub(crate) fn close(&mut self, Released { held, not_before }: Released, context: &mut Context<'_>) {
+    pub(crate) fn close(
+        &mut self,
+        Released { held, not_before, error }: Released,
+        context: &mut Context<'_>,
+    ) {
+        let error = error.as_deref();
         if held.requeue != PutBack::No && (held.requeued_by_handler || !held.acked) {
-            self.requeue(held.entry, held.requeue, not_before, context);
+            self.requeue(held.entry, held.requeue, not_before, error, context);
         } else if held.acked {
             self.remove(held.entry, context);
         } else {
             match held.disposition {
                 Disposition::Done => self.remove(held.entry, context),
                 Disposition::Refused => self.discard(held.entry, DropReason::Refused, context),
-                Disposition::Failed => self.dead_letter(held.entry, DropReason::Limit, context),
+                Disposition::Failed => self.dead_letter(held.entry, DropReason::Limit, error, context),
             }
         }
         // Messages that waited for the acknowledgement may be delivered now.

@@ -279,6 +279,9 @@ impl Queue {
             let disposition = if retry == Retry::Never { Disposition::Failed } else { Disposition::Refused };
             message.disposition = message.disposition.max(disposition);
         }
+        if !outcome.is_positive() {
+            self.deliveries.failed(held, outcome.reason());
+        }
         if let Some(time) = self.next_attempt(held, outcome, context.now) {
             self.deliveries.postpone(held, time);
         }
@@ -334,11 +337,11 @@ impl Queue {
     fn expiry_decided(&mut self, mut entry: Entry, step_decision: StepDecision, context: &mut Context<'_>) {
         self.acknowledge(&mut entry, step_decision, None, "timeout", context);
         if step_decision.decision.put_back == PutBack::No {
-            self.dead_letter(entry, DropReason::Expired, context);
+            self.dead_letter(entry, DropReason::Expired, None, context);
         } else {
             // It may wait once more for the whole timeout.
             entry.deadline = self.deadline(context.now);
-            self.requeue(entry, step_decision.decision.put_back, context.now, context);
+            self.requeue(entry, step_decision.decision.put_back, context.now, None, context);
         }
     }
 }

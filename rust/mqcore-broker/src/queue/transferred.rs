@@ -8,6 +8,7 @@ use crate::model::record::address;
 pub(super) const REASON: &str = "Dead-Letter-Reason:";
 pub(super) const ORIGIN: &str = "Dead-Letter-Queue:";
 pub(super) const ATTEMPTS: &str = "Dead-Letter-Attempts:";
+pub(super) const ERROR: &str = "Dead-Letter-Error:";
 
 /// A message with other headers, for another queue.
 pub(super) fn transferred_message(
@@ -40,7 +41,7 @@ pub(crate) fn origin_of(message: &Message) -> Option<QueueAddress> {
 
 /// Whether a header line describes why a message is a dead letter.
 fn is_origin_line(line: &[u8]) -> bool {
-    [REASON, ORIGIN, ATTEMPTS].iter().any(|header| line.starts_with(header.as_bytes()))
+    [REASON, ORIGIN, ATTEMPTS, ERROR].iter().any(|header| line.starts_with(header.as_bytes()))
 }
 
 /// The message for its new queue. A message that returns to the queue that dead-lettered it loses the headers about

@@ -231,6 +231,9 @@ impl Channel {
         let mut options = self.defaults(changes);
         changes.apply_to(&mut options);
         check_waiting(changes, &options)?;
+        for policy in context.state.policies.of(&address) {
+            apply_if_possible(&policy.options, &address, &mut options, context.state);
+        }
         let config = &context.state.config;
         let added = config.names.add_queue(&address, creator, &config.creation_limits);
         added.map_err(|limit| context.not_created(&limit))?;
@@ -485,6 +488,20 @@ pub(crate) fn check_changes(
         return Err(Rejection::new(RejectionKind::NotFound, reason));
     }
     Ok(())
+}
+
+/// Applies the options of a policy to a new queue, unless it cannot have them: it must exist all the same.
+fn apply_if_possible(
+    changes: &QueueChanges,
+    queue: &QueueAddress,
+    options: &mut QueueOptions,
+    state: &ShardState,
+) {
+    let mut changed = options.clone();
+    changes.apply_to(&mut changed);
+    if check_changes(Some(queue), changes, state).and_then(|()| check_waiting(changes, &changed)).is_ok() {
+        *options = changed;
+    }
 }
 
 /// Rejects a change after which a queue that stores no messages would hold them back.

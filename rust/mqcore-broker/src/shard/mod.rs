@@ -11,6 +11,7 @@ mod lists;
 mod locate;
 mod messages;
 mod nodes;
+mod policies;
 mod recovery;
 mod requests;
 pub(crate) mod routes;

@@ -58,6 +58,9 @@ impl Entities {
         let ranks = progress.iter().map(|(_, progress)| progress.rank.unsigned_abs());
         let last = messages.last().map_or(Sequence(0), |message| message.sequence);
         context.state.commits.sequence = Sequence(ranks.max().unwrap_or(0).max(sequence.0).max(last.0));
+        for policy in context.state.policies.all().to_vec() {
+            context.record(Record::DefinePolicy(Box::new(policy)));
+        }
         if let Some(numbers) = numbers {
             context.record(Record::Numbers(numbers));
         }
@@ -129,6 +132,7 @@ impl Entities {
                 let _ = self.topics.bind_saved(pattern.clone(), queue);
                 return;
             }
+            Definition::Policy(policy) => return context.state.policies.set((**policy).clone()),
             Definition::Intake(node, progress) => {
                 return context.state.intake.restore(Arc::clone(node), progress.clone());
             }

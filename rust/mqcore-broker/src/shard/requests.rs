@@ -208,6 +208,9 @@ impl Entities {
             Request::AddBinding { router, binding } => self.add_binding(&router, binding, context),
             Request::RemoveBinding { router, binding } => self.remove_binding(&router, &binding, context),
             Request::ListClients { kind, page } => self.list_clients(kind.as_deref(), &page, context.now),
+            Request::SetPolicy(policy) => self.set_policy(*policy, context),
+            Request::RemovePolicy { name } => self.remove_policy(&name, context),
+            Request::ListPolicies => Ok(Reply::Policies(context.state.policies.all().to_vec())),
             Request::MayAdminister => Ok(Reply::Done),
             Request::ListNodes { page } => self.list_nodes(&page, context.now),
             // `answer_request` starts the route that answers a test, and a move; `request` carries out the rest.

@@ -93,6 +93,11 @@ impl Entities {
                 if route.go_back() {
                     continue;
                 }
+                if route.test.is_some() && route.home != context.state.config.shard {
+                    // The program that asked, unlike a connection, waits at the shard that it asked.
+                    let home = route.home;
+                    return context.forward(home, Forwarded::Route(Box::new(route)));
+                }
                 return route.end(&mut self.routers.counts, context);
             };
             let (binding, shard) = plan.binding(index);

@@ -11,7 +11,21 @@ use mqcore_authority::resource::Resource;
 use crate::admin::answers::AccessAnswer;
 use crate::admin::request::Admin;
 
-/// Changes need a token, also while there are no users. `changes` is about requests to `/queues/...`.
+/// Parts of the admin side with requests that need the permission to administer, and a page of each.
+const PARTS: [(&str, &str); 10] = [
+    ("audit", "/audit"),
+    ("connections", "/connections/"),
+    ("drain", "/drain"),
+    ("handlers", "/handlers/"),
+    ("limits", "/limits/"),
+    ("policies", "/policies/"),
+    ("queues", "/queues/"),
+    ("routers", "/routers/"),
+    ("schedules", "/schedules/"),
+    ("users", "/users"),
+];
+
+/// Changes need a token, also while there are no users.
 #[utoipa::path(
     get,
     path = "/access",
@@ -26,10 +40,15 @@ pub(crate) async fn answer(
 ) -> Json<AccessAnswer> {
     let authority = &admin.hub.authority;
     let Some(Extension(identity)) = identity else {
-        return Json(AccessAnswer { user: None, open: true, changes: false, messages: true });
+        return Json(AccessAnswer { user: None, open: true, administers: Vec::new(), messages: true });
     };
-    let may = |page| authority.may(&identity, Action::Administer, Resource::Page(page), "http");
-    let changes = may("/queues/").await;
+    let mut administers = Vec::new();
+    for (part, page) in PARTS {
+        if authority.may(&identity, Action::Administer, Resource::Page(page), "http").await {
+            administers.push(part);
+        }
+    }
     let user = Some(identity.name.to_string());
-    Json(AccessAnswer { user, open: false, changes, messages: changes })
+    let messages = administers.contains(&"queues");
+    Json(AccessAnswer { user, open: false, administers, messages })
 }

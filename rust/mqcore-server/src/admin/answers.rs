@@ -1,4 +1,4 @@
-//! The bodies of answers, with their documentation: the schema in `/openapi.json` is made from these types.
+//! The bodies of answers, except those that belong to one page, with their documentation: the schema in `/openapi.json` is made from these types.
 
 use std::collections::BTreeMap;
 
@@ -38,6 +38,12 @@ pub(crate) struct LiveAnswer {
     pub(crate) status: &'static str,
 }
 
+/// Users and tokens are read again.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ReloadAnswer {
+    pub(crate) status: &'static str,
+}
+
 /// Whether the broker is healthy.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct HealthAnswer {
@@ -54,8 +60,8 @@ pub(crate) struct AccessAnswer {
     pub(crate) user: Option<String>,
     /// Whether there are no users yet: then anyone may read, and nothing can be changed.
     pub(crate) open: bool,
-    /// Whether it may change queues.
-    pub(crate) changes: bool,
+    /// The parts that it may administer, such as `queues`: all that change something, `handlers` and `users`.
+    pub(crate) administers: Vec<&'static str>,
     /// Whether it may read messages.
     pub(crate) messages: bool,
 }
@@ -372,6 +378,8 @@ pub(crate) struct ContentAnswer {
     pub(crate) headers: Vec<(String, String)>,
     /// The size of the whole body.
     pub(crate) body_bytes: usize,
+    /// Whether a rule hides the body or parts of it.
+    pub(crate) masked: bool,
     /// The beginning of the body, if it is text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) body: Option<String>,
@@ -464,130 +472,4 @@ pub(crate) struct DrainAnswer {
     pub(crate) begun: bool,
     /// The time after which the broker ends in any case.
     pub(crate) seconds: f64,
-}
-
-/// The stacks of a handler.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct StackAnswer {
-    pub(crate) handler: String,
-    /// `idle`: its threads run no Python code. `running`: they do. `gil-held`: for a second another thread has held the
-    /// interpreter, so nothing can be seen.
-    pub(crate) state: &'static str,
-    pub(crate) threads: Vec<ThreadStackAnswer>,
-}
-
-/// The stack of one thread.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ThreadStackAnswer {
-    /// `handler`, or `event loop` for the thread that awaits coroutines of handlers.
-    pub(crate) thread: String,
-    /// The innermost is the last. Empty: no Python code.
-    pub(crate) frames: Vec<StackFrameAnswer>,
-}
-
-/// One frame of a stack.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct StackFrameAnswer {
-    pub(crate) file: String,
-    pub(crate) line: u32,
-    pub(crate) function: String,
-    /// The source line, if it can be read.
-    pub(crate) code: String,
-}
-
-/// Users and tokens.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct UsersAnswer {
-    /// Whether everyone may do everything, because there are neither users nor tokens nor an authenticator.
-    pub(crate) open: bool,
-    pub(crate) users: Vec<UserAnswer>,
-    pub(crate) tokens: Vec<TokenAnswer>,
-    /// Permissions of peers without credentials.
-    pub(crate) anonymous: Vec<String>,
-    /// Successful logins since the start.
-    pub(crate) logins: u64,
-    /// Refused logins since the start.
-    pub(crate) logins_refused: u64,
-    /// Denied actions since the start.
-    pub(crate) actions_denied: u64,
-}
-
-/// A user.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct UserAnswer {
-    pub(crate) name: String,
-    pub(crate) has_password: bool,
-    /// Name in a client certificate that replaces the password.
-    pub(crate) certificate: Option<String>,
-    /// Permissions, such as `push,pull:orders/*`.
-    pub(crate) allow: Vec<String>,
-    pub(crate) restrict: RestrictionsAnswer,
-    /// Whether it is in the configuration, and not in the store.
-    pub(crate) configured: bool,
-    /// Open connections.
-    pub(crate) connections: u64,
-}
-
-/// A token, without its secret.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct TokenAnswer {
-    pub(crate) id: String,
-    pub(crate) name: String,
-    /// Permissions, such as `push,pull:orders/*`.
-    pub(crate) allow: Vec<String>,
-    pub(crate) restrict: RestrictionsAnswer,
-    /// Time of expiry in Unix milliseconds; `null`: never.
-    pub(crate) expires_ms: Option<u64>,
-    /// Whether it is in the configuration, and not in the store.
-    pub(crate) configured: bool,
-    /// Open connections.
-    pub(crate) connections: u64,
-}
-
-/// Conditions on the use of credentials. An empty list restricts nothing.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct RestrictionsAnswer {
-    pub(crate) client_ids: Vec<String>,
-    pub(crate) client_names: Vec<String>,
-    pub(crate) client_types: Vec<String>,
-    pub(crate) addresses: Vec<String>,
-}
-
-/// Schedules.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct SchedulesAnswer {
-    /// Number of all schedules.
-    pub(crate) total: u64,
-    pub(crate) schedules: Vec<ScheduleAnswer>,
-    pub(crate) limit: usize,
-}
-
-/// A schedule and its progress.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ScheduleAnswer {
-    /// A hash of its call.
-    pub(crate) id: String,
-    pub(crate) queue: String,
-    pub(crate) headers: String,
-    /// The JSON of the job; a long one is cut.
-    pub(crate) job: String,
-    /// Milliseconds between two runs; null if it has a cron expression.
-    pub(crate) interval_ms: Option<u64>,
-    pub(crate) cron: Option<String>,
-    pub(crate) timezone: Option<String>,
-    /// Missed runs that are made later: `none`, `latest` or `all`.
-    pub(crate) catch_up: &'static str,
-    /// The next run in Unix milliseconds.
-    pub(crate) due_ms: u64,
-    /// Runs so far.
-    pub(crate) runs: u64,
-    /// Remaining runs; null: unlimited.
-    pub(crate) left: Option<u64>,
-}
-
-/// A schedule that was ended.
-#[derive(Serialize, ToSchema)]
-pub(crate) struct ScheduleEnded {
-    /// Its id.
-    pub(crate) ended: String,
 }

@@ -6,6 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::time::Timestamp;
 
 use crate::admin::answers::{AttentionAnswer, ErrorAnswer, FindingAnswer, HealthAnswer};
 use crate::admin::parameters::LimitParameter;
@@ -47,8 +48,12 @@ pub(crate) async fn answer(State(admin): State<Admin>, uri: Uri) -> Response {
 )]
 pub(crate) async fn health(State(admin): State<Admin>) -> Response {
     let report = admin.hub.attention.report();
-    let age = admin.hub.clock.now().since(report.made_at);
-    if report.made_at.0 > 0 && age > ROUND_MAX {
+    // A shard may hang before the first check, too.
+    let age = match report.made_at {
+        Timestamp(0) => admin.started.elapsed(),
+        made_at => admin.hub.clock.now().since(made_at),
+    };
+    if age > ROUND_MAX {
         let message = format!("a shard has not answered for {} s", age.as_secs());
         return error(StatusCode::SERVICE_UNAVAILABLE, "stuck", &message);
     }

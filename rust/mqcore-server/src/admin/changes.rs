@@ -57,7 +57,7 @@ const BODY_MAX: usize = 1 << 20;
 const DRAIN_SECONDS: f64 = 30.0;
 
 /// The body of a request. An empty one stands for an object without members.
-pub(crate) struct Body<T>(T);
+pub(crate) struct Body<T>(pub(crate) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     type Rejection = Response;
@@ -225,11 +225,7 @@ async fn move_to(
     let ids = ids.into_iter().map(|id| id.into_bytes().into_boxed_slice()).collect();
     let wanted = MoveMessages { queue: queue.clone(), to, ids, max };
     let Reply::Moved(report) = carry_out(admin, Request::MoveMessages(Box::new(wanted))).await? else {
-        return Err(error(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "busy",
-            "the move has no result; look at the queue",
-        ));
+        return Err(no_result("the move has no result; look at the queue"));
     };
     let MoveReport { moved, without_origin, left, rejection } = *report;
     let rejection = rejection.map(|rejection| rejection.reason.into_owned());
@@ -349,24 +345,51 @@ fn parse_queue(text: &str) -> Result<QueueAddress, Response> {
     QueueAddress::parse(text).map_err(|refused| bad_request(&format!("queue {text:?}: {refused}")))
 }
 
+/// The error of a request whose answer has another form.
+pub(super) fn no_result(message: &str) -> Response {
+    error(StatusCode::SERVICE_UNAVAILABLE, "busy", message)
+}
+
 /// Carries out a request of an administrator, and returns when it is durable.
-async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, Response> {
-    let hub = &admin.hub;
-    let shard = match request.destination(hub.placement) {
+pub(super) async fn carry_out(admin: &Admin, request: Request) -> Result<Reply, Response> {
+    let shard = match request.destination(admin.hub.placement) {
         Destination::Shard(shard) => shard,
-        // Requests of this page go to one shard; 0 is the home shard.
+        // Requests for all shards have a function of their own; 0 is the home shard.
         Destination::Home | Destination::Every => 0,
     };
+    begin(admin, shard, request).await
+}
+
+/// Carries out a request on every shard, and returns the answers when they are durable. An error of one shard does not undo
+/// what others did.
+pub(super) async fn carry_out_everywhere(admin: &Admin, request: &Request) -> Result<Vec<Reply>, Response> {
+    let shards = 0..admin.hub.shards.len();
+    let begun: Vec<_> = shards.map(|shard| begin(admin, shard, request.clone())).collect();
+    let mut replies = Vec::with_capacity(begun.len());
+    for reply in begun {
+        replies.push(reply.await?);
+    }
+    Ok(replies)
+}
+
+/// Sends a request to a shard at once, and waits for its answer when the result is awaited.
+fn begin(
+    admin: &Admin,
+    shard: usize,
+    request: Request,
+) -> impl Future<Output = Result<Reply, Response>> + use<> {
     let (reply, answer) = oneshot::channel();
-    hub.shards[shard].send_urgent(Urgent::Request(Box::new(request), reply));
-    hub.moved();
-    match tokio::time::timeout(CHANGE_TIMEOUT, answer).await {
-        Ok(Ok(Ok(reply))) => Ok(reply),
-        Ok(Ok(Err(rejection))) => Err(describe_rejection(&rejection)),
-        Ok(Err(_)) => Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
-        Err(_) => {
-            let message = "the change is not durable after 30 s; look whether it was made";
-            Err(error(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
+    admin.hub.shards[shard].send_urgent(Urgent::Request(Box::new(request), reply));
+    admin.hub.moved();
+    async move {
+        match tokio::time::timeout(CHANGE_TIMEOUT, answer).await {
+            Ok(Ok(Ok(reply))) => Ok(reply),
+            Ok(Ok(Err(rejection))) => Err(describe_rejection(&rejection)),
+            Ok(Err(_)) => Err(error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping")),
+            Err(_) => {
+                let message = "the change is not durable after 30 s; look whether it was made";
+                Err(error(StatusCode::SERVICE_UNAVAILABLE, "busy", message))
+            }
         }
     }
 }

@@ -4,8 +4,10 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::admin::answers::{ErrorAnswer, StackAnswer, StackFrameAnswer, ThreadStackAnswer};
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, error};
 use crate::handler::{StackRequest, ThreadStack};
 
@@ -16,6 +18,35 @@ const IDLE: &str = "idle";
 const RUNNING: &str = "running";
 /// Another thread holds the interpreter, so nothing can be seen.
 const GIL_HELD: &str = "gil-held";
+
+/// The stacks of a handler.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StackAnswer {
+    handler: String,
+    /// `idle`: its threads run no Python code. `running`: they do. `gil-held`: for a second another thread has held the
+    /// interpreter, so nothing can be seen.
+    state: &'static str,
+    threads: Vec<ThreadStackAnswer>,
+}
+
+/// The stack of one thread.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ThreadStackAnswer {
+    /// `handler`, or `event loop` for the thread that awaits coroutines of handlers.
+    thread: String,
+    /// The innermost is the last. Empty: no Python code.
+    frames: Vec<StackFrameAnswer>,
+}
+
+/// One frame of a stack.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StackFrameAnswer {
+    file: String,
+    line: u32,
+    function: String,
+    /// The source line, if it can be read.
+    code: String,
+}
 
 #[utoipa::path(
     get,

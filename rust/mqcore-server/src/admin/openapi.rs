@@ -6,12 +6,12 @@ use utoipa::openapi::content::ContentBuilder;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::response::ResponseBuilder;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{PathItem, Ref, RefOr};
+use utoipa::openapi::{PathItem, Ref, RefOr, Schema};
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::{
-    access, attention, backup, changes, connections, handlers, history, overview, queue, queues, schedules,
-    stream, trace, users,
+    access, attention, audit, backup, changes, connections, handlers, history, jobs, limits, overview,
+    policies, queue, queues, routers, schedules, stream, trace, users,
 };
 
 #[derive(OpenApi)]
@@ -28,6 +28,7 @@ use crate::admin::{
         access::answer,
         attention::answer,
         attention::health,
+        audit::answer,
         backup::download,
         changes::disconnect,
         changes::discard,
@@ -39,11 +40,19 @@ use crate::admin::{
         connections::answer,
         handlers::stack,
         history::answer,
+        jobs::answer,
+        limits::list,
+        limits::remove,
+        limits::set,
         overview::errors_page,
         overview::overview,
+        policies::list,
+        policies::remove,
+        policies::set,
         queue::answer,
         queue::messages,
         queues::answer,
+        routers::test,
         schedules::end,
         schedules::list,
         stream::stream,
@@ -64,8 +73,36 @@ const COMMON: [(&str, &str); 5] = [
     ("503", "Busy or stopping"),
 ];
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten()
+/// Members of answers that are missing if they have no value. All others are always present, if need be as null.
+const OMITTED: [(&str, &str); 6] = [
+    ("ContentAnswer", "body"),
+    ("ContentAnswer", "body_base64"),
+    ("ReadyAnswer", "archive"),
+    ("ReadyAnswer", "queues_without_handler"),
+    ("TickAnswer", "queue"),
+    ("TickAnswer", "queues"),
+];
+
+/// Documents that an answer has all of its members. The derived schema takes each `Option` for one that may be missing.
+fn require_members(name: &str, schema: &mut RefOr<Schema>) {
+    let RefOr::T(Schema::Object(object)) = schema else { return };
+    for member in object.properties.keys() {
+        if !OMITTED.contains(&(name, member)) && !object.required.contains(member) {
+            object.required.push(member.clone());
+        }
+    }
+}
+
+/// The operations of a path, each with its method.
+fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut Operation)> {
+    let found = [("get", &mut item.get), ("post", &mut item.post), ("delete", &mut item.delete)];
+    found.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}
+
+/// A name of an operation that no other one has, such as `get_queues_channel_id`, for generated clients.
+fn operation_id(method: &str, path: &str) -> String {
+    let words = path.split(|character: char| !character.is_alphanumeric()).filter(|word| !word.is_empty());
+    std::iter::once(method).chain(words).collect::<Vec<_>>().join("_")
 }
 
 /// The document. Credentials are optional until there are users, except for changes.
@@ -75,9 +112,16 @@ pub(crate) fn document() -> utoipa::openapi::OpenApi {
     for (name, scheme) in [("token", HttpAuthScheme::Bearer), ("password", HttpAuthScheme::Basic)] {
         components.add_security_scheme(name, SecurityScheme::Http(Http::new(scheme)));
     }
+    for (name, schema) in &mut components.schemas {
+        // Callers may leave out members of what they send.
+        if !name.ends_with("Body") {
+            require_members(name, schema);
+        }
+    }
     let error = RefOr::from(Ref::from_schema_name("ErrorAnswer"));
-    for item in document.paths.paths.values_mut() {
-        for operation in operations(item) {
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in operations(item) {
+            operation.operation_id = Some(operation_id(method, path));
             for (status, description) in COMMON {
                 let content = ContentBuilder::new().schema(Some(error.clone())).build();
                 let response = ResponseBuilder::new()

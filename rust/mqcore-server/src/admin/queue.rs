@@ -19,6 +19,7 @@ use crate::admin::parameters::QueueParameters;
 use crate::admin::request::{
     Admin, Caller, SHARD_TIMEOUT, bad_request, busy, error, may_read_everything, number,
 };
+use crate::config::mask::{HIDDEN, MaskConfig, Shown};
 use crate::stats::snapshot;
 
 /// Messages of one response: default and maximum.
@@ -148,7 +149,7 @@ async fn peek(admin: &Admin, queue: QueueAddress, uri: &Uri) -> Result<MessagesA
         .iter()
         .skip(offset)
         .map(|waiting| {
-            let shown = describe_message(waiting, body_bytes.min(room));
+            let shown = describe_message(waiting, &queue, body_bytes.min(room), &admin.mask);
             room = room.saturating_sub(body_bytes);
             shown
         })
@@ -156,18 +157,35 @@ async fn peek(admin: &Admin, queue: QueueAddress, uri: &Uri) -> Result<MessagesA
     Ok(MessagesAnswer { queue: queue.to_string(), offset, limit, messages })
 }
 
-fn describe_message(waiting: &WaitingMessage, body_bytes: usize) -> MessageAnswer {
+fn describe_message(
+    waiting: &WaitingMessage,
+    queue: &QueueAddress,
+    body_bytes: usize,
+    mask: &MaskConfig,
+) -> MessageAnswer {
     let WaitingMessage { message, attempts, requeues, saved, .. } = waiting;
-    let content = message.as_ref().map(|message| describe_content(message, body_bytes));
+    let content = message.as_ref().map(|message| describe_content(message, queue, body_bytes, mask));
     MessageAnswer { attempts: *attempts, put_backs: *requeues, saved: *saved, content }
 }
 
-fn describe_content(message: &Message, body_bytes: usize) -> ContentAnswer {
-    let shown = &message.body()[..message.body().len().min(body_bytes)];
+fn describe_content(
+    message: &Message,
+    queue: &QueueAddress,
+    body_bytes: usize,
+    mask: &MaskConfig,
+) -> ContentAnswer {
+    // A caller that wants no bodies does not wait until they are parsed.
+    let masked = if body_bytes == 0 { Shown::AsItIs } else { mask.body(queue, message.body()) };
+    let body = match &masked {
+        Shown::AsItIs => message.body(),
+        Shown::Masked(text) => text.as_bytes(),
+        Shown::Nothing => HIDDEN.as_bytes(),
+    };
+    let shown = &body[..body.len().min(body_bytes)];
     // A cut in the middle of a character is still text.
     let text = match std::str::from_utf8(shown) {
         Ok(text) => Some(text.to_owned()),
-        Err(cut) if cut.error_len().is_none() && shown.len() < message.body().len() => {
+        Err(cut) if cut.error_len().is_none() && shown.len() < body.len() => {
             Some(String::from_utf8_lossy(&shown[..cut.valid_up_to()]).into_owned())
         }
         Err(_) => None,
@@ -177,7 +195,8 @@ fn describe_content(message: &Message, body_bytes: usize) -> ContentAnswer {
         producer: String::from_utf8_lossy(message.source()).into_owned(),
         received_ms: message.received().0,
         priority: message.properties().level(),
-        headers: headers(message),
+        headers: headers(message, mask),
+        masked: masked != Shown::AsItIs,
         body_bytes: message.body().len(),
         body_base64: text.is_none().then(|| STANDARD.encode(shown)),
         body: text,
@@ -185,8 +204,8 @@ fn describe_content(message: &Message, body_bytes: usize) -> ContentAnswer {
 }
 
 /// Headers as pairs, because a name may occur twice.
-fn headers(message: &Message) -> Vec<(String, String)> {
+fn headers(message: &Message, mask: &MaskConfig) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(message.headers());
     let pairs = text.split("\r\n").filter_map(|line| line.split_once(':'));
-    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    pairs.map(|(name, value)| (name.to_owned(), mask.header(name, value).to_owned())).collect()
 }

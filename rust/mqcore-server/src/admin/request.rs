@@ -18,6 +18,7 @@ use crate::admin::answers::ErrorAnswer;
 use crate::admin::dashboard::DashboardFiles;
 use crate::config::Config;
 use crate::config::address::Listening;
+use crate::config::mask::MaskConfig;
 use crate::handler::HandlerPort;
 use crate::hub::Hub;
 use crate::stats::snapshot;
@@ -42,6 +43,7 @@ pub(crate) struct Admin {
     pub(crate) listeners: Arc<[Listening]>,
     pub(crate) started: Instant,
     pub(crate) dashboard: Arc<DashboardFiles>,
+    pub(crate) mask: Arc<MaskConfig>,
     /// Places of streams.
     pub(crate) streams: Arc<Semaphore>,
 }
@@ -62,6 +64,7 @@ impl Admin {
             listeners: listeners.into(),
             started: Instant::now(),
             dashboard: Arc::new(DashboardFiles::read(config.dashboard_dir.as_deref())),
+            mask: Arc::new(config.mask.clone()),
             streams: Arc::new(Semaphore::new(STREAMS_MAX)),
         }
     }

@@ -6,14 +6,57 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use mqcore_broker::model::id::QueueAddress;
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::admin::answers::{ErrorAnswer, ScheduleAnswer, ScheduleEnded, SchedulesAnswer};
+use crate::admin::answers::ErrorAnswer;
 use crate::admin::parameters::LimitParameter;
 use crate::admin::request::{Admin, PathText, SHARD_TIMEOUT, busy, error, list_limit};
+use crate::config::mask::{HIDDEN, MaskConfig, Shown};
 use crate::schedules::{EndScheduleError, EntryId, ScheduleView};
 
 /// Time for the removal of a schedule to become durable.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Schedules.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct SchedulesAnswer {
+    /// Number of all schedules.
+    total: u64,
+    schedules: Vec<ScheduleAnswer>,
+    limit: usize,
+}
+
+/// A schedule and its progress.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ScheduleAnswer {
+    /// A hash of its call.
+    id: String,
+    queue: String,
+    headers: String,
+    /// The JSON of the job; a long one is cut.
+    job: String,
+    /// Milliseconds between two runs; null if it has a cron expression.
+    interval_ms: Option<u64>,
+    cron: Option<String>,
+    timezone: Option<String>,
+    /// Missed runs that are made later: `none`, `latest` or `all`.
+    catch_up: &'static str,
+    /// The next run in Unix milliseconds.
+    due_ms: u64,
+    /// Runs so far.
+    runs: u64,
+    /// Remaining runs; null: unlimited.
+    left: Option<u64>,
+}
+
+/// A schedule that was ended.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ScheduleEnded {
+    /// Its id.
+    ended: String,
+}
 
 #[utoipa::path(
     get,
@@ -32,7 +75,7 @@ pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
     };
     match tokio::time::timeout(SHARD_TIMEOUT, admin.hub.schedules.list(limit)).await {
         Ok(Some(list)) => {
-            let schedules = list.schedules.iter().map(describe).collect();
+            let schedules = list.schedules.iter().map(|schedule| describe(schedule, &admin.mask)).collect();
             Json(SchedulesAnswer { total: list.total, schedules, limit }).into_response()
         }
         Ok(None) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the server is stopping"),
@@ -40,13 +83,19 @@ pub(crate) async fn list(State(admin): State<Admin>, uri: Uri) -> Response {
     }
 }
 
-fn describe(schedule: &ScheduleView) -> ScheduleAnswer {
+fn describe(schedule: &ScheduleView, mask: &MaskConfig) -> ScheduleAnswer {
+    let masked = QueueAddress::parse(&schedule.queue).map(|queue| mask.body(&queue, schedule.job.as_bytes()));
+    let job = match masked {
+        Ok(Shown::AsItIs) => schedule.job.clone(),
+        Ok(Shown::Masked(text)) => text,
+        Ok(Shown::Nothing) | Err(_) => HIDDEN.into(),
+    };
     let (cron, timezone) = schedule.cron.clone().unzip();
     ScheduleAnswer {
         id: schedule.id.to_string(),
         queue: schedule.queue.clone(),
         headers: schedule.headers.clone(),
-        job: schedule.job.clone(),
+        job,
         interval_ms: schedule.interval_ms,
         cron,
         timezone,

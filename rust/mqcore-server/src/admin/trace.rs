@@ -1,6 +1,6 @@
 //! `GET /trace/ID`: where a message is, and what happened to it, as far as history is stored.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -13,7 +13,9 @@ use axum::{Extension, Json};
 use mqcore_broker::model::client::Client;
 use mqcore_broker::model::id::MessageNumber;
 use mqcore_broker::model::location::{Location, LocationState, MessageQuery};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::ToSchema;
 
 use crate::admin::answers::ErrorAnswer;
 use crate::admin::history::{refuse, settle};
@@ -32,13 +34,78 @@ const PIECE_BYTES: u64 = 256 << 20;
 /// A message in the history: its shard and its number there.
 type Key = (u32, u64);
 
+/// All messages with an id.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TraceAnswer {
+    id: String,
+    /// Whether the broker has a history.
+    history: bool,
+    /// Their events, in order.
+    steps: Vec<StepAnswer>,
+    /// Whether there are more steps.
+    truncated: bool,
+    /// Their present locations.
+    now: Vec<LocationAnswer>,
+    /// Whether queues have more messages in memory than were looked at.
+    not_all_looked_at: bool,
+}
+
+/// An event of a message. A message that moves to another queue gets another number there.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StepAnswer {
+    shard: u32,
+    number: u64,
+    /// Time in Unix milliseconds.
+    at_ms: i64,
+    /// `produced`, `saved`, `delivered`, `acked`, ...
+    kind: String,
+    queue: Option<String>,
+    attempt: Option<i32>,
+    reason: Option<String>,
+    /// The queue to which a dead letter goes.
+    target: Option<String>,
+    /// Whether the message left its queue with this event.
+    last: bool,
+    producer: Option<TracedClientAnswer>,
+    consumer: Option<TracedClientAnswer>,
+}
+
+/// The present location of a message.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct LocationAnswer {
+    shard: usize,
+    number: u64,
+    queue: String,
+    /// `undecided`, `waiting`, `delayed` or `delivered`.
+    state: &'static str,
+    /// When a delayed message is delivered, in Unix milliseconds.
+    until_ms: Option<u64>,
+    /// Consumers that have it.
+    consumers: Vec<TracedClientAnswer>,
+    /// Deliveries so far.
+    attempts: u16,
+    /// How often it was requeued.
+    put_backs: u16,
+    saved: bool,
+    producer: Option<TracedClientAnswer>,
+}
+
+/// A client that produced or received a message.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TracedClientAnswer {
+    id: String,
+    name: Option<String>,
+    r#type: Option<String>,
+    protocol: String,
+}
+
 #[utoipa::path(
     get,
     path = "/trace/{id}",
     tag = "queues",
     params(("id" = String, Path, description = "The id of the message")),
     responses(
-        (status = 200, description = "Locations of the message, and its lifecycle events", content_type = "application/json", body = serde_json::Value),
+        (status = 200, description = "Locations of the message, and its lifecycle events", body = TraceAnswer),
         (status = 400, description = "A wrong parameter or body", body = ErrorAnswer),
         (status = 404, description = "It does not exist", body = ErrorAnswer),
     )
@@ -79,7 +146,7 @@ pub(crate) async fn answer(
         return error(StatusCode::SERVICE_UNAVAILABLE, "stopping", "a shard has stopped");
     };
     let more = locations.iter().any(|(_, located)| located.more);
-    let now: Vec<Value> = locations
+    let now: Vec<LocationAnswer> = locations
         .into_iter()
         .flat_map(|(shard, located)| located.found.into_iter().map(move |found| describe(shard, &found)))
         .take(MESSAGES_MAX)
@@ -91,42 +158,38 @@ pub(crate) async fn answer(
         return error(StatusCode::NOT_FOUND, "not-found", &message);
     }
     let truncated = steps.len() >= STEPS_MAX;
-    let steps: Vec<Value> = steps.into_iter().map(|step| step.json).collect();
-    Json(json!({
-        "id": id,
-        "history": kept,
-        "steps": steps,
-        "truncated": truncated,
-        "now": now,
-        "not_all_looked_at": more,
-    }))
-    .into_response()
+    let steps = steps.into_iter().map(|step| step.answer).collect();
+    Json(TraceAnswer { id, history: kept, steps, truncated, now, not_all_looked_at: more }).into_response()
 }
 
-fn who(client: &Client) -> Value {
-    json!({"id": client.id, "name": client.name, "type": client.kind, "protocol": client.protocol})
+fn who(client: &Client) -> TracedClientAnswer {
+    TracedClientAnswer {
+        id: client.id.to_string(),
+        name: client.name.as_deref().map(Into::into),
+        r#type: client.kind.as_deref().map(Into::into),
+        protocol: client.protocol.into(),
+    }
 }
 
-fn describe(shard: usize, location: &Location) -> Value {
+fn describe(shard: usize, location: &Location) -> LocationAnswer {
     let (state, until, consumers) = match &location.state {
         LocationState::Undecided => ("undecided", None, None),
         LocationState::Waiting => ("waiting", None, None),
         LocationState::Delayed(until) => ("delayed", Some(until.0), None),
         LocationState::Delivered(consumers) => ("delivered", None, Some(consumers)),
     };
-    let consumers: Vec<Value> = consumers.into_iter().flatten().map(|client| who(client)).collect();
-    json!({
-        "shard": shard,
-        "number": location.number.0,
-        "queue": location.queue.to_string(),
-        "state": state,
-        "until_ms": until,
-        "consumers": consumers,
-        "attempts": location.attempts,
-        "put_backs": location.requeues,
-        "saved": location.saved,
-        "producer": location.producer.as_deref().map(who),
-    })
+    LocationAnswer {
+        shard,
+        number: location.number.0,
+        queue: location.queue.to_string(),
+        state,
+        until_ms: until,
+        consumers: consumers.into_iter().flatten().map(|client| who(client)).collect(),
+        attempts: location.attempts,
+        put_backs: location.requeues,
+        saved: location.saved,
+        producer: location.producer.as_deref().map(who),
+    }
 }
 
 // ---- History -------------------------------------------------------------------------------------------------------
@@ -135,7 +198,7 @@ fn describe(shard: usize, location: &Location) -> Value {
 struct HistoryStep {
     key: Key,
     at_us: i64,
-    json: Value,
+    answer: StepAnswer,
 }
 
 /// Whether there is a history, and the steps of all messages with an ID, in order. Reads the history twice, because
@@ -168,7 +231,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<HistoryStep>), Hist
         for row in 0..rows.num_rows() {
             let key = (shards.value(row) as u32, numbers.value(row) as u64);
             if rows.column(1).is_valid(row) && keys.contains(&key) && steps.len() < STEPS_MAX {
-                steps.push(HistoryStep { key, at_us: times.value(row), json: row_json(rows, row) });
+                steps.push(HistoryStep { key, at_us: times.value(row), answer: describe_step(rows, row) });
             }
         }
     })?;
@@ -176,7 +239,7 @@ fn read(history: &HistoryDir, id: &str) -> Result<(bool, Vec<HistoryStep>), Hist
     Ok((kept, steps))
 }
 
-/// The first three are read by index; for the others see [`row_json`].
+/// The first three are read by index; for the others see [`describe_step`].
 const COLUMNS: [&str; 17] = [
     "shard",
     "number",
@@ -216,40 +279,31 @@ fn each_batch(
     Ok(())
 }
 
-/// One row as JSON.
-fn row_json(rows: &RecordBatch, row: usize) -> Value {
+fn describe_step(rows: &RecordBatch, row: usize) -> StepAnswer {
     let text = |column: usize| {
         let column = rows.column(column);
-        column.is_valid(row).then(|| Value::from(column.as_string::<i32>().value(row)))
+        column.is_valid(row).then(|| column.as_string::<i32>().value(row).to_owned())
     };
     let who = |first: usize| {
-        let id = text(first)?;
-        Some(json!({
-            "id": id,
-            "name": text(first + 1),
-            "type": text(first + 2),
-            "protocol": text(first + 3),
-        }))
+        Some(TracedClientAnswer {
+            id: text(first)?,
+            name: text(first + 1),
+            r#type: text(first + 2),
+            protocol: text(first + 3).unwrap_or_default(),
+        })
     };
-    let mut json: BTreeMap<&str, Option<Value>> = BTreeMap::new();
-    json.insert("shard", Some(rows.column(0).as_primitive::<Int32Type>().value(row).into()));
-    json.insert("number", Some(rows.column(1).as_primitive::<Int64Type>().value(row).into()));
-    json.insert(
-        "at_ms",
-        Some((rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000).into()),
-    );
     let attempt = rows.column(3);
-    json.insert(
-        "attempt",
-        attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row).into()),
-    );
-    json.insert("last", Some(rows.column(4).as_boolean().value(row).into()));
-    for (at, name) in ["kind", "queue", "reason", "target"].into_iter().enumerate() {
-        json.insert(name, text(5 + at));
+    StepAnswer {
+        shard: rows.column(0).as_primitive::<Int32Type>().value(row) as u32,
+        number: rows.column(1).as_primitive::<Int64Type>().value(row) as u64,
+        at_ms: rows.column(2).as_primitive::<TimestampMicrosecondType>().value(row) / 1000,
+        attempt: attempt.is_valid(row).then(|| attempt.as_primitive::<Int32Type>().value(row)),
+        last: rows.column(4).as_boolean().value(row),
+        kind: text(5).unwrap_or_default(),
+        queue: text(6),
+        reason: text(7),
+        target: text(8),
+        producer: who(9),
+        consumer: who(13),
     }
-    json.insert("producer", who(9));
-    json.insert("consumer", who(13));
-    let json: Map<String, Value> =
-        json.into_iter().map(|(name, value)| (name.to_owned(), value.unwrap_or(Value::Null))).collect();
-    Value::Object(json)
 }

@@ -4,9 +4,68 @@ use axum::Json;
 use axum::extract::State;
 use mqcore_authority::record::Restrictions;
 use mqcore_authority::rule::PermissionRule;
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::admin::answers::{RestrictionsAnswer, TokenAnswer, UserAnswer, UsersAnswer};
 use crate::admin::request::Admin;
+
+/// Users and tokens.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UsersAnswer {
+    /// Whether everyone may do everything, because there are neither users nor tokens nor an authenticator.
+    open: bool,
+    users: Vec<UserAnswer>,
+    tokens: Vec<TokenAnswer>,
+    /// Permissions of peers without credentials.
+    anonymous: Vec<String>,
+    /// Successful logins since the start.
+    logins: u64,
+    /// Refused logins since the start.
+    logins_refused: u64,
+    /// Denied actions since the start.
+    actions_denied: u64,
+}
+
+/// A user.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct UserAnswer {
+    name: String,
+    has_password: bool,
+    /// Name in a client certificate that replaces the password.
+    certificate: Option<String>,
+    /// Permissions, such as `push,pull:orders/*`.
+    allow: Vec<String>,
+    restrict: RestrictionsAnswer,
+    /// Whether it is in the configuration, and not in the store.
+    configured: bool,
+    /// Open connections.
+    connections: u64,
+}
+
+/// A token, without its secret.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct TokenAnswer {
+    id: String,
+    name: String,
+    /// Permissions, such as `push,pull:orders/*`.
+    allow: Vec<String>,
+    restrict: RestrictionsAnswer,
+    /// Time of expiry in Unix milliseconds; `null`: never.
+    expires_ms: Option<u64>,
+    /// Whether it is in the configuration, and not in the store.
+    configured: bool,
+    /// Open connections.
+    connections: u64,
+}
+
+/// Conditions on the use of credentials. An empty list restricts nothing.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct RestrictionsAnswer {
+    client_ids: Vec<String>,
+    client_names: Vec<String>,
+    client_types: Vec<String>,
+    addresses: Vec<String>,
+}
 
 #[utoipa::path(
     get,

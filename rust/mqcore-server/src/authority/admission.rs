@@ -175,15 +175,18 @@ pub(crate) enum Denial {
 }
 
 /// Pages that the permission to inspect is enough for, besides those of single queues.
-const INSPECTIONS: [&str; 12] = [
+const INSPECTIONS: [&str; 15] = [
     "/access",
     "/attention",
     "/connections",
     "/errors",
     "/healthz",
+    "/jobs",
+    "/limits",
     "/metrics",
     "/openapi.json",
     "/overview",
+    "/policies",
     "/queues",
     "/schedules",
     "/stream",

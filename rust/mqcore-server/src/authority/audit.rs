@@ -3,12 +3,13 @@
 //! A check never waits for a disk. If the thread does not keep up, lines are dropped, and the next line that is
 //! written counts them.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use mqcore_authority::audit::{AuditEvent, AuditOutcome, AuditRecord};
 use mqcore_journal::storage::private::create_private_directory;
@@ -17,6 +18,9 @@ use mqcore_journal::storage::private::create_private_directory;
 const LINES_MAX: usize = 8192;
 /// Size in bytes at which the file is renamed to `FILE.1` and a new one is started.
 pub const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// Latest lines that the admin side shows. They are in memory, so it shows none from before the start.
+pub(crate) const RECENT_MAX: usize = 1_000;
 
 /// Destination of audit lines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -37,6 +41,8 @@ pub(crate) struct Audit {
     lost: Arc<AtomicU64>,
     /// Lines dropped since the start, for the metrics.
     lost_ever: AtomicU64,
+    /// The latest lines, the oldest first, wherever lines go.
+    recent: Mutex<VecDeque<AuditRecord>>,
 }
 
 impl Audit {
@@ -48,27 +54,44 @@ impl Audit {
         {
             open_to_append(path)?;
         }
-        let lost = Arc::new(AtomicU64::new(0));
         let output: Box<dyn Output> = match target {
-            AuditTarget::Off => return Ok(Self { lines: None, lost, lost_ever: AtomicU64::new(0) }),
+            AuditTarget::Off => return Ok(Self::to(None, Arc::default())),
             AuditTarget::Stderr => Box::new(io::stderr()),
             AuditTarget::File(path) => Box::new(AuditFile { path: path.clone(), open: None }),
         };
         let (lines, inbox) = sync_channel(LINES_MAX);
+        let lost = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&lost);
         std::thread::Builder::new()
             .name("mqcore-audit".into())
             .spawn(move || write_lines(&inbox, output, &counter))?;
-        Ok(Self { lines: Some(lines), lost, lost_ever: AtomicU64::new(0) })
+        Ok(Self::to(Some(lines), lost))
     }
 
-    /// Queues a line. Never waits.
+    fn to(lines: Option<SyncSender<AuditRecord>>, lost: Arc<AtomicU64>) -> Self {
+        Self { lines, lost, lost_ever: AtomicU64::new(0), recent: Mutex::default() }
+    }
+
+    /// Queues a line. Never waits for the disk.
     pub(crate) fn write(&self, line: AuditRecord) {
+        {
+            let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+            if recent.len() == RECENT_MAX {
+                recent.pop_front();
+            }
+            recent.push_back(line.clone());
+        }
         let Some(lines) = &self.lines else { return };
         if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) = lines.try_send(line) {
             self.lost.fetch_add(1, Ordering::Relaxed);
             self.lost_ever.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// The latest lines, the newest first.
+    pub(crate) fn recent(&self, limit: usize) -> Vec<AuditRecord> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.iter().rev().take(limit).cloned().collect()
     }
 
     /// Lines dropped since the start.
@@ -182,11 +205,12 @@ mod tests {
     fn what_did_not_fit_is_counted_by_the_next_line() {
         let (sender, inbox) = sync_channel(2);
         let lost = Arc::new(AtomicU64::new(0));
-        let audit = Audit { lines: Some(sender), lost: Arc::clone(&lost), lost_ever: AtomicU64::new(0) };
+        let audit = Audit::to(Some(sender), Arc::clone(&lost));
         for time in 0..5 {
             audit.write(line(time));
         }
         assert_eq!(audit.lost(), 3);
+        assert_eq!(audit.recent(2), [line(4), line(3)]);
         drop(audit);
         let written = Arc::new(std::sync::Mutex::new(Vec::new()));
         struct Kept(Arc<std::sync::Mutex<Vec<u8>>>);

@@ -150,6 +150,9 @@ fn of_request<'a>(request: &'a Request, visit: &mut impl FnMut(Action, Resource<
         | Request::ListClients { .. }
         | Request::ListNodes { .. }
         | Request::MayAdminister
+        | Request::SetPolicy(_)
+        | Request::RemovePolicy { .. }
+        | Request::ListPolicies
         | Request::Disconnect { .. }
         | Request::ObjectCounts => {
             visit(Action::Administer, Resource::Server);

@@ -57,7 +57,7 @@ pub(crate) struct Authority {
     pub(super) present: Mutex<HashMap<ConnectionId, Arc<Identity>, foldhash::fast::RandomState>>,
     /// Connections accepted without credentials because there was no user yet. They are closed when one is created.
     unauthenticated: Mutex<HashSet<ConnectionId, foldhash::fast::RandomState>>,
-    pub(super) audit: Audit,
+    pub(crate) audit: Audit,
     pub(super) detail: AuditDetail,
     pub(crate) counters: AuthorityCounters,
 }

@@ -1,5 +1,6 @@
 //! Why a configuration is rejected.
 
+use mqcore_authority::pattern::PatternError;
 use mqcore_session::any::Protocol;
 
 /// The schemes of all protocols: `a, b and c`.
@@ -38,6 +39,16 @@ pub enum ConfigError {
         url: String,
         /// The reason.
         why: &'static str,
+    },
+    /// A rule of what the admin side hides is not a pattern.
+    #[error("{setting}: {pattern:?} is not a pattern: {why}")]
+    BadPattern {
+        /// `mask_fields` or `mask_bodies`.
+        setting: &'static str,
+        /// The configured text.
+        pattern: String,
+        /// The reason.
+        why: PatternError,
     },
     /// An encrypted listener without a certificate.
     #[error(

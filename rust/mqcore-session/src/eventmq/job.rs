@@ -261,6 +261,18 @@ impl<'a> DeliveredJob<'a> {
     }
 }
 
+/// Maximum characters of the reason of a failure.
+const REASON_CHARS_MAX: usize = 500;
+
+/// Why a job failed, from its result: the text of its exception, which all workers send as the value.
+pub(super) fn failure_reason(body: &[u8]) -> String {
+    let result = serde_json::from_slice(body).unwrap_or(Value::Null);
+    match result.get("value").and_then(Value::as_str) {
+        Some(text) if !text.is_empty() => text.chars().take(REASON_CHARS_MAX).collect(),
+        _ => "failed".to_owned(),
+    }
+}
+
 /// The outcome in a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobOutcome {

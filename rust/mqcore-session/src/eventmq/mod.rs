@@ -37,6 +37,7 @@ pub use self::conversation::{
 };
 use self::listener::{EventmqTerms, Role};
 use self::shared::EventmqShared;
+use crate::job_figures::JobFigures;
 use crate::listener::{BadOption, Companion, ListenerOptions};
 use crate::protocol::{
     EncodeDelivery, EncodePublication, Encoding, MetricFamily, Moment, ProtocolFactory, ServerParts,
@@ -103,6 +104,10 @@ impl ProtocolFactory for EventmqProtocol {
 
     fn alone(config: SessionConfig, now: Timestamp) -> Box<EventmqSession> {
         Box::new(EventmqSession::alone(config, now))
+    }
+
+    fn add_jobs(shared: &Arc<EventmqShared>, jobs: &mut JobFigures) {
+        shared.add_jobs(jobs);
     }
 
     fn metrics(shared: &Arc<EventmqShared>, _now: Nanos) -> Vec<MetricFamily> {

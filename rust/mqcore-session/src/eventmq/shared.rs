@@ -16,6 +16,7 @@ use mqcore_wire::eventmq::queues::{WeightedQueue, encode_text};
 
 use super::conversation::TOPICS_MAX;
 use super::schedules::Schedules;
+use crate::job_figures::{JobFigures, JobQueueFigures, WorkerFigures};
 
 /// Maximum queues with statistics of their own; the others are counted together and not listed.
 const QUEUES_MAX: usize = 65_536;
@@ -301,6 +302,30 @@ impl EventmqShared {
         let tally = Arc::<QueueTally>::default();
         state.queues.insert(queue.into(), Arc::clone(&tally));
         tally
+    }
+
+    /// Adds all queues with statistics, and all workers.
+    pub(super) fn add_jobs(&self, jobs: &mut JobFigures) {
+        let state = self.lock();
+        jobs.queues.extend(state.queues.iter().filter_map(|(name, tally)| {
+            let number = |atomic: &AtomicU64| atomic.load(Ordering::Relaxed);
+            Some(JobQueueFigures {
+                name: name.clone(),
+                queue: QueueAddress::parse(name).ok()?,
+                running: number(&tally.in_flight),
+                finished: number(&tally.processed),
+                latency_ms: number(&tally.latency),
+                latency_max_ms: number(&tally.latency_max),
+            })
+        }));
+        jobs.workers.extend(state.workers.values().map(|worker| WorkerFigures {
+            name: text_of(&worker.identity, worker.connection),
+            user: worker.user.clone(),
+            queues: worker.queues.iter().map(|queue| (queue.name.clone(), queue.weight)).collect(),
+            free: worker.slots.free(),
+            finished: worker.processed.load(Ordering::Relaxed),
+            heard: Timestamp(worker.heard.load(Ordering::Relaxed)),
+        }));
     }
 
     /// Names of queues with statistics.

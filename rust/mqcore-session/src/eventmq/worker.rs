@@ -361,11 +361,12 @@ impl Work {
         let tries_left = u32::from(running.put_backs) < running.wishes.retry_count;
         match outcome {
             JobOutcome::Failed(Some(after)) => {
-                self.retry(&id, serial, "failed", now.after(after), commands);
+                self.retry(&id, serial, &job::failure_reason(body), now.after(after), commands);
                 return true;
             }
             JobOutcome::Failed(None) if tries_left => {
-                self.retry(&id, serial, "failed", now.after(running.backoff()), commands);
+                let at = now.after(running.backoff());
+                self.retry(&id, serial, &job::failure_reason(body), at, commands);
                 return true;
             }
             JobOutcome::Failed(None) | JobOutcome::Done => {}
@@ -458,7 +459,8 @@ impl Work {
         self.registration.peer.finished();
         self.exchange.count(if failed { |counters| &counters.failed } else { |counters| &counters.finished });
         if running.kept {
-            self.settle(running.tag, id, failed.then_some(("failed", Retry::Never)), commands);
+            let why = failed.then(|| job::failure_reason(body));
+            self.settle(running.tag, id, why.as_deref().map(|why| (why, Retry::Never)), commands);
         }
     }
 

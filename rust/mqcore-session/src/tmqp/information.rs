@@ -71,7 +71,9 @@ pub(super) fn body(reply: &Reply) -> Vec<u8> {
         | Reply::JoinedQueues(_)
         | Reply::ObjectCounts(_)
         | Reply::Declared(_)
-        | Reply::Moved(_) => Vec::new(),
+        | Reply::Moved(_)
+        | Reply::Policy(_)
+        | Reply::Policies(_) => Vec::new(),
         // Answered in pages.
         Reply::Channels(_) | Reply::Queues(_) | Reply::Clients(_) | Reply::Nodes(_) | Reply::Routers(_) => {
             Vec::new()

@@ -66,6 +66,7 @@ impl Oracle {
                 is_timeless: false,
                 may_wait: false,
                 is_repeated: false,
+                was_moved: false,
                 was_cleared: false,
                 is_forwarded: false,
                 runs_once: false,
@@ -76,6 +77,10 @@ impl Oracle {
                 may_return: false,
                 deliveries: Vec::new(),
             };
+            // A move that has begun may take it with it.
+            let ways = message.queues.iter().flat_map(|first| self.way(*first));
+            let targets: Vec<usize> = ways.flat_map(|queue| self.queues[queue].moved_to.clone()).collect();
+            targets.into_iter().for_each(|to| message.may_be_in(to));
             message.may_return = self.has_faulty_disk && message.has_dead_letters(&self.queues);
             self.messages.push(message);
         }

@@ -3,11 +3,13 @@
 use mqcore_broker::model::command::{Clear, Request};
 use mqcore_broker::model::id::QueueAddress;
 use mqcore_broker::model::options::{QueueChanges, Status};
+use mqcore_broker::model::transfer::{MOVED_AT_ONCE_MAX, MoveMessages, MoveTarget};
+use mqcore_session::any::Protocol;
 use mqcore_testkit::Random;
 
 use std::time::Duration;
 
-use super::{Scenario, SimulatedQueue};
+use super::{ClientRole, Scenario, SimulatedClient, SimulatedQueue, Target};
 
 /// A change that an operator makes to a queue. A start of the broker and a calm restore what the configuration declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +22,8 @@ pub enum QueueChange {
     Limit(u64),
     /// Another delay before a redelivery, in milliseconds.
     RetryDelay(u64),
+    /// Its waiting messages move to the queue with this index.
+    Move(usize),
     /// Its waiting messages are removed.
     Clear,
     /// It is removed with its messages.
@@ -33,13 +37,14 @@ impl QueueChange {
     pub(super) fn choose(random: &mut Random, scenario: &Scenario) -> (usize, Self) {
         let index = random.index(scenario.queues.len());
         let queue = &scenario.queues[index];
-        let change = match random.below(10) {
+        let change = match random.below(12) {
             0 => Self::Pause,
             1 => Self::OneAtATime(random.one_in(2)),
             2 => Self::Limit(random.below(4)),
             3 => Self::RetryDelay(random.below(200)),
             4 => Self::Clear,
             5 => Self::Remove,
+            6 | 7 => Self::Move(random.index(scenario.queues.len())),
             _ => Self::Restore,
         };
         let is_allowed = match change {
@@ -47,6 +52,7 @@ impl QueueChange {
             Self::Clear => queue.status != Status::Cache && !scenario.has_schedule(index),
             Self::Pause => !matches!(queue.status, Status::Broadcast | Status::Cache),
             Self::Remove => scenario.may_remove(index),
+            Self::Move(to) => to != index && scenario.may_move(index) && scenario.may_move(to),
             // A full queue rejects dead letters, which are lost then.
             Self::Limit(_) => !scenario.has_dead_letters(index) && !scenario.has_schedule(index),
             Self::OneAtATime(_) => queue.status != Status::Broadcast,
@@ -55,9 +61,10 @@ impl QueueChange {
         (index, if is_allowed { change } else { Self::Restore })
     }
 
-    /// The request of the operator. `None`: the queue is declared again.
-    pub(crate) fn request(self, queue: &SimulatedQueue) -> Option<Request> {
-        let address = QueueAddress::parse(&queue.address).expect("a valid address");
+    /// The request of the operator for one of `queues`. `None`: the queue is declared again.
+    pub(crate) fn request(self, queue: usize, queues: &[SimulatedQueue]) -> Option<Request> {
+        let address_of = |index: usize| QueueAddress::parse(&queues[index].address).expect("a valid address");
+        let address = address_of(queue);
         let changes = match self {
             Self::Pause => QueueChanges { status: Some(Status::Paused), ..QueueChanges::default() },
             Self::OneAtATime(one) => {
@@ -67,6 +74,11 @@ impl QueueChange {
             Self::RetryDelay(delay) => {
                 let delay = Duration::from_millis(delay);
                 QueueChanges { retry_delay: Some(Some(delay)), ..QueueChanges::default() }
+            }
+            Self::Move(target) => {
+                let to = MoveTarget::Queue(address_of(target));
+                let wanted = MoveMessages { queue: address, to, ids: Vec::new(), max: MOVED_AT_ONCE_MAX };
+                return Some(Request::MoveMessages(Box::new(wanted)));
             }
             Self::Clear => {
                 let clear = Clear { high_priority: true, normal: true };
@@ -85,6 +97,20 @@ impl Scenario {
         let queue = &self.queues[index];
         let keeps = !matches!(queue.status, Status::Broadcast | Status::Cache);
         keeps && queue.handler.is_none() && !self.has_schedule(index)
+    }
+
+    /// Whether the oracle follows messages that move from or to this queue: the place of each one must be certain, and its jobs
+    /// must not be bound to workers.
+    fn may_move(&self, index: usize) -> bool {
+        let serves = |client: &SimulatedClient| match client.role {
+            ClientRole::Producer(target) => target == Target::Queue(index),
+            ClientRole::Consumer(queue, _) => queue == index,
+            _ => false,
+        };
+        let has_jobs =
+            self.clients.iter().any(|client| client.protocol == Protocol::Eventmq && serves(client));
+        let has_route = self.routes.iter().any(|route| route.queues.contains(&index));
+        self.may_remove(index) && !has_jobs && !has_route && !self.queues[index].deduplicates
     }
 
     /// Whether runs of a schedule go to this queue. The oracle expects all of them.
